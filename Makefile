@@ -1,0 +1,67 @@
+# `make run` and `make test` do everything on a fresh Debian machine; `make help` lists the rest.
+# pip's and npm's own settings (PIP_*, npm configuration) are respected and written down nowhere.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+PYTHON_DEV := $(VENV)/bin/python
+REPORT := build/report
+INSTALLED_BY := pyproject.toml scripts/venv.sh $(wildcard requirements/*.txt)
+CHECKED := src tests scripts examples $(wildcard bench)
+
+# Toolchains that only this checkout has come after the system's.
+export PATH := $(PATH):$(CURDIR)/.toolchains/bin
+
+.PHONY: help run test check soak bench setup-system toolchains venv lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
+
+run: $(VENV)/.run ## install, then run an example: a CSV in, a table and a chart out of the jail
+	@rm -rf $(REPORT)
+	$(VENV)/bin/cloche run examples/sales_report.py --file examples/sales.csv --out $(REPORT) --memory 512m
+	@test -s $(REPORT)/sales.png
+	@echo "The chart is $(REPORT)/sales.png"
+
+test: setup-system check ## everything but soak, as this user and, from root, once more as an ordinary one (at most 15 min)
+	$(PYTHON_DEV) -m pytest -m "not soak"
+	scripts/test_as_user.sh
+
+check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass before its tests
+	$(VENV)/bin/ruff check $(CHECKED)
+	$(VENV)/bin/ruff format --check $(CHECKED)
+	$(VENV)/bin/mypy
+	.toolchains/bin/pyright --warnings
+	$(PYTHON_DEV) scripts/check_tree.py
+
+soak: setup-system $(VENV)/.dev ## hundreds of repetitions of what must never fail once (at most 30 min)
+	$(PYTHON_DEV) -m pytest -m soak --timeout 1800
+
+bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn
+	$(PYTHON_DEV) -m bench
+
+setup-system: ## install what the tests need with apt-get (root) and the pinned npm toolchains
+	@scripts/setup_system.sh
+
+toolchains:
+	@scripts/toolchains.sh
+
+venv: $(VENV)/.dev ## create .venv with everything that development needs
+
+$(VENV)/.run: $(INSTALLED_BY)
+	@scripts/venv.sh run
+	@touch $@
+
+$(VENV)/.dev: $(INSTALLED_BY)
+	@scripts/venv.sh dev
+	@touch $@ $(VENV)/.run
+
+lock: ## pin and hash the requirements anew (needs uv and npm)
+	scripts/lock.sh
+
+clean: ## remove what this Makefile made
+	rm -rf $(VENV) .toolchains build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests bench examples scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

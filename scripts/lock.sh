@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Pin and hash what requirements/*.in name, for every supported Python, without a word of where it came from.
+# Needs `uv`. Each lock is held to the ones before it, so that all of them fit into one environment.
+set -euo pipefail
+cd "$(dirname "$0")/../requirements"
+
+# Only the index counts: wheels that lie on this disk must not add hashes that nobody else can find.
+unset UV_FIND_LINKS
+
+held=()
+for name in runtime build examples dev; do
+    uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+        --no-emit-index-url --no-emit-find-links "${held[@]}" "$@" "$name.in" --output-file "$name.txt"
+    held+=(--constraints "$name.txt")
+done
+
+cd ../toolchains
+npm install --package-lock-only --ignore-scripts --no-audit --no-fund --omit-lockfile-registry-resolved

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Run the escape, integration and conformance tests once more as an ordinary user, from an installed wheel: the system's
+# own Python in a virtual environment outside root's home, a numeric uid without a name, a clean environment.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+uid=61234
+python=/usr/bin/python3
+
+if ((EUID != 0)); then
+    echo "test_as_user: already an ordinary user (uid $EUID): the suite before this one was that run"
+    exit 0
+fi
+
+work=$(mktemp -d /var/tmp/test-as-user.XXXXXXXX)
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work"
+mkdir "$work/wheel" "$work/project" "$work/home" "$work/tmp"
+
+echo "test_as_user: building a wheel and installing it with $python"
+.venv/bin/python -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir "$work/wheel" .
+"$python" -m venv "$work/venv"
+pip=("$work/venv/bin/python" -m pip --quiet --disable-pip-version-check install)
+"${pip[@]}" --require-hashes --requirement requirements/runtime.txt --requirement requirements/examples.txt \
+    --requirement requirements/dev.txt
+"${pip[@]}" --no-deps "$work"/wheel/*.whl
+
+cp -R tests examples pyproject.toml "$work/project/"
+cp -R .toolchains "$work/toolchains"
+# Read by all, as an installation is; only what a user's own folder would be is theirs.
+chmod -R go=rX "$work/venv" "$work/toolchains"
+chown -R "$uid:$uid" "$work/project" "$work/home" "$work/tmp"
+
+cd "$work/project"
+setpriv --reuid=$uid --regid=$uid --clear-groups --inh-caps=-all -- \
+    env --ignore-environment HOME="$work/home" TMPDIR="$work/tmp" LANG=C.UTF-8 ${CI:+CI="$CI"} \
+    PATH="$work/venv/bin:/usr/local/bin:/usr/bin:/bin:$work/toolchains/bin" \
+    "$work/venv/bin/python" -m pytest tests/escape tests/integration tests/conformance -m "not soak" </dev/null

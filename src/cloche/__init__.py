@@ -1,0 +1,100 @@
+"""Cloche runs code that a language model wrote, so that it cannot hurt the machine it runs on.
+
+Every name below is imported when it is first used, so that `import cloche` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # type checkers take it for true; importing typing would cost more than all the rest
+if TYPE_CHECKING:
+    from .core.errors import (
+        ApprovalDenied,
+        ApprovalRequired,
+        BackendUnavailable,
+        ClocheError,
+        InternalError,
+        InvalidRequest,
+        OutcomeUnknown,
+        PolicyDenied,
+        SandboxFileError,
+        StartFailed,
+    )
+    from .core.levels import Level
+    from .core.limits import Limits
+    from .core.protocols import CodeSandbox
+    from .core.result import ExecutionResult, Result, Status
+    from .runtime.execute import arun
+    from .runtime.sandbox import AsyncSandbox
+    from .sync import DockerSandbox, E2BSandbox, LocalSandbox, Sandbox, get_sandbox, run
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "run": "sync",
+    "arun": "runtime.execute",
+    "get_sandbox": "sync",
+    "Sandbox": "sync",
+    "AsyncSandbox": "runtime.sandbox",
+    "CodeSandbox": "core.protocols",
+    "LocalSandbox": "sync",
+    "DockerSandbox": "sync",
+    "E2BSandbox": "sync",
+    "Result": "core.result",
+    "ExecutionResult": "core.result",
+    "Status": "core.result",
+    "Limits": "core.limits",
+    "Level": "core.levels",
+    "ClocheError": "core.errors",
+    "InvalidRequest": "core.errors",
+    "PolicyDenied": "core.errors",
+    "ApprovalRequired": "core.errors",
+    "ApprovalDenied": "core.errors",
+    "BackendUnavailable": "core.errors",
+    "StartFailed": "core.errors",
+    "OutcomeUnknown": "core.errors",
+    "InternalError": "core.errors",
+    "SandboxFileError": "core.errors",
+}
+
+__all__ = [
+    "ApprovalDenied",
+    "ApprovalRequired",
+    "AsyncSandbox",
+    "BackendUnavailable",
+    "ClocheError",
+    "CodeSandbox",
+    "DockerSandbox",
+    "E2BSandbox",
+    "ExecutionResult",
+    "InternalError",
+    "InvalidRequest",
+    "Level",
+    "Limits",
+    "LocalSandbox",
+    "OutcomeUnknown",
+    "PolicyDenied",
+    "Result",
+    "Sandbox",
+    "SandboxFileError",
+    "StartFailed",
+    "Status",
+    "__version__",
+    "arun",
+    "get_sandbox",
+    "run",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import the home of a public name when it is first used (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,7 @@
+"""`python -m cloche` is the `cloche` command."""
+
+from __future__ import annotations
+
+from cloche.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Providers of sandboxes, one file or folder each, blind to their siblings."""

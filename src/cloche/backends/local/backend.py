@@ -1,0 +1,119 @@
+"""The local backend: the native jail of this host, at the strongest level that the host and the policy allow."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ...core.capabilities import Capabilities
+from ...core.enforcement import Enforcement, shortfalls
+from ...core.errors import BackendUnavailable
+from ...core.levels import Control, Level
+from ...core.limits import Limits
+from ...core.policy import Policy
+from .host import Host, measure_host, namespace_remedy
+from .measures import measures
+from .sandbox import LocalOpenSandbox
+
+# Levels below `confined` are only ever taken when they are asked for by name.
+_ON_REQUEST = (Level.PROCESS, Level.NONE)
+DOCTOR = 'run "cloche doctor"'
+
+
+class LocalBackend:
+    """Give sandboxes made of nothing but this host's kernel.
+
+    `use_cgroups` set to false leaves control groups aside even where there are some; limits then rest on rlimits
+    and on summing the tree, as they do for a user without a delegated group.
+    """
+
+    name = "local"
+
+    def __init__(self, *, use_cgroups: bool = True):
+        self._use_cgroups = use_cgroups
+
+    def capabilities(self) -> Capabilities:
+        """Return the strongest level of this host with its controls; measured once per process."""
+        try:
+            host = self._host()
+        except OSError as error:
+            return Capabilities(backend=self.name, available=False, reason=f"{error}; {DOCTOR}")
+        level = host.level()
+        return Capabilities(
+            backend=self.name,
+            available=True,
+            level=level,
+            controls=measures(level, host),
+            reason=_why_not_higher(host),
+            remedy="" if level >= Level.JAIL else namespace_remedy(),
+        )
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[LocalOpenSandbox]:
+        """Open a sandbox; nothing is started before its first run.
+
+        Raises BackendUnavailable when this host cannot give what the policy requires.
+        """
+        try:
+            host = self._host()
+        except OSError as error:
+            raise BackendUnavailable(f"the local backend cannot start a process here: {error}") from error
+        level = _choose_level(policy, host)
+        enforcement = Enforcement(level=level, controls=measures(level, host))
+        _check(policy, enforcement, host)
+        sandbox = LocalOpenSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    def _host(self) -> Host:
+        host = measure_host()
+        return host if self._use_cgroups else host.without_cgroups()
+
+
+def _choose_level(policy: Policy, host: Host) -> Level:
+    """Take the level the policy names, else the strongest of `jail` and `confined`."""
+    best = host.level()
+    wanted = policy.level
+    if wanted is None:
+        if best < Level.CONFINED and not (set(policy.best_effort) >= set(_LOST_BELOW_CONFINED)):
+            raise BackendUnavailable(f"neither jail nor confined works here: {_why_not_higher(host)}. {_remedy()}")
+        return best
+    if wanted > best:
+        raise BackendUnavailable(f"level {wanted} cannot be reached here: {_why_not_higher(host)}. {_remedy()}")
+    return wanted
+
+
+_LOST_BELOW_CONFINED = (Control.FILESYSTEM, Control.NETWORK, Control.SYSCALLS, Control.IDENTITY)
+
+
+def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
+    """Raise BackendUnavailable when something required would be missing."""
+    if policy.network != "off":
+        raise BackendUnavailable(
+            f"network {policy.network!r}: the local backend has the network off only, in this version; "
+            "leave network off, or pass what the code needs as files"
+        )
+    on_request = tuple(Control) if policy.level in _ON_REQUEST else policy.best_effort
+    missing = shortfalls(
+        enforcement, level=policy.require_level, controls=policy.require_controls, best_effort=on_request
+    )
+    if missing:
+        reason = _why_not_higher(host)
+        because = f" ({reason})" if reason and policy.require_level and policy.require_level > enforcement.level else ""
+        raise BackendUnavailable(f"{'; '.join(missing)}{because}. {_remedy()}")
+
+
+def _remedy() -> str:
+    return f'To fix it: {namespace_remedy()}; or {DOCTOR} to see what this host can enforce.'
+
+
+def _why_not_higher(host: Host) -> str:
+    """Say which of the kernel's answers keeps the level below jail; empty at jail."""
+    if host.seccomp:
+        return f"seccomp filters are refused: {host.seccomp}"
+    if not host.namespaces:
+        return ""
+    reason = f"namespaces are refused: {host.namespaces}"
+    return reason if host.landlock_abi else f"{reason}; and this kernel has no Landlock"

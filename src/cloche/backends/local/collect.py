@@ -1,0 +1,214 @@
+"""Bring files out of a workspace after everything in it was killed.
+
+The guest chose the names and may have left links, fifos, devices or a million files. So nothing is ever opened by
+a path: directories are walked by descriptors, links are not followed, only regular files of the workspace's own
+file system are read, and count and size are bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ...core.errors import SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
+from ...core.request import workspace_path
+from ...core.result import FileRecord
+
+MAX_FILES = 10_000
+MAX_DEPTH = 64
+CHUNK_BYTES = 1 << 20
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not blocking: a fifo that slipped in between look and open must not hang us.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Remember a file as it was: its identity as the kernel keeps it (which no guest can set), and its hash."""
+
+    inode: int
+    changed_ns: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """Hold what a walk found: every file as known now, the records of new and changed ones, and what was skipped."""
+
+    known: Mapping[str, Known]
+    changed: tuple[FileRecord, ...]
+    skipped: int
+
+
+def collect(root_fd: int, before: Mapping[str, Known], given: Mapping[str, str], *, max_bytes: int) -> Collection:
+    """Walk the workspace. `given` maps the input files to their SHA-256: unchanged ones are not reported."""
+    known: dict[str, Known] = {}
+    changed: list[FileRecord] = []
+    skipped, left = 0, max_bytes
+    for path, state in _walk(root_fd):
+        if len(known) >= MAX_FILES or state.st_size > left or not stat.S_ISREG(state.st_mode):
+            skipped += 1
+            continue
+        old = before.get(path)
+        if old is not None and (old.inode, old.changed_ns, old.size) == _identity(state):
+            known[path] = old
+            continue
+        try:
+            digest = _digest(root_fd, path, state)
+        except (OSError, SandboxFileRefused):
+            skipped += 1
+            continue
+        left -= state.st_size
+        inode, changed_ns, size = _identity(state)
+        known[path] = Known(inode=inode, changed_ns=changed_ns, size=size, sha256=digest)
+        if digest != (given.get(path) or (old.sha256 if old else None)):
+            changed.append(FileRecord(path=path, size=size, sha256=digest))
+    return Collection(known=known, changed=tuple(sorted(changed, key=lambda r: r.path)), skipped=skipped)
+
+
+def _identity(state: os.stat_result) -> tuple[int, int, int]:
+    return state.st_ino, state.st_ctime_ns, state.st_size
+
+
+def _walk(root_fd: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield every entry that is not a directory, with its path below the root and its own state."""
+    device = os.fstat(root_fd).st_dev
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        try:
+            here = _open_folder(root_fd, folder)
+        except OSError:
+            continue
+        try:
+            for name in sorted(os.listdir(here)):
+                state = os.stat(name, dir_fd=here, follow_symlinks=False)
+                path = f"{folder}/{name}" if folder else name
+                if not stat.S_ISDIR(state.st_mode):
+                    yield path, state
+                elif state.st_dev == device and path.count("/") < MAX_DEPTH:
+                    pending.append(path)
+        finally:
+            os.close(here)
+
+
+def _open_folder(root_fd: int, folder: str) -> int:
+    """Open a folder below the root, one name at a time, through no link."""
+    here = os.open(".", _DIRECTORY, dir_fd=root_fd)
+    for name in folder.split("/") if folder else ():
+        try:
+            there = os.open(name, _DIRECTORY, dir_fd=here)
+        finally:
+            os.close(here)
+        here = there
+    return here
+
+
+def open_regular(root_fd: int, path: str) -> int:
+    """Open a regular file below the root for reading. Raises OSError or SandboxFileRefused."""
+    folder, _, name = path.rpartition("/")
+    here = _open_folder(root_fd, folder)
+    try:
+        fd = os.open(name, _FILE, dir_fd=here)
+    finally:
+        os.close(here)
+    state = os.fstat(fd)
+    if not stat.S_ISREG(state.st_mode) or state.st_dev != os.fstat(root_fd).st_dev:
+        os.close(fd)
+        raise SandboxFileRefused(f"{path!r} is not a regular file of the workspace", path=path)
+    return fd
+
+
+def read_regular(root_fd: int, path: str, *, max_bytes: int) -> bytes:
+    """Return a file of the workspace. Raises the SandboxFile errors."""
+    inside = workspace_path(path)
+    try:
+        fd = open_regular(root_fd, inside)
+    except FileNotFoundError:
+        raise SandboxFileNotFound(f"no file {path!r} in the workspace", path=path) from None
+    except OSError as error:
+        raise SandboxFileRefused(f"cannot read {path!r}: {error.strerror}; links are not followed", path=path) from error
+    with open(fd, "rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise SandboxFileTooLarge(f"{path!r} is larger than max_bytes={max_bytes}", path=path)
+    return data
+
+
+def list_paths(root_fd: int, path: str = ".") -> tuple[str, ...]:
+    """Return the paths of the regular files below `path`, relative to the workspace, sorted."""
+    top = "" if path in (".", "", "/workspace") else workspace_path(path) + "/"
+    found = (name for name, state in _walk(root_fd) if stat.S_ISREG(state.st_mode) and name.startswith(top))
+    return tuple(sorted(found))
+
+
+def _digest(root_fd: int, path: str, state: os.stat_result) -> str:
+    digest = hashlib.sha256()
+    with open(open_regular(root_fd, path), "rb") as file:
+        left = state.st_size
+        while left > 0 and (data := file.read(min(CHUNK_BYTES, left))):
+            digest.update(data)
+            left -= len(data)
+    return digest.hexdigest()
+
+
+def copy_out(source_fd: int, directory: str | os.PathLike[str], records: tuple[FileRecord, ...]) -> tuple[str, ...]:
+    """Copy the recorded files into `directory`, replacing regular files, through no link on either side."""
+    os.makedirs(directory, exist_ok=True)
+    target_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for record in records:
+            _copy_one(source_fd, target_fd, record)
+    finally:
+        os.close(target_fd)
+    return tuple(record.path for record in records)
+
+
+def _copy_one(source_fd: int, target_fd: int, record: FileRecord) -> None:
+    folder, _, name = record.path.rpartition("/")
+    here = _make_folder(target_fd, folder)
+    try:
+        with open(open_regular(source_fd, record.path), "rb") as source:
+            _replace_file(here, name, source, record)
+    except IsADirectoryError as error:
+        raise SandboxFileRefused(f"cannot write {record.path!r}: a folder is in its place", path=record.path) from error
+    finally:
+        os.close(here)
+
+
+def _replace_file(here: int, name: str, source: object, record: FileRecord) -> None:
+    """Write beside, then rename over: a reader never sees half a file, and a link in the way is replaced, not followed."""
+    temporary = f".{os.getpid()}-{os.urandom(6).hex()}.cloche"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o666, dir_fd=here)
+    try:
+        with open(fd, "wb") as target:
+            left = record.size
+            while left > 0 and (data := source.read(min(CHUNK_BYTES, left))):  # type: ignore[attr-defined]
+                target.write(data)
+                left -= len(data)
+        os.rename(temporary, name, src_dir_fd=here, dst_dir_fd=here)
+    except BaseException:
+        os.unlink(temporary, dir_fd=here)
+        raise
+
+
+def _make_folder(target_fd: int, folder: str) -> int:
+    here = os.open(".", _DIRECTORY, dir_fd=target_fd)
+    for name in folder.split("/") if folder else ():
+        try:
+            os.mkdir(name, dir_fd=here)
+        except FileExistsError:
+            pass
+        try:
+            there = os.open(name, _DIRECTORY, dir_fd=here)
+        except OSError as error:
+            raise SandboxFileRefused(f"cannot write below {folder!r}: {error.strerror}", path=folder) from error
+        finally:
+            os.close(here)
+        here = there
+    return here

@@ -1,0 +1,101 @@
+"""Which parts of the host's system every jail shows; toolchains come on top, each by its own root."""
+
+from __future__ import annotations
+
+import functools
+import os
+import site
+import sys
+from typing import Any
+
+Row = tuple[Any, ...]
+
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
+# Public parts of /etc that programs need; private keys and accounts are not among them.
+ETC_SHOWN = (
+    "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ca-certificates", "/etc/pki/tls/certs",
+    "/etc/dotnet", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/mime.types", "/etc/mono",
+    "/etc/protocols", "/etc/services", "/etc/fonts",
+)  # fmt: skip
+DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICE_LINKS = (
+    ("/proc/self/fd", "dev/fd"), ("/proc/self/fd/0", "dev/stdin"), ("/proc/self/fd/1", "dev/stdout"),
+    ("/proc/self/fd/2", "dev/stderr"),
+)  # fmt: skip
+# What /proc tells of the host beyond the guest's own processes, and what only a kernel's owner should reach.
+MASKED_PROC = (
+    "acpi", "asound", "bus", "cmdline", "config.gz", "consoles", "diskstats", "driver", "dynamic_debug", "execdomains",
+    "fs", "interrupts", "iomem", "ioports", "irq", "kallsyms", "kcore", "keys", "key-users", "kmsg", "kpagecgroup",
+    "kpagecount", "kpageflags", "latency_stats", "locks", "modules", "mtrr", "pagetypeinfo", "partitions", "pressure",
+    "sched_debug", "schedstat", "scsi", "slabinfo", "softirqs", "swaps", "sysrq-trigger", "sysvipc", "timer_list",
+    "timer_stats", "tty", "vmallocinfo", "vmstat", "zoneinfo",
+)  # fmt: skip
+
+
+def system_rows() -> list[Row]:
+    """Return the mounts every jail has; measured once, since they do not depend on the run."""
+    return list(_system_rows())
+
+
+@functools.cache
+def _system_rows() -> tuple[Row, ...]:
+    rows: list[Row] = []
+    for path in SYSTEM_FOLDERS:
+        if os.path.islink(path):
+            rows.append(("symlink", os.readlink(path), path[1:]))
+        elif os.path.isdir(path):
+            rows.append(("bind", path, path[1:]))
+    rows += [("bind", os.path.realpath(path), path[1:]) for path in ETC_SHOWN if os.path.exists(path)]
+    rows += [("device", name) for name in DEVICES if os.path.exists(f"/dev/{name}")]
+    rows += [("symlink", points_to, target) for points_to, target in DEVICE_LINKS]
+    return tuple(rows)
+
+
+@functools.cache
+def masked_proc() -> tuple[str, ...]:
+    """Return what of /proc this kernel has and the guest shall not see."""
+    return tuple(name for name in MASKED_PROC if os.path.exists(f"/proc/{name}"))
+
+
+def etc_rows(user: str, uid: int) -> list[Row]:
+    """Return the synthetic files of /etc: accounts, names, and a resolver that knows nobody."""
+    nobody = "" if user == "nobody" else "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
+    group = "" if user == "nobody" else "nogroup:x:65534:\n"
+    return [
+        ("text", "etc/passwd", f"{user}:x:{uid}:{uid}:{user}:/workspace:/bin/sh\n{nobody}"),
+        ("text", "etc/group", f"{user}:x:{uid}:\n{group}"),
+        ("text", "etc/hosts", "127.0.0.1 localhost cloche\n::1 localhost\n"),
+        ("text", "etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
+        ("text", "etc/resolv.conf", ""),
+        ("text", "etc/hostname", "cloche\n"),
+    ]
+
+
+def _ancestors(path: str) -> list[str]:
+    found = []
+    while path != "/":
+        path = os.path.dirname(path)
+        found.append(path)
+    return found
+
+
+def is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def needs_private_mount(folder: str) -> bool:
+    """Tell whether others than the owner cannot read `folder`, so that a plain bind would show nothing."""
+    mode = os.stat(folder).st_mode
+    return mode & 0o005 != 0o005
+
+
+def is_reachable_by_others(path: str) -> bool:
+    """Tell whether any user may walk to `path`: every folder above it grants execution to others."""
+    return all(os.stat(folder).st_mode & 0o001 for folder in _ancestors(path))
+
+
+@functools.cache
+def user_site() -> tuple[str, ...]:
+    """Return the user's own site-packages when the caller's interpreter uses it."""
+    folder = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
+    return (folder,) if folder and folder in sys.path and os.path.isdir(folder) else ()

@@ -1,0 +1,105 @@
+"""The pipes of one run: what the guest reads and writes, seen from the caller's side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ...core.events import OutputChunk, Sink, Stream
+from ...core.limits import Limits
+from ...core.outcome import KillCause
+from .streams import StreamReader
+
+DRAIN_S = 0.3
+MAX_VALUE_BYTES = 65_536
+_SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRITE
+_F_ADD_SEALS = 1033
+
+
+class Pipes:
+    """Hold the descriptors of one run. Use from a running event loop, and close in any case."""
+
+    def __init__(self, stdin: bytes, limits: Limits, kill: Callable[[KillCause], None], sink: Sink):
+        self._guest: list[int] = []
+        self._readers: dict[str, StreamReader] = {}
+        try:
+            self._guest.append(_stdin(stdin))
+            for stream in ("stdout", "stderr"):
+                self._readers[stream] = self._reader(stream, limits, kill, sink)
+            self._readers["value"] = self._new_reader(MAX_VALUE_BYTES, MAX_VALUE_BYTES, lambda data: None, lambda: None)
+        except BaseException:
+            self.close()
+            raise
+
+    def _reader(self, stream: Stream, limits: Limits, kill: Callable[[KillCause], None], sink: Sink) -> StreamReader:
+        return self._new_reader(
+            limits.output_bytes,
+            limits.flood_bytes,
+            lambda data: sink(OutputChunk(stream=stream, data=data)),
+            lambda: kill(KillCause.OUTPUT_LIMIT),
+        )
+
+    def _new_reader(
+        self, limit: int, flood: int, on_chunk: Callable[[bytes], None], on_flood: Callable[[], None]
+    ) -> StreamReader:
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        self._guest.append(theirs)
+        return StreamReader(ours, limit=limit, flood_limit=flood, on_chunk=on_chunk, on_flood=on_flood)
+
+    def guest_ends(self) -> tuple[int, ...]:
+        """Return the guest's ends: standard input, output, error, and the value's pipe."""
+        return tuple(self._guest)
+
+    def close_guest_ends(self) -> None:
+        """Let go of the guest's ends, so that the pipes end with the guest."""
+        while self._guest:
+            os.close(self._guest.pop())
+
+    async def drain(self) -> None:
+        """Read what is still in the pipes. Everything that could write is dead; a bound is there all the same."""
+        self.close_guest_ends()
+        endings = [reader.ended for reader in self._readers.values()]
+        await asyncio.wait(endings, timeout=DRAIN_S)
+
+    def close(self) -> None:
+        self.close_guest_ends()
+        for reader in self._readers.values():
+            reader.close()
+
+    def kept(self, stream: Stream) -> bytes:
+        return self._readers[stream].output.kept()
+
+    @property
+    def is_truncated(self) -> bool:
+        return any(self._readers[stream].output.is_truncated for stream in ("stdout", "stderr"))
+
+    def value(self) -> tuple[Any, bool]:
+        """Return the value the guest sent and whether it is a repr; (None, False) for none or a malformed one."""
+        output = self._readers["value"].output
+        data = b"" if output.is_truncated else output.kept()
+        kind, text = data[:1], data[1:].decode("utf-8", "replace")
+        if kind == b"R":
+            return text, True
+        if kind == b"J":
+            with contextlib.suppress(ValueError, RecursionError):  # the guest's word: not JSON, no value
+                return json.loads(text), False
+        return None, False
+
+
+def _stdin(data: bytes) -> int:
+    """Return a descriptor to read `data` from: a sealed memory file, so that no amount of it can block anybody."""
+    if not data:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    import fcntl
+
+    fd = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+    return fd

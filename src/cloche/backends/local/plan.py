@@ -1,0 +1,163 @@
+"""Turn policy, limits and host into the plain description that the helper builds from. Decides; does nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.levels import Level
+from ...core.limits import Limits
+from ...core.policy import Policy
+from ...core.units import MIB
+from ...jail.seccomp import build_filter
+from ...jail.spec import Run, Spec
+from . import layout
+from .host import Host
+
+# The range of outside ids: above what distributions and systemd give out, below 2^31.
+OUTSIDE_IDS = (1_900_000_000, 100_000)
+USERS = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
+NOFILE = 1024
+# Below the cgroup, a process may be refused memory only after the sum of the tree was found too large: else a
+# program would see MemoryError in place of being told that it ran out of memory.
+DATA_HEADROOM_BYTES = 192 * MIB
+# The reaper is a process too, but not one of the guest's.
+REAPERS = 1
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+_FILTERS: dict[tuple[str, bool], bytes] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Name the guest's folders as the guest sees them."""
+
+    workspace: str = "/workspace"
+    tmp: str = "/tmp"
+    folder: str = ""
+
+
+def choose_places(level: Level) -> Places:
+    """Return fixed places at level jail, and a new folder of the host below it."""
+    if level is Level.JAIL:
+        return Places()
+    folder = os.path.join(tempfile.gettempdir(), f"cloche-{os.getpid()}-{secrets.token_hex(6)}")
+    return Places(workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder)
+
+
+def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: Places) -> Spec:
+    """Return the helper's orders for one sandbox; what depends on the program is in each `Run`."""
+    user, uid = USERS[policy.user if policy.user in USERS else None]
+    spec = Spec(
+        level=str(level),
+        inside_id=uid,
+        outside=OUTSIDE_IDS if host.is_root and level in (Level.JAIL, Level.CONFINED) else None,
+        workspace=places.workspace,
+        tmp=places.tmp,
+        folder=places.folder,
+        disk_bytes=limits.disk_bytes,
+        inodes=limits.inodes,
+        rlimits=_rlimits(level, limits, host),
+        cgroup=_cgroup(limits, host),
+        accounting="" if level is Level.NONE else "cgroup" if host.cgroup_version else "tree",
+        memory_bytes=limits.memory_bytes,
+        pids=limits.pids,
+        cpu_affinity=0 if host.cgroup_version or level is Level.NONE else max(1, round(limits.cpus)),
+    )
+    if level is Level.JAIL:
+        spec.mounts = _mounts(user, uid, limits)
+        spec.masked = list(layout.masked_proc())
+    if level in (Level.JAIL, Level.CONFINED):
+        spec.seccomp = filter_for(confined=level is Level.CONFINED)
+        spec.landlock = _landlock(level, places, policy) if host.landlock_abi else None
+    return spec
+
+
+def show_toolchain(run: Run, spec: Spec, paths: Sequence[str], host: Host) -> None:
+    """Let one run see a toolchain's folders and files."""
+    if spec.level == "jail":
+        run.binds = list(paths)
+        if host.is_root and not host.idmapped:
+            run.private = [path for path in paths if layout.needs_private_mount(path)]
+    elif spec.level == "confined":
+        run.readable = [(path, "read") for path in paths]
+        run.keep_read_search = host.is_root and not all(layout.is_reachable_by_others(path) for path in paths)
+
+
+def filter_for(*, confined: bool) -> bytes:
+    """Return the assembled system call filter for this machine, once per process."""
+    key = (os.uname().machine, confined)
+    if key not in _FILTERS:
+        _FILTERS[key] = build_filter(key[0], confined=confined)
+    return _FILTERS[key]
+
+
+def _mounts(user: str, uid: int, limits: Limits) -> list[layout.Row]:
+    memory = [("tmpfs", place, limits.tmp_bytes, limits.inodes, "1777") for place in ("dev/shm", "tmp")]
+    return [*layout.system_rows(), *layout.etc_rows(user, uid), *memory]
+
+
+def _landlock(level: Level, places: Places, policy: Policy) -> list[tuple[str, str]]:
+    writable = [places.workspace, *([places.tmp] if "/tmp" in policy.writable_paths else [])]
+    rules = [(path, "write") for path in writable]
+    rules += [(f"/dev/{name}", "device") for name in layout.DEVICES]
+    if level is Level.JAIL:
+        return [("/", "read"), ("/dev/shm", "write"), *rules]
+    shown = [*layout.SYSTEM_FOLDERS, *layout.ETC_SHOWN, "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"]
+    own = [f"/proc/{name}" for name in ("self", "cpuinfo", "meminfo", "stat", "version", "filesystems", "uptime", "loadavg")]
+    return [*((path, "read") for path in dict.fromkeys((*shown, *own))), *rules]
+
+
+def _rlimits(level: Level, limits: Limits, host: Host) -> list[tuple[str, int]]:
+    rows = [("core", 0), ("nofile", NOFILE)]
+    if level is Level.NONE:
+        return rows
+    rows += [("memlock", 64 * 1024), ("msgqueue", 819_200), ("fsize", limits.disk_bytes)]
+    if not host.cgroup_version:
+        rows.append(("data", limits.memory_bytes + DATA_HEADROOM_BYTES))
+        rows.append(("nproc", limits.pids + REAPERS + _tasks_of_user(level, host)))
+    return rows
+
+
+def _tasks_of_user(level: Level, host: Host) -> int:
+    """Count what the kernel will count besides the guest: where the id is the user's own, all that they run."""
+    if level is Level.JAIL or (level is Level.CONFINED and host.is_root):
+        return 0
+    total = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == host.uid:
+                total += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue  # it ended while we counted
+    return total
+
+
+def _cgroup(limits: Limits, host: Host) -> Mapping[str, Any] | None:
+    if not host.cgroup_version:
+        return None
+    name = f"cloche-{os.getpid()}-{secrets.token_hex(6)}"
+    stored = limits.disk_bytes + 2 * limits.tmp_bytes  # pages of a tmpfs count as memory
+    return {
+        "version": host.cgroup_version,
+        "folders": {controller: f"{folder}/{name}" for controller, folder in host.cgroup_folders.items()},
+        "amounts": {"memory_bytes": limits.memory_bytes + stored, "pids": limits.pids + REAPERS, "cpus": limits.cpus},
+    }
+
+
+def guest_environment(places: Places, given: Mapping[str, str], toolchain: Mapping[str, str]) -> dict[str, str]:
+    """Return the guest's whole environment: a fixed minimum, the toolchain's, then what the request gives."""
+    programs = os.path.dirname(sys.executable)
+    path = SYSTEM_PATH if layout.is_below(programs, "/usr") else f"{programs}:{SYSTEM_PATH}"
+    minimum = {
+        "PATH": path,
+        "HOME": places.workspace,
+        "TMPDIR": places.tmp,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return {**minimum, **toolchain, **given}

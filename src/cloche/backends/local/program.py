@@ -1,0 +1,90 @@
+"""Turn a request into what a sandbox must run: commands, files, environment, and the toolchain they need."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...core.errors import InvalidRequest
+from ...core.languages import Language, language_named, render, render_env, render_generated
+from ...core.request import Request
+from ...jail.spec import Run
+from .layout import user_site
+from .plan import Places, guest_environment
+from .toolchain import Toolchain, engine_version, find_toolchain
+
+# Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
+_INTERPRETER_VARIABLES = "PYTHON"
+_HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Hold a run for the helper, the toolchain's paths, and the input files' hashes by path."""
+
+    run: Run
+    toolchain: Toolchain | None
+    language: Language | None
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_value(self) -> bool:
+        return self.run.python is not None
+
+    def paths(self) -> tuple[str, ...]:
+        """Return what must be shown besides the system's own trees: the interpreter always, then the toolchain."""
+        mine = self.toolchain.binds if self.toolchain else ()
+        return tuple(dict.fromkeys((*python_toolchain().binds, *mine)))
+
+    def runtime(self) -> str:
+        """Name the engine with its version."""
+        if self.toolchain is None:
+            return "command"
+        if self.has_value:
+            return f"{platform.python_implementation()} {platform.python_version()}"
+        return engine_version(self.toolchain) or self.toolchain.engine.name
+
+
+@functools.cache
+def python_toolchain() -> Toolchain:
+    """Return the caller's own interpreter."""
+    return find_toolchain(language_named("python"))
+
+
+def build_program(request: Request, places: Places, timeout_s: float) -> Program:
+    """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain."""
+    files = [(file.path, file.mode, file.data) for file in request.files]
+    if request.code is None:
+        run = Run(commands=[list(request.argv)], env=guest_environment(places, request.env, {}))
+        return _finished(run, files, timeout_s, None, None)
+    language = language_named(request.language)
+    toolchain = python_toolchain() if language.name == "python" else find_toolchain(language)
+    source = f"{places.workspace}/{language.file_name}"
+    if any(path == language.file_name for path, _, _ in files):
+        raise InvalidRequest(f"file {language.file_name!r} is where the {language.name} code itself goes; rename yours")
+    files.append((language.file_name, 0o644, request.code.encode("utf-8", "surrogatepass")))
+    build = f"{places.tmp}/build"
+    engine = toolchain.engine
+    env = {**render_env(engine, source, build), **toolchain.env}
+    run = Run(env=guest_environment(places, request.env, env))
+    if language.name == "python" and not _sets_interpreter_variables(request.env):
+        run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
+    else:
+        run.commands = [list(words) for words in render(engine, toolchain.programs, source, build, request.argv)]
+        run.build, run.generated = build, dict(render_generated(engine, source, build))
+    return _finished(run, files, timeout_s, toolchain, language)
+
+
+def _finished(
+    run: Run, files: list[tuple[str, int, bytes]], timeout_s: float, toolchain: Toolchain | None, language: Language | None
+) -> Program:
+    run.files, run.timeout_s = files, timeout_s
+    given = {path: hashlib.sha256(data).hexdigest() for path, _, data in files}
+    return Program(run=run, toolchain=toolchain, language=language, given=given)
+
+
+def _sets_interpreter_variables(env: Mapping[str, str]) -> bool:
+    return any(name.startswith(_INTERPRETER_VARIABLES) and name not in _HARMLESS for name in env)

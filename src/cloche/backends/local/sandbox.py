@@ -1,0 +1,235 @@
+"""One open sandbox of the local backend: a workspace that lives, and every run a fresh process in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...core.enforcement import Enforcement
+from ...core.errors import SandboxFileRefused, StartFailed
+from ...core.events import PlanStep, Sink, Started, discard
+from ...core.limits import Limits
+from ...core.outcome import KillCause, Observed, Verdict, decide
+from ...core.policy import Policy
+from ...core.request import InputFile, Request
+from ...core.result import TIMEOUT_NOTE, Result, SaveFiles, Status, Usage
+from ...jail.spec import Run
+from .collect import Collection, Known, collect, list_paths, read_regular
+from .connection import Connection
+from .host import Host
+from .keep import Kept
+from .pipes import Pipes
+from .plan import build_spec, choose_places, show_toolchain
+from .program import Program, build_program
+
+
+class LocalOpenSandbox:
+    """Run requests one at a time; see core.protocols.OpenSandbox."""
+
+    def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host):
+        self._limits, self._enforcement, self._host = limits, enforcement, host
+        self._places = choose_places(enforcement.level)
+        self._spec = build_spec(enforcement.level, policy, limits, host, self._places)
+        self._connection: Connection | None = None
+        self._workspace_fd = -1
+        self._known: dict[str, Known] = {}
+        self._turn = asyncio.Lock()
+
+    async def run(self, request: Request) -> Result:
+        """Run code or a command and return what came of it."""
+        return await self.run_streaming(request, discard)
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        program = build_program(request, self._places, request.timeout_s or self._limits.timeout_s)
+        async with self._turn:
+            return await self._run(request, program, sink)
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a regular file of the workspace. Raises the SandboxFile errors."""
+        async with self._turn:
+            await self._have_workspace()
+            return await asyncio.to_thread(read_regular, self._workspace_fd, path, max_bytes=max_bytes)
+
+    async def list_files(self, path: str = ".") -> tuple[str, ...]:
+        """Return the paths of all regular files below `path`, relative to the workspace."""
+        async with self._turn:
+            await self._have_workspace()
+            return await asyncio.to_thread(list_paths, self._workspace_fd, path)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""
+        await self.write_files([InputFile(path=path, data=data)])
+
+    async def write_files(self, files: Sequence[InputFile]) -> None:
+        """Create or replace all of `files`."""
+        async with self._turn:
+            await self._write(files)
+
+    async def close(self) -> None:
+        """Kill and remove everything."""
+        if self._connection is not None:
+            await asyncio.shield(self._connection.close())
+            self._connection = None
+        if self._workspace_fd >= 0:
+            os.close(self._workspace_fd)
+            self._workspace_fd = -1
+
+    async def _write(self, files: Sequence[InputFile]) -> None:
+        run = Run(files=[(file.path, file.mode, file.data) for file in files], timeout_s=self._limits.timeout_s)
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            await self._attend(run, (null, null, null, null), discard)
+        finally:
+            os.close(null)
+        found = await asyncio.to_thread(self._collect, {})
+        self._known = dict(found.known)
+
+    async def _have_workspace(self) -> None:
+        if self._workspace_fd < 0:
+            await self._write(())
+
+    async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
+        show_toolchain(program.run, self._spec, program.paths(), self._host)
+        pipes = Pipes(request.stdin, self._limits, self._kill, sink)
+        try:
+            ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes.close_guest_ends)
+            await pipes.drain()
+        finally:
+            pipes.close()
+        found = await asyncio.to_thread(self._collect, program.given)
+        self._known = dict(found.known)
+        return await self._result(program, pipes, ended, found)
+
+    async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, on_sent: Callable[[], None] | None = None) -> dict[str, Any]:
+        """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
+        connection = await self._connected()
+        connection.send_run(run, streams)
+        if on_sent is not None:
+            on_sent()
+        plan: list[PlanStep] = []
+
+        def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
+            if tag == "ready":
+                self._keep_workspace(fds)
+                plan.extend(PlanStep(name=n, description=d, seconds=s) for n, d, s in body["plan"])
+            elif tag == "started" and (run.commands or run.python):
+                sink(Started(plan=tuple(plan)))
+
+        attending = asyncio.ensure_future(connection.attend(hear))
+        try:
+            return await asyncio.shield(attending)
+        except asyncio.CancelledError:
+            connection.kill(KillCause.CANCELLED)
+            with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more
+                await asyncio.shield(attending)
+            raise
+        except StartFailed as error:
+            if error.step == "files":
+                raise SandboxFileRefused(f"cannot write the input files: {error}", path="/workspace") from error
+            raise
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or not self._connection.is_alive:
+            self._connection = Connection(self._spec, sys.executable)
+            await self._connection.start()
+        return self._connection
+
+    def _kill(self, cause: KillCause) -> None:
+        if self._connection is not None:
+            self._connection.kill(cause)
+
+    def _keep_workspace(self, fds: Sequence[int]) -> None:
+        """Hold the workspace as the latest run left it; below level jail it is a folder that stays the same."""
+        fresh = fds[0] if fds else -1
+        if fresh < 0 and self._workspace_fd < 0:
+            fresh = os.open(self._places.workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if fresh >= 0:
+            if self._workspace_fd >= 0:
+                os.close(self._workspace_fd)
+            self._workspace_fd = fresh
+
+    def _collect(self, given: Mapping[str, str]) -> Collection:
+        return collect(self._workspace_fd, self._known, given, max_bytes=self._limits.disk_bytes)
+
+    async def _result(self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Collection) -> Result:
+        verdict = decide(observed(ended))
+        out, err = pipes.kept("stdout"), pipes.kept("stderr")
+        if verdict.status is Status.TIMEOUT:
+            err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
+        value, is_repr = pipes.value()
+        enforcement = dataclasses.replace(self._enforcement, hits=verdict.hits)
+        save = self._saver(found) if found.changed else None
+        runtime = await asyncio.to_thread(program.runtime)
+        return Result(
+            out.decode("utf-8", "replace"),
+            err.decode("utf-8", "replace"),
+            verdict.exit_code,
+            ended["wall_s"],
+            truncated=pipes.is_truncated,
+            timed_out=verdict.status is Status.TIMEOUT,
+            status=verdict.status,
+            value=value,
+            value_is_repr=is_repr,
+            files=found.changed,
+            usage=_usage(ended),
+            enforcement=enforcement,
+            stdout_bytes=out,
+            stderr_bytes=err,
+            save_files=save,
+            meta=self._meta(program, runtime, ended, verdict, found),
+        )
+
+    def _meta(
+        self, program: Program, runtime: str, ended: dict[str, Any], verdict: Verdict, found: Collection
+    ) -> dict[str, Any]:
+        engine = program.toolchain.engine if program.toolchain else None
+        meta: dict[str, Any] = {
+            "runtime": engine.name if engine else "command",
+            "versions": {engine.name: runtime} if engine else {},
+            "limits": self._limits.as_dict(),
+            "duration": ended["wall_s"],
+            "backend": "local",
+            "level": str(self._enforcement.level),
+        }
+        if engine is not None and engine.stand_in:
+            meta["stand_in"] = engine.stand_in
+        if found.skipped:
+            meta["files_skipped"] = found.skipped
+        return meta
+
+    def _saver(self, found: Collection) -> SaveFiles:
+        """Keep what `Result.save` needs as long as the result lives."""
+        kept = Kept.of(self._workspace_fd, found.changed, is_mount=self._spec.level == "jail")
+        return kept.save
+
+
+def observed(ended: dict[str, Any]) -> Observed:
+    """Read the helper's report of an end."""
+    report = ended["ended"]
+    status = report["wait_status"] if report else None
+    signal = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
+    counters = ended["counters"]
+    return Observed(
+        exit_code=os.WEXITSTATUS(status) if status is not None and signal is None else None,
+        signal=signal,
+        cause=KillCause(ended["cause"]) if ended["cause"] else None,
+        oom_kills=counters.get("oom_kills", 0),
+        pids_hits=counters.get("pids_hits", 0) + int(ended["is_task_limit_seen"]),
+        workspace_full=bool(ended["is_folder_over"] or (report and report["full"])),
+    )
+
+
+def _usage(ended: dict[str, Any]) -> Usage:
+    return Usage(
+        wall_s=ended["wall_s"],
+        cpu_user_s=ended["cpu_user_s"],
+        cpu_system_s=ended["cpu_system_s"],
+        peak_memory_bytes=ended["peak_bytes"],
+        processes=max(1, ended["tasks"]),
+    )

@@ -1,0 +1,102 @@
+"""Read a guest's streams: bounded in memory, drained to the end whatever comes.
+
+A guest that writes faster than anybody reads must neither block the kill nor grow the caller, so reading never
+stops; beyond the limit only a head and a tail are kept, and beyond the flood limit nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import BinaryIO
+
+CHUNK_BYTES = 65_536
+
+
+class HeadTail:
+    """Keep the first and the last half of `limit` bytes, and count all."""
+
+    def __init__(self, limit: int):
+        self._half = max(1, limit // 2)
+        self._limit = limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self._limit - len(self._head) if not self._tail else 0
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail += data
+            if len(self._tail) > 4 * self._limit:
+                del self._tail[: -self._limit]
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.total > self._limit
+
+    def kept(self) -> bytes:
+        """Return everything, or head, a line that says how much is missing, and tail."""
+        if not self.is_truncated:
+            return bytes(self._head + self._tail)
+        head, tail = bytes(self._head[: self._half]), bytes((self._head + self._tail)[-self._half :])
+        missing = self.total - len(head) - len(tail)
+        return head + f"\n[cloche: {missing} bytes left out]\n".encode() + tail
+
+
+class StreamReader:
+    """Read one pipe to its end on the running event loop."""
+
+    def __init__(
+        self,
+        fd: int,
+        *,
+        limit: int,
+        flood_limit: int,
+        on_chunk: Callable[[bytes], None],
+        on_flood: Callable[[], None],
+        spill: BinaryIO | None = None,
+    ):
+        self.output = HeadTail(limit)
+        self._fd, self._flood_limit = fd, flood_limit
+        self._on_chunk, self._on_flood, self._spill = on_chunk, on_flood, spill
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+        else:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        was_flooded = self.output.total > self._flood_limit
+        self.output.add(data)
+        if was_flooded:
+            return
+        if self._spill is not None:
+            self._spill.write(data)
+        self._on_chunk(data)
+        if self.output.total > self._flood_limit:
+            self._on_flood()
+
+    def close(self) -> None:
+        """Stop reading and close the pipe; the stream counts as ended."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        if not self.ended.done():
+            self.ended.set_result(None)

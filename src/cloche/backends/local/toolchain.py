@@ -1,0 +1,346 @@
+"""Which toolchain of this host runs a language, and what the jail must show for it to work.
+
+Theory of operation: engines are tried in the table's order; the first whose programs are all found wins.
+System folders come first, then those of CLOCHE_TOOLCHAINS, then PATH, its entries below a home last. What is
+found below /usr works in every jail. Anything else is asked for its own root where it knows it (so that shims
+of rustup, rbenv and pyenv never enter a jail), and exactly that root is bound: never a home, a folder above
+one, or a grab bag such as ~/.local. Python is no search at all: it is the caller's own interpreter with the
+packages installed for it; projects installed in editable form stay outside, because their folders hold more
+than packages.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import re
+import site
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.languages import Engine, Language
+
+SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin")
+# Trees that every jail shows anyway.
+SHOWN_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Files and folders of /etc that toolchains read; the jail shows those that exist, and no others.
+ETC_PATHS = (
+    "/etc/alternatives",
+    "/etc/dotnet",
+    "/etc/ld.so.cache",
+    "/etc/mono",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+)
+FOLDERS_VARIABLE = "CLOCHE_TOOLCHAINS"
+PROBE_TIMEOUT_S = 20.0
+_PROBE_INHERITS = ("HOME", "RUSTUP_HOME", "CARGO_HOME")
+_PROBE_ENV: Mapping[str, str] = {
+    "PATH": os.pathsep.join(SYSTEM_FOLDERS),
+    "LANG": "C.UTF-8",
+    "DENO_NO_UPDATE_CHECK": "1",
+    "DOTNET_NOLOGO": "1",
+    "DOTNET_CLI_TELEMETRY_OPTOUT": "1",
+}
+
+# How a program says where it really is. The answer's folder above `bin` is its root.
+_ASK_PATH: Mapping[str, tuple[str, ...]] = {
+    "node": ("-p", "process.execPath"),
+    "python3": ("-c", "import sys; print(sys.executable)"),
+    "ruby": ("-e", "print RbConfig.ruby"),
+}
+# How a program says its root; the real program is `bin/NAME` below it.
+_ASK_ROOT: Mapping[str, tuple[str, ...]] = {"go": ("env", "GOROOT"), "rustc": ("--print", "sysroot")}
+_ASK_VERSION: Mapping[str, tuple[str, ...]] = {"go": ("version",)}
+# Programs that need no file beside them, and so can be shown alone where their folder is no root of theirs.
+_ALONE = frozenset({"bash", "deno", "node", "sh"})
+# Programs whose root is the folder they are in.
+_ROOT_IS_FOLDER = frozenset({"dotnet"})
+# Programs that only work from within the packages of a node_modules folder.
+_PACKAGED = frozenset({"tsx"})
+# One binary under many names: following the last link would lose the name.
+_MULTICALL = frozenset({"busybox", "coreutils", "toybox"})
+# Folders of a home that mix toolchains with private data; the home itself and all above it are refused
+# anyway.
+_GRAB_BAGS = (".cache", ".cargo", ".config", ".deno", ".local", ".ssh", "bin")
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*$")
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolchain:
+    """Hold what runs a language here.
+
+    `programs` maps the engine's program names to absolute paths; `binds` lists what the jail must show
+    read-only, at the same path, besides the system's own trees: folders, or single files for programs that
+    need nothing else; `env` holds variables this toolchain needs besides the engine's own.
+    """
+
+    engine: Engine
+    programs: Mapping[str, str]
+    binds: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """Return the first line the main program says about its version, asked when first needed."""
+        return engine_version(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Hold a program's real path and what must be shown for it."""
+
+    path: str
+    binds: tuple[str, ...]
+
+
+def find_toolchain(language: Language, *, search_path: Sequence[str] | None = None) -> Toolchain:
+    """Return the toolchain that runs `language` on this host.
+
+    `search_path` replaces the folders that are searched, and then even Python is looked for there. Raises
+    BackendUnavailable saying what is missing and which command installs it.
+    """
+    if search_path is None and language.name == "python" and _runs_in_python():
+        return _own_python(language.engines[0])
+    folders = tuple(search_path) if search_path is not None else default_search_path()
+    lacks = []
+    for engine in language.engines:
+        toolchain, lack = _try_engine(engine, folders)
+        if toolchain is not None:
+            return toolchain
+        lacks.append(f"{lack} (`{engine.package}`)")
+    raise BackendUnavailable(
+        f"{language.name} cannot run here; install what is missing: {'; or '.join(lacks)}"
+    )
+
+
+def default_search_path(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the folders to search: system, CLOCHE_TOOLCHAINS, PATH outside homes, PATH below homes."""
+    environ = os.environ if environ is None else environ
+    listed = [p for name in (FOLDERS_VARIABLE, "PATH") for p in _absolute(environ.get(name, ""))]
+    chosen = set(_absolute(environ.get(FOLDERS_VARIABLE, "")))
+    at_home = [p for p in listed if p not in chosen and _is_below(os.path.realpath(p), _homes())]
+    elsewhere = [p for p in listed if p not in at_home]
+    return tuple(dict.fromkeys((*SYSTEM_FOLDERS, *elsewhere, *at_home)))
+
+
+def engine_version(toolchain: Toolchain) -> str:
+    """Return the first line of the version that the engine's main program reports; cached by path and age."""
+    name = toolchain.engine.programs[0]
+    return _program_version(name, toolchain.programs[name])
+
+
+def _try_engine(engine: Engine, folders: tuple[str, ...]) -> tuple[Toolchain | None, str]:
+    """Return the engine's toolchain, or None with what it lacks."""
+    found: dict[str, _Found] = {}
+    for name in engine.programs:
+        program = _find_program(name, folders)
+        if program is None:
+            return None, f"{name} is missing"
+        found[name] = program
+    main = engine.programs[0]
+    if engine.least_version:
+        version = _program_version(main, found[main].path)
+        if _version_numbers(version) < engine.least_version:
+            least = ".".join(map(str, engine.least_version))
+            return None, f"{main} is {version or 'of unknown version'}, older than {least}"
+    programs = MappingProxyType({name: program.path for name, program in found.items()})
+    binds = _outermost(bind for program in found.values() for bind in program.binds)
+    return Toolchain(engine=engine, programs=programs, binds=binds), ""
+
+
+def _find_program(name: str, folders: Iterable[str]) -> _Found | None:
+    """Return the first usable program of that name."""
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            found = _resolve(name, path)
+            if found is not None:
+                return found
+    return None
+
+
+def _resolve(name: str, path: str) -> _Found | None:
+    """Follow `path` to the real program; None when it cannot be shown without showing what is private."""
+    real = _follow(name, path)
+    if _is_shown(real):
+        return _Found(path=real, binds=())
+    folder = _node_modules(real)
+    if folder:
+        return _Found(path=real, binds=(real,) if name in _ALONE else (folder,))
+    if name in _PACKAGED:
+        return None
+    if name in _ASK_PATH or name in _ASK_ROOT:
+        # Asked by the path it was found at: some shims tell by their own name what they are to be.
+        real = _own_path(name, path)
+    return _with_root(name, real) if real else None
+
+
+def _with_root(name: str, real: str) -> _Found | None:
+    """Find what to show for a program outside the system's trees."""
+    if _is_shown(real):
+        return _Found(path=real, binds=())
+    root = os.path.dirname(real)
+    if os.path.basename(root) == "bin" and name not in _ROOT_IS_FOLDER:
+        root = os.path.dirname(root)
+    if not _is_private(root):
+        return _Found(path=real, binds=(root,))
+    return _Found(path=real, binds=(real,)) if name in _ALONE else None
+
+
+def _follow(name: str, path: str) -> str:
+    real = os.path.realpath(path)
+    if os.path.basename(real) in _MULTICALL:
+        return path
+    if name == "deno" and real.endswith((".cjs", ".js")):
+        # npm's package starts the real program, which is a package of its own beside it.
+        native = f"@deno/linux-{'arm64' if platform.machine() == 'aarch64' else 'x64'}-glibc/deno"
+        beside = os.path.join(_node_modules(real), native)
+        return beside if os.access(beside, os.X_OK) else real
+    return real
+
+
+def _own_path(name: str, path: str) -> str:
+    """Ask a program outside the system's trees where it really is; empty when it does not say so."""
+    answer = _ask(path, _ASK_PATH.get(name) or _ASK_ROOT[name], _age(path))
+    if not os.path.isabs(answer):
+        return ""
+    real = os.path.realpath(answer if name in _ASK_PATH else os.path.join(answer, "bin", name))
+    return real if os.access(real, os.X_OK) else ""
+
+
+def _node_modules(path: str) -> str:
+    """Return the outermost node_modules folder that holds `path`, where a package finds those it needs."""
+    above, middle, _ = path.partition("/node_modules/")
+    return f"{above}/node_modules" if middle else ""
+
+
+def _program_version(name: str, path: str) -> str:
+    return _ask(path, _ASK_VERSION.get(name, ("--version",)), _age(path))
+
+
+def _version_numbers(line: str) -> tuple[int, ...]:
+    match = _VERSION.search(line)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _age(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=64)
+def _ask(path: str, arguments: tuple[str, ...], age: int) -> str:  # noqa: ARG001 - part of the cache's key
+    """Return the first line that a program of this host prints; empty when it fails.
+
+    It runs in / and with a minimal environment, so that no file of the working directory chooses a version.
+    """
+    env = {name: os.environ[name] for name in _PROBE_INHERITS if name in os.environ}
+    try:
+        answer = subprocess.run(
+            [path, *arguments],
+            capture_output=True,
+            cwd="/",
+            env={**env, **_PROBE_ENV},
+            stdin=subprocess.DEVNULL,
+            timeout=PROBE_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return (answer.stdout.decode("utf-8", "replace").strip().splitlines() or [""])[0].strip()
+
+
+def _runs_in_python() -> bool:
+    """Tell whether our own executable is an interpreter, not a program that embeds one."""
+    return _PYTHON.match(os.path.basename(sys.executable or "")) is not None
+
+
+def _own_python(engine: Engine) -> Toolchain:
+    """Describe the interpreter that runs us, with the packages of its environment."""
+    is_environment = sys.prefix != sys.base_prefix
+    # An environment is found by where its link to the interpreter is, so that one link must not be followed.
+    path = os.path.abspath(sys.executable) if is_environment else os.path.realpath(sys.executable)
+    binds: list[str] = []
+    for root in _python_roots(path):
+        binds += _python_parts(path) if _is_private(root) else [root]
+    env = {}
+    user_packages = site.getusersitepackages()
+    if site.ENABLE_USER_SITE and os.path.isdir(user_packages):
+        binds.append(user_packages)
+        env["PYTHONUSERBASE"] = site.getuserbase()
+    return Toolchain(
+        engine=engine,
+        programs=MappingProxyType({engine.programs[0]: path}),
+        binds=_outermost(bind for bind in binds if not _is_shown(bind)),
+        env=MappingProxyType(env),
+    )
+
+
+def _python_roots(path: str) -> list[str]:
+    """List the folders of the environment and of its interpreter, one for each link on the way to it."""
+    roots = [sys.prefix, sys.base_prefix, sys.base_exec_prefix, os.path.realpath(sys.base_prefix)]
+    while os.path.islink(path):
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+        roots.append(os.path.dirname(os.path.dirname(path)))
+    return roots
+
+
+def _python_parts(path: str) -> list[str]:
+    """List what an interpreter needs of a root that holds more than it."""
+    paths = sysconfig.get_paths()
+    parts = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    parts += [path, os.path.realpath(path), f"{sys.prefix}/pyvenv.cfg"]
+    return [part for part in parts if os.path.exists(part)]
+
+
+def _is_shown(path: str) -> bool:
+    return _is_below(path, SHOWN_TREES)
+
+
+def _is_below(path: str, tops: Iterable[str]) -> bool:
+    return any(path == top or path.startswith(top + "/") for top in tops)
+
+
+def _is_private(root: str) -> bool:
+    """Tell whether a folder holds more than a toolchain: a home, a grab bag, anything above, or a top one."""
+    if root.count("/") < 2:
+        return True
+    homes = _homes()
+    bags = [f"{home}/{bag}" for home in homes for bag in _GRAB_BAGS]
+    return root in bags or any(_is_below(home, (root,)) for home in homes)
+
+
+def _homes() -> tuple[str, ...]:
+    homes = [os.path.expanduser("~")]
+    try:
+        homes.append(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        pass  # a container may run us under an id that has no account
+    return tuple(
+        dict.fromkeys(os.path.realpath(home) for home in homes if os.path.isabs(home) and home != "/")
+    )
+
+
+def _absolute(path_list: str) -> list[str]:
+    """Split a search path; relative entries depend on the working directory and are dropped."""
+    return [os.path.normpath(part) for part in path_list.split(os.pathsep) if os.path.isabs(part)]
+
+
+def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Drop paths that lie below others."""
+    kept: list[str] = []
+    for path in sorted(set(paths)):
+        if not _is_below(path, kept):
+            kept.append(path)
+    return tuple(kept)

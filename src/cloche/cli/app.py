@@ -1,0 +1,213 @@
+"""The verbs and options of the command line. Each imports what it needs when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from cloche import __version__
+
+from .exits import guarded
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    help="Run code that a language model wrote, so that it cannot hurt this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings=_SETTINGS,
+)
+sandbox = typer.Typer(help="The same verbs under one word.", no_args_is_help=True, rich_markup_mode=None)
+config = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(sandbox, name="sandbox")
+app.add_typer(config, name="config")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ConfigFile = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")
+]
+BackendName = Annotated[str | None, typer.Option("--backend", help="A name of `cloche backends`.")]
+PresetName = Annotated[str | None, typer.Option("--preset", help="A name of `cloche presets`.")]
+TierNumber = Annotated[int | None, typer.Option("--tier", help="Tier of trust, 1 to 4.")]
+
+
+def _finish(work: Callable[[], int], *, debug: bool = False, as_json: bool = False) -> None:
+    raise typer.Exit(guarded(work, debug=debug, as_json=as_json))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cloche {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run code that a language model wrote, so that it cannot hurt this machine."""
+
+
+@app.command("run", no_args_is_help=True, context_settings=_SETTINGS)
+@sandbox.command("run", no_args_is_help=True, context_settings=_SETTINGS)
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE|- [-- ARGS...]", help="The file to run (- is stdin), then its arguments."
+        ),
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option("-c", metavar="CODE", help="Run CODE instead of a file.")
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Default: by file name or first line, else python.")
+    ] = None,
+    backend: BackendName = None,
+    image: Annotated[str | None, typer.Option(help="Container image, for backends that use images.")] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(help="A level or control that must hold; less is an error. Repeatable."),
+    ] = None,
+    best_effort: Annotated[
+        list[str] | None, typer.Option(help="A control that may be absent. Repeatable.")
+    ] = None,
+    preset: PresetName = None,
+    tier: TierNumber = None,
+    config_file: ConfigFile = None,
+    timeout: Annotated[str | None, typer.Option(help="Wall clock: seconds, or 500ms, 30s, 5m.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory: bytes, or 256m, 1g.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="CPUs, for example 0.5.")] = None,
+    pids: Annotated[int | None, typer.Option(help="Processes and threads at once.")] = None,
+    disk: Annotated[str | None, typer.Option(help="Size of the workspace.")] = None,
+    output_limit: Annotated[str | None, typer.Option(help="Output kept in the result, per stream.")] = None,
+    network: Annotated[str | None, typer.Option(help="off, allowlist or open.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="A variable for the program. Repeatable.")
+    ] = None,
+    file: Annotated[
+        list[str] | None, typer.Option(metavar="SRC[:DST]", help="Copy a file or directory in. Repeatable.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Copy created and changed files to DIR.")
+    ] = None,
+    as_json: AsJson = False,
+    no_sandbox: Annotated[
+        bool, typer.Option("--no-sandbox", help="Child process with limits, no isolation.")
+    ] = False,
+    sandbox_debug: Annotated[
+        bool, typer.Option("--sandbox-debug", help="Print debug log and the jail's plan.")
+    ] = False,
+) -> None:
+    """Run a program in a throwaway sandbox; its output and exit code pass through.
+
+    Exit codes: the program's own; 124 time-out, 137 out of memory, 125 Cloche failed, 2 wrong usage.
+    """
+
+    def work() -> int:
+        from .run import RunCommand, run_command
+
+        return run_command(
+            RunCommand(
+                words=tuple(words or ()), code=code, language=language, env=tuple(env or ()),
+                files=tuple(file or ()),
+                out=out, as_json=as_json, no_sandbox=no_sandbox, debug=sandbox_debug,
+                options={
+                    "backend": backend, "image": image, "require": require, "best_effort": best_effort or (),
+                    "preset": preset, "tier": tier, "config": config_file, "timeout": timeout,
+                    "memory": memory, "cpus": cpus, "pids": pids, "disk": disk, "network": network,
+                    "output_limit": output_limit,
+                },
+            )
+        )  # fmt: skip
+
+    _finish(work, debug=sandbox_debug, as_json=as_json)
+
+
+@app.command("languages")
+def languages(as_json: AsJson = False) -> None:
+    """List the languages, and what runs them."""
+
+    def work() -> int:
+        from .tables import show_languages
+
+        return show_languages(as_json=as_json)
+
+    _finish(work, as_json=as_json)
+
+
+@app.command("presets")
+def presets(as_json: AsJson = False) -> None:
+    """List the presets."""
+
+    def work() -> int:
+        from .tables import show_presets
+
+        return show_presets(as_json=as_json)
+
+    _finish(work, as_json=as_json)
+
+
+@app.command("backends")
+def backends(as_json: AsJson = False) -> None:
+    """List the backends, and which can be used here."""
+
+    def work() -> int:
+        from .tables import show_backends
+
+        return show_backends(as_json=as_json)
+
+    _finish(work, as_json=as_json)
+
+
+@config.command("show")
+def config_show(
+    config_file: ConfigFile = None,
+    preset: PresetName = None,
+    tier: TierNumber = None,
+    backend: BackendName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show every setting, its value and where it came from."""
+
+    def work() -> int:
+        from .tables import show_settings
+
+        return show_settings(
+            {"config": config_file, "preset": preset, "tier": tier, "backend": backend}, as_json=as_json
+        )
+
+    _finish(work, as_json=as_json)
+
+
+@app.command("doctor")
+def doctor(as_json: AsJson = False) -> None:
+    """Measure what this host can enforce, and say how to get more."""
+
+    def work() -> int:
+        from .doctor import examine
+
+        return examine(as_json=as_json)
+
+    _finish(work, as_json=as_json)
+
+
+@app.command("conformance")
+def conformance(
+    backend: Annotated[str, typer.Option(help="A name of `cloche backends`.")] = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Check that a backend keeps every promise of the interface."""
+
+    def work() -> int:
+        from .conformance import check
+
+        return check(backend, as_json=as_json)
+
+    _finish(work, as_json=as_json)

@@ -1,0 +1,81 @@
+"""Exit codes, and errors as one line on stderr.
+
+The program's own code passes through. Cloche's are: 124 time-out, 137 out of memory, 125 Cloche could not do
+it, 2 wrong usage, 130 Ctrl-C, 143 terminated, 141 nobody reads the output any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.result import Result, Status
+
+from .terminal import neutralise
+
+EXIT_USAGE = 2
+EXIT_FAILED = 125
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_TERMINATED = 128 + signal.SIGTERM
+EXIT_UNREAD = 128 + signal.SIGPIPE
+
+_BY_STATUS = {Status.TIMEOUT: 124, Status.OUT_OF_MEMORY: 137}
+
+
+def exit_code_of(result: Result) -> int:
+    """Return the code that `cloche run` exits with for `result`."""
+    return _BY_STATUS.get(result.status or Status.ERROR, result.exit_code & 0xFF)
+
+
+def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = False) -> int:
+    """Do the work of one command and return the exit code, its exceptions turned into one line each."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup's "ignore" stays
+            signal.signal(number, _exit_orderly)
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return EXIT_UNREAD
+    except ClocheError as error:
+        _report(error, str(error), debug=debug, as_json=as_json)
+        return EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILED
+    except Exception as error:
+        text = f"unexpected {type(error).__name__}: {error}. This is a defect of Cloche"
+        _report(
+            error, text if debug else f"{text}; --sandbox-debug shows where", debug=debug, as_json=as_json
+        )
+        return EXIT_FAILED
+
+
+def say(text: str) -> None:
+    """Print one line about the run on stderr."""
+    line = neutralise(" ".join(text.splitlines()))
+    print(f"cloche: {line}", file=sys.stderr, flush=True)
+
+
+def _report(error: Exception, text: str, *, debug: bool, as_json: bool) -> None:
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    say(text)
+    if as_json:
+        print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}))
+
+
+def _exit_orderly(number: int, _frame: FrameType | None) -> None:
+    """Leave like Ctrl-C does: what runs is killed and waited for first."""
+    raise SystemExit(128 + number)
+
+
+def _discard_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,193 @@
+"""`cloche run`: read the source, run it, pass its output on as it comes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.events import Event, Started
+from cloche.core.languages import detect_language
+from cloche.core.request import MAX_STDIN_BYTES
+from cloche.core.result import Result, Status
+from cloche.core.units import MIB
+from cloche.runtime.inputs import Content
+from cloche.runtime.options import SandboxOptions
+from cloche.sync import run
+
+from .exits import exit_code_of, say
+from .terminal import Writer, neutralise
+
+MAX_CODE_BYTES = 16 * MIB
+
+_NOTES = {
+    Status.TIMEOUT: "the code was stopped at its time limit",
+    Status.OUT_OF_MEMORY: "the code was stopped at its memory limit",
+    Status.OUTPUT_LIMIT: "the code was stopped because it printed without end",
+    Status.PIDS_LIMIT: "the code reached its limit of processes",
+    Status.DISK_LIMIT: "the code reached its limit of disk space",
+    Status.SIGNALED: "the code ended by a signal",
+    Status.DENIED: "the policy blocked the code while it ran",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCommand:
+    """Hold the command line of `cloche run`, parsed and not yet checked."""
+
+    words: tuple[str, ...] = ()
+    code: str | None = None
+    language: str | None = None
+    env: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    out: str | None = None
+    as_json: bool = False
+    no_sandbox: bool = False
+    debug: bool = False
+    options: SandboxOptions = field(default_factory=SandboxOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Hold the code and where it came from; `took_stdin`: nothing is left for the program to read."""
+
+    code: str
+    name: str
+    argv: tuple[str, ...]
+    took_stdin: bool = False
+
+
+def run_command(command: RunCommand) -> int:
+    """Run what the command line says and return the exit code."""
+    if command.debug:
+        logging.basicConfig(
+            level=logging.INFO, stream=sys.stderr, format="%(relativeCreated)6.0f ms %(name)s: %(message)s"
+        )
+        logging.getLogger("cloche").setLevel(logging.DEBUG)
+    options = _with_backend(command)
+    source = read_source(command)
+    language = command.language or _detect(source)
+    stdout, stderr = Writer(1), Writer(2)
+    writers = {"stdout": stdout.write, "stderr": stderr.write}
+    result = run(
+        source.code,
+        language=language,
+        argv=source.argv,
+        stdin=b"" if source.took_stdin else read_stdin(),
+        env=dict(_pair(text) for text in command.env),
+        files=dict(_file(text) for text in command.files),
+        out=command.out,
+        on_output=None if command.as_json else lambda stream, data: writers[stream](data),
+        on_event=_print_plan if command.debug else None,
+        **options,
+    )
+    stdout.finish()
+    stderr.finish()
+    _conclude(result, as_json=command.as_json)
+    return exit_code_of(result)
+
+
+def _detect(source: Source) -> str:
+    """Tell the language by name or first line; code without either is Python, as with any `-c`."""
+    first_line = source.code.partition("\n")[0]
+    if not source.name and not first_line.startswith("#!"):
+        return "python"
+    return detect_language(source.name, first_line).name
+
+
+def _with_backend(command: RunCommand) -> SandboxOptions:
+    if not command.no_sandbox:
+        return command.options
+    if command.options.get("backend") not in (None, "subprocess"):
+        raise InvalidRequest("--no-sandbox and --backend exclude each other; give one")
+    say("no sandbox: the code runs as a child process on this host, with limits but without isolation")
+    return {**command.options, "backend": "subprocess"}
+
+
+def read_source(command: RunCommand) -> Source:
+    """Return the code: from -c, from stdin (`-`), or from the file that the first word names."""
+    if command.code is not None:
+        return Source(code=command.code, name="", argv=command.words)
+    if not command.words:
+        raise InvalidRequest("nothing to run: give a FILE, - for stdin, or -c CODE")
+    name, *argv = command.words
+    if name == "-":
+        return Source(
+            code=_decode(_read_all(0, MAX_CODE_BYTES, "stdin")), name="", argv=tuple(argv), took_stdin=True
+        )
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = _read_all(fd, MAX_CODE_BYTES, name)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot read {name!r}: {error.strerror}; give a FILE, - for stdin, or -c CODE"
+        ) from error
+    return Source(code=_decode(data), name=os.path.basename(name), argv=tuple(argv))
+
+
+def read_stdin() -> bytes:
+    """Return what is piped in for the program; nothing when a person sits at a terminal."""
+    try:
+        return b"" if os.isatty(0) else _read_all(0, MAX_STDIN_BYTES, "stdin")
+    except OSError:  # closed, or a directory: there is nothing to read
+        return b""
+
+
+def _read_all(fd: int, max_bytes: int, name: str) -> bytes:
+    chunks, size = [], 0
+    while chunk := os.read(fd, MIB):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > max_bytes:
+            raise InvalidRequest(
+                f"{name}: more than {max_bytes // MIB} MiB; pass the data with --file instead"
+            )
+    return b"".join(chunks)
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """Split K=V; a bare K passes the caller's own value on."""
+    name, equals, value = text.partition("=")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise InvalidRequest(f"--env {name}: there is no such variable here to pass on; write {name}=VALUE")
+    return name, os.environ[name]
+
+
+def _file(text: str) -> tuple[str, Content]:
+    """Split SRC[:DST]; a colon that belongs to an existing name is kept."""
+    source, colon, target = (text, "", "") if os.path.exists(text) else text.rpartition(":")
+    path = Path(source if colon else text)
+    return target or path.absolute().name, path
+
+
+def _print_plan(event: Event) -> None:
+    if isinstance(event, Started):
+        for number, step in enumerate(event.plan, 1):
+            text = neutralise(f"{number:3} {step.seconds * 1000:8.2f} ms  {step.name}: {step.description}")
+            print(text, file=sys.stderr, flush=True)
+
+
+def _conclude(result: Result, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result.as_dict(), default=str), flush=True)
+        return
+    for warning in result.meta.get("screen", ()):
+        say(f"screen: {warning}")
+    for path in result.meta.get("files_left_out", ()):
+        say(f"left out, not a regular file inside the given directory: {path}")
+    note = _NOTES.get(result.status or Status.OK)
+    if note is not None:
+        say(f"{result.status}: {note} ({result.duration:.2f} s)")

@@ -1,0 +1,114 @@
+"""The commands that show something: tables for people, --json for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def show(rows: Sequence[Row], *, as_json: bool, title: str = "") -> None:
+    """Print rows that share their keys, as a table or as JSON."""
+    if as_json:
+        print(json.dumps([dict(row) for row in rows], default=str, indent=2))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        *(rows[0] if rows else ()), title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    wide = None if sys.stdout.isatty() else 200
+    Console(markup=False, highlight=False, emoji=False, width=wide).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def show_presets(*, as_json: bool) -> int:
+    """List the presets with what each sets."""
+    from cloche.core.presets import PRESETS
+
+    rows = [
+        {
+            "preset": preset.name,
+            "summary": preset.summary,
+            "sets": [_amount(name, value) for name, value in {**preset.limits, **preset.policy}.items()],
+        }
+        for preset in PRESETS.values()
+    ]
+    show(rows, as_json=as_json)
+    return 0
+
+
+def _amount(name: str, value: object) -> str:
+    from cloche.core.units import format_size
+
+    return f"{name}={format_size(value) if name.endswith('_bytes') and isinstance(value, int) else value}"
+
+
+def show_backends(*, as_json: bool) -> int:
+    """List every backend with whether it can be used here, and why not."""
+    from cloche.runtime.factory import PROVIDERS, capabilities_of
+
+    found = {name: capabilities_of(name) for name in PROVIDERS}
+    rows = [
+        {
+            "backend": name,
+            "available": found[name].available,
+            "level": str(found[name].level) if found[name].available else None,
+            "summary": provider.summary,
+            "reason": found[name].reason,
+        }
+        for name, provider in PROVIDERS.items()
+    ]
+    show(rows, as_json=as_json)
+    return 0
+
+
+def show_languages(*, as_json: bool) -> int:
+    """List the languages with the engine that this host's programs make, or the command that installs one."""
+    from cloche.core.languages import LANGUAGES
+
+    rows = []
+    for language in LANGUAGES.values():
+        engine = next((e for e in language.engines if all(map(_has_program, e.programs))), None)
+        rows.append(
+            {
+                "language": language.name,
+                "aliases": language.aliases,
+                "suffixes": language.suffixes,
+                "engine": engine.name if engine else None,
+                "note": engine.stand_in if engine else f"missing; {language.engines[0].package}",
+                "image": language.image,
+            }
+        )
+    show(rows, as_json=as_json)
+    return 0
+
+
+def _has_program(name: str) -> bool:
+    import shutil
+
+    return name == "python3" or shutil.which(name) is not None  # Cloche itself runs on a Python
+
+
+def show_settings(options: Mapping[str, Any], *, as_json: bool) -> int:
+    """Show every setting with its value and its origin."""
+    from cloche.runtime.settings import load_settings
+
+    settings = load_settings(options)
+    rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in settings.as_rows()]
+    show(rows, as_json=as_json)
+    return 0

@@ -1,0 +1,57 @@
+"""Writing the guest's bytes: untouched into files and pipes, harmless on a terminal."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import select
+
+_KEPT = "\n\t\r"
+# C0, DEL and C1 drive terminals; the bidirectional controls reorder what a reader sees.
+_DANGEROUS = [
+    *range(0x20),
+    *range(0x7F, 0xA0),
+    0x061C,
+    0x200E,
+    0x200F,
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+]
+_VISIBLE = {
+    code: (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+    for code in _DANGEROUS
+    if chr(code) not in _KEPT
+}
+
+
+def neutralise(text: str) -> str:
+    """Return `text` with everything that a terminal would obey made visible instead."""
+    return text.translate(_VISIBLE)
+
+
+class Writer:
+    """Write one stream of the guest to one of our descriptors, at once and complete."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._is_terminal = os.isatty(fd)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end inside a character
+
+    def write(self, data: bytes) -> None:
+        """Write `data`; raises BrokenPipeError when nobody reads any more."""
+        if self._is_terminal:
+            data = neutralise(self._decoder.decode(data)).encode("utf-8", "replace")
+        self._write_all(data)
+
+    def finish(self) -> None:
+        """Write what is left of a character that never ended."""
+        if self._is_terminal:
+            self._write_all(neutralise(self._decoder.decode(b"", final=True)).encode())
+
+    def _write_all(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(self._fd, left) :]
+            except BlockingIOError:  # the descriptor's other owner made it non-blocking
+                select.select([], [self._fd], [])

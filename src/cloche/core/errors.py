@@ -1,0 +1,71 @@
+"""Errors that say who is to blame and what to do next.
+
+What the guest did is a status on the result; only what *we* could not do is an exception.
+"""
+
+from __future__ import annotations
+
+
+class ClocheError(Exception):
+    """Report a failure. Every error Cloche raises on purpose derives from this one."""
+
+
+class InvalidRequest(ClocheError, ValueError):
+    """Blame the caller: an argument or a configuration value is wrong."""
+
+
+class PolicyDenied(ClocheError):
+    """Blame the rules: the policy refuses this request before anything ran."""
+
+
+class ApprovalRequired(ClocheError):
+    """Ask for a human: the action needs an approval that was not given yet."""
+
+
+class ApprovalDenied(ClocheError):
+    """Report a human's no."""
+
+
+class BackendUnavailable(ClocheError):
+    """Blame the environment: this host cannot give what was asked for; the message has the remedy."""
+
+
+class StartFailed(ClocheError):
+    """Blame the environment: the sandbox could not be set up and nothing ran. A retry may help.
+
+    `step`, `index` and `errno` name the first set-up step that failed; None when the failure came before any step.
+    """
+
+    def __init__(self, message: str, *, step: str | None = None, index: int | None = None, errno: int | None = None):
+        super().__init__(message)
+        self.step = step
+        self.index = index
+        self.errno = errno
+
+
+class OutcomeUnknown(ClocheError):
+    """Report a link lost after the code was sent: it may or may not have run. Do not retry blindly."""
+
+
+class InternalError(ClocheError):
+    """Blame Cloche: something happened that its own logic excludes."""
+
+
+class SandboxFileError(ClocheError):
+    """Report a file operation inside a sandbox that failed; `path` is the guest's path."""
+
+    def __init__(self, message: str, *, path: str):
+        super().__init__(message)
+        self.path = path
+
+
+class SandboxFileNotFound(SandboxFileError, FileNotFoundError):
+    """Report that the sandbox has no such file."""
+
+
+class SandboxFileTooLarge(SandboxFileError):
+    """Report that the file exceeds `max_bytes`; nothing was returned."""
+
+
+class SandboxFileRefused(SandboxFileError, PermissionError):
+    """Report a path that leaves the workspace, passes a link, or is not a regular file."""

@@ -1,0 +1,370 @@
+"""The languages Cloche runs: one literal table for all backends (R5).
+
+A language is run by an *engine*. The engines of a language stand in order of preference; a backend takes the
+first one whose programs it has, and every engine but the first is named in the result's `meta`. An engine's
+commands run one after the other, inside the sandbox and under one set of limits: all but the last compile,
+the first that fails ends the run, and the program's own arguments follow the last. Three kinds of placeholder
+appear in the texts below: `{source}` is the code's file, `{build}` a fresh private folder from which programs
+may be started, and a program's name stands for its path.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from .errors import InvalidRequest
+from .limits import Limits
+from .units import MIB, format_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Say how one toolchain runs a language.
+
+    `programs` must all exist. `generated` holds files to write into `{build}` first. `package` is the command
+    that installs the toolchain, `least_version` the oldest that will do (of the first program). `advised`
+    names limits with the amount this engine needs for more than small programs: a hint for messages, never
+    applied. `stand_in` says in what the engine differs from what the language's name promises.
+    """
+
+    name: str
+    programs: tuple[str, ...]
+    commands: tuple[tuple[str, ...], ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    generated: Mapping[str, str] = field(default_factory=dict)
+    package: str
+    least_version: tuple[int, ...] = ()
+    advised: Mapping[str, int] = field(default_factory=dict)
+    stand_in: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Language:
+    """Name a language, the file its code is written to below /workspace, its container image and its engines.
+
+    `image_engine` names the engine that the default image holds.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    suffixes: tuple[str, ...]
+    file_name: str
+    image: str
+    engines: tuple[Engine, ...]
+    image_engine: str
+
+
+def _commands(*lines: str) -> tuple[tuple[str, ...], ...]:
+    """Split command lines into words; placeholders are filled later, so a path with spaces stays one word."""
+    return tuple(tuple(line.split()) for line in lines)
+
+
+_NODE_PACKAGE = "apt-get install nodejs"
+
+_DENO = Engine(
+    name="deno",
+    programs=("deno",),
+    # Everything is allowed because the sandbox is the wall, so nothing ever prompts; nothing is ever fetched.
+    commands=_commands(
+        "{deno} run --quiet --allow-all --no-prompt --no-remote --no-npm --cached-only"
+        " --no-config --no-lock --no-check {source}",
+    ),
+    env={"DENO_DIR": "{build}/deno", "DENO_NO_UPDATE_CHECK": "1"},
+    package="npm install --global deno",
+)
+
+_TSX = Engine(
+    name="tsx",
+    programs=("node", "tsx"),
+    commands=_commands("{node} {tsx} {source}"),
+    env={"TSX_DISABLE_CACHE": "1"},
+    package="npm install --global tsx",
+)
+
+_NODE_TYPES = Engine(
+    name="node",
+    programs=("node",),
+    commands=_commands("{node} --disable-warning=ExperimentalWarning {source}"),
+    package=_NODE_PACKAGE,
+    least_version=(22, 18),
+    stand_in="node strips types; enums and namespaces need deno or tsx",
+)
+
+_GO = Engine(
+    name="go",
+    programs=("go", "env"),
+    # One package at a time on two threads, whatever the host has: else a big host breaks the limits on memory
+    # and pids. Set for the compiler alone, so that the program may use every CPU it is given.
+    commands=_commands(
+        "{env} GOMAXPROCS=2 {go} build -p=1 -o {build}/program {source}",
+        "{build}/program",
+    ),
+    # CGO_ENABLED stays unset: 0 would make Go 1.19 compile again what it brings compiled (12 s instead of 0.7
+    # s for net/http); from 1.20 on Go chooses by itself. No modules: one file, and nothing can be fetched.
+    env={
+        "GOCACHE": "{build}/go-cache",
+        "GOTMPDIR": "{build}",
+        "GOPATH": "{build}/go-path",
+        "GOENV": "off",
+        "GO111MODULE": "off",
+        "GOTOOLCHAIN": "local",
+        "GOPROXY": "off",
+        "GOFLAGS": "",
+        "GOTELEMETRY": "off",
+    },
+    package="apt-get install golang-go",
+    # From 1.20 on Go compiles its library anew in every fresh sandbox: fmt fits the default limits (about 20
+    # s at half a CPU), net/http does not.
+    advised={"tmp_bytes": 256 * MIB, "memory_bytes": 512 * MIB, "timeout_s": 90},
+)
+
+_RUST = Engine(
+    name="rustc",
+    programs=("rustc", "cc"),
+    commands=_commands(
+        "{rustc} --edition=2021 -Copt-level=1 -Ccodegen-units=1 -Cdebuginfo=0 -Clinker={cc}"
+        " -o {build}/program {source}",
+        "{build}/program",
+    ),
+    package="apt-get install rustc",
+)
+
+_PROJECT = """\
+<Project Sdk="Microsoft.NET.Sdk">
+  <PropertyGroup>
+    <OutputType>Exe</OutputType>
+    <TargetFramework>net$(BundledNETCoreAppTargetFrameworkVersion)</TargetFramework>
+    <AssemblyName>program</AssemblyName>
+    <RootNamespace>Program</RootNamespace>
+    <LangVersion>latest</LangVersion>
+    <ImplicitUsings>enable</ImplicitUsings>
+    <EnableDefaultItems>false</EnableDefaultItems>
+    <UseAppHost>false</UseAppHost>
+    <UseSharedCompilation>false</UseSharedCompilation>
+    <InvariantGlobalization>true</InvariantGlobalization>
+    <NuGetAudit>false</NuGetAudit>
+  </PropertyGroup>
+  <ItemGroup>
+    <Compile Include="{source}" />
+  </ItemGroup>
+</Project>
+"""
+
+_OFFLINE_NUGET = """\
+<?xml version="1.0" encoding="utf-8"?>
+<configuration>
+  <packageSources>
+    <clear />
+  </packageSources>
+  <fallbackPackageFolders>
+    <clear />
+  </fallbackPackageFolders>
+  <config>
+    <add key="globalPackagesFolder" value="{build}/packages" />
+  </config>
+</configuration>
+"""
+
+_DOTNET = Engine(
+    name="dotnet",
+    programs=("dotnet",),
+    # Two steps, so that the compiler's words and the program's output are told apart.
+    commands=_commands(
+        "{dotnet} build {build}/program.csproj --nologo --verbosity quiet -maxcpucount:1 -nodeReuse:false",
+        "{dotnet} run --no-build --no-launch-profile --project {build}/program.csproj --",
+    ),
+    env={
+        "DOTNET_CLI_HOME": "{build}/home",
+        "DOTNET_CLI_TELEMETRY_OPTOUT": "1",
+        "DOTNET_CLI_UI_LANGUAGE": "en",
+        "DOTNET_CLI_USE_MSBUILD_SERVER": "0",
+        "DOTNET_CLI_WORKLOAD_UPDATE_NOTIFY_DISABLE": "1",
+        "DOTNET_EnableDiagnostics": "0",
+        "DOTNET_NOLOGO": "1",
+        "MSBUILDDISABLENODEREUSE": "1",
+        "NUGET_PACKAGES": "{build}/packages",
+    },
+    generated={"program.csproj": _PROJECT, "NuGet.config": _OFFLINE_NUGET},
+    package="apt-get install dotnet-sdk-10.0",
+    least_version=(6,),
+    advised={"memory_bytes": 512 * MIB, "tmp_bytes": 256 * MIB, "pids": 128, "timeout_s": 90},
+)
+
+_MONO = Engine(
+    name="mono",
+    programs=("mono", "mcs"),
+    commands=_commands("{mcs} -nologo -out:{build}/program.exe {source}", "{mono} {build}/program.exe"),
+    package="apt-get install mono-mcs mono-runtime",
+    stand_in="Mono stands in for .NET: C# 7, no top-level statements",
+)
+
+
+def _interpreter(name: str, *, package: str, stand_in: str = "") -> Engine:
+    """Describe an engine that runs the source as it is."""
+    commands = _commands(f"{{{name}}} {{source}}")
+    return Engine(name=name, programs=(name,), commands=commands, package=package, stand_in=stand_in)
+
+
+LANGUAGES: Mapping[str, Language] = {
+    language.name: language
+    for language in (
+        Language(
+            name="python",
+            aliases=("py", "python3"),
+            suffixes=(".py", ".pyw"),
+            file_name="main.py",
+            image="python:3.12-alpine",
+            engines=(_interpreter("python3", package="apt-get install python3"),),
+            image_engine="python3",
+        ),
+        Language(
+            name="javascript",
+            aliases=("js", "node", "nodejs"),
+            suffixes=(".js", ".mjs", ".cjs"),
+            file_name="main.js",
+            image="node:22-alpine",
+            engines=(_interpreter("node", package=_NODE_PACKAGE),),
+            image_engine="node",
+        ),
+        Language(
+            name="typescript",
+            aliases=("ts", "deno", "tsx", "ts-node"),
+            suffixes=(".ts", ".mts", ".cts"),
+            file_name="main.ts",
+            image="denoland/deno:alpine",
+            engines=(_DENO, _TSX, _NODE_TYPES),
+            image_engine="deno",
+        ),
+        Language(
+            name="bash",
+            aliases=("sh", "shell", "dash"),
+            suffixes=(".sh", ".bash"),
+            file_name="main.sh",
+            image="alpine:3.20",
+            engines=(
+                _interpreter("bash", package="apt-get install bash"),
+                _interpreter("sh", package="apt-get install dash", stand_in="sh stands in for Bash"),
+            ),
+            image_engine="sh",
+        ),
+        Language(
+            name="ruby",
+            aliases=("rb",),
+            suffixes=(".rb",),
+            file_name="main.rb",
+            image="ruby:3.3-alpine",
+            engines=(_interpreter("ruby", package="apt-get install ruby"),),
+            image_engine="ruby",
+        ),
+        Language(
+            name="go",
+            aliases=("golang",),
+            suffixes=(".go",),
+            file_name="main.go",
+            image="golang:1.22-alpine",
+            engines=(_GO,),
+            image_engine="go",
+        ),
+        Language(
+            name="rust",
+            aliases=("rs", "rustc"),
+            suffixes=(".rs",),
+            file_name="main.rs",
+            image="rust:1.78-alpine",
+            engines=(_RUST,),
+            image_engine="rustc",
+        ),
+        Language(
+            name="csharp",
+            aliases=("c#", "cs", "dotnet"),
+            suffixes=(".cs",),
+            file_name="Program.cs",
+            image="mcr.microsoft.com/dotnet/sdk:10.0-alpine",
+            engines=(_DOTNET, _MONO),
+            image_engine="dotnet",
+        ),
+    )
+}
+
+_BY_WORD: Mapping[str, Language] = {
+    word: language for language in LANGUAGES.values() for word in (language.name, *language.aliases)
+}
+_BY_SUFFIX: Mapping[str, Language] = {
+    suffix: language for language in LANGUAGES.values() for suffix in language.suffixes
+}
+_VERSION_TAIL = re.compile(r"[0-9.]+$")
+
+
+def language_named(name: str) -> Language:
+    """Return the language of that name or alias (any case), or raise InvalidRequest naming the known ones."""
+    try:
+        return _BY_WORD[name.strip().lower()]
+    except KeyError:
+        raise InvalidRequest(f"unknown language {name!r}; known languages: {', '.join(LANGUAGES)}") from None
+
+
+def detect_language(file_name: str, first_line: bytes | str = b"") -> Language:
+    """Return the language of a file by its suffix, else by its first line (`#!`), or raise InvalidRequest."""
+    suffix = posixpath.splitext(file_name)[1].lower()
+    found = _BY_SUFFIX.get(suffix) or _BY_WORD.get(_shebang_program(first_line))
+    if found is None:
+        known = ", ".join(LANGUAGES)
+        raise InvalidRequest(f"cannot tell the language of {file_name!r}; name one with --language: {known}")
+    return found
+
+
+def _shebang_program(first_line: bytes | str) -> str:
+    """Return the interpreter's bare name (`python` for `#!/usr/bin/env -S python3.11 -u`), or nothing."""
+    line = first_line.decode("utf-8", "replace") if isinstance(first_line, bytes) else first_line
+    if not line.startswith("#!"):
+        return ""
+    words = (line[2:].splitlines() or [""])[0].split()
+    if words and posixpath.basename(words[0]) == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    return _VERSION_TAIL.sub("", posixpath.basename(words[0]).lower()) if words else ""
+
+
+def render(
+    engine: Engine, programs: Mapping[str, str], source: str, build: str, argv: tuple[str, ...] = ()
+) -> tuple[tuple[str, ...], ...]:
+    """Return the commands to run one after the other; `argv` follows the last one.
+
+    `programs` maps program names to paths; one that is missing is called by its bare name, as images want it.
+    """
+    words = _words(engine, programs, source, build)
+    commands = [tuple(part.format_map(words) for part in command) for command in engine.commands]
+    return (*commands[:-1], (*commands[-1], *argv))
+
+
+def render_env(engine: Engine, source: str, build: str) -> Mapping[str, str]:
+    """Return the variables that all of the engine's commands need."""
+    words = _words(engine, {}, source, build)
+    return MappingProxyType({name: value.format_map(words) for name, value in engine.env.items()})
+
+
+def render_generated(engine: Engine, source: str, build: str) -> Mapping[str, str]:
+    """Return the files to write before the first command: absolute path, text."""
+    words = _words(engine, {}, source, build)
+    files = {f"{build}/{name}": text.format_map(words) for name, text in engine.generated.items()}
+    return MappingProxyType(files)
+
+
+def _words(engine: Engine, programs: Mapping[str, str], source: str, build: str) -> Mapping[str, str]:
+    return {"source": source, "build": build, **{name: programs.get(name, name) for name in engine.programs}}
+
+
+def limits_note(engine: Engine, limits: Limits) -> str:
+    """Say which limits are below what the engine needs for more than small programs; empty when none is."""
+    low = [name for name, amount in engine.advised.items() if getattr(limits, name) < amount]
+    if not low:
+        return ""
+    wanted = ", ".join(f"{name}={_written(name, engine.advised[name])}" for name in low)
+    return f"{engine.name} may need more than these limits for larger programs: {wanted}"
+
+
+def _written(name: str, amount: int) -> str:
+    return format_size(amount) if name.endswith("_bytes") else str(amount)

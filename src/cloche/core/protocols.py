@@ -1,0 +1,71 @@
+"""The seams everything hangs on. Optional powers are protocols of their own, never flags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, runtime_checkable
+
+from .capabilities import Capabilities
+from .events import Sink
+from .limits import Limits
+from .policy import Policy
+from .request import InputFile, Request
+from .result import Result
+
+
+@runtime_checkable
+class CodeSandbox(Protocol):
+    """Run code synchronously (R1)."""
+
+    def execute(self, code: str, language: str = "python", timeout: int = 30) -> Result:
+        """Run `code` and return what came of it; `timeout` is in seconds of wall clock."""
+        ...
+
+
+class OpenSandbox(Protocol):
+    """Offer a workspace that lives: every run is a fresh process in the same /workspace."""
+
+    async def run(self, request: Request) -> Result:
+        """Run code or a command, one at a time, and return what came of it."""
+        ...
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a regular file of the workspace. Raises the SandboxFile errors."""
+        ...
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""
+        ...
+
+
+class Backend(Protocol):
+    """Give sandboxes of one kind."""
+
+    name: str
+
+    def capabilities(self) -> Capabilities:
+        """Return what this host can give; measured once, then cached."""
+        ...
+
+    def open(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[OpenSandbox]:
+        """Open a sandbox. Raises BackendUnavailable when the policy asks for more than this host can give."""
+        ...
+
+
+@runtime_checkable
+class SupportsStreaming(Protocol):
+    """Report events while the code runs."""
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        ...
+
+
+@runtime_checkable
+class SupportsBatchFiles(Protocol):
+    """Write many files at once."""
+
+    async def write_files(self, files: Sequence[InputFile]) -> None:
+        """Create or replace all of `files`."""
+        ...

@@ -1,0 +1,98 @@
+"""What to run: code in a language, or a command."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .errors import InvalidRequest
+from .units import KIB, MIB, parse_duration
+
+MAX_STDIN_BYTES = 50 * MIB
+MAX_ARGV_BYTES = MIB
+MAX_ONE_ARGUMENT_BYTES = 128 * KIB - 1  # the kernel's MAX_ARG_STRLEN, its final NUL included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """Give the sandbox a file: `path` relative to /workspace (or absolute below it), its bytes and mode bits."""
+
+    path: str
+    data: bytes = field(repr=False)
+    mode: int = 0o644
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", workspace_path(self.path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Describe one run.
+
+    With `code`, `argv` holds the program's arguments; without it, `argv` is the whole command. `timeout_s` replaces
+    the sandbox's own time-out for this run. `env` is the guest's whole environment besides a fixed minimum.
+    """
+
+    code: str | None = None
+    language: str = "python"
+    argv: tuple[str, ...] = ()
+    stdin: bytes = field(default=b"", repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    files: tuple[InputFile, ...] = ()
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "argv", tuple(self.argv))
+        object.__setattr__(self, "files", tuple(self.files))
+        if self.code is None and not self.argv:
+            raise InvalidRequest("nothing to run: give code, or a command in argv")
+        if self.timeout_s is not None:
+            object.__setattr__(self, "timeout_s", parse_duration(self.timeout_s, name="timeout"))
+        _check_argv(self.argv)
+        _check_env(self.env)
+        if len(self.stdin) > MAX_STDIN_BYTES:
+            raise InvalidRequest(f"stdin: {len(self.stdin)} bytes exceed the limit of {MAX_STDIN_BYTES}; pass a file instead")
+        _check_unique(self.files)
+
+
+def workspace_path(path: str) -> str:
+    """Return `path` relative to /workspace, normalised, or raise InvalidRequest when it would leave it."""
+    inside = posixpath.relpath(path, "/workspace") if path.startswith("/") else posixpath.normpath(path)
+    if "\0" in path or inside in ("", ".", "..") or inside.startswith("../"):
+        raise InvalidRequest(f"file {path!r} is not a path below /workspace")
+    return inside
+
+
+def _check_argv(argv: tuple[str, ...]) -> None:
+    sizes = [len(_encoded(word, what="argv")) + 1 for word in argv]
+    if sum(sizes) > MAX_ARGV_BYTES:
+        raise InvalidRequest(f"argv: {sum(sizes)} bytes exceed the limit of {MAX_ARGV_BYTES}; use stdin or a file")
+    if max(sizes, default=0) > MAX_ONE_ARGUMENT_BYTES:
+        raise InvalidRequest(f"argv: one argument exceeds {MAX_ONE_ARGUMENT_BYTES} bytes; use stdin or a file")
+
+
+def _check_env(env: Mapping[str, str]) -> None:
+    for name, value in env.items():
+        if not name or "=" in name:
+            raise InvalidRequest(f"env: {name!r} is not a variable's name")
+        _encoded(name, what="env")
+        _encoded(value, what=f"env {name}")
+
+
+def _encoded(text: str, *, what: str) -> bytes:
+    """Return the bytes the kernel will see, or raise InvalidRequest for a NUL or a lone surrogate."""
+    if not isinstance(text, str) or "\0" in text:
+        raise InvalidRequest(f"{what}: {text!r} must be text without NUL characters")
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{what}: {text!r} cannot be encoded as UTF-8") from error
+
+
+def _check_unique(files: tuple[InputFile, ...]) -> None:
+    seen: set[str] = set()
+    for file in files:
+        if file.path in seen:
+            raise InvalidRequest(f"file {file.path!r} is given twice")
+        seen.add(file.path)

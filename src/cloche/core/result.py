@@ -1,0 +1,151 @@
+"""What came of a run."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .enforcement import Enforcement
+from .errors import InvalidRequest
+
+EXIT_TIMEOUT = -1
+TIMEOUT_NOTE = "Execution timed out"
+
+
+class Status(enum.StrEnum):
+    """Say what the guest did; listed by precedence, the first that applies wins."""
+
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    OUTPUT_LIMIT = "output_limit"
+    PIDS_LIMIT = "pids_limit"
+    DISK_LIMIT = "disk_limit"
+    SIGNALED = "signaled"
+    DENIED = "denied"
+    ERROR = "error"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """Describe a file that the run created or changed in /workspace: path below it, bytes, SHA-256 in hex."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Measure a run: seconds of wall clock and CPU, the tree's peak memory in bytes, the most processes at once.
+
+    None means that this backend cannot measure it.
+    """
+
+    wall_s: float = 0.0
+    cpu_user_s: float | None = None
+    cpu_system_s: float | None = None
+    peak_memory_bytes: int | None = None
+    processes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Hold one rich output: a MIME bundle, content by MIME type."""
+
+    data: Mapping[str, str | bytes]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+SaveFiles = Callable[["str | os.PathLike[str]"], "tuple[str, ...]"]
+
+
+@dataclass(slots=True)
+class Result:
+    """Hold what a run printed, how it ended, and what was enforced (R1: the first four fields are positional).
+
+    `stdout` and `stderr` are text with undecodable bytes as U+FFFD, at most `Limits.output_bytes` each; the exact
+    bytes kept are in `stdout_bytes` and `stderr_bytes`. `duration` is in seconds. `exit_code` is the program's own,
+    128+n for signal n, and -1 on time-out. `value` is the last expression: decoded JSON, or its repr where
+    `value_is_repr`; it is the guest's word.
+    """
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    duration: float
+    truncated: bool = field(default=False, kw_only=True)
+    timed_out: bool = field(default=False, kw_only=True)
+    meta: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    status: Status | None = field(default=None, kw_only=True)
+    value: Any = field(default=None, kw_only=True)
+    value_is_repr: bool = field(default=False, kw_only=True)
+    outputs: tuple[Output, ...] = field(default=(), kw_only=True)
+    files: tuple[FileRecord, ...] = field(default=(), kw_only=True)
+    usage: Usage = field(default_factory=Usage, kw_only=True)
+    enforcement: Enforcement = field(default_factory=Enforcement, kw_only=True)
+    stdout_bytes: bytes = field(default=b"", kw_only=True, repr=False)
+    stderr_bytes: bytes = field(default=b"", kw_only=True, repr=False)
+    save_files: SaveFiles | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.stdout_bytes = self.stdout_bytes or self.stdout.encode("utf-8", "surrogateescape")
+        self.stderr_bytes = self.stderr_bytes or self.stderr.encode("utf-8", "surrogateescape")
+        if self.status is None:
+            self.status = Status.TIMEOUT if self.timed_out else Status.OK if self.exit_code == 0 else Status.ERROR
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether the program ended with exit code 0."""
+        return self.status is Status.OK
+
+    def save(self, directory: str | os.PathLike[str]) -> tuple[str, ...]:
+        """Copy `files` into `directory` (created when missing) and return their paths below it.
+
+        Regular files only, never through links, never outside `directory`. Raises InvalidRequest when this result
+        holds no files to copy although it lists some (it was read back from JSON, say).
+        """
+        if self.save_files is None:
+            if self.files:
+                raise InvalidRequest("this result no longer holds its files; pass out=DIR to the run instead")
+            os.makedirs(directory, exist_ok=True)
+            return ()
+        return self.save_files(directory)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for JSON; output as text."""
+        return {
+            "status": str(self.status),
+            "exit_code": self.exit_code,
+            "stdout": self.stdout,
+            "stderr": self.stderr,
+            "duration": self.duration,
+            "truncated": self.truncated,
+            "timed_out": self.timed_out,
+            "value": self.value,
+            "value_is_repr": self.value_is_repr,
+            "outputs": [{"data": _as_text(o.data), "metadata": dict(o.metadata)} for o in self.outputs],
+            "files": [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in self.files],
+            "usage": {name: getattr(self.usage, name) for name in Usage.__dataclass_fields__},
+            "enforcement": self.enforcement.as_dict(),
+            "meta": self.meta,
+        }
+
+    def summary(self, *, max_chars: int = 400) -> str:
+        """Say in one short line what happened, for an agent's memory."""
+        line = f"{self.status} (exit {self.exit_code}, {self.duration:.2f} s)"
+        text = (self.stdout if self.ok else self.stderr or self.stdout).strip()
+        return f"{line}: {text}"[:max_chars] if text else line
+
+
+def _as_text(data: Mapping[str, str | bytes]) -> dict[str, str]:
+    """Encode binary content of a MIME bundle as base64, as notebooks do."""
+    import base64
+
+    return {mime: v if isinstance(v, str) else base64.b64encode(v).decode("ascii") for mime, v in data.items()}
+
+
+ExecutionResult = Result

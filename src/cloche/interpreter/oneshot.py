@@ -1,0 +1,205 @@
+"""Turn the helper's interpreter into the guest's: run one script as `python script` would, and send its value.
+
+This runs with the guest's privileges, behind every wall, in a process that was started with `-I -S` and forked.
+What a script can see of that is put right here: flags, `sys.path`, standard streams, `__main__`, the environment.
+The value of the last expression goes to a pipe as one byte (`J` for JSON, `R` for a repr) and UTF-8 text; it is the
+guest's word, so the other end bounds and checks it.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import _signal
+import io
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+    from typing import Any, TextIO
+
+MAX_VALUE_BYTES = 60_000  # what a pipe surely takes without a reader, so that a value can never block the guest
+_ONLY_AST = 0x400
+_FUTURE_FLAGS = 0x1FF0000
+# The flags that `-I -S` set, and what they are without it.
+_PLAIN_FLAGS = {"isolated": 0, "ignore_environment": 0, "no_user_site": 0, "no_site": 0, "safe_path": False}
+
+
+def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
+    """Run the script at `settings["path"]` with `settings["argv"]`; leaves by returning or by SystemExit."""
+    path: str = settings["path"]
+    _restore_interpreter(env)
+    _restore_paths(settings)
+    sys.argv = [path, *settings["argv"]]
+    main = _main_module(path)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    try:
+        value = _execute(path, main.__dict__)
+        if value_fd >= 0:
+            _send_value(value_fd, value)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _report(error)
+
+
+def _execute(path: str, namespace: dict[str, Any]) -> Any:
+    """Run a script and return the value of its last statement when that is an expression."""
+    with open(path, "rb") as file:
+        source = file.read()
+    body, last = _compile(source, path)
+    exec(body, namespace)
+    return eval(last, namespace) if last is not None else None
+
+
+def _compile(source: bytes, path: str) -> tuple[CodeType, CodeType | None]:
+    """Compile a script in two: everything, or everything before its last expression and that expression."""
+    tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
+    if not tree.body or type(tree.body[-1]).__name__ != "Expr":
+        return compile(tree, path, "exec", dont_inherit=True), None
+    import _ast
+
+    last = tree.body.pop()
+    body = compile(tree, path, "exec", dont_inherit=True)
+    expression = _ast.Expression(last.value)
+    return body, compile(expression, path, "eval", body.co_flags & _FUTURE_FLAGS, dont_inherit=True)
+
+
+def _report(error: BaseException) -> None:
+    """Print the traceback without our own frames and end as the interpreter does."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    if isinstance(error, KeyboardInterrupt):
+        _flush()
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        os.kill(os.getpid(), _signal.SIGINT)
+    raise SystemExit(1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # nothing more can be said through a stream that is gone
+
+
+def _restore_interpreter(env: dict[str, str]) -> None:
+    """Undo what the helper's own options and streams left behind."""
+    os.environ.clear()
+    os.environ.update(env)
+    sys.dont_write_bytecode = True
+    sys.path_importer_cache.clear()
+    sys.stdin = sys.__stdin__ = _stream(0, "r", "strict")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(1, "w", "strict")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace")  # type: ignore[misc]
+    _restore_flags()
+
+
+def _stream(fd: int, mode: str, errors: str) -> TextIO:
+    name = ("<stdin>", "<stdout>", "<stderr>")[fd]
+    raw = io.FileIO(fd, mode, closefd=False)
+    raw.name = name  # type: ignore[misc]
+    buffer: Any = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+    stream = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=fd == 2, newline=None if fd == 0 else "\n")
+    stream.mode = mode  # type: ignore[misc]
+    return stream
+
+
+def _restore_flags() -> None:
+    """Show the flags of a plain start: programs that start their own interpreter pass on what they read here."""
+
+    class Object(_ctypes._SimpleCData):  # type: ignore[misc]
+        _type_ = "O"
+
+    class Integer(_ctypes._SimpleCData):  # type: ignore[misc]
+        _type_ = "l"
+
+    class SetItem(_ctypes.CFuncPtr):  # type: ignore[misc,name-defined]
+        _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI  # type: ignore[attr-defined]
+        _argtypes_ = (Object, Integer, Object)
+        _restype_ = None
+
+    class Keep(_ctypes.CFuncPtr):  # type: ignore[misc,name-defined]
+        _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI  # type: ignore[attr-defined]
+        _argtypes_ = (Object,)
+        _restype_ = None
+
+    this = _ctypes.dlopen(None, 0)  # type: ignore[attr-defined]
+    set_item = SetItem(_ctypes.dlsym(this, "PyStructSequence_SetItem"))  # type: ignore[attr-defined]
+    keep = Keep(_ctypes.dlsym(this, "Py_IncRef"))  # type: ignore[attr-defined]
+    names = [name for name in dir(sys.flags) if not name.startswith(("_", "n_", "count", "index"))]
+    places = {name: at for at, name in enumerate(_flag_order(names))}
+    for name, value in _PLAIN_FLAGS.items():
+        keep(value)
+        set_item(sys.flags, places[name], value)
+
+
+def _flag_order(names: list[str]) -> list[str]:
+    """Return the flags' names in the order of their fields, read off the repr."""
+    text = repr(sys.flags)
+    return sorted(names, key=lambda name: text.find(f"{name}="))
+
+
+def _restore_paths(settings: dict[str, Any]) -> None:
+    """Give the script the import path that `python script` gives it."""
+    import site
+
+    site.main()
+    sys.path[:0] = [os.path.dirname(settings["path"])]
+    sys.path += [folder for folder in settings["extra_paths"] if folder not in sys.path]
+
+
+def _main_module(path: str) -> ModuleType:
+    import _frozen_importlib_external
+
+    main = type(sys)("__main__")
+    main.__file__ = path
+    main.__loader__ = _frozen_importlib_external.SourceFileLoader("__main__", path)
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={}, __cached__=None)
+    sys.modules["__main__"] = main
+    return main
+
+
+def _send_value(fd: int, value: Any) -> None:
+    """Send the value unless it is None; what JSON cannot hold exactly, or is too large, goes as a repr."""
+    if value is None:
+        return
+    text = _as_json(value, 0)
+    data = b"J" + text.encode() if text is not None else b""
+    if not data or len(data) > MAX_VALUE_BYTES:
+        try:
+            data = b"R" + repr(value).encode("utf-8", "backslashreplace")[:MAX_VALUE_BYTES]
+        except Exception as error:
+            data = b"R" + f"<{type(value).__name__} whose repr failed: {type(error).__name__}>".encode()
+    os.write(fd, data)
+    os.close(fd)
+
+
+def _as_json(value: Any, depth: int) -> str | None:
+    """Write plain values as JSON, None for anything else. Importing `json` would cost a cold run milliseconds."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return {None: "null", True: "true", False: "false"}[value]
+    if kind is int and abs(value) < 1 << 53 or kind is float and value - value == 0:
+        return repr(value)
+    if kind is str:
+        return _quoted(value)
+    if depth > 20:
+        return None
+    if kind is list:
+        parts = [_as_json(item, depth + 1) for item in value]
+        return None if None in parts else f"[{','.join(parts)}]"  # type: ignore[arg-type]
+    if kind is dict and all(type(key) is str for key in value):
+        pairs = [(_as_json(key, depth + 1), _as_json(item, depth + 1)) for key, item in value.items()]
+        return None if any(None in pair for pair in pairs) else "{" + ",".join(f"{k}:{v}" for k, v in pairs) + "}"
+    return None
+
+
+def _quoted(text: str) -> str:
+    import _json
+
+    return str(_json.encode_basestring_ascii(text))

@@ -1,0 +1,138 @@
+"""Control groups: one per sandbox, made, read and removed by the helper outside.
+
+Version 1 has a tree per controller; version 2 has one. Counters are compared with what they were when the run
+began, so a group that lives for several runs tells each run's own hits.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PERIOD_US = 100_000
+EBUSY, ENOENT, ESRCH = 16, 2, 3
+
+# What to write per controller and version; an optional file may be missing (swap accounting, mostly).
+FILES: Mapping[int, Mapping[str, tuple[tuple[str, str, bool], ...]]] = {
+    1: {
+        "memory": (
+            ("memory.limit_in_bytes", "{memory}", True),
+            ("memory.memsw.limit_in_bytes", "{memory}", False),
+            ("memory.swappiness", "0", False),
+        ),
+        "pids": (("pids.max", "{pids}", True),),
+        "cpu": (("cpu.cfs_period_us", str(PERIOD_US), True), ("cpu.cfs_quota_us", "{quota}", True)),
+    },
+    2: {
+        "memory": (("memory.max", "{memory}", True), ("memory.swap.max", "0", False)),
+        "pids": (("pids.max", "{pids}", True),),
+        "cpu": (("cpu.max", f"{{quota}} {PERIOD_US}", True),),
+    },
+}
+# Where each counter is: version, controller, file, key.
+COUNTERS: Mapping[int, Mapping[str, tuple[str, str, str]]] = {
+    1: {"oom_kills": ("memory", "memory.oom_control", "oom_kill"), "pids_hits": ("pids", "pids.events", "max")},
+    2: {"oom_kills": ("memory", "memory.events", "oom_kill"), "pids_hits": ("pids", "pids.events", "max")},
+}
+USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
+ANONYMOUS = {1: "rss", 2: "anon"}
+
+
+class Cgroup:
+    """Hold one sandbox's control group: `folders` maps each controller to its directory, not yet made."""
+
+    __slots__ = ("folders", "version")
+
+    def __init__(self, version: int, folders: Mapping[str, str]):
+        self.version, self.folders = version, folders
+
+    def create(self, *, memory_bytes: int, pids: int, cpus: float) -> None:
+        """Make the directories and write the limits. Raises OSError naming the file that refused."""
+        values = {"memory": memory_bytes, "pids": pids, "quota": max(1000, int(cpus * PERIOD_US))}
+        for controller, folder in self.folders.items():
+            os.makedirs(folder, exist_ok=True)
+            for name, template, is_required in FILES[self.version][controller]:
+                path = f"{folder}/{name}"
+                if is_required or os.path.exists(path):
+                    _write(path, template.format(**values))
+
+    def attach(self, pid: int) -> None:
+        """Move a process in; whatever it forks is born inside."""
+        for folder in dict.fromkeys(self.folders.values()):
+            _write(f"{folder}/cgroup.procs", str(pid))
+
+    def counters(self) -> dict[str, int]:
+        """Return how often a limit was hit so far, by counter."""
+        found = {}
+        for counter, (controller, name, key) in COUNTERS[self.version].items():
+            folder = self.folders.get(controller)
+            found[counter] = _keyed(f"{folder}/{name}").get(key, 0) if folder else 0
+        return found
+
+    def memory_bytes(self) -> int:
+        """Return the memory charged now, page cache and tmpfs included."""
+        return int(_read(f"{self.folders['memory']}/{USAGE[self.version]}"))
+
+    def anonymous_bytes(self) -> int:
+        """Return the memory that belongs to processes alone."""
+        return _keyed(f"{self.folders['memory']}/memory.stat").get(ANONYMOUS[self.version], 0)
+
+    def most_pids(self) -> int:
+        """Return the most processes and threads at once, 0 where the kernel does not keep it."""
+        try:
+            return int(_read(f"{self.folders['pids']}/pids.peak"))
+        except (OSError, KeyError):
+            return 0
+
+    def members(self) -> list[int]:
+        """Return the processes inside."""
+        folder = next(iter(self.folders.values()))
+        try:
+            return [int(word) for word in _read(f"{folder}/cgroup.procs").split()]
+        except OSError:
+            return []
+
+    def remove(self) -> None:
+        """Remove the directories. A group whose last process is just leaving is busy for a moment."""
+        for folder in dict.fromkeys(self.folders.values()):
+            for _ in range(200):
+                try:
+                    os.rmdir(folder)
+                except OSError as error:
+                    if error.errno == EBUSY:
+                        _nap()
+                        continue
+                break
+
+
+def _nap() -> None:
+    import time
+
+    time.sleep(0.002)
+
+
+def _read(path: str) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 65536).decode()
+    finally:
+        os.close(fd)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write {text!r} to {path}: {error.strerror}") from None
+    finally:
+        os.close(fd)
+
+
+def _keyed(path: str) -> dict[str, int]:
+    """Read a file of `key value` lines."""
+    pairs = (line.split() for line in _read(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

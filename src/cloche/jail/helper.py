@@ -1,0 +1,331 @@
+"""The helper: a fresh `python -I -S` process outside the sandbox that builds it, guards it and clears up after it.
+
+It holds one end of a socket whose other end is the caller's. End of file there, however it comes about, means that
+the caller is gone: everything is killed and removed. It enforces the time-out and sums the memory, and it is the
+only one that says why it killed. It knows nothing of the caller but what the spec says.
+"""
+
+from __future__ import annotations
+
+import _signal
+import _socket
+import os
+import select
+import sys
+import time
+
+from . import identity, tree, wire
+from .cgroups import Cgroup
+from .enter import Descriptors, Reaper
+from .spec import Run, Spec
+from .syscalls import (
+    CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS,
+    PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, clone, prctl,
+)  # fmt: skip
+from .workfolder import WorkFolder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+ALL_NAMESPACES = (
+    CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
+)
+TICK_S = 0.02
+SIGKILL, SIGINT, SIGPIPE = 9, 2, 13
+
+
+def main(fd: int, package: str) -> Callable[[], None] | None:
+    """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end."""
+    _signal.signal(SIGINT, _signal.SIG_DFL)
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    sys.path.remove(package)
+    os.umask(0o077)
+    helper = Helper(_socket.socket(fileno=fd))
+    return helper.serve()
+
+
+class Helper:
+    """Serve one sandbox: open it, run in it, close it."""
+
+    def __init__(self, caller: _socket.socket):
+        self.caller = caller
+        self.spec = Spec()
+        self.claim: identity.Claim | None = None
+        self.cgroup: Cgroup | None = None
+        self.folder: WorkFolder | None = None
+        self.workspace_fd = -1
+        self.is_open = False
+
+    def serve(self) -> Callable[[], None] | None:
+        while True:
+            tag, body, fds = wire.receive(self.caller)
+            if tag == "open":
+                self.spec = Spec(**wire.unpack(fds[0]))
+                os.close(fds[0])
+            elif tag == "run":
+                guest = self._run(body, fds)
+                if guest is not None:
+                    return guest
+            if tag == "":
+                self._clear_up()
+                os._exit(0)
+
+    def _run(self, body: dict[str, Any], fds: list[int]) -> Callable[[], None] | None:
+        """Run once and report; an error of ours before the guest's code began is reported as `failed`."""
+        watch = None
+        try:
+            self._open()
+            watch = Watch(self, body["timeout_s"])
+            guest = watch.start(fds, body["private"])
+            if guest is not None:
+                return guest
+        except OSError as error:
+            if watch is not None:
+                watch.kill()
+            self._tell("failed", _failure(f"cannot set up the sandbox: {error}", "helper", error.errno or 0))
+        else:
+            watch.attend()
+        finally:
+            if watch is None or os.getpid() == watch.owner:
+                for fd in fds:
+                    os.close(fd)
+        return None
+
+    def _open(self) -> None:
+        """Make what lives as long as the sandbox, once."""
+        spec = self.spec
+        if self.is_open:
+            if self.folder is not None:
+                self.folder.renew_tmp()
+            return
+        if spec.outside is not None and spec.level in ("jail", "confined"):
+            self.claim = identity.claim_outside_id(*spec.outside)
+            spec.outside = (self.claim.outside_id, 1)
+        if spec.cgroup is not None:
+            self.cgroup = Cgroup(spec.cgroup["version"], spec.cgroup["folders"])
+            self.cgroup.create(**spec.cgroup["amounts"])
+        if spec.level != "jail":
+            prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            owner = spec.outside[0] if spec.outside is not None and self.claim else None
+            self.folder = WorkFolder(spec.folder, spec.workspace, spec.tmp, owner)
+            self.folder.create()
+        self.is_open = True
+
+    def _clear_up(self) -> None:
+        if self.cgroup is not None:
+            self.cgroup.remove()
+        if self.folder is not None:
+            self.folder.remove()
+
+    def _tell(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        """Tell the caller; when it is gone, the loop will notice by itself."""
+        try:
+            wire.send(self.caller, tag, body, fds)
+        except OSError:
+            pass
+
+
+class Watch:
+    """Watch over one run from the fork of its reaper to the last process's end."""
+
+    def __init__(self, helper: Helper, timeout_s: float):
+        self.helper, self.spec, self.timeout_s = helper, helper.spec, timeout_s
+        self.owner = os.getpid()
+        self.reaper = 0
+        self.cause = ""
+        self.started_at = 0.0
+        self.deadline = 0.0
+        self.ended: dict[str, Any] | None = None
+        self.failed: dict[str, Any] | None = None
+        self.peak_bytes = 0
+        self.peak_tasks = 0
+        self.link, self._reaper_link = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+        self.before: dict[str, int] = helper.cgroup.counters() if helper.cgroup else {}
+
+    def start(self, fds: list[int], private_paths: list[str]) -> Callable[[], None] | None:
+        """Fork the reaper, give it its identity and limits, and let it go; returns a callable in the guest."""
+        is_jail = self.spec.level == "jail"
+        private = self._open_private(private_paths)
+        ready, go = os.pipe()
+        self.reaper = clone(ALL_NAMESPACES) if is_jail else os.fork()
+        if self.reaper == 0:
+            return self._be_reaper(fds, private, ready, go)
+        self._reaper_link.close()
+        os.close(ready)
+        try:
+            if is_jail:
+                self._map_ids()
+            if self.helper.cgroup is not None:
+                self.helper.cgroup.attach(self.reaper)
+            os.write(go, b"g")
+        finally:
+            os.close(go)
+            for fd in private.values():
+                os.close(fd)
+        return None
+
+    def _be_reaper(self, fds: list[int], private: dict[str, int], ready: int, go: int) -> Callable[[], None]:
+        """Wait until the helper has set identity and limits, then live as the reaper."""
+        os.close(go)
+        self.link.close()
+        os.close(self.helper.caller.detach())
+        if self.helper.claim is not None:
+            self.helper.claim.forget()
+        if os.read(ready, 1) != b"g":
+            os._exit(1)
+        os.close(ready)
+        try:
+            run = Run(**wire.unpack(fds[0]))
+            streams = Descriptors(fds[1], fds[2], fds[3], fds[4], self.helper.workspace_fd)
+            return Reaper(self.spec, run, self._reaper_link, streams, private).live()
+        except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
+            wire.send(self._reaper_link, "failed", _failure(f"{type(error).__name__}: {error}", "reaper"))
+            os._exit(1)
+
+    def _map_ids(self) -> None:
+        outside = self.spec.outside
+        uid, gid = (outside[0], outside[0]) if outside else (os.geteuid(), os.getegid())
+        identity.write_maps(
+            self.reaper, inside_id=self.spec.inside_id, outside_uid=uid, outside_gid=gid, privileged=outside is not None
+        )
+
+    def _open_private(self, paths: list[str]) -> dict[str, int]:
+        """Open what only root may read through mounts that show it as the outside id's own."""
+        if not paths:
+            return {}
+        from .idmapped import open_idmapped
+
+        assert self.spec.outside is not None
+        return open_idmapped(paths, self.spec.outside[0])
+
+    def attend(self) -> None:
+        """Wait for the end, whatever brings it; then report what the kernel says about it."""
+        poll = select.poll()
+        poll.register(self.link.fileno(), select.POLLIN)
+        poll.register(self.helper.caller.fileno(), select.POLLIN)
+        is_caller_here = True
+        while self.ended is None and self.failed is None:
+            ready = {fd for fd, _ in poll.poll(self._patience_ms())}
+            if self.helper.caller.fileno() in ready and not self._hear_caller():
+                is_caller_here = False
+            if not is_caller_here or self.cause:
+                break
+            if self.link.fileno() in ready and not self._hear_reaper():
+                break
+            self._check_limits()
+        usage = self.kill()
+        while self.ended is None and self.failed is None and self._hear_reaper():
+            pass
+        self._report(usage)
+        self.link.close()
+
+    def kill(self) -> Any:
+        """Kill the tree, wait until nothing of it is left, and return what it used."""
+        if not self.reaper:
+            return None
+        if self.ended is None:
+            os.kill(self.reaper, SIGKILL)
+        _, status, usage = os.wait4(self.reaper, 0)
+        self.reaper = 0
+        if self.spec.level != "jail":
+            tree.kill_descendants(os.getpid())
+        return usage
+
+    def _patience_ms(self) -> int:
+        if not self.deadline:
+            return -1
+        left = max(0.0, self.deadline - time.monotonic())
+        return int(min(left, TICK_S if self.spec.accounting else left) * 1000) + 1
+
+    def _hear_caller(self) -> bool:
+        """Take one word of the caller's; False when it is gone."""
+        tag, body, fds = wire.receive(self.helper.caller)
+        if tag == "kill" and not self.cause:
+            self.cause = body["cause"]
+        return tag != ""
+
+    def _hear_reaper(self) -> bool:
+        """Take one word of the reaper's; False when it is gone."""
+        tag, body, fds = wire.receive(self.link)
+        if tag == "ready":
+            if fds:
+                self._keep_workspace(fds[0])
+            self.helper._tell("ready", {**body, "outside": self.spec.outside}, tuple(fds))
+        elif tag == "started":
+            self.started_at = body["at"]
+            self.deadline = self.started_at + self.timeout_s
+            self.helper._tell("started", body)
+        elif tag == "ended":
+            self.ended = body
+        elif tag == "failed":
+            self.failed = body
+        return tag != ""
+
+    def _keep_workspace(self, fd: int) -> None:
+        if self.helper.workspace_fd >= 0:
+            os.close(self.helper.workspace_fd)
+        self.helper.workspace_fd = fd
+
+    def _check_limits(self) -> None:
+        if not self.deadline or self.ended is not None:
+            return
+        if time.monotonic() >= self.deadline:
+            self.cause = "timeout"
+        elif self.spec.accounting and self._is_memory_exceeded():
+            self.cause = "out_of_memory"
+
+    def _is_memory_exceeded(self) -> bool:
+        """Sum the tree's memory: a cheap figure first, the fair one only when the cheap one is over."""
+        limit, cgroup = self.spec.memory_bytes, self.helper.cgroup
+        if self.spec.accounting == "cgroup" and cgroup is not None:
+            if cgroup.memory_bytes() <= limit:
+                return False
+            used = cgroup.anonymous_bytes()
+        else:
+            pids = tree.descendants(self.reaper)
+            self.peak_tasks = max(self.peak_tasks, tree.count_tasks(pids))
+            used = tree.resident_bytes(pids)
+            if used > limit:
+                used = tree.private_bytes(pids)
+            if self.folder_is_over():
+                self.cause = "disk_limit"
+        self.peak_bytes = max(self.peak_bytes, used)
+        return used > limit
+
+    def _is_task_limit_seen(self) -> bool:
+        """Tell, without a counter of the kernel's, whether the tree was seen at its limit."""
+        left = self.ended["tasks"] - 1 if self.ended is not None else 0  # without the reaper
+        return self.helper.cgroup is None and self.spec.pids > 0 and max(self.peak_tasks, left) >= self.spec.pids
+
+    def folder_is_over(self) -> bool:
+        """Tell whether the folders of the host that stand in for the workspace hold more than they may."""
+        folder = self.helper.folder
+        return folder is not None and folder.is_over(self.spec.disk_bytes, self.spec.inodes)
+
+    def _report(self, usage: Any) -> None:
+        if self.ended is None and not self.started_at and not self.cause:
+            self.failed = self.failed or _failure("the sandbox ended before the code was started", "reaper")
+        if self.failed is not None and not self.cause:
+            self.helper._tell("failed", self.failed)
+            return
+        cgroup = self.helper.cgroup
+        now = cgroup.counters() if cgroup else {}
+        body = {
+            "cause": self.cause,
+            "ended": self.ended,
+            "wall_s": time.monotonic() - self.started_at if self.started_at else 0.0,
+            "cpu_user_s": usage.ru_utime if usage else 0.0,
+            "cpu_system_s": usage.ru_stime if usage else 0.0,
+            "peak_bytes": max(self.peak_bytes, usage.ru_maxrss * 1024 if usage else 0),
+            "tasks": max(self.peak_tasks, cgroup.most_pids() if cgroup else 0),
+            "counters": {name: count - self.before.get(name, 0) for name, count in now.items()},
+            "is_task_limit_seen": self._is_task_limit_seen(),
+            "is_folder_over": self.folder_is_over(),
+        }
+        self.helper._tell("ended", body)
+
+
+def _failure(message: str, step: str, errno: int = 0) -> dict[str, Any]:
+    return {"message": message, "step": step, "index": 0, "errno": errno}

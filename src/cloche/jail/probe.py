@@ -1,0 +1,214 @@
+"""Measure, by trying, what this host lets the caller enforce.
+
+The trying happens in a process of its own: it makes the namespaces, builds a root, mounts /proc, asks for
+Landlock and seccomp, and makes and removes a control group. Nothing is inferred from a version or a file that says
+so, because containers, distributions and hardening all answer differently from what they announce.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+CONTROLLERS = ("memory", "pids", "cpu")
+PROBE_TIMEOUT_S = 20
+
+
+def main() -> None:
+    """Try everything and write the findings to standard output; the probe process's whole life."""
+    findings: dict[str, Any] = {
+        "landlock": _landlock(),
+        "seccomp": _seccomp(),
+        "namespaces": _namespaces(),
+        "idmapped": _idmapped(),
+        "cgroup": _cgroup(),
+        "uid": os.geteuid(),
+        "can_switch_identity": _can_switch_identity(),
+    }
+    sys.stdout.buffer.write(marshal.dumps(findings))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _landlock() -> int:
+    from .landlock import abi
+
+    return abi()
+
+
+def _seccomp() -> str:
+    """Install a filter that allows everything, in a child; empty when that works."""
+    from .syscalls import PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, address_of, prctl
+
+    program = (0x7FFF0000_00_00_0006).to_bytes(8, "little")
+
+    def attempt() -> None:
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, (1).to_bytes(8, "little") + address_of(program), 0, 0)
+
+    return _in_child(attempt)
+
+
+def _namespaces() -> str:
+    """Enter all namespaces and build a root with a /proc in it; empty when that works."""
+    from . import identity
+    from .helper import ALL_NAMESPACES
+    from .mounts import stage_root
+    from .syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, clone, mount
+
+    def build() -> None:
+        identity.become(1000, can_set_groups=os.geteuid() == 0 and can_map)
+        stage_root()
+        os.mkdir("proc")
+        mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+    can_map = os.geteuid() == 0
+    ready, go = os.pipe()
+    report, tell = os.pipe()
+    try:
+        pid = clone(ALL_NAMESPACES)
+    except OSError as error:
+        return f"clone: {error.strerror}"
+    if pid == 0:
+        os.read(ready, 1)
+        os.write(tell, _outcome(build).encode()[:4000])
+        os._exit(0)
+    os.close(tell)
+    try:
+        outside = 1_900_000_000 if can_map else os.geteuid()
+        gid = outside if can_map else os.getegid()
+        identity.write_maps(pid, inside_id=1000, outside_uid=outside, outside_gid=gid, privileged=can_map)
+    except OSError as error:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        return f"uid_map: {error.strerror}"
+    os.write(go, b"g")
+    answer = os.read(report, 4096).decode()
+    os.waitpid(pid, 0)
+    return answer if answer != "ok" else ""
+
+
+def _idmapped() -> str:
+    """Make an id-mapped mount of the interpreter's folder; empty when that works."""
+    if os.geteuid() != 0:
+        return "needs root"
+    from .idmapped import open_idmapped
+
+    def attempt() -> None:
+        for fd in open_idmapped([os.path.dirname(os.path.realpath(sys.executable))], 1_900_000_000).values():
+            os.close(fd)
+
+    answer = _outcome(attempt)
+    return "" if answer == "ok" else answer
+
+
+def _can_switch_identity() -> bool:
+    return os.geteuid() == 0 and not _in_child(lambda: os.setresuid(1_900_000_000, 1_900_000_000, 1_900_000_000))
+
+
+def _cgroup() -> dict[str, Any]:
+    """Find a place for control groups and make one there; `folders` is empty when there is none."""
+    found = _cgroup_v2() or _cgroup_v1()
+    if not found:
+        return {"version": 0, "folders": {}, "reason": "no control group that this user may make groups in"}
+    name = f"cloche-probe-{os.getpid()}"
+    for folder in dict.fromkeys(found["folders"].values()):
+        answer = _outcome(lambda folder=folder: (os.mkdir(f"{folder}/{name}"), os.rmdir(f"{folder}/{name}")))  # type: ignore[misc]
+        if answer != "ok":
+            return {"version": 0, "folders": {}, "reason": answer}
+    return found
+
+
+def _own_groups() -> dict[str, str]:
+    """Return this process's path per version 1 controller, and under the empty name that of version 2."""
+    rows = [line.rstrip("\n").split(":", 2) for line in open("/proc/self/cgroup", encoding="utf-8")]
+    return {name: path for _, names, path in rows for name in names.split(",")}
+
+
+def _mounted(kind: str) -> dict[str, str]:
+    """Return where control groups of `kind` are mounted: by controller for version 1, under "" for version 2."""
+    places = {}
+    for line in open("/proc/self/mounts", encoding="utf-8"):
+        _, place, fstype, options, *_ = line.split(" ")
+        if fstype == kind:
+            names = [word for word in options.split(",") if word in CONTROLLERS] if kind == "cgroup" else [""]
+            places.update(dict.fromkeys(names, place))
+    return places
+
+
+def _cgroup_v1() -> dict[str, Any] | None:
+    places, own = _mounted("cgroup"), _own_groups()
+    folders = {}
+    for controller in CONTROLLERS:
+        if controller not in places or controller not in own:
+            return None
+        base = places[controller]
+        folder = base + own[controller].rstrip("/")
+        folder = folder if os.path.isdir(folder) else base
+        if not os.access(folder, os.W_OK):
+            return None
+        folders[controller] = folder
+    return {"version": 1, "folders": folders, "reason": ""}
+
+
+def _cgroup_v2() -> dict[str, Any] | None:
+    """Take the nearest group above us that may have children of ours with all three controllers."""
+    place, path = _mounted("cgroup2").get(""), _own_groups().get("")
+    if place is None or path is None:
+        return None
+    folder = place + path.rstrip("/")
+    while len(folder) >= len(place):
+        if _delegates(folder):
+            return {"version": 2, "folders": dict.fromkeys(CONTROLLERS, folder), "reason": ""}
+        folder = os.path.dirname(folder)
+    return None
+
+
+def _delegates(folder: str) -> bool:
+    try:
+        enabled = open(f"{folder}/cgroup.subtree_control", encoding="ascii").read().split()
+    except OSError:
+        return False
+    return set(CONTROLLERS) <= set(enabled) and os.access(folder, os.W_OK) and os.access(f"{folder}/cgroup.procs", os.W_OK)
+
+
+def _outcome(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except OSError as error:
+        return str(error)
+    return "ok"
+
+
+def _in_child(attempt: Callable[[], object]) -> str:
+    """Attempt something irrevocable in a child; empty when it works."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writing, _outcome(attempt).encode()[:4000])
+        os._exit(0)
+    os.close(writing)
+    answer = os.read(reading, 4096).decode()
+    os.waitpid(pid, 0)
+    os.close(reading)
+    return "" if answer == "ok" else answer or "the attempt was killed"
+
+
+def run_probe(executable: str, boot: str) -> Mapping[str, Any]:
+    """Run the probe process and return its findings; the caller's side. Raises OSError when it cannot run."""
+    import subprocess
+
+    command = [executable, "-I", "-S", "-c", boot]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, env={"LANG": "C.UTF-8"}, timeout=PROBE_TIMEOUT_S, check=False
+    )
+    if done.returncode != 0 or not done.stdout:
+        raise OSError(0, f"the probe process failed: {done.stderr.decode('utf-8', 'replace').strip()[-400:]}")
+    findings: Mapping[str, Any] = marshal.loads(done.stdout)
+    return findings

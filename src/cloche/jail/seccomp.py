@@ -1,0 +1,159 @@
+"""The system call filter: one table of what is allowed, assembled into classic BPF.
+
+An allowlist in the spirit of the common container profile, minus everything a guest could use to build namespaces,
+mount, trace, load code into the kernel, or reach another process's memory. What is not in the table answers EPERM;
+what is newer than the table answers ENOSYS, so that a C library falls back instead of failing.
+
+Theory of operation: numbers are sorted and merged into ranges, and a binary tree of comparisons finds the range of
+a call in about eight steps. Calls that depend on an argument jump to a short block of their own. Only values in
+registers are compared: what a pointer points to can change after the filter looked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from .syscall_table import ALLOWED, LAST_KNOWN
+
+BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+KILL, ALLOW = 0x80000000, 0x7FFF0000
+EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32_BIT = 0x40000000
+NR_OFFSET, ARCH_OFFSET = 0, 4
+
+CLONE_NEW_ANY = 0x7E020080  # user, pid, net, ipc, uts, cgroup, mount, and time namespaces
+SOCKET_FAMILIES = (1, 2, 10)  # unix, inet, inet6
+AF_NETLINK, NETLINK_ROUTE = 16, 0
+SOCKET_TYPES, SOCK_TYPE_MASK = (1, 2, 5), 0xF  # stream, dgram, seqpacket; the mask drops SOCK_CLOEXEC and its kind
+# What reaches beyond the tree where no namespace stands behind the filter: System V IPC and message queues …
+SHARED_WITHOUT_NAMESPACES = (
+    "shmget", "shmat", "shmctl", "semget", "semop", "semctl", "semtimedop", "msgget", "msgsnd", "msgrcv", "msgctl",
+    "mq_open", "mq_unlink",
+)  # fmt: skip
+# … and calls that name another process; there they work on the caller alone (argument index of the pid).
+SELF_ONLY = {
+    "prlimit64": 0, "sched_setaffinity": 0, "sched_setscheduler": 0, "sched_setparam": 0, "sched_setattr": 0,
+    "setpriority": 1, "ioprio_set": 1,
+}  # fmt: skip
+# TIOCSTI and TIOCLINUX type into a terminal, TIOCCONS and TIOCSETD redirect it.
+REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
+# Interface ioctls are refused as a range, but for those that only ask.
+SIOC_FIRST, SIOC_LAST = 0x8900, 0x89FF
+SIOC_QUESTIONS = (0x8904, 0x8905, 0x8910, 0x8912, 0x8913, 0x8915, 0x8919, 0x891B, 0x891D, 0x8921, 0x8927, 0x8933)
+PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+PRCTL_REFUSED = (22, 35)  # PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process
+
+Instruction = tuple[int, int, int, int]
+
+
+def errno_action(code: int) -> int:
+    """Return the filter's answer that makes a call fail with errno `code`."""
+    return 0x00050000 | code
+
+
+def build_filter(machine: str, *, confined: bool) -> bytes:
+    """Return the BPF program for `machine`, as the kernel takes it.
+
+    `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
+    connected pairs, and nothing that other processes share. Raises KeyError for a machine without a table.
+    """
+    arch = AUDIT_ARCH[machine]
+    names = ALLOWED[machine]
+    special = _special_blocks(confined=confined)
+    plain = sorted(number for name, number in names.items() if name not in special)
+    picky = {names[name]: block for name, block in special.items() if name in names}
+    head = [(BPF_LD_W_ABS, 0, 0, ARCH_OFFSET), (BPF_JEQ, 1, 0, arch), (BPF_RET, 0, 0, KILL), (BPF_LD_W_ABS, 0, 0, NR_OFFSET)]
+    if machine == "x86_64":
+        head += [(BPF_JGE, 0, 1, X32_BIT), (BPF_RET, 0, 0, KILL)]
+    for number, block in picky.items():
+        head += [(BPF_JEQ, 0, len(block), number), *block]
+    ranges = _ranges(plain, LAST_KNOWN[machine])
+    return b"".join(struct.pack("<HBBI", *line) for line in [*head, *_tree(ranges)])
+
+
+def _ranges(allowed: Sequence[int], last: int) -> list[tuple[int, int]]:
+    """Return (first number, answer) pairs that cover every number from 0 up."""
+    ranges: list[tuple[int, int]] = []
+    members = set(allowed)
+    for number in range(last + 1):
+        answer = ALLOW if number in members else errno_action(EPERM)
+        if not ranges or ranges[-1][1] != answer:
+            ranges.append((number, answer))
+    return [*ranges, (last + 1, errno_action(ENOSYS))]
+
+
+def _tree(ranges: Sequence[tuple[int, int]]) -> list[Instruction]:
+    """Return comparisons that end in the answer of the range the loaded number falls into."""
+    if len(ranges) == 1:
+        return [(BPF_RET, 0, 0, ranges[0][1])]
+    middle = len(ranges) // 2
+    low, high = _tree(ranges[:middle]), _tree(ranges[middle:])
+    if len(low) > 255:  # a jump reaches 255 lines; farther ones go through an unconditional jump
+        return [(BPF_JGE, 0, 1, ranges[middle][0]), (0x05, 0, 0, len(low)), *low, *high]
+    return [(BPF_JGE, len(low), 0, ranges[middle][0]), *low, *high]
+
+
+def _special_blocks(*, confined: bool) -> dict[str, list[Instruction]]:
+    """Return the calls whose answer depends on an argument, each with the lines that decide it."""
+    blocks = {
+        "clone": [_argument(0), (BPF_JSET, 0, 1, CLONE_NEW_ANY), _deny(EPERM), _ALLOWED],
+        "clone3": [_deny(ENOSYS)],
+        "memfd_create": [_deny(ENOSYS)],
+        "socket": _socket_block(),
+        "ioctl": _ioctl_block(),
+        "personality": [_argument(0), *_if_any(PERSONALITIES, _ALLOWED), _deny(EPERM)],
+        "prctl": [_argument(0), *_if_any(PRCTL_REFUSED, _deny(EPERM)), _ALLOWED],
+    }
+    if confined:
+        blocks |= {name: [_deny(EPERM)] for name in ("socket", *SHARED_WITHOUT_NAMESPACES)}
+        blocks |= {
+            name: [_argument(index), *_if_any((0,), _ALLOWED), _deny(EPERM)] for name, index in SELF_ONLY.items()
+        }
+    return blocks
+
+
+def _argument(index: int) -> Instruction:
+    """Load the low 32 bits of an argument; the kernel ignores the high ones in every call checked here."""
+    return (BPF_LD_W_ABS, 0, 0, 16 + 8 * index)
+
+
+def _if_any(values: Sequence[int], answer: Instruction) -> list[Instruction]:
+    """Give `answer` when the loaded argument is one of `values`; else go on behind these lines."""
+    return [line for value in values for line in ((BPF_JEQ, 0, 1, value), answer)]
+
+
+def _deny(code: int) -> Instruction:
+    return (BPF_RET, 0, 0, errno_action(code))
+
+
+_ALLOWED: Instruction = (BPF_RET, 0, 0, ALLOW)
+
+
+def _socket_block() -> list[Instruction]:
+    """Allow stream, datagram and packet-sequence sockets of three families, and netlink for routes only."""
+    types = [_argument(1), (BPF_AND, 0, 0, SOCK_TYPE_MASK), *_if_any(SOCKET_TYPES, _ALLOWED), _deny(EPERM)]
+    routes = [_argument(2), *_if_any((NETLINK_ROUTE,), _ALLOWED), _deny(EPERM)]
+    behind = len(SOCKET_FAMILIES) + 1  # lines from the first family to the type check: the others, netlink, refusal
+    return [
+        _argument(0),
+        *((BPF_JEQ, behind - at, 0, family) for at, family in enumerate(SOCKET_FAMILIES)),
+        (BPF_JEQ, len(types) + 1, 0, AF_NETLINK),
+        _deny(EAFNOSUPPORT),
+        *types,
+        *routes,
+    ]
+
+
+def _ioctl_block() -> list[Instruction]:
+    """Refuse terminal injection, and every interface ioctl that is not a question."""
+    return [
+        _argument(1),
+        *_if_any(REFUSED_IOCTLS, _deny(EPERM)),
+        *_if_any(SIOC_QUESTIONS, _ALLOWED),
+        (BPF_JGE, 0, 2, SIOC_FIRST),
+        (BPF_JGE, 1, 0, SIOC_LAST + 1),
+        _deny(EPERM),
+        _ALLOWED,
+    ]

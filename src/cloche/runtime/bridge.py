@@ -1,0 +1,149 @@
+"""One background event loop that blocking callers hand coroutines to.
+
+Theory of operation: a daemon thread with an event loop is started by the first call and replaced after a
+fork. The caller waits on a queue of its own that carries chunks of output and, last, the outcome; so
+callbacks run in the caller's thread, and a slow one delays nobody else. Whatever interrupts the caller
+(Ctrl-C, a callback that raises) cancels the task, is held back until the task has ended, that is until
+everything it started is killed, and is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from cloche.core.errors import InternalError
+
+T = TypeVar("T")
+Deliver = Callable[[Callable[[], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome(Generic[T]):
+    value: T | None = None
+    error: BaseException | None = None
+
+
+class _Call(Generic[T]):
+    """Carry one coroutine from a blocked caller to the loop, and its outcome back."""
+
+    def __init__(
+        self, make: Callable[[Deliver], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._make = make
+        self._loop = loop
+        self._inbox: SimpleQueue[Callable[[], None] | _Outcome[T]] = SimpleQueue()
+        self._context = contextvars.copy_context()
+        self._task: asyncio.Task[None] | None = None
+
+    def wait(self) -> T:
+        """Start the coroutine and return its result, running delivered callbacks in this thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._start)
+            outcome = self._next_outcome(run_callbacks=True)
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._cancel)
+            self._next_outcome(run_callbacks=False)
+            raise
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value  # type: ignore[return-value]  # no error means a value of type T
+
+    def _next_outcome(self, *, run_callbacks: bool) -> _Outcome[T]:
+        while True:
+            item = self._inbox.get()
+            if isinstance(item, _Outcome):
+                return item
+            if run_callbacks:
+                item()
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._supervise(), context=self._context)
+        self._task.add_done_callback(self._ended)
+
+    async def _supervise(self) -> None:
+        self._inbox.put(_Outcome(value=await self._make(self._inbox.put)))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Report failure; success was reported by the task itself."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._inbox.put(_Outcome(error=error))
+
+    def _cancel(self) -> None:
+        """Cancel the task; if it never began or already ended, say so: the first word may have been lost."""
+        if self._task is None or not self._task.cancel():
+            self._inbox.put(_Outcome(error=asyncio.CancelledError()))
+
+
+class LoopThread:
+    """Own the background loop and its daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cloche-loop", daemon=True)
+        self._thread.start()
+
+    def call(self, make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the loop and block until it ends; `make` gets the way back to this thread."""
+        if threading.current_thread() is self._thread:
+            raise InternalError(
+                "a blocking Cloche call was made from Cloche's own event loop; use the async API there"
+            )
+        return _Call(make, self._loop).wait()
+
+    def close(self, *, patience_s: float = 5.0) -> None:
+        """Cancel what is left, wait a bounded time for it, and end the thread."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
+        self._thread.join(patience_s)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _cancel_others() -> None:
+    """Cancel every other task of this loop, wait for all of them, then stop the loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    asyncio.get_running_loop().stop()
+
+
+_shared: LoopThread | None = None
+_lock = threading.Lock()
+_abandoned: list[
+    LoopThread
+] = []  # after a fork: kept, because finalising the parent's loop would touch the parent's
+
+
+def call(make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in the shared background loop and block until it ends."""
+    global _shared
+    with _lock:
+        if _shared is None:
+            _shared = LoopThread()
+        shared = _shared
+    return shared.call(make)
+
+
+def _forget_after_fork() -> None:
+    global _shared, _lock
+    if _shared is not None:
+        _abandoned.append(_shared)
+    _shared, _lock = None, threading.Lock()
+
+
+def _close_at_exit() -> None:
+    if _shared is not None:
+        _shared.close()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+atexit.register(_close_at_exit)

@@ -1,0 +1,324 @@
+"""Where configuration is read from: which files exist, what is in them, and what the environment says.
+
+A file is read once and kept, by path, time of change, size and inode; where there is none, a look costs one
+`stat` each. Files in the working directory are anybody's: they are bounded, regular files only, and never
+waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cloche.core.errors import InvalidRequest
+
+from .config_dotenv import read_dotenv
+from .config_keys import (
+    ARGUMENT_READERS,
+    JSON_READERS,
+    VARIABLE_READERS,
+    YAML_READERS,
+    Layer,
+    Reader,
+    read_words,
+)
+
+MAX_FILE_BYTES = 1 << 20
+_MAX_CACHED = 64
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for the writer of a fifo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """Say how one kind of file becomes a layer.
+
+    `is_ours` is false for a name that other programs use too. `is_strict` makes unknown keys errors outside
+    `sandbox`.
+    """
+
+    parse: Callable[[str, str], object]
+    readers: Mapping[str, Reader]
+    is_ours: bool = True
+    is_strict: bool = False
+
+
+def _parse_yaml(text: str, file: str) -> object:
+    from .config_yaml import parse_yaml  # yaml is imported only where a YAML file exists
+
+    return parse_yaml(text, file)
+
+
+def _parse_json(text: str, file: str) -> object:
+    import json
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: set[str] = set()
+        for key, _ in items:
+            if key in seen:
+                raise InvalidRequest(f"{file}: the key {key[:80]!r} is given twice; keep one of them")
+            seen.add(key)
+        return dict(items)
+
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"{file}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InvalidRequest):
+            raise
+        raise InvalidRequest(f"{file}: not usable JSON: {type(error).__name__}") from None
+
+
+_YAML = Format(parse=_parse_yaml, readers=YAML_READERS)
+_CLOCHE_YAML = Format(parse=_parse_yaml, readers=YAML_READERS, is_strict=True)
+_JSON = Format(parse=_parse_json, readers=JSON_READERS)
+_SHARED_YAML = Format(parse=_parse_yaml, readers=YAML_READERS, is_ours=False)
+
+# Weakest first: what a later file says wins.
+_FOLDER_FILES: Mapping[str, Format] = {
+    "config.json": _JSON,
+    "cloche.yaml": _CLOCHE_YAML,
+    "config.yaml": _YAML,
+}
+_CHECKOUT_FILES: Mapping[str, Format] = {"config.yaml": _SHARED_YAML, "cloche.yaml": _CLOCHE_YAML}
+_SHARED_KEYS = ("tier", "sandbox")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Say where to look; None means the real thing (the process's environment, folder, home)."""
+
+    environ: Mapping[str, str]
+    cwd: Path | None = None
+    home: Path | None = None
+    config_file: str | os.PathLike[str] | None = None
+
+    @property
+    def named(self) -> str | None:
+        """Return the path of the file that the caller, else the environment, names."""
+        name = self.config_file or self.environ.get("CLOCHE_CONFIG")
+        return os.path.abspath(os.path.join(self.cwd or "", name)) if name else None
+
+
+def operator_layers(places: Places) -> list[Layer]:
+    """Return the layers of the files that their owner put in place, weakest first."""
+    paths = _standing_files(places.environ, places.home)
+    layers = [found for path, format_ in paths if (found := _load(path, format_)) is not None]
+    named = places.named
+    if named is None:
+        return layers
+    explicit = _load(named, _format_of(named))
+    if explicit is None:
+        said_by = "config" if places.config_file else "environment CLOCHE_CONFIG"
+        raise InvalidRequest(f"{said_by}: there is no file {named}; correct the path, or leave it out")
+    return [*layers, explicit]
+
+
+def _standing_files(environ: Mapping[str, str], home: Path | None) -> Iterator[tuple[str, Format]]:
+    base = _home_folder(home)
+    if base is not None:
+        yield os.path.join(base, ".cloche", "config.json"), _JSON
+    folder = _config_folder(environ, base, is_given=home is not None)
+    for name, format_ in _FOLDER_FILES.items() if folder is not None else ():
+        yield os.path.join(folder or "", name), format_
+
+
+def _home_folder(home: Path | None) -> str | None:
+    if home is not None:
+        return os.fspath(home)
+    found = os.path.expanduser("~")
+    return found if os.path.isabs(found) else None
+
+
+def _config_folder(environ: Mapping[str, str], base: str | None, *, is_given: bool) -> str | None:
+    """Return the platform's folder; below a given home, that of the XDG rules."""
+    if not is_given:
+        return _platform_folder(os.environ.get("XDG_CONFIG_HOME"), base)
+    asked = environ.get("XDG_CONFIG_HOME", "")
+    return os.path.join(asked if os.path.isabs(asked) else os.path.join(base or "/", ".config"), "cloche")
+
+
+@lru_cache(maxsize=4)
+def _platform_folder(xdg: str | None, base: str | None) -> str | None:
+    """Ask platformdirs, once per value of what its answer depends on."""
+    if base is None and not xdg:
+        return None
+    from platformdirs import user_config_dir
+
+    return user_config_dir("cloche", appauthor=False)
+
+
+def _format_of(path: str) -> Format:
+    if os.path.basename(path) == "cloche.yaml":
+        return _CLOCHE_YAML
+    formats = {".json": _JSON, ".yaml": _YAML, ".yml": _YAML}
+    try:
+        return formats[os.path.splitext(path)[1].lower()]
+    except KeyError:
+        raise InvalidRequest(f"{path}: a configuration file's name ends in .yaml, .yml or .json") from None
+
+
+def checkout_layers(places: Places) -> list[Layer]:
+    """Return the layers of the files in the working directory, weakest first.
+
+    What the owner named, or keeps in their own folders, is not read a second time as a stranger's.
+    """
+    try:
+        folder = os.fspath(places.cwd) if places.cwd is not None else os.getcwd()
+    except FileNotFoundError:  # the working directory was removed
+        return []
+    paths = ((os.path.join(folder, name), format_) for name, format_ in _CHECKOUT_FILES.items())
+    present = [(path, format_) for path, format_ in paths if os.path.lexists(path)]
+    own = _own_files(places) if present else set()
+    layers = [_load(path, format_) for path, format_ in present if os.path.realpath(path) not in own]
+    layers.append(_load_dotenv(os.path.join(folder, ".env")))
+    return [layer for layer in layers if layer]
+
+
+def _own_files(places: Places) -> set[str]:
+    paths = [path for path, _ in _standing_files(places.environ, places.home)]
+    return {os.path.realpath(path) for path in (*paths, places.named) if path is not None}
+
+
+_cache: dict[tuple[str, bool], tuple[tuple[int, int, int], Layer]] = {}
+
+
+def _load(path: str, format_: Format) -> Layer | None:
+    """Return a file's layer, from the cache where it did not change; None where there is no such file."""
+    return _cached(path, format_.is_ours, lambda text: _read_layer(text, path, format_))
+
+
+def _load_dotenv(path: str) -> Layer | None:
+    def read(text: str) -> Layer:
+        variables = read_dotenv(text, file=path, known={*VARIABLE_READERS, "CLOCHE_CONFIG"})
+        return read_words(variables.items(), VARIABLE_READERS, origin=path, where=f"{path}: ")
+
+    return _cached(path, False, read)
+
+
+def _cached(path: str, is_ours: bool, read: Callable[[str], Layer]) -> Layer | None:
+    try:
+        facts = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None  # without permission to look, the folder is not this user's to configure by
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(facts.st_mode):
+        if not is_ours:
+            return None  # a virtual environment called .env, say
+        raise InvalidRequest(f"{path}: is not a regular file; remove it, or put a file in its place")
+    known = _cache.get((path, is_ours))
+    if known is not None and known[0] == (facts.st_mtime_ns, facts.st_size, facts.st_ino):
+        return known[1]
+    text, facts = _read_text(path)
+    layer = read(text)
+    if len(_cache) >= _MAX_CACHED:
+        _cache.clear()
+    _cache[path, is_ours] = ((facts.st_mtime_ns, facts.st_size, facts.st_ino), layer)
+    return layer
+
+
+def _read_text(path: str) -> tuple[str, os.stat_result]:
+    try:
+        with open(path, "rb", opener=lambda name, _: os.open(name, _OPEN_FLAGS)) as opened:
+            facts = os.fstat(opened.fileno())
+            data = opened.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror}; correct its permissions") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidRequest(f"{path}: is larger than {MAX_FILE_BYTES} bytes, which no configuration needs")
+    try:
+        return data.decode("utf-8-sig"), facts
+    except UnicodeDecodeError as error:
+        if os.path.basename(path) == ".env":
+            return data.decode("utf-8", "replace"), facts
+        raise InvalidRequest(f"{path}: is not UTF-8 (byte {error.start})") from None
+
+
+def _read_layer(text: str, path: str, format_: Format) -> Layer:
+    if not format_.is_ours and not re.search(r"\b(tier|sandbox)\b", text):
+        return {}  # another program's file, which need not even be YAML to us
+    document = format_.parse(text, path)
+    if not format_.is_ours:
+        document = _shared_part(document)
+    if document is None:
+        return {}
+    if not isinstance(document, Mapping):
+        raise InvalidRequest(f"{path}: the whole file must be a mapping of keys to values")
+    return read_words(_pairs(document, path, format_), format_.readers, origin=path, where=f"{path}: ")
+
+
+def _shared_part(document: object) -> object:
+    """Keep what is Cloche's in a file that may be another program's, where `sandbox: true` can mean
+    anything.
+    """
+    if not isinstance(document, Mapping):
+        return None
+    if "tier" not in document and not isinstance(document.get("sandbox"), Mapping):
+        return None
+    return {key: document[key] for key in _SHARED_KEYS if key in document}
+
+
+def _pairs(document: Mapping[object, object], path: str, format_: Format) -> Iterator[tuple[str, object]]:
+    """Yield every known key with its value, those of `sandbox` with the section before their name."""
+    for key, value in document.items():
+        if key == "sandbox":
+            yield from _section(value, path, format_)
+        elif isinstance(key, str) and key in format_.readers:
+            yield key, value
+        elif format_.is_strict:
+            raise _unknown_key(path, str(key), str(key), format_)
+
+
+def _section(section: object, path: str, format_: Format) -> Iterator[tuple[str, object]]:
+    if section is None:
+        return
+    if not isinstance(section, Mapping):
+        raise InvalidRequest(f"{path}: sandbox must be a mapping of keys to values")
+    for key, value in section.items():
+        if not isinstance(key, str) or key not in format_.readers:
+            raise _unknown_key(path, f"sandbox.{key}", str(key), format_)
+        yield f"sandbox.{key}", value
+
+
+def _unknown_key(path: str, name: str, key: str, format_: Format) -> InvalidRequest:
+    import difflib
+
+    near = difflib.get_close_matches(key[:80], format_.readers, n=1, cutoff=0.7)
+    advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(format_.readers)}"
+    return InvalidRequest(f"{path}: unknown key {name[:80]!r}; {advice}")
+
+
+def variable_layer(environ: Mapping[str, str]) -> Layer:
+    """Return what the environment says; an empty variable says nothing."""
+    given = {name: environ[name] for name in VARIABLE_READERS if environ.get(name, "").strip()}
+    layers = [
+        read_words([(name, value)], VARIABLE_READERS, origin=f"environment {name}", where="environment ")
+        for name, value in given.items()
+    ]
+    return {word: wish for layer in layers for word, wish in layer.items()}
+
+
+def argument_layer(arguments: Mapping[str, Any]) -> Layer:
+    """Return what the caller's keywords say; None, and an empty list, say nothing."""
+    given = {
+        name: value for name, value in arguments.items() if value is not None and not _is_empty_list(value)
+    }
+    unknown = [name for name in given if name not in ARGUMENT_READERS]
+    if unknown:
+        raise InvalidRequest(
+            f"unknown argument {unknown[0]!r}; known arguments: {', '.join(ARGUMENT_READERS)}"
+        )
+    return read_words(given.items(), ARGUMENT_READERS, origin="argument", where="")
+
+
+def _is_empty_list(value: object) -> bool:
+    return isinstance(value, tuple | list) and not value

@@ -1,0 +1,56 @@
+"""YAML read safely: plain data only, no key twice, no document that grows when it is read."""
+
+from __future__ import annotations
+
+import yaml
+
+from cloche.core.errors import InvalidRequest
+
+MAX_ENTRIES = 10_000
+# What PyYAML's constructors let through for malformed dates, numbers and deep nesting.
+_SLIPS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's is ten times as fast
+    """Load plain data. `flatten_mapping` follows merge keys, which can double a mapping at every level."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._checked: set[int] = (
+            set()
+        )  # nodes by identity: a merged one comes again, its parents' keys in it
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if id(node) not in self._checked:
+            self._checked.add(id(node))
+            self._refuse_doubles(node)
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_ENTRIES:
+            raise yaml.MarkedYAMLError(None, None, "the mapping has too many entries", node.start_mark)
+
+    def _refuse_doubles(self, node: yaml.MappingNode) -> None:
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if (key.tag, key.value) in seen:
+                raise yaml.MarkedYAMLError(
+                    None, None, f"the key {key.value!r} is given twice", key.start_mark
+                )
+            seen.add((key.tag, key.value))
+
+
+def parse_yaml(text: str, file: str) -> object:
+    """Return the one document of `text`, None when it is empty. Raises InvalidRequest naming file and
+    line.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506  # the loader is a safe one
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise InvalidRequest(f"{file}{line}: {error.problem or 'not YAML'}") from None
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
+    except _SLIPS as error:
+        raise InvalidRequest(f"{file}: a value in it cannot be read: {type(error).__name__}") from None

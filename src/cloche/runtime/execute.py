@@ -1,0 +1,289 @@
+"""One call, one throwaway sandbox: settings, rules, request, queue, run.
+
+Every door goes through `prepare` and `run_in`, so that rules hold the same wherever a run comes from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Literal, Unpack
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
+from cloche.core.events import Event, OutputChunk, Sink, Started, Stream
+from cloche.core.languages import language_named
+from cloche.core.levels import Level
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy, ScreenMode
+from cloche.core.protocols import Backend, OpenSandbox, SupportsStreaming
+from cloche.core.request import Request
+from cloche.core.result import Result
+from cloche.core.screen import apply_screen
+
+from .factory import backend_named, policy_for, provider_named
+from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
+from .options import SandboxOptions, given
+from .settings import Settings, check_runnable, load_settings
+from .slots import shared_slots
+
+OnOutput = Callable[[Stream, bytes], None]
+
+COMMAND_LANGUAGE = "bash"  # a bare command can do what a shell can, so it is allowed where a shell is
+
+log = logging.getLogger("cloche.runtime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Hold everything that is settled before a sandbox opens."""
+
+    settings: Settings
+    backend: Backend
+    policy: Policy
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Hold one checked request, and what has to be said about it in the result's meta."""
+
+    request: Request
+    notes: Mapping[str, Any]
+
+
+async def arun(
+    code: str | None = None,
+    *,
+    language: str = "python",
+    argv: Sequence[str | PathLike[str]] = (),
+    stdin: bytes | str = b"",
+    env: Mapping[str, str] | None = None,
+    files: Files | None = None,
+    timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+    memory: int | str | None = None,
+    cpus: float | str | None = None,
+    pids: int | None = None,
+    disk: int | str | None = None,
+    output_limit: int | str | None = None,
+    network: bool | str | None = None,
+    network_allow: Sequence[str] | None = None,
+    preset: str | None = None,
+    tier: int | None = None,
+    backend: str | Backend | None = None,
+    image: str | None = None,
+    require: str | Sequence[str] | None = None,
+    best_effort: str | Sequence[str] = (),
+    packages: Sequence[str] | Literal["auto"] | None = None,
+    languages: Sequence[str] | None = None,
+    screen: ScreenMode | None = None,
+    level: Level | str | None = None,
+    config: str | PathLike[str] | None = None,
+    on_output: OnOutput | None = None,
+    on_event: Sink | None = None,
+    out: str | PathLike[str] | None = None,
+) -> Result:
+    """Run `code` in a throwaway sandbox and return what came of it.
+
+    With `code`, `argv` holds the program's arguments; without it, `argv` is the whole command. `files` is a
+    mapping of paths below /workspace to content (`bytes`, or `str` as text) or to host files and directories
+    (path objects), or a list of host paths. `stdin` is bytes or text. `env` is the program's environment
+    besides a fixed minimum. `on_output(stream, data)` gets each piece of output as bytes while the code runs,
+    `on_event` every event of `cloche.core.events`. `out` is a host directory that receives the files the run
+    created or changed. The other keywords are those of `SandboxOptions`. Cancelling the call kills the run.
+
+    What the code did is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
+    StartFailed.
+    """
+    options = SandboxOptions(
+        timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, output_limit=output_limit,
+        network=network, network_allow=network_allow, preset=preset, tier=tier, backend=backend, image=image,
+        require=require, best_effort=best_effort, packages=packages, languages=languages, screen=screen,
+        level=level, config=config,
+    )  # fmt: skip
+    prepared = prepare(**options)
+    job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)
+    sink = make_sink(on_output, on_event)
+    async with shared_slots().hold(), prepared.backend.open(prepared.policy, prepared.limits) as opened:
+        return await run_in(opened, prepared, job, sink=sink, out=out)
+
+
+def prepare(**options: Unpack[SandboxOptions]) -> Prepared:
+    """Settle settings, rules and backend, or raise before anything is started."""
+    arguments = given(options)
+    chosen = arguments.get("backend")
+    if chosen is not None and not isinstance(chosen, str):
+        if not callable(getattr(chosen, "open", None)):
+            raise InvalidRequest(f"backend: give a name or a backend object, not {type(chosen).__name__}")
+        del arguments["backend"]
+    settings = load_settings(arguments)
+    check_runnable(settings)
+    policy = settings.policy
+    _check_packages(policy)
+    if chosen is None or isinstance(chosen, str):
+        policy = policy_for(settings.backend, policy)
+        _check_image(settings.backend, arguments.get("image"))
+        chosen = backend_named(settings.backend)
+    log.debug("backend %s, policy %s, limits %s", chosen.name, policy, settings.limits)
+    return Prepared(settings=settings, backend=chosen, policy=policy, limits=settings.limits)
+
+
+async def make_job(
+    prepared: Prepared,
+    code: str | None,
+    *,
+    language: str,
+    argv: Sequence[str | PathLike[str]],
+    stdin: bytes | str,
+    env: Mapping[str, str] | None,
+    files: Files | None,
+    timeout_s: float | None = None,
+) -> Job:
+    """Check the arguments of one run against the rules, and read what they name."""
+    if code is not None and not isinstance(code, str):
+        raise InvalidRequest(f"code: give text, not {type(code).__name__}")
+    name = _check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
+    findings = apply_screen(prepared.policy.screen, name, code) if code is not None else ()
+    inputs = await _gather(files, prepared.limits)
+    request = Request(
+        code=code,
+        language=name,
+        argv=read_argv(argv),
+        stdin=read_stdin(stdin),
+        env=read_env(env),
+        files=inputs.files,
+        timeout_s=timeout_s,
+    )
+    notes = {"screen": [str(finding) for finding in findings], "files_left_out": list(inputs.left_out)}
+    return Job(request=request, notes={key: value for key, value in notes.items() if value})
+
+
+async def _gather(files: Files | None, limits: Limits) -> Inputs:
+    """Read given files; in a thread where that means the host's disk, so that no other run waits for it."""
+    if not has_host_files(files):
+        return gather_files(files, max_bytes=limits.disk_bytes, max_files=limits.inodes)
+    return await asyncio.to_thread(gather_files, files, max_bytes=limits.disk_bytes, max_files=limits.inodes)
+
+
+def _check_language(policy: Policy, language: str) -> str:
+    name = language_named(language).name
+    if name not in policy.languages:
+        allowed = ", ".join(policy.languages)
+        raise PolicyDenied(
+            f'language "{name}" is not allowed here (allowed: {allowed}); name it in sandbox.languages'
+        )
+    return name
+
+
+def _check_packages(policy: Policy) -> None:
+    if policy.packages:
+        raise BackendUnavailable(
+            "packages: this version of Cloche installs none. Install them next to Cloche (pip install); "
+            "the local sandbox shows the packages of its own interpreter."
+        )
+
+
+def _check_image(name: str, image: str | None) -> None:
+    if image is not None and not provider_named(name).takes_image:
+        raise InvalidRequest(
+            f"image: backend {name!r} runs the host's own toolchains and takes no image; drop it"
+        )
+
+
+def make_sink(on_output: OnOutput | None, on_event: Sink | None) -> Sink | None:
+    """Join the caller's two callbacks to one sink; None when there is neither."""
+    if on_output is None:
+        return on_event
+
+    def deliver(event: Event) -> None:
+        if on_event is not None:
+            on_event(event)
+        if isinstance(event, OutputChunk):
+            on_output(event.stream, event.data)
+
+    return deliver
+
+
+async def run_in(
+    opened: OpenSandbox,
+    prepared: Prepared,
+    job: Job,
+    *,
+    sink: Sink | None = None,
+    out: str | PathLike[str] | None = None,
+) -> Result:
+    """Run a job in an open sandbox, complete the result's meta, and copy its files to `out` when given."""
+    result = await (opened.run(job.request) if sink is None else run_with_sink(opened, job.request, sink))
+    defaults = {
+        "backend": prepared.backend.name,
+        "level": str(result.enforcement.level),
+        "limits": prepared.limits.as_dict(),
+        "duration": result.duration,
+        **job.notes,
+    }
+    result.meta = {**defaults, **result.meta}
+    log.debug(
+        "%s: %s, exit code %d, %.3f s",
+        prepared.backend.name,
+        result.status,
+        result.exit_code,
+        result.duration,
+    )
+    if out is not None:
+        await _finish_in_thread(result.save, out)
+    return result
+
+
+async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
+    """Run and hand events to `sink`. If it raises, that ends the run and is raised once all is killed."""
+    failures: list[BaseException] = []
+
+    def guarded(event: Event) -> None:
+        try:
+            if not failures:
+                sink(event)
+        except (
+            BaseException
+        ) as error:  # a sink is the caller's code: nothing it raises may end up in the backend
+            failures.append(error)
+            task.cancel()
+
+    task = asyncio.ensure_future(_run_reporting(opened, request, guarded))
+    try:
+        result = await task
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if failures and not (current and current.cancelling()):
+            raise failures[0] from None
+        raise
+    if failures:
+        raise failures[0]
+    return result
+
+
+async def _run_reporting(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
+    """Stream where the backend can; else report the output once it is there."""
+    if isinstance(opened, SupportsStreaming):
+        return await opened.run_streaming(request, sink)
+    sink(Started())
+    result = await opened.run(request)
+    outputs: tuple[tuple[Stream, bytes], ...] = (
+        ("stdout", result.stdout_bytes),
+        ("stderr", result.stderr_bytes),
+    )
+    for stream, data in outputs:
+        if data:
+            sink(OutputChunk(stream=stream, data=data))
+    return result
+
+
+async def _finish_in_thread(work: Callable[..., object], *arguments: object) -> None:
+    """Do blocking work in a thread, and when cancelled let it finish first: its files must outlive it."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,153 @@
+"""Backends by name. The only file that names concrete ones; each is imported when it is first used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+from cloche.core.capabilities import Capabilities
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.levels import Level
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend
+
+USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """Say where a backend's code is, or why there is none.
+
+    `target` is "module:attribute", called without arguments; `level` is the one level that this name stands
+    for; `missing` explains the lack of a backend when there is no target; `takes_image` says whether an image
+    can be chosen.
+    """
+
+    summary: str
+    target: str | None = None
+    level: Level | None = None
+    missing: Callable[[], str] | None = None
+    takes_image: bool = False
+
+
+def _absent(name: str, *, needs: str) -> Callable[[], str]:
+    def explain() -> str:
+        return f"backend {name!r} ({needs}) is not part of this version of Cloche. {USE_LOCAL}"
+
+    return explain
+
+
+def _explain_docker() -> str:
+    """Ask `docker info`, so that the answer names the first thing that is missing."""
+    import subprocess
+
+    try:
+        asked = subprocess.run(
+            ["docker", "info"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        return f'backend "docker": the command "docker" is not installed here. {USE_LOCAL}'
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f'backend "docker": "docker info" gave no answer ({error}). {USE_LOCAL}'
+    if asked.returncode != 0:
+        lines = asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"]
+        return (
+            f'backend "docker": the daemon cannot be reached ("docker info" says: {lines[-1]}). {USE_LOCAL}'
+        )
+    return f'backend "docker": the daemon answers, but this version has no such backend yet. {USE_LOCAL}'
+
+
+_LOCAL = "cloche.backends.local:LocalBackend"
+
+PROVIDERS: Mapping[str, Provider] = {
+    "local": Provider(summary="native Linux jail, nothing to set up", target=_LOCAL),
+    "auto": Provider(summary="the strongest backend there is; today that is local", target=_LOCAL),
+    "subprocess": Provider(
+        summary="child process with limits, no isolation", target=_LOCAL, level=Level.PROCESS
+    ),
+    "none": Provider(
+        summary="the host itself; a child process with limits", target=_LOCAL, level=Level.PROCESS
+    ),
+    "docker": Provider(summary="throwaway container", missing=_explain_docker),
+    "gvisor": Provider(summary="container on gVisor", missing=_absent("gvisor", needs="docker with runsc")),
+    "firecracker": Provider(
+        summary="microVM on Firecracker", missing=_absent("firecracker", needs="a microVM")
+    ),
+    "microvm": Provider(summary="microVM on QEMU", missing=_absent("microvm", needs="a microVM")),
+    "microsandbox": Provider(
+        summary="microsandbox server", missing=_absent("microsandbox", needs="its server")
+    ),
+    "e2b": Provider(summary="E2B cloud", missing=_absent("e2b", needs="a remote service")),
+    "daytona": Provider(summary="Daytona cloud", missing=_absent("daytona", needs="a remote service")),
+    "kubernetes": Provider(summary="pods of a cluster", missing=_absent("kubernetes", needs="a cluster")),
+    "ray": Provider(summary="workers of a Ray cluster", missing=_absent("ray", needs="a cluster")),
+}
+
+
+def provider_named(name: str) -> Provider:
+    """Return the provider called `name` (any case), or raise InvalidRequest naming the known ones."""
+    try:
+        return PROVIDERS[name.strip().lower()]
+    except KeyError:
+        raise InvalidRequest(f"unknown backend {name!r}; known backends: {', '.join(PROVIDERS)}") from None
+
+
+def backend_named(name: str) -> Backend:
+    """Return the backend called `name`.
+
+    Raises InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had
+    here.
+    """
+    provider = provider_named(name)
+    if provider.target is None:
+        raise BackendUnavailable(
+            provider.missing() if provider.missing else f"backend {name!r} is not available"
+        )
+    return _load(provider.target, os.getpid())
+
+
+@cache
+def _load(target: str, _pid: int) -> Backend:
+    """Make a backend once per process; a forked child measures for itself."""
+    module, _, attribute = target.partition(":")
+    try:
+        return cast(Backend, getattr(importlib.import_module(module), attribute)())
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"{module} cannot be imported: {error}. Install the extra that brings it."
+        ) from error
+
+
+def policy_for(name: str, policy: Policy) -> Policy:
+    """Return the policy with the level that the name stands for (`subprocess` is always `process`)."""
+    level = provider_named(name).level
+    if level is None:
+        return policy
+    if policy.level not in (None, level):
+        raise InvalidRequest(
+            f"backend {name!r} runs at level {level}, but level {policy.level} is asked for; drop one"
+        )
+    return policy.with_changes(level=level)
+
+
+def capabilities_of(name: str) -> Capabilities:
+    """Say what a backend can do here, without raising: what is missing becomes `reason`."""
+    try:
+        found = backend_named(name).capabilities()
+    except BackendUnavailable as error:
+        return Capabilities(backend=name, available=False, reason=str(error))
+    level = provider_named(name).level
+    if level is None or not found.available:
+        return found
+    return Capabilities(
+        backend=name, available=True, level=level, reason=f"backend {name!r} stands for this level"
+    )

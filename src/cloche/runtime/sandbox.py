@@ -1,0 +1,192 @@
+"""A workspace that lives: every run in it is a fresh process that sees the files of the ones before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from os import PathLike
+from types import TracebackType
+from typing import Protocol, Self, Unpack, runtime_checkable
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.events import Ended, Event, Sink
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.protocols import OpenSandbox, SupportsBatchFiles
+from cloche.core.request import InputFile
+from cloche.core.result import Result
+from cloche.core.units import MIB
+
+from .execute import Job, OnOutput, Prepared, make_job, make_sink, prepare, run_in
+from .inputs import Files, gather_files, read_env
+from .options import SandboxOptions
+from .slots import shared_slots
+
+READ_BYTES = 16 * MIB
+
+
+@runtime_checkable
+class SupportsListing(Protocol):
+    """List the workspace."""
+
+    async def list_files(self, path: str = ".") -> Sequence[str]:
+        """Return the paths of the files below `path`, relative to the workspace."""
+        ...
+
+
+class AsyncSandbox:
+    """Open a sandbox for several runs.
+
+        async with AsyncSandbox(preset="standard") as sandbox:
+            await sandbox.write_file("in.csv", data)
+            result = await sandbox.run("...")
+
+    Takes the keywords of SandboxOptions; `env` holds for every run, `files` (as in `run`) are there from the
+    start. Runs of one sandbox take turns. Leaving the block kills what is left and removes the workspace.
+    """
+
+    def __init__(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        **options: Unpack[SandboxOptions],
+    ) -> None:
+        self._options = options
+        self._env = read_env(env)
+        self._files = files
+        self._prepared: Prepared = prepare(**options)
+        self._stack = AsyncExitStack()
+        self._opened: OpenSandbox | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def limits(self) -> Limits:
+        """Return the limits that hold for each run."""
+        return self._prepared.limits
+
+    @property
+    def policy(self) -> Policy:
+        """Return the rules that hold for each run."""
+        return self._prepared.policy
+
+    @property
+    def backend(self) -> str:
+        """Return the backend's name."""
+        return self._prepared.backend.name
+
+    async def __aenter__(self) -> Self:
+        if self._opened is not None:
+            raise InvalidRequest("this sandbox is already open; make another one")
+        async with AsyncExitStack() as on_failure:
+            prepared = self._prepared
+            opened = await on_failure.enter_async_context(
+                prepared.backend.open(prepared.policy, prepared.limits)
+            )
+            await _write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
+            self._stack = on_failure.pop_all()
+        self._opened = opened
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened = None
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def run(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        argv: Sequence[str | PathLike[str]] = (),
+        stdin: bytes | str = b"",
+        env: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+        on_output: OnOutput | None = None,
+        on_event: Sink | None = None,
+        out: str | PathLike[str] | None = None,
+    ) -> Result:
+        """Run `code`, or the command `argv`, as `cloche.arun` does, in this sandbox's workspace."""
+        opened = self._require_open()
+        job = await make_job(
+            self._prepared, code, language=language, argv=argv, stdin=stdin, env={**self._env, **(env or {})},
+            files=files, timeout_s=self._timeout_s(timeout),
+        )  # fmt: skip
+        return await self._take_turn(opened, job, make_sink(on_output, on_event), out)
+
+    async def stream(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        argv: Sequence[str | PathLike[str]] = (),
+        stdin: bytes | str = b"",
+        env: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+    ) -> AsyncIterator[Event]:
+        """Run as `run` does and yield Started, OutputChunk, at last Ended. Closing it kills the run."""
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        running = asyncio.ensure_future(
+            self.run(
+                code, language=language, argv=argv, stdin=stdin, env=env, files=files, timeout=timeout,
+                on_event=events.put_nowait,
+            )
+        )  # fmt: skip
+        running.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            yield Ended(result=await running)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    async def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
+        """Return a file of the workspace. Raises SandboxFileError, also for one larger than `max_bytes`."""
+        return await self._require_open().read_file(path, max_bytes=max_bytes)
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Create or replace a file of the workspace, with its folders; text is written as UTF-8."""
+        content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
+        await self._require_open().write_file(path, content)
+
+    async def list_files(self, path: str = ".") -> tuple[str, ...]:
+        """Return the paths of the files below `path`, relative to the workspace, if the backend can."""
+        opened = self._require_open()
+        if not isinstance(opened, SupportsListing):
+            raise BackendUnavailable(
+                f"backend {self.backend!r} cannot list files; run a command that lists them"
+            )
+        return tuple(await opened.list_files(path))
+
+    async def _take_turn(
+        self, opened: OpenSandbox, job: Job, sink: Sink | None, out: str | PathLike[str] | None
+    ) -> Result:
+        async with self._turn, shared_slots().hold():
+            return await run_in(opened, self._prepared, job, sink=sink, out=out)
+
+    def _timeout_s(self, timeout: float | str | None) -> float | None:
+        """Settle one run's own time-out as settings do: ceilings and the global override hold for it too."""
+        if timeout is None:
+            return None
+        options: SandboxOptions = {**self._options, "timeout": timeout}
+        return prepare(**options).limits.timeout_s
+
+    def _require_open(self) -> OpenSandbox:
+        if self._opened is None:
+            raise InvalidRequest("this sandbox is not open; use it inside its with block")
+        return self._opened
+
+
+async def _write_all(opened: OpenSandbox, files: Sequence[InputFile]) -> None:
+    if not files:
+        return
+    if isinstance(opened, SupportsBatchFiles):
+        await opened.write_files(files)
+        return
+    for file in files:
+        await opened.write_file(file.path, file.data)

@@ -1,0 +1,171 @@
+"""What holds for a run, each value with where it came from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.levels import Level
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.tiers import TIERS
+from cloche.core.units import format_size
+
+from .config import settle
+from .config_keys import ANY_LANGUAGE, LIMIT_FIELDS, POLICY_WORDS, Layer, Wish
+from .config_sources import Places
+from .config_tighten import effective_network
+
+_SIZE_WORDS = frozenset({"memory", "disk", "tmp", "output_limit", "flood_limit"})
+HOST_TIER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Hold what was configured.
+
+    `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other). `origins` says for
+    every word, as one writes it in a file, which source its value came from: "default", "tier 3", "preset
+    minimal (argument)", a file's path, "environment SANDBOX_TYPE" or "argument".
+    """
+
+    backend: str = "local"
+    tier: int | None = None
+    preset: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    policy: Policy = field(default_factory=Policy)
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+    images: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def image_for(self, language: str) -> str | None:
+        """Return the image configured for `language`; None leaves it to the table of languages."""
+        return self.images.get(language, self.images.get(ANY_LANGUAGE))
+
+    def as_rows(self) -> list[tuple[str, str, str]]:
+        """Return key, value and origin of everything that holds, as text for `cloche config show`."""
+        shown = {**self._choices(), **self._limits(), **self._rules()}
+        shown |= {f"images.{language}": image for language, image in self.images.items()}
+        shown |= {f"ceilings.{_word_of(f)}": _amount(_word_of(f), most) for f, most in self.ceilings.items()}
+        return [(key, value, self.origins.get(key, "default")) for key, value in shown.items()]
+
+    def _choices(self) -> dict[str, str]:
+        return {"backend": self.backend, "tier": str(self.tier or "none"), "preset": self.preset or "none"}
+
+    def _limits(self) -> dict[str, str]:
+        return {word: _amount(word, getattr(self.limits, name)) for word, name in LIMIT_FIELDS.items()}
+
+    def _rules(self) -> dict[str, str]:
+        policy = self.policy
+        required = [
+            *([policy.require_level] if policy.require_level is not None else []),
+            *policy.require_controls,
+        ]
+        packages = [policy.packages] if isinstance(policy.packages, str) else policy.packages
+        return {
+            "network": policy.network,
+            "network_allow": _listed(policy.network_allow),
+            "require": _listed(required),
+            "best_effort": _listed(policy.best_effort),
+            "screen": policy.screen,
+            "packages": _listed(packages),
+            "languages": _listed(policy.languages),
+            "user": policy.user or "unprivileged",
+            "level": str(policy.level) if policy.level is not None else "strongest",
+        }
+
+
+def load_settings(
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    config_file: str | os.PathLike[str] | None = None,
+    home: Path | None = None,
+) -> Settings:
+    """Return what holds for a run.
+
+    `arguments` are the keywords of `cloche.run` that say how a sandbox is made, None meaning "not given";
+    `config` among them is the same as `config_file`. The other parameters replace the process's environment,
+    working directory and home. Raises InvalidRequest naming the source and the key that is wrong.
+    """
+    asked = dict(arguments or {})
+    named = asked.pop("config", None) or config_file
+    variables = os.environ if environ is None else environ
+    held, ceilings = settle(asked, Places(environ=variables, cwd=cwd, home=home, config_file=named))
+    images = {word.partition(".")[2]: wish.value for word, wish in held.items() if word.startswith("image.")}
+    return Settings(
+        backend=held["backend"].value,
+        tier=held["tier"].value,
+        preset=held["preset"].value,
+        limits=Limits(**{field: held[word].value for word, field in LIMIT_FIELDS.items()}),
+        policy=_policy(held),
+        ceilings=MappingProxyType({LIMIT_FIELDS[word]: most.value for word, most in ceilings.items()}),
+        images=MappingProxyType(images),
+        origins=MappingProxyType(_origins(held, ceilings)),
+    )
+
+
+def _policy(held: Layer) -> Policy:
+    words = {word: held[word].value for word in POLICY_WORDS}
+    if held["backend"].value == "subprocess" and words["level"] is None:
+        words["level"] = Level.PROCESS
+    return Policy(**words, network=effective_network(held), require_level=held["require_level"].value)  # type: ignore[arg-type]  # Policy checks it
+
+
+def _origins(held: Layer, ceilings: Mapping[str, Wish]) -> dict[str, str]:
+    """Return where each word came from; the two halves of `require` are one word to whoever wrote it."""
+    origins = {word.replace("image.", "images."): wish.origin for word, wish in held.items()}
+    halves = [origins.pop("require_level"), origins.pop("require_controls")]
+    named = [origin for origin in dict.fromkeys(halves) if origin != "default"]
+    origins["require"] = "; ".join(named) or "default"
+    origins.pop("timeout_override", None)
+    if held["level"].value is None and held["backend"].value == "subprocess":
+        origins["level"] = held["backend"].origin
+    return origins | {f"ceilings.{word}": wish.origin for word, wish in ceilings.items()}
+
+
+def check_runnable(settings: Settings) -> None:
+    """Raise PolicyDenied or InvalidRequest, with the remedy, when these settings let no code run. Pure."""
+    tier = TIERS[settings.tier] if settings.tier is not None else None
+    if tier is not None and not tier.runs_code:
+        chosen = settings.origins.get("tier", "argument")
+        raise PolicyDenied(f"tier {tier.number} ({chosen}) runs no code; choose tier 3 for code in a sandbox")
+    if settings.backend == "none" and settings.tier != HOST_TIER:
+        chosen = settings.origins.get("backend", "argument")
+        raise InvalidRequest(
+            f'backend "none" ({chosen}) runs code on the host, which only tier {HOST_TIER} does; '
+            f'set tier {HOST_TIER} if that is meant, or use backend "local"'
+        )
+    _check_level(settings)
+
+
+def _check_level(settings: Settings) -> None:
+    """Refuse a level that is asked for exactly and lies below the one that is required."""
+    reached = Level.PROCESS if settings.backend == "none" else settings.policy.level
+    required = settings.policy.require_level
+    if reached is not None and required is not None and reached < required:
+        by = settings.origins.get("require", "argument")
+        raise PolicyDenied(
+            f"level {required} is required ({by}), but backend {settings.backend!r} is to run at level "
+            f'{reached}; use backend "local" or a stronger one, or require less'
+        )
+
+
+def _word_of(limit_field: str) -> str:
+    return next(word for word, name in LIMIT_FIELDS.items() if name == limit_field)
+
+
+def _amount(word: str, value: float) -> str:
+    if word in _SIZE_WORDS:
+        return format_size(int(value))
+    return f"{value:g}s" if word == "timeout" else f"{value:g}"
+
+
+def _listed(items: object) -> str:
+    return ", ".join(str(item) for item in items) or "none" if isinstance(items, list | tuple) else str(items)

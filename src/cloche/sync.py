@@ -1,0 +1,219 @@
+"""The blocking face of the asynchronous core: the same calls, for callers without an event loop.
+
+All of them work from any thread, from 50 at once, and inside a running event loop. Callbacks run in the
+calling thread. Ctrl-C ends the run, waits until everything it started is killed, and is then raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
+
+from .core.events import Sink
+from .core.protocols import CodeSandbox
+from .core.result import Result
+from .runtime import bridge
+from .runtime.execute import OnOutput, arun, prepare
+from .runtime.inputs import Files
+from .runtime.options import SandboxOptions, given
+from .runtime.sandbox import READ_BYTES, AsyncSandbox
+from .runtime.settings import load_settings
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_CALLBACKS = ("on_output", "on_event")
+
+
+def _blocking(function: Callable[P, Coroutine[Any, Any, T]], *, name: str) -> Callable[P, T]:
+    """Return `function` as a blocking one of the same signature; its callbacks run in the caller's thread."""
+
+    @functools.wraps(function)
+    def call_and_wait(*args: P.args, **kwargs: P.kwargs) -> T:
+        return bridge.call(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
+
+    call_and_wait.__name__ = call_and_wait.__qualname__ = name
+    call_and_wait.__module__ = __name__
+    return call_and_wait
+
+
+def _delivered(kwargs: Mapping[str, Any], deliver: bridge.Deliver) -> dict[str, Any]:
+    """Replace each callback by one that queues the real call for the waiting thread."""
+    changed = dict(kwargs)
+    for name in _CALLBACKS:
+        callback = changed.get(name)
+        if callback is not None:
+            changed[name] = _queued(callback, deliver)
+    return changed
+
+
+def _queued(callback: Callable[..., None], deliver: bridge.Deliver) -> Callable[..., None]:
+    return lambda *args: deliver(functools.partial(callback, *args))
+
+
+run = _blocking(arun, name="run")
+
+
+class Sandbox:
+    """Open a sandbox for several runs; the blocking twin of AsyncSandbox, with the same keywords.
+
+    with Sandbox(preset="standard") as sandbox:
+        sandbox.write_file("in.csv", data)
+        result = sandbox.run("...")
+    """
+
+    def __init__(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        **options: Unpack[SandboxOptions],
+    ) -> None:
+        self._sandbox = AsyncSandbox(env=env, files=files, **options)
+        self._keeper: _Keeper | None = None
+
+    def __enter__(self) -> Self:
+        keeper = _Keeper(self._sandbox)
+        bridge.call(lambda _: keeper.open())
+        self._keeper = keeper
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            bridge.call(lambda _: keeper.close())
+
+    def run(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        argv: Sequence[str | PathLike[str]] = (),
+        stdin: bytes | str = b"",
+        env: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        timeout: float | str | None = None,
+        on_output: OnOutput | None = None,
+        on_event: Sink | None = None,
+        out: str | PathLike[str] | None = None,
+    ) -> Result:
+        """Run `code`, or the command `argv`, as `cloche.run` does, in this sandbox's workspace."""
+        return _blocking(self._sandbox.run, name="run")(
+            code, language=language, argv=argv, stdin=stdin, env=env, files=files, timeout=timeout,
+            on_output=on_output, on_event=on_event, out=out,
+        )  # fmt: skip
+
+    def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
+        """Return a file of the workspace. Raises SandboxFileError, also for one larger than `max_bytes`."""
+        return bridge.call(lambda _: self._sandbox.read_file(path, max_bytes=max_bytes))
+
+    def write_file(self, path: str, data: bytes | str) -> None:
+        """Create or replace a file of the workspace, with its folders; text is written as UTF-8."""
+        bridge.call(lambda _: self._sandbox.write_file(path, data))
+
+    def list_files(self, path: str = ".") -> tuple[str, ...]:
+        """Return the paths of the files below `path`, relative to the workspace, if the backend can."""
+        return bridge.call(lambda _: self._sandbox.list_files(path))
+
+
+class _Keeper:
+    """Hold an AsyncSandbox open in one task: contexts must be left by the task that entered them."""
+
+    def __init__(self, sandbox: AsyncSandbox) -> None:
+        self._sandbox = sandbox
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+
+    async def open(self) -> None:
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep(opened))
+        try:
+            await asyncio.wait([opened, self._task], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            raise
+        if not opened.done():
+            await self._task  # raises what the opening raised
+
+    async def close(self) -> None:
+        self._closing.set()
+        if self._task is not None:
+            await self._task
+
+    async def _keep(self, opened: asyncio.Future[None]) -> None:
+        async with self._sandbox:
+            opened.set_result(None)
+            await self._closing.wait()
+
+
+class BackendSandbox:
+    """Run each `execute` in a throwaway sandbox of one backend (R1's protocol)."""
+
+    fixed_backend: str | None = None
+
+    def __init__(self, **options: Unpack[SandboxOptions]) -> None:
+        self._options: SandboxOptions = {**options}
+        if self.fixed_backend is not None:
+            self._options["backend"] = self.fixed_backend
+        prepare(**self._options)  # a backend that cannot be had is an error now, not at the first run
+
+    def execute(
+        self,
+        code: str,
+        language: str = "python",
+        timeout: float = 30,
+        *,
+        files: Files | None = None,
+        out: str | PathLike[str] | None = None,
+    ) -> Result:
+        """Run `code` and return what came of it; `timeout` is in seconds of wall clock."""
+        options: SandboxOptions = {**self._options, "timeout": timeout}
+        return run(code, language=language, files=files, out=out, **options)
+
+
+class LocalSandbox(BackendSandbox):
+    """Run code in the native jail of this host."""
+
+    fixed_backend = "local"
+
+
+class DockerSandbox(BackendSandbox):
+    """Run code in throwaway containers."""
+
+    fixed_backend = "docker"
+
+
+class E2BSandbox(BackendSandbox):
+    """Run code at E2B."""
+
+    fixed_backend = "e2b"
+
+
+_FACES: Mapping[str, type[BackendSandbox]] = {
+    "local": LocalSandbox,
+    "docker": DockerSandbox,
+    "e2b": E2BSandbox,
+}
+
+
+def get_sandbox(name: str | None = None, /, **options: Unpack[SandboxOptions]) -> CodeSandbox:
+    """Return the sandbox that the settings choose: `name`, else SANDBOX_TYPE (environment or .env), else
+    local.
+
+    Raises InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had
+    here.
+    """
+    if name is not None:
+        options["backend"] = name
+    chosen = options.get("backend")
+    if chosen is None or isinstance(chosen, str):
+        chosen = options["backend"] = load_settings(given(options)).backend
+    face = _FACES.get(chosen, BackendSandbox) if isinstance(chosen, str) else BackendSandbox
+    return face(**options)

@@ -1,0 +1,140 @@
+r"""A backend that runs nothing and answers from a script, for testing code that uses Cloche.
+
+Give it what the runs shall come to, and look at what was asked of it:
+
+    backend = FakeBackend([Result("4\n", "", 0, 0.01), StartFailed("no room")])
+    assert cloche.run("print(2 + 2)", backend=backend).stdout == "4\n"
+    assert backend.requests[0].code == "print(2 + 2)"
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from cloche.core.capabilities import Capabilities
+from cloche.core.enforcement import Measure, shortfalls
+from cloche.core.errors import BackendUnavailable, InternalError, SandboxFileNotFound, SandboxFileTooLarge
+from cloche.core.events import OutputChunk, Sink, Started, Stream, discard
+from cloche.core.levels import Control, Level, State
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.request import InputFile, Request, workspace_path
+from cloche.core.result import Result
+
+Answer = Result | Exception | Callable[[Request], Result]
+
+_EVERYTHING = {control: Measure(state=State.ENFORCED, mechanism="script") for control in Control}
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeSandbox:
+    """Stand for one open sandbox: a dict for the workspace, the backend's script for what happens."""
+
+    backend: FakeBackend
+    policy: Policy
+    limits: Limits
+    workspace: dict[str, bytes] = field(default_factory=dict)
+    is_open: bool = True
+
+    async def run(self, request: Request) -> Result:
+        """Take the next answer of the script."""
+        return await self.run_streaming(request, discard)
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Take the next answer and hand its output to `sink`, one chunk per stream."""
+        await self.write_files(request.files)
+        result = self.backend.answer(request)
+        sink(Started())
+        outputs: tuple[tuple[Stream, bytes], ...] = (
+            ("stdout", result.stdout_bytes),
+            ("stderr", result.stderr_bytes),
+        )
+        for stream, data in outputs:
+            if data:
+                sink(OutputChunk(stream=stream, data=data))
+        return result
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return what was written to `path`."""
+        inside = workspace_path(path)
+        if inside not in self.workspace:
+            raise SandboxFileNotFound(f"the sandbox has no file {path!r}", path=path)
+        if len(self.workspace[inside]) > max_bytes:
+            raise SandboxFileTooLarge(f"{path!r} exceeds max_bytes={max_bytes}", path=path)
+        return self.workspace[inside]
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Remember `data` under `path`."""
+        self.workspace[workspace_path(path)] = bytes(data)
+
+    async def write_files(self, files: Sequence[InputFile]) -> None:
+        """Remember all of `files`."""
+        for file in files:
+            await self.write_file(file.path, file.data)
+
+    async def list_files(self, path: str = ".") -> tuple[str, ...]:
+        """Return the paths of all files below `path`, relative to the workspace."""
+        folder = posixpath.normpath(path)
+        return tuple(sorted(p for p in self.workspace if folder == "." or p.startswith(folder + "/")))
+
+
+class FakeBackend:
+    """Answer each run with the next item of `script`: a Result, an exception to raise, or a function of the
+    request.
+
+    `requests` lists what was asked, `sandboxes` what was opened and with which policy and limits. Everything
+    counts as enforced at `level` unless `absent` names controls, so `require` can be tested too. An exhausted
+    script is an InternalError that says so.
+    """
+
+    name = "fake"
+
+    def __init__(
+        self, script: Iterable[Answer] = (), *, level: Level = Level.JAIL, absent: Iterable[Control] = ()
+    ) -> None:
+        self.requests: list[Request] = []
+        self.sandboxes: list[FakeSandbox] = []
+        self._script = iter(script)
+        gone = {control: Measure(state=State.ABSENT, reason="the script says so") for control in absent}
+        self._capabilities = Capabilities(
+            backend="fake", available=True, level=level, controls={**_EVERYTHING, **gone}
+        )
+
+    def capabilities(self) -> Capabilities:
+        """Return what the constructor was told."""
+        return self._capabilities
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[FakeSandbox]:
+        """Open a sandbox that answers from the script. Raises BackendUnavailable like any backend."""
+        missing = shortfalls(
+            self._capabilities.as_enforcement(),
+            level=policy.require_level,
+            controls=policy.require_controls,
+            best_effort=policy.best_effort,
+        )
+        if missing:
+            raise BackendUnavailable(f"backend 'fake': {'; '.join(missing)}")
+        sandbox = FakeSandbox(backend=self, policy=policy, limits=limits)
+        self.sandboxes.append(sandbox)
+        try:
+            yield sandbox
+        finally:
+            sandbox.is_open = False
+
+    def answer(self, request: Request) -> Result:
+        """Record `request` and return or raise the script's next item."""
+        self.requests.append(request)
+        try:
+            answer = next(self._script)
+        except StopIteration:
+            raise InternalError(
+                f"the fake backend's script has no answer to request {len(self.requests)}"
+            ) from None
+        if isinstance(answer, Exception):
+            raise answer
+        result = answer(request) if callable(answer) else answer
+        return replace(result, enforcement=self._capabilities.as_enforcement(), meta=dict(result.meta))

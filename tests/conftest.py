@@ -1,0 +1,52 @@
+"""What holds for every test: in CI a skip is a failure, and a session leaves nothing of ours behind."""
+
+import os
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.leftovers import Snapshot, wait_for_leftovers
+
+IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the other user's run is for; `make test` runs both, so nothing is lost by it."""
+    other = "user" if os.geteuid() == 0 else "root"
+    left_out = [item for item in items if item.get_closest_marker(other)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _skip_to_failure(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure where everything is installed and nothing may be left out."""
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"A skip is a failure in CI: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that skips itself in CI."""
+    report = yield
+    _skip_to_failure(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail a module that skips itself in CI."""
+    report = yield
+    _skip_to_failure(report)
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """Compare processes, mounts, cgroups and temporary directories before and after all tests."""
+    before = Snapshot.take()
+    yield
+    left = wait_for_leftovers(before, patience_s=10)
+    assert not left, "the session left behind:\n" + "\n".join(left)

@@ -1,0 +1,119 @@
+"""What an escape attempt is, and how it is judged.
+
+Theory of operation. An attempt is one program. It is played twice by the same scenario: outside, where it must succeed
+(that is its control, the proof that it would work), and in a sandbox, where it must not. It succeeds when it prints
+`ESCAPED`, when the secret of a planted canary turns up in its output, or when the scenario finds its effect on the host.
+It is contained when none of this happened and the program either said `CONTAINED` or was stopped. A program that just
+crashed has proved nothing and fails the test. An attempt whose control does not succeed is listed with the reason and not
+counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.escape.places import Place
+    from tests.escape.stage import Stage
+
+JAIL, CONFINED = "jail", "confined"
+BOTH = (JAIL, CONFINED)
+IS_ROOT = os.geteuid() == 0
+
+# How a run may end without a word of its own and still count as contained: something stopped it.
+STOPPED = frozenset({
+    "timeout", "out_of_memory", "output_limit", "pids_limit", "disk_limit", "signaled", "denied",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Hold what came of a play: `breach` says how it succeeded, `stopped_by` what held it; a crash leaves both empty."""
+
+    breach: str = ""
+    stopped_by: str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Hold what the host saw of one run. `save` copies the files out into a directory, as the host would."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    status: str
+    seconds: float
+    token: str
+    save: Callable[[str], object]
+    promises: Mapping[str, str] = field(default_factory=dict)
+
+
+Scenario = Callable[["Attempt", "Place", "Stage"], Verdict]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Describe one attempt.
+
+    `first` is a program that runs before `code`, in another sandbox. `limits` are keywords of the sandboxed run.
+    `destructive`: the control runs in throwaway namespaces only. `root_only` says why no ordinary user can show that it
+    works. `promise` names a control: where the result admits that it is absent, the attempt is not counted.
+    """
+
+    name: str
+    family: str
+    code: str
+    first: str = ""
+    language: str = "python"
+    scenario: Scenario | None = None
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    levels: tuple[str, ...] = (JAIL,)
+    destructive: bool = False
+    terminal: bool = False
+    root_only: str = ""
+    promise: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "code", dedent(self.code).strip() + "\n")
+        object.__setattr__(self, "first", dedent(self.first).strip() + "\n" if self.first else "")
+
+    @property
+    def has_control_here(self) -> bool:
+        """Say whether this user has any chance to show that the attempt works."""
+        return IS_ROOT or not self.root_only
+
+
+def judge(seen: Seen, stage: Stage) -> Verdict:
+    """Return the verdict on one run, from its output and from what became of the canaries."""
+    output = seen.stdout + "\n" + seen.stderr
+    lines = output.splitlines()
+    claims = [line for line in lines if line.startswith("ESCAPED")]
+    leaks = [f"saw {name}" for name, secret in stage.secrets.items() if secret in output]
+    harm = stage.harm()
+    if claims or leaks or harm:
+        return Verdict(breach="; ".join([*claims, *leaks, *harm]))
+    refusals = [line for line in lines if line.startswith("CONTAINED")]
+    stopped_by = refusals[0] if refusals else seen.status if seen.status in STOPPED else ""
+    return Verdict(stopped_by=stopped_by, trace=f"{seen.status}, exit {seen.exit_code}\n{output[-2000:]}")
+
+
+def run_once(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+    """Play the plain scenario: run the first program if there is one, then the attempt, and look at what it says."""
+    if attempt.first:
+        before = judge(place.run(attempt, code=attempt.first), stage)
+        if before.breach or not before.stopped_by:
+            return before
+    try:
+        return judge(place.run(attempt), stage)
+    except UnicodeDecodeError as error:
+        return Verdict(breach=f"the host choked on the output: {error}")
+
+
+def play(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+    """Play the attempt's scenario in one place."""
+    return (attempt.scenario or run_once)(attempt, place, stage)

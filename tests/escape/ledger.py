@@ -1,0 +1,87 @@
+"""Who was counted: the control of every attempt, played once, and the assertion that it was contained."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.escape.attempts import Attempt, Verdict, play
+from tests.escape.places import Inside, Outside
+from tests.escape.stage import Stage
+
+
+class Ledger:
+    """Hold the stage, and for each attempt either the proof that it works outside or why it is not counted."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self._controls: dict[str, Verdict] = {}
+        self._not_promised: dict[str, str] = {}
+
+    def control(self, attempt: Attempt) -> Verdict:
+        """Play the attempt outside, once per session: plainly unless it is destructive, else in throwaway namespaces."""
+        key = _key(attempt)
+        if key not in self._controls:
+            places = (True,) if attempt.destructive else (False, True)
+            for is_throwaway in places:
+                self._controls[key] = self._play_outside(attempt, is_throwaway=is_throwaway)
+                if self._controls[key].breach:
+                    break
+        return self._controls[key]
+
+    def assert_contained(self, attempt: Attempt, level: str) -> None:
+        """Play the control, then the attempt in a sandbox, and fail unless the sandbox held it."""
+        self.control(attempt)
+        place = Inside(self.stage, level=level)
+        verdict = play(attempt, place, self.stage)
+        if verdict.breach and place.promises.get(attempt.promise) == "absent":
+            self._not_promised[_key(attempt)] = f"the result says that {attempt.promise} is not enforced here"
+            return
+        assert not verdict.breach, f"{attempt.family}/{attempt.name} escaped from level {level}: {verdict.breach}"
+        assert verdict.stopped_by, f"{attempt.family}/{attempt.name} broke instead of trying: {verdict.trace}"
+
+    def counted(self, attempts: list[Attempt]) -> Iterator[Attempt]:
+        """Yield the attempts that were shown to work outside."""
+        return (a for a in attempts if a.has_control_here and _key(a) not in self._not_promised and self.control(a).breach)
+
+    def report(self) -> list[str]:
+        """Return the table of families, and a line for each attempt that is not counted."""
+        attempts = all_attempts()
+        tried = [a for a in attempts if _key(a) in self._controls]
+        counts = Counter(attempt.family for attempt in self.counted(tried))
+        lines = [f"{family:<12} {count:>4} counted" for family, count in sorted(counts.items())]
+        lines.append(f"{'all':<12} {counts.total():>4} counted of {len(attempts)}")
+        for attempt in attempts:
+            if reason := self._why_not_counted(attempt):
+                lines.append(f"not counted: {attempt.family}/{attempt.name}: {reason}")
+        return lines
+
+    def _why_not_counted(self, attempt: Attempt) -> str:
+        if not attempt.has_control_here:
+            return f"needs root: {attempt.root_only}"
+        if _key(attempt) in self._not_promised:
+            return self._not_promised[_key(attempt)]
+        verdict = self._controls.get(_key(attempt))
+        if verdict is None or verdict.breach:
+            return ""
+        return f"does not work outside: {verdict.stopped_by or verdict.trace.strip().splitlines()[-1:]}"
+
+    def _play_outside(self, attempt: Attempt, *, is_throwaway: bool) -> Verdict:
+        place = Outside(self.stage.targets, is_throwaway=is_throwaway)
+        try:
+            return play(attempt, place, self.stage)
+        finally:
+            place.close()
+
+
+def _key(attempt: Attempt) -> str:
+    return f"{attempt.family}/{attempt.name}"
+
+
+def all_attempts() -> list[Attempt]:
+    """Return the attempts of every module of this folder, in order."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
+    modules = [importlib.import_module(f"tests.escape.{name}") for name in names]
+    return [attempt for module in modules for attempt in getattr(module, "ATTEMPTS", ())]

@@ -1,0 +1,308 @@
+"""The two places where an attempt is played: outside, as a plain subprocess, and in a sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import cloche
+from tests.escape.attempts import IS_ROOT, Attempt, Seen
+
+if TYPE_CHECKING:
+    from tests.escape.stage import Stage
+
+HERE = Path(__file__).parent
+CONTROL_SECONDS = 20.0
+PRELUDE = (HERE / "prelude.py").read_text()
+CODA = '\nsys.stdout.flush()\ncontained("looked everywhere and found nothing")\n'
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+# What a careless adapter does: every file by its path, through links, with its mode. The bound is ours.
+NAIVE_COPY = """
+import os, resource, shutil, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
+source, target = sys.argv[1:]
+for folder, _, names in os.walk(source, followlinks=True):
+    copy = os.path.join(target, os.path.relpath(folder, source))
+    os.makedirs(copy, exist_ok=True)
+    for name in names:
+        try:
+            with open(os.path.join(folder, name), "rb") as a, open(os.path.join(copy, name), "wb") as b:
+                shutil.copyfileobj(a, b)
+            shutil.copymode(os.path.join(folder, name), os.path.join(copy, name))
+        except OSError:
+            pass
+"""
+# The attempt gets a parent that may die, a bystander, and an init that gives it the time to tell.
+WITH_COMPANY = """
+sleep 30 >/dev/null 2>&1 &
+sh -c '"$@"; exit $?' sh "$@"
+code=$?
+[ $code -lt 128 ] || sleep 0.2
+exit $code
+"""
+THROWAWAY = [
+    "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "--ipc", "--uts", "--cgroup",
+    *([] if IS_ROOT else ["--user", "--map-root-user"]), "sh", "-c", WITH_COMPANY, "sh",
+]  # fmt: skip
+
+
+class Workspace(Protocol):
+    """Reach into a workspace from the host while it lives."""
+
+    def run(self, code: str) -> Seen: ...
+    def read_file(self, path: str) -> bytes: ...
+    def write_file(self, path: str, data: bytes) -> None: ...
+
+
+class Place(Protocol):
+    """Play programs somewhere."""
+
+    def run(self, attempt: Attempt, *, code: str | None = None) -> Seen: ...
+    def show(self, attempt: Attempt) -> bytes: ...
+    def workspace(self, attempt: Attempt) -> AbstractContextManager[Workspace]: ...
+
+
+def level_keywords(level: str) -> dict[str, Any]:
+    """Return the keywords that ask `cloche.run` for exactly this level."""
+    return {"require": level, "level": level}
+
+
+def whole_program(attempt: Attempt, code: str) -> str:
+    """Return the program as it is run, the prelude before and a last word after it."""
+    return PRELUDE + "\n\n" + code + CODA if attempt.language == "python" else code
+
+
+def survivors(token: str) -> list[int]:
+    """Return the living processes whose command line bears the token of a run."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and token.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
+                if Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX":
+                    found.append(int(entry))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def end_survivors(token: str) -> None:
+    """Kill what a control left running; a process that keeps forking is hunted for a bounded time."""
+    deadline = time.monotonic() + 5
+    while (pids := survivors(token)) and time.monotonic() < deadline:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+
+
+class Outside:
+    """Play programs as a careless adapter does: a plain subprocess that inherits everything."""
+
+    def __init__(self, targets: Mapping[str, Any], *, is_throwaway: bool) -> None:
+        self.prefix = THROWAWAY if is_throwaway else []
+        self.targets = {**targets, "neighbour": targets["host"]}
+        self.scratch = Path(tempfile.mkdtemp(prefix="escape-", dir="/tmp"))
+        self.tokens: list[str] = []
+
+    def close(self) -> None:
+        """Kill what still runs and remove the scratch directory."""
+        for token in self.tokens:
+            end_survivors(token)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def run(self, attempt: Attempt, *, code: str | None = None) -> Seen:
+        """Run a program in the scratch directory."""
+        script = Path(tempfile.mkdtemp(prefix="program-", dir=self.scratch)) / "main"
+        script.write_text(whole_program(attempt, code or attempt.code))
+        self.tokens.append(f"token-{secrets.token_hex(8)}")
+        argument = json.dumps({**self.targets, "token": self.tokens[-1]})
+        interpreter = sys.executable if attempt.language == "python" else shutil.which(attempt.language)
+        command = [*self.prefix, str(interpreter), str(script), argument]
+        bound = float(attempt.limits.get("timeout", CONTROL_SECONDS))
+        environment = {**os.environ, "HOME": str(self.scratch)}
+        began = time.monotonic()
+        with started(command, has_terminal=attempt.terminal, cwd=self.scratch, env=environment) as process:
+            out, err = read_to_the_end(process, bound)
+        shutil.rmtree(script.parent)
+        return Seen(
+            stdout=out.decode(),
+            stderr=err.decode(),
+            exit_code=process.returncode,
+            status="signaled" if process.returncode < 0 else "ok" if process.returncode == 0 else "error",
+            seconds=time.monotonic() - began,
+            token=self.tokens[-1],
+            save=self.copy_naively,
+        )
+
+    def show(self, attempt: Attempt) -> bytes:
+        """Return what a terminal gets when the program runs on it."""
+        script = self.scratch / "main.py"
+        script.write_text(whole_program(attempt, attempt.code))
+        return show_on_terminal([sys.executable, str(script), json.dumps(self.targets)])
+
+    @contextmanager
+    def workspace(self, attempt: Attempt) -> Iterator[Workspace]:
+        """Reach into the scratch directory by plain paths."""
+        place = self
+
+        class Plain:
+            def run(self, code: str) -> Seen:
+                return place.run(attempt, code=code)
+
+            def read_file(self, path: str) -> bytes:
+                return (place.scratch / path).read_bytes()
+
+            def write_file(self, path: str, data: bytes) -> None:
+                (place.scratch / path).write_bytes(data)
+
+        yield Plain()
+
+    def copy_naively(self, directory: str) -> object:
+        """Copy the files out by path, following whatever is there; bounded in time and size, for it may never end."""
+        command = [sys.executable, "-I", "-S", "-c", NAIVE_COPY, str(self.scratch), directory]
+        return subprocess.run(command, stderr=subprocess.DEVNULL, timeout=2, check=False)
+
+
+class Inside:
+    """Play programs in a sandbox of one level."""
+
+    def __init__(self, stage: Stage, *, level: str, **keywords: Any) -> None:
+        stage.neighbour()
+        self.targets = stage.targets
+        self.keywords = keywords or level_keywords(level)
+        self.promises: Mapping[str, str] = {}
+
+    def run(self, attempt: Attempt, *, code: str | None = None) -> Seen:
+        """Run a program in a sandbox of its own."""
+        token = f"token-{secrets.token_hex(8)}"
+        request = {
+            "code": whole_program(attempt, code or attempt.code),
+            "language": attempt.language,
+            "argv": [json.dumps({**self.targets, "token": token})],
+            **attempt.limits,
+            **self.keywords,
+        }
+        if attempt.terminal:
+            return _run_on_terminal(request, token)
+        seen = _as_seen(cloche.run(**request), token)
+        self.promises = seen.promises
+        return seen
+
+    def show(self, attempt: Attempt) -> bytes:
+        """Return what a terminal gets from the command line."""
+        program = whole_program(attempt, attempt.code)
+        words = ["-c", program, "--", json.dumps(self.targets)]
+        return show_on_terminal([sys.executable, "-m", "cloche", "run", "--require", self.keywords["require"], *words])
+
+    @contextmanager
+    def workspace(self, attempt: Attempt) -> Iterator[Workspace]:
+        """Reach into a live sandbox with its own file operations."""
+        place = self
+        with cloche.Sandbox(**attempt.limits, **self.keywords) as sandbox:
+
+            class Live:
+                def run(self, code: str) -> Seen:
+                    token = f"token-{secrets.token_hex(8)}"
+                    argument = json.dumps({**place.targets, "token": token})
+                    return _as_seen(sandbox.run(whole_program(attempt, code), argv=[argument]), token)
+
+                def read_file(self, path: str) -> bytes:
+                    return sandbox.read_file(path, max_bytes=1 << 20)
+
+                def write_file(self, path: str, data: bytes) -> None:
+                    sandbox.write_file(path, data)
+
+            yield Live()
+
+
+def _as_seen(result: cloche.Result, token: str) -> Seen:
+    return Seen(
+        stdout=result.stdout,
+        stderr=result.stderr,
+        exit_code=result.exit_code,
+        status=str(result.status),
+        seconds=result.duration,
+        token=token,
+        save=result.save,
+        promises={str(control): str(measure.state) for control, measure in result.enforcement.controls.items()},
+    )
+
+
+def _run_on_terminal(request: dict[str, Any], token: str) -> Seen:
+    """Run from a process that has a controlling terminal."""
+    command = [sys.executable, str(HERE / "driver.py"), json.dumps(request)]
+    with started(command, has_terminal=True) as process:
+        out, err = read_to_the_end(process, CONTROL_SECONDS)
+    report = json.loads(out.splitlines()[-1]) if out else {"stdout": "", "stderr": err.decode(), "exit_code": 1}
+    return Seen(**{"status": "error", "seconds": 0.0, **report}, token=token, save=lambda directory: ())
+
+
+@contextmanager
+def started(command: list[str], *, has_terminal: bool, **keywords: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program that inherits what we have, in a session of its own, with a controlling terminal if asked for."""
+    keyboard, terminal = os.openpty() if has_terminal else (-1, -1)
+    if has_terminal:
+        program = shutil.which(command[0]) or command[0]
+        command = [sys.executable, "-I", "-S", "-c", TAKE_TERMINAL, program, *command[1:]]
+    process = subprocess.Popen(
+        command,
+        stdin=terminal if has_terminal else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        close_fds=False,
+        start_new_session=not has_terminal,
+        **keywords,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for end in (process.stdout, process.stderr):
+            if end is not None:
+                end.close()
+        if has_terminal:
+            os.close(keyboard)
+            os.close(terminal)
+
+
+def read_to_the_end(process: subprocess.Popen[bytes], bound: float) -> tuple[bytes, bytes]:
+    """Read all output; ask the program to end when its time is over, and kill it when it does not."""
+    for patience, end in ((bound, process.terminate), (0.5, process.kill), (0.5, process.kill)):
+        try:
+            return process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired as late:
+            output = late.output or b"", late.stderr or b""
+            end()
+    return output
+
+
+def show_on_terminal(command: list[str]) -> bytes:
+    """Run a program with a terminal for all three streams, and return what the terminal got."""
+    screen, terminal = os.openpty()
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    got = b""
+    try:
+        while chunk := os.read(screen, 65536):
+            got += chunk
+    except OSError:  # the last program let go of the terminal
+        pass
+    finally:
+        os.close(screen)
+        process.wait(CONTROL_SECONDS)
+    return got

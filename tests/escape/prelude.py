@@ -1,0 +1,72 @@
+"""The first lines of every attempt in Python: system calls by number, and the words the judge listens for.
+
+This text is put before the attempt's own and runs wherever the attempt runs, so it imports nothing of ours. `T` tells
+where the canaries are; their secrets are told to nobody.
+"""
+
+import ctypes
+import json
+import os
+import re
+import sys
+import traceback
+
+T = json.loads(sys.argv[1])
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.syscall.restype = ctypes.c_long
+EPERM, EACCES, ENOSYS = 1, 13, 38
+
+
+def say(word, detail):
+    """Give the verdict and end at once, whichever process or thread this is."""
+    os.write(1, f"{word} {detail}\n".encode(errors="replace"))
+    os._exit(0)
+
+
+def escaped(detail=""):
+    """Claim a success."""
+    say("ESCAPED", detail)
+
+
+def contained(why):
+    """Admit a refusal."""
+    say("CONTAINED", why)
+
+
+def saw(data):
+    """Show each canary found in what was read; the judge knows which are real."""
+    data = data.encode(errors="surrogateescape") if isinstance(data, str) else data
+    for canary in sorted(set(re.findall(rb"canary-[0-9a-f]{32}", data))):
+        os.write(1, b"SAW " + canary + b"\n")
+
+
+def syscall(number, *arguments):
+    """Call the kernel; raise OSError when it refuses."""
+    plain = (bytes, ctypes.Array, ctypes.Structure)
+    passed = [a if isinstance(a, plain) else ctypes.c_void_p(a & (1 << 64) - 1) for a in arguments]
+    result = LIBC.syscall(ctypes.c_long(number), *passed)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+def reaches(number, *arguments):
+    """Claim a success when the call gets past every gate, even if the kernel then finds its arguments wrong."""
+    try:
+        escaped(f"system call {number} returned {syscall(number, *arguments)}")
+    except OSError as error:
+        if error.errno not in (EPERM, EACCES, ENOSYS):
+            escaped(f"system call {number} reached the kernel: {error}")
+        raise
+
+
+def _ended(kind, error, trace):
+    """A refusal by the kernel is a containment; any other exception is a broken attempt and no verdict at all."""
+    if issubclass(kind, OSError | MemoryError) or "can't start new thread" in str(error):
+        contained(f"{kind.__name__}: {error}")
+    traceback.print_exception(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(70)
+
+
+sys.excepthook = _ended

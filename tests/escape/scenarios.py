@@ -1,0 +1,192 @@
+"""How attempts are played that need more than one look at the output."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.escape.attempts import Attempt, Verdict, judge
+from tests.escape.places import end_survivors, survivors
+
+if TYPE_CHECKING:
+    from tests.escape.places import Place
+    from tests.escape.stage import Stage
+
+HANGING_SECONDS = 5.0
+HANGS = (TimeoutError, subprocess.TimeoutExpired)
+# Set the title or the clipboard, ask for an answer, a device string, clear, reset, and the one-byte forms.
+COMMANDS = (b"\x1b]", b"\x1b[6n", b"\x1b[c", b"\x1bP", b"\x1b[2J", b"\x1bc", b"\xc2\x9b", b"\xc2\x9d")
+MAX_SAVED_BYTES = 96 << 20
+
+
+def outlives(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+    """Run, then look on the host for processes of that run."""
+    seen = place.run(attempt)
+    left = {pid for _ in range(3) for pid in survivors(seen.token)}
+    end_survivors(seen.token)
+    return Verdict(breach=f"{len(left)} processes outlived the run") if left else judge(seen, stage)
+
+
+def returns_by(seconds: float) -> Callable[[Attempt, Place, Stage], Verdict]:
+    """Return a scenario in which the host must not wait longer than `seconds`."""
+
+    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+        began = time.monotonic()
+        seen = place.run(attempt)
+        waited = time.monotonic() - began
+        end_survivors(seen.token)
+        late = Verdict(breach=f"the host waited {waited:.1f} s; {seen.status}")
+        return late if waited > seconds else judge(seen, stage)
+
+    return scenario
+
+
+def captures_at_most(count: int) -> Callable[[Attempt, Place, Stage], Verdict]:
+    """Return a scenario in which the host must not hold more than `count` characters of output."""
+
+    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+        seen = place.run(attempt)
+        held = len(seen.stdout) + len(seen.stderr)
+        return Verdict(breach=f"the host holds {held} characters") if held > count else judge(seen, stage)
+
+    return scenario
+
+
+def saved(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+    """Run, copy the files out, and look at what arrived."""
+    return _save_into(attempt, place, stage, planted={})
+
+
+def saved_over(planted: dict[str, str]) -> Callable[[Attempt, Place, Stage], Verdict]:
+    """Return a scenario whose target already holds links: name to a key of the targets."""
+
+    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+        return _save_into(attempt, place, stage, planted=planted)
+
+    return scenario
+
+
+def reads(path: str) -> Callable[[Attempt, Place, Stage], Verdict]:
+    """Return a scenario in which the host reads a file back from a live workspace."""
+
+    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+        with place.workspace(attempt) as workspace:
+            seen = workspace.run(attempt.code)
+            first = judge(seen, stage)
+            if first.breach or not first.stopped_by:
+                return first
+            return _look(lambda: workspace.read_file(path.format(**stage.targets)), stage)
+
+    return scenario
+
+
+def writes(path: str) -> Callable[[Attempt, Place, Stage], Verdict]:
+    """Return a scenario in which the host writes a file into a live workspace."""
+
+    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+        with place.workspace(attempt) as workspace:
+            seen = workspace.run(attempt.code)
+            first = judge(seen, stage)
+            if first.breach or not first.stopped_by:
+                return first
+            return _look(lambda: workspace.write_file(path.format(**stage.targets), b"harm\n"), stage)
+
+    return scenario
+
+
+def races(act: str) -> Callable[[Attempt, Place, Stage], Verdict]:
+    """Return a scenario in which the host reads or writes `loot` while the guest keeps changing what it is."""
+
+    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+        with place.workspace(attempt) as workspace:
+            guest = threading.Thread(target=workspace.run, args=(attempt.code,), daemon=True)
+            guest.start()
+            verdict = Verdict(stopped_by="lost every race")
+            while guest.is_alive() and not verdict.breach:
+                if act == "read":
+                    verdict = _look(lambda: workspace.read_file("loot"), stage)
+                else:
+                    verdict = _look(lambda: workspace.write_file("loot", b"harm\n"), stage)
+            guest.join(HANGING_SECONDS)
+            return verdict
+
+    return scenario
+
+
+def _look(act: Callable[[], Any], stage: Stage) -> Verdict:
+    """Do something on the host, and say whether it hung, gave a secret away or did harm."""
+    outcome = bounded(act)
+    if isinstance(outcome, HANGS):
+        return Verdict(breach="the host hangs")
+    harm = stage.harm() + [f"read {name}" for name, s in stage.secrets.items() if s.encode() in _bytes(outcome)]
+    return Verdict(breach="; ".join(harm), stopped_by=f"host: {outcome!r}"[:200])
+
+
+def _bytes(outcome: object) -> bytes:
+    return outcome if isinstance(outcome, bytes) else b""
+
+
+def bounded(act: Callable[[], Any]) -> Any:
+    """Return what `act` returns or raises, or a TimeoutError when it takes too long."""
+    outcome: list[Any] = [TimeoutError("took too long")]
+
+    def work() -> None:
+        try:
+            outcome[0] = act()
+        except Exception as error:
+            outcome[0] = error
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(HANGING_SECONDS)
+    return outcome[0]
+
+
+def _save_into(attempt: Attempt, place: Place, stage: Stage, *, planted: dict[str, str]) -> Verdict:
+    seen = place.run(attempt)
+    first = judge(seen, stage)
+    if first.breach or not first.stopped_by:
+        return first
+    with tempfile.TemporaryDirectory(prefix="escape-", dir="/tmp") as out:
+        for name, target in planted.items():
+            os.symlink(stage.targets[target], os.path.join(out, name))
+        outcome = bounded(lambda: seen.save(out))
+        if isinstance(outcome, HANGS):
+            return Verdict(breach="the host hangs")
+        found = [*stage.harm(), *_arrived(Path(out), stage, ignoring=set(planted))]
+    return Verdict(breach="; ".join(found), stopped_by=f"{first.stopped_by}; host: {outcome!r}"[:300])
+
+
+def _arrived(out: Path, stage: Stage, *, ignoring: set[str]) -> list[str]:
+    """Say what is wrong with the files that arrived."""
+    found, total = [], 0
+    for folder, folders, names in os.walk(out):
+        for path in (Path(folder, name) for name in (*folders, *names) if name not in ignoring):
+            facts = path.lstat()
+            total += facts.st_blocks * 512
+            found += _wrong(path, facts, stage)
+    return found + ([f"{total} bytes arrived"] if total > MAX_SAVED_BYTES else [])
+
+
+def _wrong(path: Path, facts: os.stat_result, stage: Stage) -> list[str]:
+    if stat.S_ISDIR(facts.st_mode):
+        return []
+    if not stat.S_ISREG(facts.st_mode):
+        return [f"{path.name} arrived as {stat.filemode(facts.st_mode)}"]
+    content = path.read_bytes() if facts.st_size < 1 << 20 else b""
+    special = ["a set-user-ID file arrived"] if facts.st_mode & (stat.S_ISUID | stat.S_ISGID) else []
+    return special + [f"{name} arrived" for name, secret in stage.secrets.items() if secret.encode() in content]
+
+
+def prints_to_terminal(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+    """Run as a person would, on a terminal, and look for commands among what the terminal gets."""
+    seen = place.show(attempt)
+    found = [repr(command) for command in COMMANDS if command in seen]
+    return Verdict(breach=f"the terminal got {found}") if found else Verdict(stopped_by="no command reached the terminal")

@@ -1,0 +1,116 @@
+"""Attempts to get out with the files: what the guest leaves in the workspace is hostile when the host collects it."""
+
+from functools import partial
+
+from tests.escape.attempts import BOTH, Attempt
+from tests.escape.ledger import Ledger
+from tests.escape.scenarios import races, reads, saved, saved_over, writes
+
+out = partial(Attempt, family="way out", scenario=saved)
+file_out = partial(Attempt, family="way out", code="pass")
+
+SWAP = """
+        import time
+        open("good", "w").write("harmless")
+        end = time.monotonic() + 0.8
+        while time.monotonic() < end:
+            {make}
+            os.rename("next", "loot")
+            os.link("good", "next2")
+            os.rename("next2", "loot")
+        """
+
+ATTEMPTS = (
+    out(name="a link to a secret", levels=BOTH, code="""os.symlink(T["public"], "loot")"""),
+    out(name="a link that climbs", code="""os.symlink("../" * 30 + T["public"][1:], "loot")"""),
+    out(name="a link to a link", code="""os.symlink("second", "loot"); os.symlink(T["public"], "second")"""),
+    out(name="a link to a folder of secrets", levels=BOTH, code="""os.symlink(T["home"], "loot")"""),
+    out(name="a folder behind a link to the root", code="""os.symlink("/", "root"); os.symlink("root" + T["public"], "loot")"""),
+    out(name="a link to the collector's environment", code="""os.symlink("/proc/self/environ", "loot")"""),
+    out(name="a link to the collector's descriptors", code="""os.symlink("/proc/self/fd", "loot")"""),
+    out(name="a link to an endless device", code="""os.symlink("/dev/zero", "loot")"""),
+    out(name="a link to itself", code="""os.symlink(".", "again"); os.mkfifo("f") if os.path.isdir("/workspace") else os.symlink(T["public"], "loot")"""),
+    out(name="a hard link to a secret", code="""
+        try:
+            os.link(T["public"], "loot")
+        except OSError:
+            pass
+        """),
+    out(name="a fifo that hangs the reader", levels=BOTH, code="""os.mkfifo("loot")"""),
+    out(name="a fifo among many files", code="""
+        os.makedirs("a/b/c")
+        for name in ("a/1", "a/b/2", "a/b/c/3"):
+            open(name, "w").write(name)
+        os.mkfifo("a/b/c/loot")
+        """),
+    out(
+        name="a device",
+        root_only="mknod needs CAP_MKNOD on the host",
+        code="""
+        import stat
+        try:
+            os.mknod("loot", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+        except OSError:
+            pass
+        """,
+    ),
+    out(name="a set-user-ID program", levels=BOTH, code="""open("loot", "w").write("#!/bin/sh"); os.chmod("loot", 0o6755)"""),
+    out(name="a huge file that holds nothing", limits={"disk": "16m"}, code="""os.truncate(os.open("loot", os.O_CREAT | os.O_RDWR), 200 << 20)"""),
+    out(
+        name="one file under many names",
+        limits={"disk": "16m"},
+        code="""
+        open("loot", "wb").write(bytes(4 << 20))
+        for number in range(40):
+            os.link("loot", f"loot{number}")
+        """,
+    ),
+    out(
+        name="over a link in the target",
+        scenario=saved_over({"loot": "victim"}),
+        levels=BOTH,
+        code="""open("loot", "w").write("harm")""",
+    ),
+    out(
+        name="through a folder link in the target",
+        scenario=saved_over({"folder": "folder"}),
+        code="""
+        os.mkdir("folder")
+        open("folder/victim", "w").write("harm")
+        """,
+    ),
+    out(
+        name="with names that are terminal commands and paths",
+        scenario=saved_over({"..loot": "victim"}),
+        code="""
+        for name in (b"..loot", b"-rf", b"a\\nb", b"\\xff\\xfe", b"\\x1b[2J", b"con", b"..."):
+            open(name, "w").write("harm")
+        """,
+    ),
+    file_out(name="read a link", scenario=reads("loot"), levels=BOTH, code="""os.symlink(T["public"], "loot")"""),
+    file_out(name="read through a folder link", scenario=reads("folder/public"), code="""os.symlink(os.path.dirname(T["public"]), "folder")"""),
+    file_out(name="read by climbing", scenario=reads("../../../../../../..{public}"), levels=BOTH),
+    file_out(name="read by an absolute path", scenario=reads("{public}"), levels=BOTH),
+    file_out(name="read the reader's environment", scenario=reads("loot"), code="""os.symlink("/proc/self/environ", "loot")"""),
+    file_out(name="read a fifo", scenario=reads("loot"), levels=BOTH, code="""os.mkfifo("loot")"""),
+    file_out(name="write over a link", scenario=writes("loot"), levels=BOTH, code="""os.symlink(T["victim"], "loot")"""),
+    file_out(name="write through a folder link", scenario=writes("folder/victim"), code="""os.symlink(T["folder"], "folder")"""),
+    file_out(name="write by climbing", scenario=writes("../../../../../../..{victim}"), levels=BOTH),
+    file_out(name="write by an absolute path", scenario=writes("{victim}"), levels=BOTH),
+    file_out(name="write into a fifo", scenario=writes("loot"), code="""os.mkfifo("loot")"""),
+    file_out(
+        name="a race for reading",
+        scenario=races("read"),
+        code=SWAP.format(make='os.symlink(T["public"], "next")'),
+    ),
+    file_out(
+        name="a race for writing",
+        scenario=races("write"),
+        code=SWAP.format(make='os.symlink(T["victim"], "next")'),
+    ),
+)
+
+
+def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+    """Only regular files come out, only what the guest wrote, and only to where the host said."""
+    ledger.assert_contained(attempt, level)

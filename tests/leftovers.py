@@ -1,0 +1,149 @@
+"""What a run of ours could leave on the machine, and how to tell it from what others do meanwhile.
+
+A process is ours when its chain of parents leads to this one, or to an orphan that began after the session did
+and bears our mark: a cgroup or working directory with our name, other namespaces, or the command line of a
+helper. A machine may be shared, so what has a living parent elsewhere never counts, and what vanishes while we
+wait was not left.
+"""
+
+import os
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "cloche"
+DIRECTORY_PREFIX = "cloche-"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of /proc; the start time tells two users of one number apart."""
+
+    pid: int
+    parent: int
+    started: int
+
+    @classmethod
+    def read(cls, pid: int) -> "Process | None":
+        """Return the process, or None when it is gone or already dead and only waits to be reaped."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:
+            return None
+        state, parent, *rest = stat[stat.rindex(")") + 2 :].split()
+        return None if state in "ZX" else cls(pid, int(parent), int(rest[17]))
+
+    def describe(self) -> str:
+        """Return its number and command line."""
+        return f"process {self.pid}: {_proc_text(self.pid, 'cmdline') or _proc_text(self.pid, 'comm')}"
+
+    def is_marked(self) -> bool:
+        """Say whether its cgroup, working directory, namespaces or command line are of our making."""
+        places = _proc_text(self.pid, "cgroup") + _proc_link(self.pid, "cwd")
+        namespace = _proc_link(self.pid, "ns/mnt")
+        command = _proc_text(self.pid, "cmdline")
+        return (
+            f"/{DIRECTORY_PREFIX}" in places
+            or (namespace != "" and namespace != _proc_link(os.getpid(), "ns/mnt"))
+            or (MARK in command and " -I " in command)
+        )
+
+
+def _proc_text(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _proc_link(pid: int, name: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/{name}")
+    except OSError:
+        return ""
+
+
+def _processes() -> frozenset[Process]:
+    read = (Process.read(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+    return frozenset(process for process in read if process)
+
+
+def _adopter() -> int:
+    """Measure who adopts orphans here: pid 1, or a service manager that asked for them."""
+    child = subprocess.run(
+        ["sh", "-c", "sleep 5 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
+    ).stdout
+    orphan = Process.read(int(child))
+    assert orphan is not None
+    os.kill(orphan.pid, 9)
+    return orphan.parent
+
+
+def _mounts() -> frozenset[str]:
+    return frozenset(line for line in Path("/proc/self/mountinfo").read_text().splitlines() if MARK in line)
+
+
+def _cgroups() -> frozenset[str]:
+    return frozenset(
+        os.path.join(folder, name)
+        for folder, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        if name.startswith(DIRECTORY_PREFIX)
+    )
+
+
+def _temporary_directories() -> frozenset[str]:
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "/run")
+    places = {tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", "/run", runtime}
+    return frozenset(
+        str(entry)
+        for place in places
+        if os.access(place, os.R_OK | os.X_OK)
+        for entry in Path(place).glob(f"{DIRECTORY_PREFIX}*")
+    )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is on the machine at one moment."""
+
+    adopter: int
+    processes: frozenset[Process]
+    mounts: frozenset[str]
+    cgroups: frozenset[str]
+    directories: frozenset[str]
+
+    @classmethod
+    def take(cls) -> "Snapshot":
+        """Look at the machine now."""
+        return cls(_adopter(), _processes(), _mounts(), _cgroups(), _temporary_directories())
+
+    def leftovers(self) -> list[str]:
+        """Return one line for everything of ours that is there now and was not then."""
+        now = {process.pid: process for process in _processes()}
+        known = {(process.pid, process.started) for process in self.processes}
+        fresh = [process for process in now.values() if (process.pid, process.started) not in known]
+        return sorted(
+            [process.describe() for process in fresh if self._is_ours(process, now)]
+            + [f"mount: {line}" for line in _mounts() - self.mounts]
+            + [f"cgroup: {path}" for path in _cgroups() - self.cgroups]
+            + [f"directory: {path}" for path in _temporary_directories() - self.directories]
+        )
+
+    def _is_ours(self, process: Process, now: dict[int, Process]) -> bool:
+        top = process
+        while top.parent in now and top.parent not in {self.adopter, os.getpid()}:
+            top = now[top.parent]
+        return top.parent == os.getpid() or (top.parent == self.adopter and top.is_marked())
+
+
+def wait_for_leftovers(before: Snapshot, *, patience_s: float) -> list[str]:
+    """Return what stays for the whole of our patience: dying takes a moment, and others come and go."""
+    deadline = time.monotonic() + patience_s
+    left = before.leftovers()
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left = [line for line in before.leftovers() if line in left]
+    return left

@@ -1,0 +1,178 @@
+"""Imports go down only. The allowed arrows stand in one literal table; any other is a failure."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
+
+CORE = {"core"}
+MECHANISM = {"jail", "interpreter", "zygote", "egress"}
+BELOW_RUNTIME = CORE | MECHANISM | {"backends"}
+BELOW_AGENT = BELOW_RUNTIME | {"storage", "runtime"}
+# "face" is `cloche/__init__.py`, the public names themselves.
+BELOW_DOORS = BELOW_AGENT | {"agent", "records", "testing", "sync", "face"}
+
+# layer -> the layers it may import; itself always, except that a backend never imports another.
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "jail": set(),
+    "interpreter": set(),
+    "zygote": CORE | {"jail", "interpreter"},
+    "egress": CORE,
+    "backends": CORE | MECHANISM,
+    "storage": BELOW_RUNTIME,
+    "runtime": BELOW_RUNTIME,
+    "agent": BELOW_AGENT,
+    "records": BELOW_AGENT,
+    "server": BELOW_DOORS,
+    "cli": BELOW_DOORS,
+    "mcp": BELOW_DOORS,
+    "integrations": BELOW_DOORS,
+    "testing": CORE | {"runtime"},
+    "sync": CORE | {"runtime"},
+    "face": CORE | {"runtime", "sync"},
+    "__main__": {"cli"},
+}
+STANDARD_LIBRARY_ONLY = {"core", "jail", "interpreter", "zygote"}
+# The helper process puts the package's folder on its path and imports these as top-level packages.
+RELATIVE_ONLY = {"jail", "interpreter"}
+# The one file that names concrete backends.
+FACTORY = "runtime/factory.py"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement's target: a dotted name, and whether it was written with leading dots."""
+
+    line: int
+    target: str
+    is_relative: bool
+
+
+def imports_of(path: Path, package: Path) -> Iterator[Import]:
+    """Yield everything a file imports, however deep in the file and behind whatever condition."""
+    here = ["cloche", *path.relative_to(package).with_suffix("").parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                yield from (Import(node.lineno, alias.name, is_relative=False) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                # `here` ends in the file's own name, also in an __init__.py, so one dot takes one part off.
+                base = [*here[: len(here) - level], module] if level else [module]
+                for alias in names:
+                    target = ".".join(part for part in [*base, alias.name] if part)
+                    yield Import(node.lineno, target, is_relative=level > 0)
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield Import(node.lineno, name, is_relative=False)
+            case _:
+                pass
+
+
+def layer_of(target: str) -> tuple[str, str]:
+    """Return the layer a name below `cloche` belongs to, and the part within that layer."""
+    parts = [*target.split("."), "", ""][1:3]
+    return (parts[0], parts[1]) if parts[0] in MAY_IMPORT else ("face", "")
+
+
+def wrong_arrow(path: Path, package: Path, found: Import) -> str | None:
+    """Return what is wrong with one import, or None."""
+    name = path.relative_to(package).as_posix()
+    source = "face" if name == "__init__.py" else name.partition("/")[0].removesuffix(".py")
+    if source not in MAY_IMPORT:
+        return f"{source} is no layer; give it a row in MAY_IMPORT"
+    if not found.target.startswith("cloche.") and found.target != "cloche":
+        module = found.target.partition(".")[0]
+        if found.is_relative or (source in STANDARD_LIBRARY_ONLY and module not in sys.stdlib_module_names):
+            return f"{source} uses the standard library alone, not {found.target}"
+        return None
+    if source in RELATIVE_ONLY and not found.is_relative:
+        return f"{source} imports relatively only, not {found.target}"
+    target, part = layer_of(found.target)
+    if target != source and target not in MAY_IMPORT[source]:
+        return f"{source} must not import {target} ({found.target})"
+    if target == "backends" and source != "backends" and name != FACTORY:
+        return f"only {FACTORY} names concrete backends, not {name}"
+    if target == source == "backends" and part != name.split("/")[1].removesuffix(".py"):
+        return f"a backend is blind to its siblings: {found.target}"
+    return None
+
+
+def wrong_arrows(package: Path) -> list[str]:
+    """Return one line for every import in a tree that goes anywhere but down."""
+    return [
+        f"{path.relative_to(package)}:{found.line}: {wrong}"
+        for path in sorted(package.rglob("*.py"))
+        for found in imports_of(path, package)
+        if (wrong := wrong_arrow(path, package, found))
+    ]
+
+
+def test_imports_go_down_only() -> None:
+    """Every import in the package is an arrow of the table."""
+    assert wrong_arrows(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "statement"),
+    [
+        ("core/request.py", "import cloche.jail.mounts"),
+        ("core/request.py", "from cloche import jail"),
+        ("core/request.py", "from ..runtime import factory"),
+        ("core/request.py", "def late():\n    import yaml"),
+        ("jail/enter.py", "from cloche.core.errors import StartFailed"),
+        ("jail/enter.py", "from ..core.errors import StartFailed"),
+        ("jail/enter.py", "from cloche.jail import mounts"),
+        ("interpreter/main.py", "import numpy"),
+        ("interpreter/main.py", "from ..jail import mounts"),
+        ("egress/proxy.py", "from cloche.jail import userns"),
+        ("backends/local/__init__.py", "from cloche.backends.docker import run"),
+        ("backends/local/__init__.py", "from ..docker import run"),
+        ("backends/local.py", "from cloche.backends import docker"),
+        ("backends/local.py", "import cloche.runtime.config"),
+        ("storage/database.py", "from cloche.runtime import config"),
+        ("runtime/pool.py", "from cloche.backends.local import LocalBackend"),
+        ("runtime/pool.py", "import importlib\nimportlib.import_module('cloche.agent.tools')"),
+        ("agent/tools.py", "from cloche.records import bugs"),
+        ("cli/__init__.py", "from cloche.server import app"),
+        ("server/app.py", "from ..mcp import tools"),
+        ("testing/fake.py", "from cloche.jail import probe"),
+        ("sync.py", "from cloche.backends.local import LocalBackend"),
+        ("__init__.py", "from cloche.cli import main"),
+        ("helpers/text.py", "import cloche.core"),
+    ],
+)
+def test_a_wrong_arrow_is_caught(tmp_path: Path, name: str, statement: str) -> None:
+    """An import that goes up, sideways or outside fails the check."""
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(statement)
+    assert len(wrong_arrows(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "statement"),
+    [
+        ("core/request.py", "import os.path\nfrom cloche.core import errors\nfrom .units import parse"),
+        ("jail/enter.py", "import ctypes\nfrom . import mounts\nfrom .mounts import move_mount"),
+        ("zygote/template.py", "from cloche.jail import launch\nfrom cloche.interpreter import main"),
+        ("backends/local/backend.py", "from cloche.backends.local import files\nfrom .files import read"),
+        ("runtime/factory.py", "from cloche.backends.local import LocalBackend"),
+        ("records/bugs.py", "import sqlalchemy\nfrom cloche.storage import database"),
+        ("cli/run.py", "import cloche\nimport rich\nfrom cloche import Sandbox, sync, testing"),
+        ("__init__.py", "from cloche.core.errors import ClocheError\nfrom .sync import run"),
+    ],
+)
+def test_an_arrow_of_the_table_is_allowed(tmp_path: Path, name: str, statement: str) -> None:
+    """An import that goes down passes the check."""
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(statement)
+    assert wrong_arrows(tmp_path) == []

@@ -1,0 +1,251 @@
+"""The blocking face: from any thread, inside a loop, after a fork, under Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloche
+from cloche.runtime import bridge
+from cloche.testing import FakeBackend
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the machine's own configuration out of these tests."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def echo(count: int) -> FakeBackend:
+    """Return a backend that prints the code it is given."""
+    return FakeBackend([lambda request: cloche.Result(request.code or "", "", 0, 0.0)] * count)
+
+
+def test_a_blocking_call_needs_no_loop() -> None:
+    """`run` takes what `arun` takes and returns what it returns."""
+    assert cloche.run("hello", backend=echo(1)).stdout == "hello"
+
+
+def test_a_blocking_call_works_inside_a_running_loop() -> None:
+    """The caller's own event loop is no obstacle (a notebook has one)."""
+
+    async def scenario() -> str:
+        return cloche.run("hello", backend=echo(1)).stdout
+
+    assert asyncio.run(scenario()) == "hello"
+
+
+def test_fifty_threads_share_one_loop() -> None:
+    """Fifty callers at once each get their own answer."""
+    backend, got = echo(50), {}
+
+    def one(number: int) -> None:
+        got[number] = cloche.run(str(number), backend=backend).stdout
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert got == {number: str(number) for number in range(50)}
+
+
+def test_callbacks_run_in_the_calling_thread() -> None:
+    """A slow or thread-bound callback is the caller's own business."""
+    seen: list[int] = []
+    cloche.run("x", backend=echo(1), on_output=lambda _stream, _data: seen.append(threading.get_ident()))
+    assert seen == [threading.get_ident()]
+
+
+def test_a_callback_may_run_code_itself() -> None:
+    """A call from within a callback does not deadlock."""
+    inner: list[str] = []
+    cloche.run(
+        "a", backend=echo(1), on_output=lambda *_: inner.append(cloche.run("b", backend=echo(1)).stdout)
+    )
+    assert inner == ["b"]
+
+
+def test_a_callback_that_raises_ends_the_run() -> None:
+    """The exception reaches the caller after the sandbox is closed."""
+    backend = echo(1)
+
+    def fail(stream: str, data: bytes) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cloche.run("x", backend=backend, on_output=fail)
+    assert not backend.sandboxes[0].is_open
+
+
+def test_ctrl_c_waits_until_everything_is_closed() -> None:
+    """KeyboardInterrupt is raised only after the slow cleanup of the sandbox."""
+    backend = _StuckBackend()
+    timer = threading.Thread(target=_interrupt_when_running, args=(backend,))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        cloche.run("x", backend=backend)
+    assert backend.is_closed
+    timer.join()
+
+
+def test_a_sandbox_has_a_blocking_twin() -> None:
+    """Runs, files and closing work without a loop."""
+    backend = echo(2)
+    with cloche.Sandbox(backend=backend, files={"a": "1"}) as sandbox:
+        assert sandbox.run("x").stdout == "x"
+        sandbox.write_file("b", b"2")
+        assert sandbox.read_file("b", max_bytes=10) == b"2"
+        assert sandbox.list_files() == ("a", "b")
+        chunks: list[bytes] = []
+        sandbox.run("y", on_output=lambda _, data: chunks.append(data))
+        assert chunks == [b"y"]
+    assert not backend.sandboxes[0].is_open
+
+
+def test_a_sandbox_is_entered_and_left_by_one_task() -> None:
+    """A backend may use scopes that only their own task can leave."""
+    backend = _OneTaskBackend()
+    with cloche.Sandbox(backend=backend):
+        pass
+    assert backend.tasks[0] is backend.tasks[1]
+
+
+def test_a_sandbox_that_cannot_open_raises_that() -> None:
+    """The reason reaches the caller of the with statement."""
+    backend = FakeBackend(level=cloche.Level.PROCESS)
+    with (
+        pytest.raises(cloche.BackendUnavailable, match="jail"),
+        cloche.Sandbox(backend=backend, require="jail"),
+    ):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_gets_its_own_loop() -> None:
+    """After a fork the first call starts anew, and the parent's loop lives on."""
+    cloche.run("before", backend=echo(1))
+    pid = os.fork()
+    if pid == 0:
+        ok = cloche.run("child", backend=echo(1)).stdout == "child"
+        os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert cloche.run("after", backend=echo(1)).stdout == "after"
+
+
+def test_a_blocking_call_from_our_own_loop_is_refused_instead_of_hanging() -> None:
+    """Code that runs in Cloche's loop must use the asynchronous calls."""
+
+    async def scenario(_: bridge.Deliver) -> None:
+        with pytest.raises(cloche.InternalError, match="async"):
+            cloche.run("x", backend=echo(1))
+
+    bridge.call(scenario)
+
+
+def test_a_program_that_ends_with_an_open_sandbox_closes_it(tmp_path: Path) -> None:
+    """Leaving the interpreter cancels what is left and waits for it."""
+    script = (
+        "import cloche, contextlib\n"
+        "from cloche.testing import FakeBackend\n"
+        "class Loud(FakeBackend):\n"
+        "    @contextlib.asynccontextmanager\n"
+        "    async def open(self, policy, limits):\n"
+        "        try: yield None\n"
+        "        finally: print('closed', flush=True)\n"
+        "cloche.Sandbox(backend=Loud()).__enter__()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        cwd=tmp_path,
+    )
+    assert (done.stdout, done.stderr) == ("closed\n", "")
+
+
+def test_importing_cloche_is_light() -> None:
+    """`import cloche` brings neither asyncio nor anything outside of the standard library."""
+    script = "import sys; before = set(sys.modules); import cloche; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert set(done.stdout.split()) <= {"cloche", "__future__"}
+
+
+def test_the_public_names_are_these() -> None:
+    """The surface changes on purpose only; every name can be had."""
+    assert len(cloche.__all__) <= 25
+    assert sorted(cloche.__all__) == cloche.__all__
+    assert all(getattr(cloche, name) is not None for name in cloche.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = cloche.nothing  # type: ignore[attr-defined]
+
+
+def _interrupt_when_running(backend: _StuckBackend) -> None:
+    backend.is_running.wait(10)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+class _StuckBackend(FakeBackend):
+    """Never finish a run, and take a while to clean up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_running = threading.Event()
+        self.is_closed = False
+
+    @asynccontextmanager
+    async def open(self, policy: Any, limits: Any) -> Any:
+        async with super().open(policy, limits) as sandbox:
+            try:
+                self.is_running.set()
+                await asyncio.sleep(60)
+                yield sandbox
+            finally:
+                await asyncio.sleep(0.3)
+                self.is_closed = True
+
+
+class _OneTaskBackend(FakeBackend):
+    """Remember which tasks enter and leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: list[Any] = []
+
+    @asynccontextmanager
+    async def open(self, policy: Any, limits: Any) -> Any:
+        self.tasks.append(asyncio.current_task())
+        async with super().open(policy, limits) as sandbox:
+            yield sandbox
+        self.tasks.append(asyncio.current_task())
+
+
+def test_queue_time_is_nobodys_wall_clock() -> None:
+    """With every slot taken a run waits outside, unopened."""
+    backend = FakeBackend([lambda _: cloche.Result("", "", 0, 0.0)] * 100)
+    started = time.monotonic()
+    threads = [threading.Thread(target=lambda: cloche.run("x", backend=backend)) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(backend.requests) == 40
+    assert time.monotonic() - started < 10
