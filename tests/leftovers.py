@@ -1,9 +1,9 @@
 """What a run of ours could leave on the machine, and how to tell it from what others do meanwhile.
 
-A process is ours when its chain of parents leads to this one, or to an orphan that began after the session did
-and bears our mark: a cgroup or working directory with our name, other namespaces, or the command line of a
-helper. A machine may be shared, so what has a living parent elsewhere never counts, and what vanishes while we
-wait was not left.
+A process is ours when its chain of parents leads to this one, or to an orphan that began after the session
+did and bears our mark: a cgroup or working directory with our name, other namespaces, or the command line of
+a helper. A machine may be shared, so what has a living parent elsewhere never counts, and what vanishes while
+we wait was not left.
 """
 
 import os

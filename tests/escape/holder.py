@@ -46,6 +46,11 @@ def serve(family, address, kind=socket.SOCK_STREAM):
         while True:
             if kind == socket.SOCK_STREAM:
                 caller, _ = listener.accept()
+                caller.setblocking(False)
+                try:
+                    caller.recv(64)  # unread data would make the end of the connection a reset
+                except OSError:
+                    pass
                 caller.send(SECRET)
                 caller.close()
             else:

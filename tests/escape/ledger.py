@@ -26,8 +26,10 @@ class Ledger:
         if key not in self._controls:
             places = (True,) if attempt.destructive else (False, True)
             for is_throwaway in places:
-                self._controls[key] = self._play_outside(attempt, is_throwaway=is_throwaway)
-                if self._controls[key].breach:
+                verdict = self._play_outside(attempt, is_throwaway=is_throwaway)
+                if verdict.breach or key not in self._controls:
+                    self._controls[key] = verdict
+                if verdict.breach:
                     break
         return self._controls[key]
 

@@ -68,7 +68,9 @@ class Workspace(Protocol):
 
 
 class Place(Protocol):
-    """Play programs somewhere."""
+    """Play programs somewhere. `patience_s`: how long an operation on the host may take before it counts as hanging."""
+
+    patience_s: float
 
     def run(self, attempt: Attempt, *, code: str | None = None) -> Seen: ...
     def show(self, attempt: Attempt) -> bytes: ...
@@ -112,17 +114,22 @@ def end_survivors(token: str) -> None:
 class Outside:
     """Play programs as a careless adapter does: a plain subprocess that inherits everything."""
 
+    patience_s = 1.0
+
     def __init__(self, targets: Mapping[str, Any], *, is_throwaway: bool) -> None:
         self.prefix = THROWAWAY if is_throwaway else []
         self.targets = {**targets, "neighbour": targets["host"]}
         self.scratch = Path(tempfile.mkdtemp(prefix="escape-", dir="/tmp"))
+        self.fast = Path(tempfile.mkdtemp(prefix="escape-", dir="/dev/shm"))
+        self.targets["fast"] = str(self.fast)
         self.tokens: list[str] = []
 
     def close(self) -> None:
-        """Kill what still runs and remove the scratch directory."""
+        """Kill what still runs and remove the scratch directories."""
         for token in self.tokens:
             end_survivors(token)
         shutil.rmtree(self.scratch, ignore_errors=True)
+        shutil.rmtree(self.fast, ignore_errors=True)
 
     def run(self, attempt: Attempt, *, code: str | None = None) -> Seen:
         """Run a program in the scratch directory."""
@@ -174,11 +181,13 @@ class Outside:
     def copy_naively(self, directory: str) -> object:
         """Copy the files out by path, following whatever is there; bounded in time and size, for it may never end."""
         command = [sys.executable, "-I", "-S", "-c", NAIVE_COPY, str(self.scratch), directory]
-        return subprocess.run(command, stderr=subprocess.DEVNULL, timeout=2, check=False)
+        return subprocess.run(command, stderr=subprocess.DEVNULL, timeout=self.patience_s, check=False)
 
 
 class Inside:
     """Play programs in a sandbox of one level."""
+
+    patience_s = 10.0
 
     def __init__(self, stage: Stage, *, level: str, **keywords: Any) -> None:
         stage.neighbour()
@@ -282,7 +291,7 @@ def started(command: list[str], *, has_terminal: bool, **keywords: Any) -> Itera
 
 def read_to_the_end(process: subprocess.Popen[bytes], bound: float) -> tuple[bytes, bytes]:
     """Read all output; ask the program to end when its time is over, and kill it when it does not."""
-    for patience, end in ((bound, process.terminate), (0.5, process.kill), (0.5, process.kill)):
+    for patience, end in ((bound, process.terminate), (0.5, process.kill), (1.2, process.kill)):
         try:
             return process.communicate(timeout=patience)
         except subprocess.TimeoutExpired as late:

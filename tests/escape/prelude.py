@@ -11,7 +11,17 @@ import re
 import sys
 import traceback
 
+
+
+class Told(dict):
+    """Say so when a holder does not hold what is asked for: its own walls kept it from that."""
+
+    def __missing__(self, name):
+        contained(f"there is no {name} to be reached")
+
+
 T = json.loads(sys.argv[1])
+T.update({owner: Told(T[owner]) for owner in ("host", "neighbour")})
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
 EPERM, EACCES, ENOSYS = 1, 13, 38
@@ -62,7 +72,8 @@ def reaches(number, *arguments):
 
 def _ended(kind, error, trace):
     """A refusal by the kernel is a containment; any other exception is a broken attempt and no verdict at all."""
-    if issubclass(kind, OSError | MemoryError) or "can't start new thread" in str(error):
+    refusals = "can't start new thread", "not allowed to raise maximum limit"
+    if issubclass(kind, OSError | MemoryError) or str(error) in refusals:
         contained(f"{kind.__name__}: {error}")
     traceback.print_exception(kind, error, trace)
     sys.stderr.flush()

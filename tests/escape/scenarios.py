@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from tests.escape.places import Place
     from tests.escape.stage import Stage
 
-HANGING_SECONDS = 5.0
 HANGS = (TimeoutError, subprocess.TimeoutExpired)
 # Set the title or the clipboard, ask for an answer, a device string, clear, reset, and the one-byte forms.
 COMMANDS = (b"\x1b]", b"\x1b[6n", b"\x1b[c", b"\x1bP", b"\x1b[2J", b"\x1bc", b"\xc2\x9b", b"\xc2\x9d")
+BROKEN = 70  # the prelude's exit code for an attempt that is itself wrong
 MAX_SAVED_BYTES = 96 << 20
 
 
@@ -54,7 +54,10 @@ def captures_at_most(count: int) -> Callable[[Attempt, Place, Stage], Verdict]:
     def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
         seen = place.run(attempt)
         held = len(seen.stdout) + len(seen.stderr)
-        return Verdict(breach=f"the host holds {held} characters") if held > count else judge(seen, stage)
+        if held > count:
+            return Verdict(breach=f"the host holds {held} characters")
+        verdict = judge(seen, stage)
+        return verdict if verdict.breach or seen.exit_code == BROKEN else Verdict(stopped_by=f"held {held} characters")
 
     return scenario
 
@@ -82,7 +85,7 @@ def reads(path: str) -> Callable[[Attempt, Place, Stage], Verdict]:
             first = judge(seen, stage)
             if first.breach or not first.stopped_by:
                 return first
-            return _look(lambda: workspace.read_file(path.format(**stage.targets)), stage)
+            return _look(lambda: workspace.read_file(path.format(**stage.targets)), place, stage)
 
     return scenario
 
@@ -96,7 +99,7 @@ def writes(path: str) -> Callable[[Attempt, Place, Stage], Verdict]:
             first = judge(seen, stage)
             if first.breach or not first.stopped_by:
                 return first
-            return _look(lambda: workspace.write_file(path.format(**stage.targets), b"harm\n"), stage)
+            return _look(lambda: workspace.write_file(path.format(**stage.targets), b"harm\n"), place, stage)
 
     return scenario
 
@@ -111,29 +114,34 @@ def races(act: str) -> Callable[[Attempt, Place, Stage], Verdict]:
             verdict = Verdict(stopped_by="lost every race")
             while guest.is_alive() and not verdict.breach:
                 if act == "read":
-                    verdict = _look(lambda: workspace.read_file("loot"), stage)
+                    verdict = _look(lambda: workspace.read_file("loot"), place, stage)
                 else:
-                    verdict = _look(lambda: workspace.write_file("loot", b"harm\n"), stage)
-            guest.join(HANGING_SECONDS)
+                    verdict = _look(lambda: workspace.write_file("loot", b"harm\n"), place, stage)
+            guest.join(place.patience_s)
             return verdict
 
     return scenario
 
 
-def _look(act: Callable[[], Any], stage: Stage) -> Verdict:
+def _look(act: Callable[[], Any], place: Place, stage: Stage) -> Verdict:
     """Do something on the host, and say whether it hung, gave a secret away or did harm."""
-    outcome = bounded(act)
+    outcome = bounded(act, place.patience_s)
     if isinstance(outcome, HANGS):
         return Verdict(breach="the host hangs")
     harm = stage.harm() + [f"read {name}" for name, s in stage.secrets.items() if s.encode() in _bytes(outcome)]
-    return Verdict(breach="; ".join(harm), stopped_by=f"host: {outcome!r}"[:200])
+    return Verdict(breach="; ".join(harm), stopped_by=f"host: {_shown(outcome)}")
+
+
+def _shown(outcome: object) -> str:
+    """Return what may be printed: of content only its size, for it could be anything of the host's."""
+    return f"{len(outcome)} bytes" if isinstance(outcome, bytes) else repr(outcome)[:200]
 
 
 def _bytes(outcome: object) -> bytes:
     return outcome if isinstance(outcome, bytes) else b""
 
 
-def bounded(act: Callable[[], Any]) -> Any:
+def bounded(act: Callable[[], Any], patience_s: float) -> Any:
     """Return what `act` returns or raises, or a TimeoutError when it takes too long."""
     outcome: list[Any] = [TimeoutError("took too long")]
 
@@ -145,7 +153,7 @@ def bounded(act: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(HANGING_SECONDS)
+    thread.join(patience_s)
     return outcome[0]
 
 
@@ -157,11 +165,11 @@ def _save_into(attempt: Attempt, place: Place, stage: Stage, *, planted: dict[st
     with tempfile.TemporaryDirectory(prefix="escape-", dir="/tmp") as out:
         for name, target in planted.items():
             os.symlink(stage.targets[target], os.path.join(out, name))
-        outcome = bounded(lambda: seen.save(out))
+        outcome = bounded(lambda: seen.save(out), place.patience_s)
         if isinstance(outcome, HANGS):
             return Verdict(breach="the host hangs")
         found = [*stage.harm(), *_arrived(Path(out), stage, ignoring=set(planted))]
-    return Verdict(breach="; ".join(found), stopped_by=f"{first.stopped_by}; host: {outcome!r}"[:300])
+    return Verdict(breach="; ".join(found), stopped_by=f"{first.stopped_by}; host: {_shown(outcome)}")
 
 
 def _arrived(out: Path, stage: Stage, *, ignoring: set[str]) -> list[str]:

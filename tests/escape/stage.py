@@ -102,7 +102,8 @@ class Stage:
         """Put a canary into everything that a careless caller hands on: environment, descriptors, standard input."""
         os.environ["ESCAPE_CANARY"] = self.secret("the caller's environment")
         self._cleanup.callback(os.environ.pop, "ESCAPE_CANARY", None)
-        self._inherit(os.open(self._secret_file("a descriptor of the caller"), os.O_RDONLY))
+        self.targets["descriptor"] = os.open(self._secret_file("a descriptor of the caller"), os.O_RDONLY)
+        self._inherit(self.targets["descriptor"])
         self._inherit(os.open("/", os.O_RDONLY | os.O_DIRECTORY))
         ours, theirs = socket.socketpair()
         ours.sendall(self.secret("a socket of the caller").encode() * 64)

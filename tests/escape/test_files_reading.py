@@ -203,10 +203,11 @@ ATTEMPTS = (
         code="""
         for name in ("kcore", "kmsg", "slabinfo", "timer_list", "kpagecount", "kpageflags", "vmallocinfo", "pagetypeinfo"):
             try:
-                os.open("/proc/" + name, os.O_RDONLY | os.O_NONBLOCK)
+                found = os.open("/proc/" + name, os.O_RDONLY | os.O_NONBLOCK)
             except OSError:
                 continue
-            escaped(f"opened /proc/{name}")
+            if os.fstat(found).st_dev == os.stat("/proc").st_dev:
+                escaped(f"opened /proc/{name}")
         """,
     ),
     read(

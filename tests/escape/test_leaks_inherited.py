@@ -117,12 +117,15 @@ ATTEMPTS = (
         levels=BOTH,
         code="""
         found = []
+        import fcntl, stat
         for number in range(3, 4096):
             try:
-                os.fstat(number)
-                found.append((number, os.readlink(f"/proc/self/fd/{number}")))
+                is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)
             except OSError:
-                pass
+                continue
+            # The value of the last expression leaves by a pipe of its own, as one-way as standard output.
+            if not is_pipe or fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
+                found.append((number, os.readlink(f"/proc/self/fd/{number}")))
         if found:
             escaped(f"holds {found[:4]}")
         """,
@@ -171,11 +174,11 @@ ATTEMPTS = (
         """,
     ),
     leak(
-        name="the machine's serial numbers",
+        name="the machine's hardware",
         code="""
         for folder in ("/sys/class/dmi/id", "/sys/block", "/sys/class/net"):
-            for name in os.listdir(folder):
-                escaped(f"{folder}/{name}")
+            if os.path.isdir(folder) and os.listdir(folder):
+                escaped(f"lists {folder}")
         """,
     ),
     leak(

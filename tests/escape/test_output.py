@@ -71,21 +71,22 @@ ATTEMPTS = (
         name="flood without end",
         family="output",
         levels=BOTH,
-        limits={"timeout": 2.5},
-        scenario=returns_by(4.0),
+        limits={"timeout": 0.6},
+        scenario=returns_by(2.0),
         code="""
         import signal
         for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_IGN)
+        import time
         if os.fork() == 0:
-            import time
-            time.sleep(6)
+            time.sleep(3)
             os._exit(0)
         while True:
             try:
-                os.write(1, b"x" * 4096)
+                os.write(1, b"x" * 65536)
             except OSError:
                 pass
+            time.sleep(0.001)
         """,
     ),
     broken(name="text that is not UTF-8", code="""os.write(1, b"\\xff\\xfe\\x80 CONTAINED?\\n")"""),

@@ -9,16 +9,18 @@ from tests.escape.scenarios import outlives, returns_by
 # Live on for a while in a process that nobody waits for. Its command line, and so its token, are the run's own.
 LINGER = """
 import signal, time
-def linger(seconds=3):
+def be_quiet():
     quiet = os.open("/dev/null", os.O_RDWR)
     for stream in range(3):
         os.dup2(quiet, stream)
+def linger(seconds=2):
+    be_quiet()
     time.sleep(seconds)
     os._exit(0)
 """
 
 survive = partial(Attempt, family="processes", scenario=outlives, levels=BOTH)
-delay = partial(Attempt, family="processes", scenario=returns_by(2.0), levels=BOTH)
+delay = partial(Attempt, family="processes", scenario=returns_by(1.7), levels=BOTH)
 
 
 def lingering(name: str, code: str, **keywords: object) -> Attempt:
@@ -59,6 +61,7 @@ if os.fork() == 0:
 child = os.fork()
 if child == 0:
     os.setsid()
+    be_quiet()
     os.kill(os.getpid(), signal.SIGSTOP)
     linger()
 os.waitpid(child, os.WUNTRACED)
@@ -89,9 +92,7 @@ if os.fork() == 0:
         "outlive by hopping from process to process",
         """
 if os.fork() == 0:
-    quiet = os.open("/dev/null", os.O_RDWR)
-    for stream in range(3):
-        os.dup2(quiet, stream)
+    be_quiet()
     end = time.monotonic() + 2
     while time.monotonic() < end:
         if os.fork():
@@ -110,10 +111,10 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
-    linger(4)
-time.sleep(4)
+    linger(2.3)
+time.sleep(2.3)
 """,
-        limits={"timeout": 0.6},
+        limits={"timeout": 0.4},
     ),
     lingering(
         "outlive a crash",
@@ -126,7 +127,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
     ),
     survive(
         name="close the streams and run on",
-        limits={"timeout": 0.6},
+        limits={"timeout": 0.4},
         code="""
         import signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -134,11 +135,11 @@ os.kill(os.getpid(), signal.SIGSEGV)
             for stream in range(3):
                 os.close(stream)
             os.setsid()
-            time.sleep(4)
+            time.sleep(2.3)
             os._exit(0)
         for stream in range(3):
             os.close(stream)
-        time.sleep(4)
+        time.sleep(2.3)
         os._exit(0)
         """,
     ),
@@ -148,13 +149,13 @@ os.kill(os.getpid(), signal.SIGSEGV)
         import time
         if os.fork() == 0:
             os.setsid()
-            time.sleep(3)
+            time.sleep(2.3)
             os._exit(0)
         """,
     ),
     delay(
         name="a stopped grandchild holds the pipe",
-        limits={"timeout": 3},
+        limits={"timeout": 0.4},
         code="""
         import signal
         child = os.fork()
@@ -174,33 +175,33 @@ os.kill(os.getpid(), signal.SIGSEGV)
             for stream in range(3):
                 os.dup2(quiet, stream)
             os.setsid()
-            time.sleep(3)
+            time.sleep(2.3)
             os._exit(0)
         """,
     ),
     delay(
         name="ignore every signal that asks",
-        limits={"timeout": 0.6},
+        limits={"timeout": 0.4},
         code="""
         import signal, time
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_IGN)
         if os.fork() == 0:
-            time.sleep(4)
-        time.sleep(4)
+            time.sleep(2.3)
+        time.sleep(2.3)
         """,
     ),
     delay(
         name="stand still past the time-out",
-        limits={"timeout": 0.6},
+        limits={"timeout": 0.4},
         code="""
         import signal, time
         if os.fork() == 0:
             os.setsid()
             os.kill(os.getppid(), signal.SIGSTOP)
-            time.sleep(4)
+            time.sleep(2.3)
             os._exit(0)
-        time.sleep(4)
+        time.sleep(2.3)
         """,
     ),
     Attempt(

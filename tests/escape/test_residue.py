@@ -132,7 +132,7 @@ ATTEMPTS = (
             listener = socket.socket(socket.AF_UNIX)
             listener.bind("\\0escape-left")
             listener.listen()
-            time.sleep(2)
+            time.sleep(1)
             os._exit(0)
         time.sleep(0.1)
         """,
@@ -155,7 +155,7 @@ ATTEMPTS = (
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", 47613))
             listener.listen()
-            time.sleep(2)
+            time.sleep(1)
             os._exit(0)
         time.sleep(0.1)
         """,
@@ -175,7 +175,7 @@ ATTEMPTS = (
                 os.dup2(quiet, stream)
             os.setsid()
             syscall(157, 15, b"escape-left", 0, 0, 0)
-            time.sleep(2)
+            time.sleep(1)
             os._exit(0)
         time.sleep(0.05)
         """,

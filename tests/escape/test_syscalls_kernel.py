@@ -56,9 +56,9 @@ ATTEMPTS = (
             signal.pause()
         try:
             syscall(101, 0x4206, child, 0, 0)
-            escaped()
         finally:
             os.kill(child, 9)
+        escaped()
         """,
     ),
     call(name="fanotify_init", code="escaped(syscall(300, 0x200, 0))"),

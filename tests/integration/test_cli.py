@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+_PIPES: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 30}
 COMMAND = [sys.executable, "-m", "cloche"]
 
 
@@ -143,6 +145,8 @@ def test_wrong_usage_is_2(words: list[str]) -> None:
     [
         ["--backend", "docker"],
         ["--require", "vm"],
+        ["--require", "memory,vm"],
+        ["--require", "memory", "--require", "gvisor"],
         ["--network", "open"],
         ["--tier", "1"],
         ["--language", "csharp"],
@@ -252,6 +256,16 @@ def test_a_reader_that_leaves_ends_the_run() -> None:
     script = f"{' '.join(COMMAND)} run -c 'while True: print(1)' </dev/null | head -1"
     done = subprocess.run(["sh", "-c", script], capture_output=True, check=False, timeout=30)
     assert (done.stdout, done.stderr) == (b"1\n", b"")
+
+
+def test_output_that_cannot_be_written_is_125() -> None:
+    """A full disk is told as that; a closed stdout is nobody's descriptor."""
+    full = subprocess.run(
+        ["sh", "-c", f"{' '.join(COMMAND)} run -c 'print(1)' >/dev/full"], check=False, **_PIPES
+    )
+    assert (full.returncode, full.stderr.count(b"No space left")) == (125, 1)
+    closed = subprocess.run(["sh", "-c", f"{' '.join(COMMAND)} run -c 'print(1)' >&-"], check=False, **_PIPES)
+    assert (closed.returncode, closed.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 
 def main() -> None:
     """Run the `cloche` command and exit with its code."""
+    _occupy_standard_streams()
     from .app import app
 
     app(prog_name="cloche")
+
+
+def _occupy_standard_streams() -> None:
+    """Put /dev/null where a stream is closed: else the next descriptor opened gets the guest's output."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one

@@ -30,13 +30,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")
 ]
-BackendName = Annotated[str | None, typer.Option("--backend", help="A name of `cloche backends`.")]
-PresetName = Annotated[str | None, typer.Option("--preset", help="A name of `cloche presets`.")]
-TierNumber = Annotated[int | None, typer.Option("--tier", help="Tier of trust, 1 to 4.")]
+BackendName = Annotated[
+    str | None, typer.Option("--backend", metavar="NAME", help="A name of `cloche backends`.")
+]
+PresetName = Annotated[
+    str | None, typer.Option("--preset", metavar="NAME", help="A name of `cloche presets`.")
+]
+TierNumber = Annotated[int | None, typer.Option("--tier", metavar="N", help="Tier of trust, 1 to 4.")]
 
 
 def _finish(work: Callable[[], int], *, debug: bool = False, as_json: bool = False) -> None:
     raise typer.Exit(guarded(work, debug=debug, as_json=as_json))
+
+
+def _joined(words: list[str] | None) -> str | None:
+    """Make one list of a repeated option, each of whose values may be a list with commas."""
+    return ",".join(words) if words else None
 
 
 def _print_version(wanted: bool) -> None:
@@ -59,35 +68,39 @@ def root(
 def run(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="FILE|- [-- ARGS...]", help="The file to run (- is stdin), then its arguments."
-        ),
+        typer.Argument(metavar="FILE|-", help="The file to run (- is stdin), then -- and its arguments."),
     ] = None,
     code: Annotated[
         str | None, typer.Option("-c", metavar="CODE", help="Run CODE instead of a file.")
     ] = None,
     language: Annotated[
-        str | None, typer.Option(help="Default: by file name or first line, else python.")
+        str | None, typer.Option(metavar="NAME", help="Default: by file name or first line, else python.")
     ] = None,
     backend: BackendName = None,
-    image: Annotated[str | None, typer.Option(help="Container image, for backends that use images.")] = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Container image, for backends that use images.")
+    ] = None,
     require: Annotated[
         list[str] | None,
-        typer.Option(help="A level or control that must hold; less is an error. Repeatable."),
+        typer.Option(metavar="NAME", help="A level or control that must hold; less is an error. Repeatable."),
     ] = None,
     best_effort: Annotated[
-        list[str] | None, typer.Option(help="A control that may be absent. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="A control that may be absent. Repeatable.")
     ] = None,
     preset: PresetName = None,
     tier: TierNumber = None,
     config_file: ConfigFile = None,
-    timeout: Annotated[str | None, typer.Option(help="Wall clock: seconds, or 500ms, 30s, 5m.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory: bytes, or 256m, 1g.")] = None,
-    cpus: Annotated[float | None, typer.Option(help="CPUs, for example 0.5.")] = None,
-    pids: Annotated[int | None, typer.Option(help="Processes and threads at once.")] = None,
-    disk: Annotated[str | None, typer.Option(help="Size of the workspace.")] = None,
-    output_limit: Annotated[str | None, typer.Option(help="Output kept in the result, per stream.")] = None,
-    network: Annotated[str | None, typer.Option(help="off, allowlist or open.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Wall clock: seconds, or 500ms, 30s, 5m.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory: bytes, or 256m, 1g.")] = None,
+    cpus: Annotated[float | None, typer.Option(metavar="N", help="CPUs, for example 0.5.")] = None,
+    pids: Annotated[int | None, typer.Option(metavar="N", help="Processes and threads at once.")] = None,
+    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Size of the workspace.")] = None,
+    output_limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Output kept in the result, per stream.")
+    ] = None,
+    network: Annotated[str | None, typer.Option(metavar="MODE", help="off, allowlist or open.")] = None,
     env: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="A variable for the program. Repeatable.")
     ] = None,
@@ -119,7 +132,8 @@ def run(
                 files=tuple(file or ()),
                 out=out, as_json=as_json, no_sandbox=no_sandbox, debug=sandbox_debug,
                 options={
-                    "backend": backend, "image": image, "require": require, "best_effort": best_effort or (),
+                    "backend": backend, "image": image, "require": _joined(require),
+                    "best_effort": _joined(best_effort) or (),
                     "preset": preset, "tier": tier, "config": config_file, "timeout": timeout,
                     "memory": memory, "cpus": cpus, "pids": pids, "disk": disk, "network": network,
                     "output_limit": output_limit,

@@ -6,6 +6,13 @@ import codecs
 import os
 import select
 
+from cloche.core.errors import ClocheError
+
+
+class OutputFailed(ClocheError):
+    """Report that our own output cannot be written: a full disk, most likely."""
+
+
 _KEPT = "\n\t\r"
 # C0, DEL and C1 drive terminals; the bidirectional controls reorder what a reader sees.
 _DANGEROUS = [
@@ -55,3 +62,9 @@ class Writer:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:  # the descriptor's other owner made it non-blocking
                 select.select([], [self._fd], [])
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise OutputFailed(
+                    f"cannot pass the output on: {error.strerror}; the run was stopped"
+                ) from error

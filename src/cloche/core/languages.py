@@ -83,6 +83,7 @@ _TSX = Engine(
     commands=_commands("{node} {tsx} {source}"),
     env={"TSX_DISABLE_CACHE": "1"},
     package="npm install --global tsx",
+    stand_in="tsx compiles to CommonJS: no await outside of functions",
 )
 
 _NODE_TYPES = Engine(
@@ -91,7 +92,7 @@ _NODE_TYPES = Engine(
     commands=_commands("{node} --disable-warning=ExperimentalWarning {source}"),
     package=_NODE_PACKAGE,
     least_version=(22, 18),
-    stand_in="node strips types; enums and namespaces need deno or tsx",
+    stand_in="node only strips types: no enums, no namespaces",
 )
 
 _GO = Engine(

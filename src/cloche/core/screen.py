@@ -16,8 +16,7 @@ from .errors import PolicyDenied
 from .languages import language_named
 from .policy import ScreenMode
 
-# Importing one of these, or anything below it, is a finding. Writing a file is none: the workspace is for
-# that.
+# Importing one of these, or anything below it, is a finding. Writing a file is none; the workspace is for it.
 MODULES: Mapping[str, str] = {
     "os": "reaches processes, the environment and the file system",
     "subprocess": "starts programs",
@@ -102,7 +101,7 @@ def screen_code(code: str) -> tuple[Finding, ...]:
 
 
 def _imported_names(nodes: list[ast.AST]) -> dict[str, str]:
-    """Map the names that imports bind to what they stand for: `from os import system as s` gives s: os.system."""
+    """Map names bound by imports to what they stand for: `from os import popen as p` gives p: os.popen."""
     names: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.Import):

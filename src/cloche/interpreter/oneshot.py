@@ -146,9 +146,8 @@ def _flag_order(names: list[str]) -> list[str]:
 
 def _restore_paths(settings: dict[str, Any]) -> None:
     """Give the script the import path that `python script` gives it."""
-    import site
+    import site  # noqa: F401 - the import sets the paths, now that the flags are those of a plain start
 
-    site.main()
     sys.path[:0] = [os.path.dirname(settings["path"])]
     sys.path += [folder for folder in settings["extra_paths"] if folder not in sys.path]
 

@@ -1,14 +1,17 @@
-"""Enter the sandbox: the reaper's set-up, its watch over the guest, and the guest's last steps.
+"""Enter the sandbox: the guest's own way in, and the reaper that waits for it.
 
 Three processes matter. The *helper* stays outside. The *reaper* is its child: at level jail it is pid 1 of new
-namespaces; it builds everything, forks the guest, waits for it, reports the wait status over a link that the guest
-never holds, and exits, whereupon the kernel ends whatever is left. The *guest* is the reaper's child, so signals,
-exit codes and `abort()` behave as usual; Landlock and seccomp are applied in it alone, which puts the reaper
-outside of its Landlock domain: it cannot be signalled from inside even where there is no process namespace.
+namespaces; it forks the guest at once, waits for it, reports the wait status over a link that the guest never holds,
+and exits, whereupon the kernel ends whatever is left. The *guest* is the reaper's child, so signals, exit codes and
+`abort()` behave as usual. It builds the file tree itself before it gives up every power to do so: had the reaper
+built it, each page that work touches would be copied twice. Landlock and seccomp are applied in the guest alone,
+which leaves the reaper outside of its Landlock domain: it cannot be signalled from inside even where there is no
+process namespace.
 """
 
 from __future__ import annotations
 
+import _socket
 import os
 import sys
 import time
@@ -22,7 +25,6 @@ from .syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
     from collections.abc import Callable
 
     from .spec import Run, Spec
@@ -42,75 +44,114 @@ class Descriptors:
 
 
 class Reaper:
-    """Be the guest's parent: set up, fork, wait, report."""
+    """Be the guest's parent: fork, wait, report."""
 
     def __init__(self, spec: Spec, run: Run, link: _socket.socket, fds: Descriptors, private: dict[str, int]):
         self.spec, self.run, self.link, self.fds, self.private = spec, run, link, fds, private
-        self.mounts: list[object] = []
-        self.kept: list[int] = []
 
-    def live(self) -> Callable[[], None]:
-        """Do everything; returns only in the guest, with what it must call. The reaper itself exits in here."""
-        try:
-            plan = perform(self.jail_steps() if self.spec.level == "jail" else self.plain_steps())
-        except StepFailed as error:
-            self._fail(error)
-        self._report_ready(plan)
+    def live(self, wait_until_limited: Callable[[], None]) -> Callable[[], None]:
+        """Do everything; returns only in a guest, with what it must call. The reaper itself exits in here."""
         status = 0
-        wire.send(self.link, "started", {"at": time.monotonic()})
-        for index in range(len(self.run.commands) + (self.run.python is not None)):
+        for index in range(max(1, len(self.run.commands) + (self.run.python is not None))):
             pid = os.fork()
             if pid == 0:
-                return Guest(self, index).become
+                entrance = Entrance(self) if index == 0 else None
+                return Guest(self, index, entrance, wait_until_limited).become
+            if index == 0:
+                perform(self.steps())
+                self._check_helper()
             status = _wait_for(pid)
             if status != 0:
                 break
         wire.send(self.link, "ended", {"wait_status": status, **self._observe()})
         os._exit(0)
 
-    def jail_steps(self) -> list[Step]:
-        """List the set-up at level jail. The order is the point: see `mounts` and the design's section 4."""
-        spec = self.spec
-        self.mounts = self._tree()
-        sources = [value for value in self.mounts if isinstance(value, mounts.Bind)]
+    def steps(self) -> list[Step]:
+        """List what the reaper gives up once it has forked the first guest, so that later ones start without it."""
+        steps = Entrance(self).identity_steps()
+        if self.spec.level != "jail":
+            steps.insert(0, Step("subreaper", "adopt what loses its parent", _adopt_orphans))
+        return [*steps, *limit_steps(self.spec), *power_steps(self.spec)]
+
+    def _check_helper(self) -> None:
+        """Make sure that the helper did not die before its death could reach us."""
+        try:
+            if not self.link.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT):
+                os._exit(1)
+        except BlockingIOError:
+            pass  # it is there, and silent, as it should be
+
+    def _observe(self) -> dict[str, int]:
+        """Look around before the kernel clears up: how many tasks are left, and what is full."""
+        places = (self.spec.workspace, self.spec.tmp, "/dev/shm") if self.spec.level == "jail" else ()
+        full = 0
+        for place in places:
+            state = os.statvfs(place)
+            full += state.f_bfree == 0 or state.f_ffree == 0
+        return {"tasks": self._count_tasks(), "full": full}
+
+    def _count_tasks(self) -> int:
+        if self.spec.level != "jail":
+            return tree.count_tasks(tree.descendants(os.getpid()))
+        return tree.count_tasks([int(name) for name in os.listdir("/proc") if name.isdigit()])
+
+
+def limit_steps(spec: Spec) -> list[Step]:
+    """List the per-process limits."""
+    text = "set " + ", ".join(f"{name}={amount}" for name, amount in spec.rlimits)
+    steps = [Step("limits", text, lambda: rlimits.apply(spec.rlimits))]
+    if spec.cpu_affinity:
+        steps.append(Step("affinity", f"use at most {spec.cpu_affinity} processors", lambda: _use_processors(spec.cpu_affinity)))
+    return steps
+
+
+def power_steps(spec: Spec) -> list[Step]:
+    """List the powers to give up for good."""
+    steps = []
+    if spec.level == "jail":
+        steps.append(Step("capabilities", "drop all capabilities, the bounding set too", caps.drop_all))
+    if spec.level in ("jail", "confined"):
+        steps.append(Step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges))
+    return steps
+
+
+class Entrance:
+    """Build the sandbox around the first guest."""
+
+    def __init__(self, reaper: Reaper):
+        self.spec, self.run, self.fds, self.private = reaper.spec, reaper.run, reaper.fds, reaper.private
+        self.kept: list[int] = []
+
+    def steps(self) -> list[Step]:
+        """List the set-up. The order is the point: see `mounts` and the design's section 4."""
+        first = Step("offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", _offer_to_oom_killer)
+        files = Step("files", f"write {len(self.run.files)} files into {self.spec.workspace}", self._write_files)
+        if self.spec.level != "jail":
+            return [first, *self.identity_steps(), files, *limit_steps(self.spec), *power_steps(self.spec)]
+        values = self._tree()
+        sources = [value for value in values if isinstance(value, mounts.Bind)]
         return [
-            Step("offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", _offer_to_oom_killer),
+            first,
             Step("open_sources", f"open {len(sources)} bind sources as the caller", lambda: [s.open() for s in sources]),
-            Step("switch_identity", f"become uid {spec.inside_id}", self._switch_identity),
-            Step("die_with_helper", "die with the helper", _die_with_parent),
+            *self.identity_steps(),
             Step("stage_root", "make the root a tmpfs", mounts.stage_root),
-            *(Step(type(m).__name__.lower(), m.describe, m.apply) for m in self.mounts),  # type: ignore[attr-defined]
+            *(Step(type(value).__name__.lower(), value.describe, value.apply) for value in values),
             Step("pivot_root", "make the tree the root, read-only", mounts.pivot),
-            Step("keep_workspace", f"keep a copy of the mount of {spec.workspace}", self._keep_workspace),
-            Step("hostname", f"call the host {spec.hostname}", lambda: sethostname(spec.hostname.encode())),
-            *self._common_steps(),
-            Step("capabilities", "drop all capabilities, the bounding set too", caps.drop_all),
-            Step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges),
+            Step("keep_workspace", f"keep a copy of the mount of {self.spec.workspace}", self._keep_workspace),
+            Step("hostname", f"call the host {self.spec.hostname}", lambda: sethostname(self.spec.hostname.encode())),
+            files,
+            *limit_steps(self.spec),
+            *power_steps(self.spec),
         ]
 
-    def plain_steps(self) -> list[Step]:
-        """List the set-up without namespaces."""
-        spec = self.spec
-        steps = [
-            Step("offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", _offer_to_oom_killer),
-            Step("subreaper", "adopt what loses its parent", lambda: prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)),
-        ]
-        if spec.outside and spec.level != "none":
-            steps.append(Step("switch_identity", f"become uid {spec.outside[0]}", self._switch_outside_identity))
-        steps += [Step("die_with_helper", "die with the helper", _die_with_parent), *self._common_steps()]
-        if spec.level == "confined":
-            steps += [Step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges)]
-        return steps
-
-    def _common_steps(self) -> list[Step]:
-        spec = self.spec
-        steps = [
-            Step("files", f"write {len(self.run.files)} files into {spec.workspace}", self._write_files),
-            Step("limits", "set " + ", ".join(f"{k}={v}" for k, v in spec.rlimits), lambda: rlimits.apply(spec.rlimits)),
-        ]
-        if spec.cpu_affinity:
-            steps.append(Step("affinity", f"use at most {spec.cpu_affinity} processors", self._set_affinity))
-        return steps
+    def identity_steps(self) -> list[Step]:
+        """List who to become, and with whom to die; the kernel forgets the latter when the former changes."""
+        spec, die = self.spec, Step("die_with_parent", "die with the parent", _die_with_parent)
+        if spec.level == "jail":
+            return [Step("switch_identity", f"become uid {spec.inside_id}", self._switch_identity), die]
+        if spec.outside is not None and spec.level == "confined":
+            return [Step("switch_identity", f"become uid {spec.outside[0]}", self._switch_outside_identity), die]
+        return [die]
 
     def _tree(self) -> list[object]:
         """Return the mounts of this run: the spec's own, then the workspace, new or kept."""
@@ -142,10 +183,6 @@ class Reaper:
         """Take a detached copy of the workspace's mount: the files outlive this run's namespaces by it."""
         self.kept = [open_tree(self.spec.workspace, recursive=False)]
 
-    def _set_affinity(self) -> None:
-        allowed = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, allowed[: self.spec.cpu_affinity])
-
     def _write_files(self) -> None:
         """Write the input files. Earlier runs may have left links: nothing is followed."""
         root = os.open(self.spec.workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -161,40 +198,22 @@ class Reaper:
             with open(path, "x", encoding="utf-8") as file:
                 file.write(text)
 
-    def _report_ready(self, plan: list[tuple[str, str, float]]) -> None:
-        """Hand the helper the plan and, at level jail, a detached copy of the workspace's mount."""
-        wire.send(self.link, "ready", {"plan": plan[:200]}, self.kept)
-        for fd in self.kept:
-            os.close(fd)
-
-    def _fail(self, error: StepFailed) -> None:
-        wire.send(self.link, "failed", {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno})
-        os._exit(1)
-
-    def _observe(self) -> dict[str, int]:
-        """Look around before the kernel clears up: how many tasks are left, and what is full."""
-        places = (self.spec.workspace, self.spec.tmp, "/dev/shm") if self.spec.level == "jail" else ()
-        full = 0
-        for place in places:
-            state = os.statvfs(place)
-            full += state.f_bfree == 0 or state.f_ffree == 0
-        return {"tasks": self._count_tasks(), "full": full}
-
-    def _count_tasks(self) -> int:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if self.spec.level == "jail" else tree.descendants(os.getpid())
-        return tree.count_tasks(pids)
-
 
 class Guest:
-    """Be the guest: the last steps, then its program."""
+    """Be the guest: come in, close the last doors, run the program."""
 
-    def __init__(self, reaper: Reaper, index: int):
+    def __init__(self, reaper: Reaper, index: int, entrance: Entrance | None, wait_until_limited: Callable[[], None]):
         self.spec, self.run, self.fds, self.link = reaper.spec, reaper.run, reaper.fds, reaper.link
         self.command = self.run.commands[index] if index < len(self.run.commands) else None
+        self.entrance, self.wait_until_limited = entrance, wait_until_limited
 
     def become(self) -> None:
-        """Close the last doors and run the program. Returns when a Python guest has run to its end."""
+        """Do everything. Returns when a Python guest has run to its end."""
         try:
+            if self.entrance is not None:
+                self._enter(self.entrance)
+            if self.command is None and self.run.python is None:
+                os._exit(0)
             perform(self.steps())
         except StepFailed as error:
             body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
@@ -204,6 +223,17 @@ class Guest:
         if self.command is not None:
             self._exec(self.command)
         self._run_python()
+
+    def _enter(self, entrance: Entrance) -> None:
+        """Build the sandbox, hand the helper the plan and the workspace, and wait until all limits are set."""
+        if self.spec.cgroup is not None:
+            wire.send(self.link, "here")
+        plan = perform(entrance.steps())
+        wire.send(self.link, "ready", {"plan": plan[:200]}, entrance.kept)
+        for fd in entrance.kept:
+            os.close(fd)
+        self.wait_until_limited()
+        wire.send(self.link, "started", {"at": time.monotonic()})
 
     def steps(self) -> list[Step]:
         """List what only the guest itself must not be able to do."""
@@ -265,13 +295,22 @@ def _wait_for(pid: int) -> int:
             return status
 
 
+def _adopt_orphans() -> None:
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _use_processors(count: int) -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+
+
 def _die_with_parent() -> None:
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
 def _offer_to_oom_killer() -> None:
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    os.write(fd, b"1000")
+    os.close(fd)
 
 
 def _write_below(root: int, path: str, mode: int, data: bytes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _signal
 import _socket
+import gc
 import os
 import select
 import sys
@@ -42,6 +43,7 @@ def main(fd: int, package: str) -> Callable[[], None] | None:
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     sys.path.remove(package)
     os.umask(0o077)
+    gc.freeze()  # what is here now is shared with every fork; collecting it would only copy its pages
     helper = Helper(_socket.socket(fileno=fd))
     return helper.serve()
 
@@ -142,6 +144,8 @@ class Watch:
         self.peak_bytes = 0
         self.peak_tasks = 0
         self.link, self._reaper_link = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+        if helper.cgroup is not None:
+            wire.name_senders(self.link)
         self.before: dict[str, int] = helper.cgroup.counters() if helper.cgroup else {}
 
     def start(self, fds: list[int], private_paths: list[str]) -> Callable[[], None] | None:
@@ -157,14 +161,25 @@ class Watch:
         try:
             if is_jail:
                 self._map_ids()
-            if self.helper.cgroup is not None:
-                self.helper.cgroup.attach(self.reaper)
-            os.write(go, b"g")
+            os.write(go, b"m")  # mapped: the guest can build its root while we wait for the control group's lock
+            self._limit()
+            os.write(go, b"l")  # limited: now it may run its program
         finally:
             os.close(go)
             for fd in private.values():
                 os.close(fd)
         return None
+
+    def _limit(self) -> None:
+        """Put the reaper and its first guest into the control group; all later ones are born in it."""
+        cgroup = self.helper.cgroup
+        if cgroup is None:
+            return
+        tag, guest = wire.receive_named(self.link)
+        if tag != "here":
+            raise OSError(0, "the reaper ended before it had forked the guest")
+        for pid in (self.reaper, guest):
+            cgroup.attach(pid)
 
     def _be_reaper(self, fds: list[int], private: dict[str, int], ready: int, go: int) -> Callable[[], None]:
         """Wait until the helper has set identity and limits, then live as the reaper."""
@@ -173,13 +188,11 @@ class Watch:
         os.close(self.helper.caller.detach())
         if self.helper.claim is not None:
             self.helper.claim.forget()
-        if os.read(ready, 1) != b"g":
-            os._exit(1)
-        os.close(ready)
+        _await_letter(ready, b"m")
         try:
             run = Run(**wire.unpack(fds[0]))
             streams = Descriptors(fds[1], fds[2], fds[3], fds[4], self.helper.workspace_fd)
-            return Reaper(self.spec, run, self._reaper_link, streams, private).live()
+            return Reaper(self.spec, run, self._reaper_link, streams, private).live(lambda: _await_letter(ready, b"l"))
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
             wire.send(self._reaper_link, "failed", _failure(f"{type(error).__name__}: {error}", "reaper"))
             os._exit(1)
@@ -296,7 +309,7 @@ class Watch:
 
     def _is_task_limit_seen(self) -> bool:
         """Tell, without a counter of the kernel's, whether the tree was seen at its limit."""
-        left = self.ended["tasks"] - 1 if self.ended is not None else 0  # without the reaper
+        left = self.ended["tasks"] if self.ended is not None else 0  # the reaper in place of the guest that ended
         return self.helper.cgroup is None and self.spec.pids > 0 and max(self.peak_tasks, left) >= self.spec.pids
 
     def folder_is_over(self) -> bool:
@@ -325,6 +338,12 @@ class Watch:
             "is_folder_over": self.folder_is_over(),
         }
         self.helper._tell("ended", body)
+
+
+def _await_letter(ready: int, letter: bytes) -> None:
+    """Wait for the helper's word; without it, it is gone, and so must we be."""
+    if os.read(ready, 1) != letter:
+        os._exit(1)
 
 
 def _failure(message: str, step: str, errno: int = 0) -> dict[str, Any]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_DESCRIPTORS = 8
 _INT_BYTES = 4
+_SENDER_BYTES = _socket.CMSG_SPACE(3 * _INT_BYTES)
+ANCILLARY_BYTES = _SENDER_BYTES + _socket.CMSG_SPACE(MAX_DESCRIPTORS * _INT_BYTES)
 
 
 def send(link: _socket.socket, tag: str, body: dict[str, Any] | None = None, fds: Sequence[int] = ()) -> None:
@@ -28,11 +30,23 @@ def send(link: _socket.socket, tag: str, body: dict[str, Any] | None = None, fds
     link.sendmsg([data], ancillary, _socket.MSG_NOSIGNAL)
 
 
+def name_senders(link: _socket.socket) -> None:
+    """Let the kernel say with every message who sent it, as a pid of our own process namespace."""
+    link.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+
+
+def receive_named(link: _socket.socket) -> tuple[str, int]:
+    """Return one message's tag and its sender's pid, 0 when the other end is gone. Needs `name_senders`."""
+    data, ancillary, _flags, _address = link.recvmsg(MAX_MESSAGE_BYTES, _SENDER_BYTES, _socket.MSG_CMSG_CLOEXEC)
+    sender = next((packed for _, kind, packed in ancillary if kind == _socket.SCM_CREDENTIALS), b"")
+    return (marshal.loads(data)[0], int.from_bytes(sender[:_INT_BYTES], "little")) if data and sender else ("", 0)
+
+
 def receive(link: _socket.socket) -> tuple[str, dict[str, Any], list[int]]:
     """Return one message with its descriptors; the tag is empty when the other end is gone."""
     try:
         data, ancillary, _flags, _address = link.recvmsg(
-            MAX_MESSAGE_BYTES, _socket.CMSG_SPACE(MAX_DESCRIPTORS * _INT_BYTES), _socket.MSG_CMSG_CLOEXEC
+            MAX_MESSAGE_BYTES, ANCILLARY_BYTES, _socket.MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError:
         data, ancillary = b"", []

@@ -16,12 +16,13 @@ from functools import partial
 from typing import Any, get_args
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.languages import LANGUAGES, language_named
 from cloche.core.levels import Control, Level, parse_requirements
 from cloche.core.limits import ALIASES
-from cloche.core.policy import DEFAULT_LANGUAGES, ScreenMode, parse_network
+from cloche.core.policy import ScreenMode, parse_network
 from cloche.core.presets import preset_named
 from cloche.core.tiers import parse_backend, parse_tier
-from cloche.core.units import parse_duration
+from cloche.core.units import format_size, parse_duration
 
 # The word of each limit, with its field in `Limits`.
 LIMIT_FIELDS: Mapping[str, str] = {
@@ -43,7 +44,6 @@ POLICY_WORDS = (
     "user", "seccomp", "level",
 )  # fmt: skip
 
-LANGUAGES = (*DEFAULT_LANGUAGES, "csharp")
 ANY_LANGUAGE = "*"
 MAX_TEXT_CHARS = 4096
 
@@ -133,12 +133,17 @@ def _read_packages(value: object, *, name: str) -> Words:
 
 
 def _read_languages(value: object, *, name: str) -> Words:
-    listed = tuple(language.lower() for language in _read_list(value, name=name))
-    unknown = [language for language in listed if language not in LANGUAGES]
-    if unknown or not listed:
-        what = f"unknown language {unknown[0]!r}" if unknown else "no language is named"
-        raise InvalidRequest(f"{name}: {what}; known languages: {', '.join(LANGUAGES)}")
-    return {"languages": listed}
+    listed = dict.fromkeys(_language(text, name=name) for text in _read_list(value, name=name))
+    if not listed:
+        raise InvalidRequest(f"{name}: no language is named; known languages: {', '.join(LANGUAGES)}")
+    return {"languages": tuple(listed)}
+
+
+def _language(text: str, *, name: str) -> str:
+    try:
+        return language_named(text).name
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}: {error}") from None
 
 
 def _read_image(value: object, *, name: str, language: str = ANY_LANGUAGE) -> Words:
@@ -150,11 +155,8 @@ def _read_image(value: object, *, name: str, language: str = ANY_LANGUAGE) -> Wo
 def _read_images(value: object, *, name: str) -> Words:
     words: dict[str, Any] = {}
     for language, image in _entries(value, name=name):
-        if language.lower() not in (*LANGUAGES, ANY_LANGUAGE):
-            raise InvalidRequest(
-                f"{name}: unknown language {language!r}; known languages: {', '.join(LANGUAGES)}"
-            )
-        words.update(_read_image(image, name=f"{name}.{language}", language=language.lower()))
+        known = ANY_LANGUAGE if language == ANY_LANGUAGE else _language(language, name=name)
+        words.update(_read_image(image, name=f"{name}.{language}", language=known))
     return words
 
 
@@ -249,7 +251,8 @@ ARGUMENT_READERS: Mapping[str, Reader] = {
     for key, reader in {**YAML_READERS, "level": _read_level}.items()
     if key in {
         "timeout", "memory", "cpus", "pids", "disk", "network", "network_allow", "preset", "tier",
-        "backend", "image", "require", "best_effort", "packages", "output_limit", "screen", "level", "languages",
+        "backend", "image", "require", "best_effort", "packages", "output_limit", "screen",
+        "level", "languages",
     }
 }  # fmt: skip
 VARIABLE_READERS: Mapping[str, Reader] = {
@@ -305,6 +308,13 @@ def _with_reach(layer: dict[str, Wish], *, where: str) -> Layer:
             f"{where}{network.key} is open but {hosts.key} lists hosts; use allowlist, or drop the list"
         )
     return {**layer, "network": Wish(value="allowlist", origin=network.origin, key=network.key)}
+
+
+def shown_limit(word: str, value: float) -> str:
+    """Return a limit as one would write it: `256MiB`, `30s`, `0.5`."""
+    if LIMIT_FIELDS[word].endswith("_bytes"):
+        return format_size(int(value))
+    return f"{value:g}s" if word == "timeout" else f"{value:g}"
 
 
 def _plain(value: object, *, name: str) -> object:

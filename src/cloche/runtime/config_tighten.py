@@ -15,7 +15,7 @@ from typing import Any
 from cloche.core.errors import InvalidRequest
 from cloche.core.presets import preset_named
 
-from .config_keys import LIMIT_FIELDS, Layer, Wish
+from .config_keys import LIMIT_FIELDS, Layer, Wish, shown_limit
 
 _FIELD_WORDS = {field: word for word, field in LIMIT_FIELDS.items()}
 _SCREENS = ("off", "warn", "block")
@@ -188,11 +188,18 @@ def _refusal(word: str, wish: Wish, full: Layer) -> InvalidRequest:
     shown = {"reach": "network", "timeout_override": "timeout"}.get(word, word)
     value = wish.value[0] if word == "reach" else wish.value
     held = full.get(shown)
-    without = f"; without it {held.value!r} holds ({held.origin})" if held is not None else ""
+    without = f"; without it {_text(shown, held.value)} holds ({held.origin})" if held is not None else ""
     return InvalidRequest(
-        f"{_file_of(wish)}: {wish.key} asks for {shown} {value!r}{without}. "
-        "A file of the working directory may only tighten; say it in your own configuration file, in the environment or as an argument"
+        f"{_file_of(wish)}: {wish.key} asks for {shown} {_text(shown, value)}{without}. "
+        "A file of the working directory may only tighten; say it in your own configuration file, "
+        "in the environment or as an argument"
     )
+
+
+def _text(word: str, value: object) -> str:
+    if word in LIMIT_FIELDS and isinstance(value, int | float):
+        return shown_limit(word, value)
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value).lower()
 
 
 def _file_of(wish: Wish) -> str:

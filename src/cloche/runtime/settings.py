@@ -14,14 +14,12 @@ from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.tiers import TIERS
-from cloche.core.units import format_size
 
 from .config import settle
-from .config_keys import ANY_LANGUAGE, LIMIT_FIELDS, POLICY_WORDS, Layer, Wish
+from .config_keys import ANY_LANGUAGE, LIMIT_FIELDS, POLICY_WORDS, Layer, Wish, shown_limit
 from .config_sources import Places
 from .config_tighten import effective_network
 
-_SIZE_WORDS = frozenset({"memory", "disk", "tmp", "output_limit", "flood_limit"})
 HOST_TIER = 4
 
 
@@ -51,14 +49,16 @@ class Settings:
         """Return key, value and origin of everything that holds, as text for `cloche config show`."""
         shown = {**self._choices(), **self._limits(), **self._rules()}
         shown |= {f"images.{language}": image for language, image in self.images.items()}
-        shown |= {f"ceilings.{_word_of(f)}": _amount(_word_of(f), most) for f, most in self.ceilings.items()}
+        shown |= {
+            f"ceilings.{_word_of(f)}": shown_limit(_word_of(f), most) for f, most in self.ceilings.items()
+        }
         return [(key, value, self.origins.get(key, "default")) for key, value in shown.items()]
 
     def _choices(self) -> dict[str, str]:
         return {"backend": self.backend, "tier": str(self.tier or "none"), "preset": self.preset or "none"}
 
     def _limits(self) -> dict[str, str]:
-        return {word: _amount(word, getattr(self.limits, name)) for word, name in LIMIT_FIELDS.items()}
+        return {word: shown_limit(word, getattr(self.limits, name)) for word, name in LIMIT_FIELDS.items()}
 
     def _rules(self) -> dict[str, str]:
         policy = self.policy
@@ -159,12 +159,6 @@ def _check_level(settings: Settings) -> None:
 
 def _word_of(limit_field: str) -> str:
     return next(word for word, name in LIMIT_FIELDS.items() if name == limit_field)
-
-
-def _amount(word: str, value: float) -> str:
-    if word in _SIZE_WORDS:
-        return format_size(int(value))
-    return f"{value:g}s" if word == "timeout" else f"{value:g}"
 
 
 def _listed(items: object) -> str:

@@ -80,7 +80,7 @@ def test_unknown_type(host: Host) -> None:
 
 def test_unknown_type_in_an_argument(host: Host) -> None:
     """An unknown backend as an argument names the argument."""
-    with pytest.raises(InvalidRequest, match="^backend: unknown backend 'podman'"):
+    with pytest.raises(InvalidRequest, match=r"^backend: unknown backend 'podman'"):
         host.load({"backend": "podman"})
 
 

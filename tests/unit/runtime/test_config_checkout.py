@@ -199,7 +199,7 @@ def test_dotenv_chooses_a_stronger_backend(checkout: Checkout) -> None:
     assert (settings.backend, settings.origins["backend"]) == ("docker", str(path))
     assert checkout.load(SANDBOX_TYPE="gvisor").backend == "gvisor"
     checkout.says(".env", "SANDBOX_TYPE=subprocess\n")
-    assert checkout.refusal().startswith(f"{path}: SANDBOX_TYPE asks for backend 'subprocess'")
+    assert checkout.refusal().startswith(f"{path}: SANDBOX_TYPE asks for backend subprocess")
 
 
 def test_dotenv_timeout_only_shortens(checkout: Checkout) -> None:

@@ -73,7 +73,7 @@ class Connection:
         """Ask the helper to kill the run; the end is still reported by `attend`."""
         if self._link is not None:
             try:
-                wire.send(self._link, "kill", {"cause": cause})
+                wire.send(self._link, "kill", {"cause": str(cause)})
             except OSError:
                 pass  # the helper is gone, which `attend` is about to find
 

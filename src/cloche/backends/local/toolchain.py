@@ -133,9 +133,13 @@ def default_search_path(environ: Mapping[str, str] | None = None) -> tuple[str, 
 
 
 def engine_version(toolchain: Toolchain) -> str:
-    """Return the first line of the version that the engine's main program reports; cached by path and age."""
+    """Return the first line of what the engine's main program says about its version, else its file's name.
+
+    Dash, for one, says nothing. The answer is cached by path and age.
+    """
     name = toolchain.engine.programs[0]
-    return _program_version(name, toolchain.programs[name])
+    path = toolchain.programs[name]
+    return _program_version(name, path) or os.path.basename(os.path.realpath(path))
 
 
 def _try_engine(engine: Engine, folders: tuple[str, ...]) -> tuple[Toolchain | None, str]:

@@ -1,0 +1,61 @@
+"""What came of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.result import ExecutionResult, FileRecord, Output, Result, Status
+
+
+def test_the_first_four_fields_are_positional() -> None:
+    """R1: stdout, stderr, exit code and duration by position, everything else has a default."""
+    result = ExecutionResult("out", "err", 0, 1.5)
+    assert (result.stdout, result.stderr, result.exit_code, result.duration) == ("out", "err", 0, 1.5)
+    assert (result.truncated, result.timed_out, result.meta) == (False, False, {})
+    assert ExecutionResult is Result
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [
+        (Result("", "", 0, 0), Status.OK),
+        (Result("", "", 3, 0), Status.ERROR),
+        (Result("", "", -1, 0, timed_out=True), Status.TIMEOUT),
+        (Result("", "", 137, 0, status=Status.OUT_OF_MEMORY), Status.OUT_OF_MEMORY),
+    ],
+)
+def test_status_of_a_bare_result(result: Result, status: Status) -> None:
+    """A result without a status derives one; a given one stands."""
+    assert result.status is status
+    assert result.ok is (status is Status.OK)
+
+
+def test_a_result_is_plain_data() -> None:
+    """`as_dict` is ready for JSON, binary outputs included."""
+    result = Result("a", "", 0, 0.1, outputs=(Output(data={"image/png": b"\x89P", "text/plain": "x"}),))
+    read_back = json.loads(json.dumps(result.as_dict()))
+    assert read_back["outputs"][0]["data"] == {"image/png": "iVA=", "text/plain": "x"}
+    assert read_back["status"] == "ok"
+
+
+def test_bytes_follow_the_text() -> None:
+    """Where no bytes are given they are those of the text."""
+    assert Result("\u00e4", "", 0, 0).stdout_bytes == b"\xc3\xa4"
+
+
+def test_the_summary_is_short() -> None:
+    """A summary says status, exit code and the start of what matters."""
+    assert Result("4\n", "noise", 0, 0.01).summary() == "ok (exit 0, 0.01 s): 4"
+    assert Result("4\n", "x" * 1000, 1, 0.01).summary().startswith("error (exit 1, 0.01 s): xxx")
+    assert len(Result("", "x" * 1000, 1, 0).summary()) == 400
+
+
+def test_saving_without_files(tmp_path: Path) -> None:
+    """A result without files makes the folder; one whose files are gone says what to do."""
+    assert Result("", "", 0, 0).save(tmp_path / "out") == ()
+    assert (tmp_path / "out").is_dir()
+    lost = Result("", "", 0, 0, files=(FileRecord(path="a", size=1, sha256="0" * 64),))
+    with pytest.raises(InvalidRequest, match="pass out=DIR"):
+        lost.save(tmp_path)

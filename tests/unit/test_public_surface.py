@@ -1,0 +1,64 @@
+"""The public surface is deliberate: it changes here and in the changelog, or not at all."""
+
+import subprocess
+import sys
+
+import pytest
+
+import cloche
+
+PUBLIC = [
+    "ApprovalDenied",
+    "ApprovalRequired",
+    "AsyncSandbox",
+    "BackendUnavailable",
+    "ClocheError",
+    "CodeSandbox",
+    "DockerSandbox",
+    "E2BSandbox",
+    "ExecutionResult",
+    "InternalError",
+    "InvalidRequest",
+    "Level",
+    "Limits",
+    "LocalSandbox",
+    "OutcomeUnknown",
+    "PolicyDenied",
+    "Result",
+    "Sandbox",
+    "SandboxFileError",
+    "StartFailed",
+    "Status",
+    "__version__",
+    "arun",
+    "get_sandbox",
+    "run",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    """`cloche.__all__` is the list above, of at most 25 names."""
+    assert cloche.__all__ == PUBLIC
+    assert len(PUBLIC) <= 25
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_there(name: str) -> None:
+    """A name in the list can be imported, lazily or not."""
+    assert getattr(cloche, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """A misspelt name fails as it does for any module."""
+    with pytest.raises(AttributeError, match="sanbox"):
+        _ = cloche.sanbox  # type: ignore[attr-defined]
+
+
+def test_importing_cloche_imports_no_third_party_module() -> None:
+    """`import cloche` costs next to nothing: no module outside the standard library comes with it."""
+    code = "import sys; before = set(sys.modules); import cloche; print(*sorted(set(sys.modules) - before))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    tops = {name.partition(".")[0] for name in loaded}
+    assert tops - set(sys.stdlib_module_names) == {"cloche"}
