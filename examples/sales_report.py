@@ -7,8 +7,8 @@ cloche run examples/sales_report.py --file examples/sales.csv --out build/report
 import os
 import tempfile
 
-# matplotlib keeps a cache of fonts; it is no result, so it does not belong into the workspace.
-os.environ.setdefault("MPLCONFIGDIR", tempfile.gettempdir())
+# matplotlib and fontconfig keep caches of fonts below the home; they are no results, so not in the workspace.
+os.environ["MPLCONFIGDIR"] = os.environ["XDG_CACHE_HOME"] = tempfile.gettempdir()
 
 import matplotlib as mpl
 import pandas as pd

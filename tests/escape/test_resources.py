@@ -148,7 +148,7 @@ ATTEMPTS = (
             raise OSError(ctypes.get_errno(), "mlock")
         escaped("locked 320 MiB")
         """, root_only="ordinary users may lock little"),
-    disk(name="fill the workspace", code=fills(".", 64), levels=BOTH),
+    disk(name="fill the workspace", code=fills(".", 64)),
     disk(name="fill tmp", code=fills("/tmp", 128)),
     disk(name="fill shared memory", code=fills("/dev/shm", 128)),
     disk(name="fill everything", code=fills(".", 320) , limits={"disk": "16m", "memory": "48m", "timeout": 12}),

@@ -27,15 +27,9 @@ app.add_typer(sandbox, name="sandbox")
 app.add_typer(config, name="config")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ConfigFile = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")
-]
-BackendName = Annotated[
-    str | None, typer.Option("--backend", metavar="NAME", help="A name of `cloche backends`.")
-]
-PresetName = Annotated[
-    str | None, typer.Option("--preset", metavar="NAME", help="A name of `cloche presets`.")
-]
+ConfigFile = Annotated[str | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")]
+BackendName = Annotated[str | None, typer.Option("--backend", metavar="NAME", help="A name of `cloche backends`.")]
+PresetName = Annotated[str | None, typer.Option("--preset", metavar="NAME", help="A name of `cloche presets`.")]
 TierNumber = Annotated[int | None, typer.Option("--tier", metavar="N", help="Tier of trust, 1 to 4.")]
 
 
@@ -70,9 +64,7 @@ def run(
         list[str] | None,
         typer.Argument(metavar="FILE|-", help="The file to run (- is stdin), then -- and its arguments."),
     ] = None,
-    code: Annotated[
-        str | None, typer.Option("-c", metavar="CODE", help="Run CODE instead of a file.")
-    ] = None,
+    code: Annotated[str | None, typer.Option("-c", metavar="CODE", help="Run CODE instead of a file.")] = None,
     language: Annotated[
         str | None, typer.Option(metavar="NAME", help="Default: by file name or first line, else python.")
     ] = None,
@@ -90,9 +82,7 @@ def run(
     preset: PresetName = None,
     tier: TierNumber = None,
     config_file: ConfigFile = None,
-    timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Wall clock: seconds, or 500ms, 30s, 5m.")
-    ] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Wall clock: seconds, or 500ms, 30s, 5m.")] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory: bytes, or 256m, 1g.")] = None,
     cpus: Annotated[float | None, typer.Option(metavar="N", help="CPUs, for example 0.5.")] = None,
     pids: Annotated[int | None, typer.Option(metavar="N", help="Processes and threads at once.")] = None,
@@ -107,13 +97,9 @@ def run(
     file: Annotated[
         list[str] | None, typer.Option(metavar="SRC[:DST]", help="Copy a file or directory in. Repeatable.")
     ] = None,
-    out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Copy created and changed files to DIR.")
-    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Copy created and changed files to DIR.")] = None,
     as_json: AsJson = False,
-    no_sandbox: Annotated[
-        bool, typer.Option("--no-sandbox", help="Child process with limits, no isolation.")
-    ] = False,
+    no_sandbox: Annotated[bool, typer.Option("--no-sandbox", help="Child process with limits, no isolation.")] = False,
     sandbox_debug: Annotated[
         bool, typer.Option("--sandbox-debug", help="Print debug log and the jail's plan.")
     ] = False,

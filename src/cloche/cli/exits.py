@@ -49,9 +49,7 @@ def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = Fal
         return EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILED
     except Exception as error:
         text = f"unexpected {type(error).__name__}: {error}. This is a defect of Cloche"
-        _report(
-            error, text if debug else f"{text}; --sandbox-debug shows where", debug=debug, as_json=as_json
-        )
+        _report(error, text if debug else f"{text}; --sandbox-debug shows where", debug=debug, as_json=as_json)
         return EXIT_FAILED
 
 

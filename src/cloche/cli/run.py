@@ -116,9 +116,7 @@ def read_source(command: RunCommand) -> Source:
         raise InvalidRequest("nothing to run: give a FILE, - for stdin, or -c CODE")
     name, *argv = command.words
     if name == "-":
-        return Source(
-            code=_decode(_read_all(0, MAX_CODE_BYTES, "stdin")), name="", argv=tuple(argv), took_stdin=True
-        )
+        return Source(code=_decode(_read_all(0, MAX_CODE_BYTES, "stdin")), name="", argv=tuple(argv), took_stdin=True)
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -126,9 +124,7 @@ def read_source(command: RunCommand) -> Source:
         finally:
             os.close(fd)
     except OSError as error:
-        raise InvalidRequest(
-            f"cannot read {name!r}: {error.strerror}; give a FILE, - for stdin, or -c CODE"
-        ) from error
+        raise InvalidRequest(f"cannot read {name!r}: {error.strerror}; give a FILE, - for stdin, or -c CODE") from error
     return Source(code=_decode(data), name=os.path.basename(name), argv=tuple(argv))
 
 
@@ -146,9 +142,7 @@ def _read_all(fd: int, max_bytes: int, name: str) -> bytes:
         chunks.append(chunk)
         size += len(chunk)
         if size > max_bytes:
-            raise InvalidRequest(
-                f"{name}: more than {max_bytes // MIB} MiB; pass the data with --file instead"
-            )
+            raise InvalidRequest(f"{name}: more than {max_bytes // MIB} MiB; pass the data with --file instead")
     return b"".join(chunks)
 
 

@@ -25,9 +25,7 @@ _DANGEROUS = [
     *range(0x2066, 0x206A),
 ]
 _VISIBLE = {
-    code: (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
-    for code in _DANGEROUS
-    if chr(code) not in _KEPT
+    code: (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}") for code in _DANGEROUS if chr(code) not in _KEPT
 }
 
 
@@ -65,6 +63,4 @@ class Writer:
             except BrokenPipeError:
                 raise
             except OSError as error:
-                raise OutputFailed(
-                    f"cannot pass the output on: {error.strerror}; the run was stopped"
-                ) from error
+                raise OutputFailed(f"cannot pass the output on: {error.strerror}; the run was stopped") from error

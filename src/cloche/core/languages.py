@@ -95,33 +95,44 @@ _NODE_TYPES = Engine(
     stand_in="node only strips types: no enums, no namespaces",
 )
 
-_GO = Engine(
-    name="go",
-    programs=("go", "env"),
-    # One package at a time on two threads, whatever the host has: else a big host breaks the limits on memory
-    # and pids. Set for the compiler alone, so that the program may use every CPU it is given.
-    commands=_commands(
-        "{env} GOMAXPROCS=2 {go} build -p=1 -o {build}/program {source}",
-        "{build}/program",
-    ),
-    # CGO_ENABLED stays unset: 0 would make Go 1.19 compile again what it brings compiled (12 s instead of 0.7
-    # s for net/http); from 1.20 on Go chooses by itself. No modules: one file, and nothing can be fetched.
-    env={
-        "GOCACHE": "{build}/go-cache",
-        "GOTMPDIR": "{build}",
-        "GOPATH": "{build}/go-path",
-        "GOENV": "off",
-        "GO111MODULE": "off",
-        "GOTOOLCHAIN": "local",
-        "GOPROXY": "off",
-        "GOFLAGS": "",
-        "GOTELEMETRY": "off",
-    },
-    package="apt-get install golang-go",
-    # From 1.20 on Go compiles its library anew in every fresh sandbox: fmt fits the default limits (about 20
-    # s at half a CPU), net/http does not.
-    advised={"tmp_bytes": 256 * MIB, "memory_bytes": 512 * MIB, "timeout_s": 90},
-)
+
+def _go(name: str, *, flags: str = "", least_version: tuple[int, ...] = ()) -> Engine:
+    """Describe one generation of Go.
+
+    One package at a time on two threads, whatever the host has: else a big host breaks the limits on memory and
+    pids. That and the compiler's own notes (telemetry goes to the configuration folder) are set for the compiler
+    alone: the program may use every CPU it is given. No modules: one file, and nothing can be fetched. CGO_ENABLED
+    stays unset, because Go chooses better by itself.
+    """
+    return Engine(
+        name=name,
+        programs=("go", "env"),
+        commands=_commands(
+            "{env} GOMAXPROCS=2 XDG_CONFIG_HOME={build}/config"
+            f" {{go}} build -p=1 {flags} -o {{build}}/program {{source}}",
+            "{build}/program",
+        ),
+        env={
+            "GOCACHE": "{build}/go-cache",
+            "GOTMPDIR": "{build}",
+            "GOPATH": "{build}/go-path",
+            "GOENV": "off",
+            "GO111MODULE": "off",
+            "GOTOOLCHAIN": "local",
+            "GOPROXY": "off",
+            "GOFLAGS": "",
+        },
+        package="apt-get install golang-go",
+        least_version=least_version,
+        advised={"tmp_bytes": 256 * MIB, "memory_bytes": 512 * MIB, "timeout_s": 90},
+    )
+
+
+# Go 1.20 and later compile their library anew in every fresh sandbox. Without debugging tables it fits the default
+# limits for programs on fmt, os and the like (15 to 20 s at half a CPU, 50 of 64 MiB in /tmp), not for net/http.
+_GO = _go("go", flags="-gcflags=all=-dwarf=false", least_version=(1, 20))
+# Older ones bring their library compiled (0.3 s), but only for the flags they were built with.
+_OLD_GO = _go("old-go")
 
 _RUST = Engine(
     name="rustc",
@@ -267,7 +278,7 @@ LANGUAGES: Mapping[str, Language] = {
             suffixes=(".go",),
             file_name="main.go",
             image="golang:1.22-alpine",
-            engines=(_GO,),
+            engines=(_GO, _OLD_GO),
             image_engine="go",
         ),
         Language(

@@ -43,9 +43,7 @@ class Limits:
         """
         unknown = [name for name in ceilings if name not in PARSERS]
         if unknown:
-            raise InvalidRequest(
-                f"ceilings: unknown limit {unknown[0]!r}; known limits: {', '.join(PARSERS)}"
-            )
+            raise InvalidRequest(f"ceilings: unknown limit {unknown[0]!r}; known limits: {', '.join(PARSERS)}")
         return replace(self, **{name: min(getattr(self, name), most) for name, most in ceilings.items()})
 
     def as_dict(self) -> dict[str, float]:

@@ -49,7 +49,13 @@ SIGKILL, SIGXFSZ = 9, 25
 
 def decide(seen: Observed) -> Verdict:
     """Return the verdict, by the precedence of `Status`. Exit 0 is `ok` whatever was hit."""
-    raw = 128 + seen.signal if seen.signal is not None else seen.exit_code if seen.exit_code is not None else 128 + SIGKILL
+    raw = (
+        128 + seen.signal
+        if seen.signal is not None
+        else seen.exit_code
+        if seen.exit_code is not None
+        else 128 + SIGKILL
+    )
     hits = _hits(seen)
     if seen.cause is KillCause.TIMEOUT:
         return Verdict(status=Status.TIMEOUT, exit_code=EXIT_TIMEOUT, hits=hits)

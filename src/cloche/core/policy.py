@@ -43,13 +43,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.screen not in get_args(ScreenMode):
-            raise InvalidRequest(
-                f"screen: {self.screen!r} is unknown; use one of {', '.join(get_args(ScreenMode))}"
-            )
+            raise InvalidRequest(f"screen: {self.screen!r} is unknown; use one of {', '.join(get_args(ScreenMode))}")
         if self.network not in get_args(NetworkMode):
-            raise InvalidRequest(
-                f"network: {self.network!r} is unknown; use one of {', '.join(get_args(NetworkMode))}"
-            )
+            raise InvalidRequest(f"network: {self.network!r} is unknown; use one of {', '.join(get_args(NetworkMode))}")
         for name in ("network_allow", "writable_paths", "languages", "require_controls", "best_effort"):
             object.__setattr__(self, name, _as_tuple(getattr(self, name), name=name))
         if self.packages != "auto":

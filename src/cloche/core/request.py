@@ -52,7 +52,9 @@ class Request:
         _check_argv(self.argv)
         _check_env(self.env)
         if len(self.stdin) > MAX_STDIN_BYTES:
-            raise InvalidRequest(f"stdin: {len(self.stdin)} bytes exceed the limit of {MAX_STDIN_BYTES}; pass a file instead")
+            raise InvalidRequest(
+                f"stdin: {len(self.stdin)} bytes exceed the limit of {MAX_STDIN_BYTES}; pass a file instead"
+            )
         _check_unique(self.files)
 
 
@@ -82,7 +84,7 @@ def _check_env(env: Mapping[str, str]) -> None:
 
 def _encoded(text: str, *, what: str) -> bytes:
     """Return the bytes the kernel will see, or raise InvalidRequest for a NUL or a lone surrogate."""
-    if not isinstance(text, str) or "\0" in text:
+    if "\0" in text:
         raise InvalidRequest(f"{what}: {text!r} must be text without NUL characters")
     try:
         return text.encode("utf-8", "surrogateescape")

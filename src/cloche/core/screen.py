@@ -81,9 +81,7 @@ def apply_screen(mode: ScreenMode, language: str, code: str) -> tuple[Finding, .
     if mode == "block" and findings:
         listed = "; ".join(str(finding) for finding in findings[:20])
         more = f"; and {len(findings) - 20} more" if len(findings) > 20 else ""
-        raise PolicyDenied(
-            f"the screen refuses this code: {listed}{more}. Rewrite it, or set screen to warn or off"
-        )
+        raise PolicyDenied(f"the screen refuses this code: {listed}{more}. Rewrite it, or set screen to warn or off")
     return findings
 
 
@@ -140,9 +138,7 @@ def _finding(node: ast.stmt | ast.expr, what: str, why: str) -> Finding:
 def _literal(call: ast.Call) -> str:
     """Return the call's first argument, by position or as `name`, when it is a text written out."""
     values = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "name")]
-    found = [
-        value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)
-    ]
+    found = [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
     return found[0] if found else ""
 
 

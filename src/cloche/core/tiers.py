@@ -86,6 +86,5 @@ def check_backend(tier: Tier, backend: str, *, tier_origin: str = "", backend_or
         who_backend = f" ({backend_origin})" if backend_origin else ""
         allowed = ", ".join(tier.backends)
         raise InvalidRequest(
-            f"tier {tier.number}{who_tier} does not allow backend {backend!r}{who_backend}; "
-            f"it allows: {allowed}"
+            f"tier {tier.number}{who_tier} does not allow backend {backend!r}{who_backend}; it allows: {allowed}"
         )

@@ -34,9 +34,7 @@ def parse_size(value: object, *, name: str) -> int:
         value = float(match[1]) * _SIZE_FACTOR[match[2].lower()]
     size = int(_positive(value, name=name, most=MOST_BYTES))
     if size < 1:
-        raise InvalidRequest(
-            f"{name}: {asked!r} is less than one byte; write bytes or, for example, 256m or 1g"
-        )
+        raise InvalidRequest(f"{name}: {asked!r} is less than one byte; write bytes or, for example, 256m or 1g")
     return size
 
 
@@ -45,9 +43,7 @@ def parse_duration(value: object, *, name: str, bare_unit_s: float = 1.0) -> flo
     if isinstance(value, str):
         match = _DURATION.match(value)
         if match is None:
-            raise InvalidRequest(
-                f"{name}: {value!r} is not a duration; write seconds or, for example, 30s or 500ms"
-            )
+            raise InvalidRequest(f"{name}: {value!r} is not a duration; write seconds or, for example, 30s or 500ms")
         unit = (match[2] or "").lower()
         value = float(match[1]) * (_DURATION_FACTOR[unit] if unit else bare_unit_s)
         return _positive(value, name=name, most=MOST_SECONDS)

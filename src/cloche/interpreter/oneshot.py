@@ -8,8 +8,6 @@ guest's word, so the other end bounds and checks it.
 
 from __future__ import annotations
 
-import _ctypes
-import _signal
 import io
 import os
 import sys
@@ -17,7 +15,11 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
-    from typing import Any, TextIO
+    from typing import Any
+
+# Private to CPython, and cheap: `ctypes` and `signal` would cost every run milliseconds.
+_ctypes: Any = __import__("_ctypes")
+_signal: Any = __import__("_signal")
 
 MAX_VALUE_BYTES = 60_000  # what a pipe surely takes without a reader, so that a value can never block the guest
 _ONLY_AST = 0x400
@@ -93,44 +95,35 @@ def _restore_interpreter(env: dict[str, str]) -> None:
     os.environ.update(env)
     sys.dont_write_bytecode = True
     sys.path_importer_cache.clear()
-    sys.stdin = sys.__stdin__ = _stream(0, "r", "strict")  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = _stream(1, "w", "strict")  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace")  # type: ignore[misc]
+    this: Any = sys  # the originals are only final for those who did not start the interpreter
+    this.stdin = this.__stdin__ = _stream(0, "r", "strict")
+    this.stdout = this.__stdout__ = _stream(1, "w", "strict")
+    this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
     _restore_flags()
 
 
-def _stream(fd: int, mode: str, errors: str) -> TextIO:
+def _stream(fd: int, mode: str, errors: str) -> Any:
     name = ("<stdin>", "<stdout>", "<stderr>")[fd]
-    raw = io.FileIO(fd, mode, closefd=False)
-    raw.name = name  # type: ignore[misc]
+    raw: Any = io.FileIO(fd, mode, closefd=False)
+    raw.name = name
     buffer: Any = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
-    stream = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=fd == 2, newline=None if fd == 0 else "\n")
-    stream.mode = mode  # type: ignore[misc]
+    stream: Any = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=fd == 2, newline=None if fd == 0 else "\n")
+    stream.mode = mode
     return stream
 
 
 def _restore_flags() -> None:
     """Show the flags of a plain start: programs that start their own interpreter pass on what they read here."""
+    kind, flags = _ctypes._SimpleCData, _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI
+    this, any_object = _ctypes.dlopen(None, 0), type("Object", (kind,), {"_type_": "O"})
+    integer = type("Integer", (kind,), {"_type_": "l"})
 
-    class Object(_ctypes._SimpleCData):  # type: ignore[misc]
-        _type_ = "O"
+    def function(name: str, *arguments: type) -> Any:
+        shape = {"_flags_": flags, "_argtypes_": arguments, "_restype_": None}
+        return type(name, (_ctypes.CFuncPtr,), shape)(_ctypes.dlsym(this, name))
 
-    class Integer(_ctypes._SimpleCData):  # type: ignore[misc]
-        _type_ = "l"
-
-    class SetItem(_ctypes.CFuncPtr):  # type: ignore[misc,name-defined]
-        _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI  # type: ignore[attr-defined]
-        _argtypes_ = (Object, Integer, Object)
-        _restype_ = None
-
-    class Keep(_ctypes.CFuncPtr):  # type: ignore[misc,name-defined]
-        _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI  # type: ignore[attr-defined]
-        _argtypes_ = (Object,)
-        _restype_ = None
-
-    this = _ctypes.dlopen(None, 0)  # type: ignore[attr-defined]
-    set_item = SetItem(_ctypes.dlsym(this, "PyStructSequence_SetItem"))  # type: ignore[attr-defined]
-    keep = Keep(_ctypes.dlsym(this, "Py_IncRef"))  # type: ignore[attr-defined]
+    set_item = function("PyStructSequence_SetItem", any_object, integer, any_object)
+    keep = function("Py_IncRef", any_object)
     names = [name for name in dir(sys.flags) if not name.startswith(("_", "n_", "count", "index"))]
     places = {name: at for at, name in enumerate(_flag_order(names))}
     for name, value in _PLAIN_FLAGS.items():
@@ -183,7 +176,7 @@ def _as_json(value: Any, depth: int) -> str | None:
     kind = type(value)
     if value is None or kind is bool:
         return {None: "null", True: "true", False: "false"}[value]
-    if kind is int and abs(value) < 1 << 53 or kind is float and value - value == 0:
+    if (kind is int and abs(value) < 1 << 53) or (kind is float and value - value == 0):
         return repr(value)
     if kind is str:
         return _quoted(value)

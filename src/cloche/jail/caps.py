@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 
 from .syscalls import (
-    PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, PR_CAP_AMBIENT_RAISE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, call, prctl,
+    PR_CAP_AMBIENT,
+    PR_CAP_AMBIENT_CLEAR_ALL,
+    PR_CAP_AMBIENT_RAISE,
+    PR_CAPBSET_DROP,
+    PR_SET_NO_NEW_PRIVS,
+    call,
+    prctl,
 )  # fmt: skip
 
 _VERSION_3 = 0x20080522

@@ -19,8 +19,16 @@ import time
 from . import caps, identity, landlock, mounts, rlimits, tree, wire
 from .steps import Step, StepFailed, perform
 from .syscalls import (
-    PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, address_of,
-    close_range, open_tree, prctl, sethostname,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_DUMPABLE,
+    PR_SET_PDEATHSIG,
+    PR_SET_SECCOMP,
+    SECCOMP_MODE_FILTER,
+    address_of,
+    close_range,
+    open_tree,
+    prctl,
+    sethostname,
 )  # fmt: skip
 
 TYPE_CHECKING = False
@@ -101,7 +109,9 @@ def limit_steps(spec: Spec) -> list[Step]:
     text = "set " + ", ".join(f"{name}={amount}" for name, amount in spec.rlimits)
     steps = [Step("limits", text, lambda: rlimits.apply(spec.rlimits))]
     if spec.cpu_affinity:
-        steps.append(Step("affinity", f"use at most {spec.cpu_affinity} processors", lambda: _use_processors(spec.cpu_affinity)))
+        steps.append(
+            Step("affinity", f"use at most {spec.cpu_affinity} processors", lambda: _use_processors(spec.cpu_affinity))
+        )
     return steps
 
 
@@ -124,7 +134,9 @@ class Entrance:
 
     def steps(self) -> list[Step]:
         """List the set-up. The order is the point: see `mounts` and the design's section 4."""
-        first = Step("offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", _offer_to_oom_killer)
+        first = Step(
+            "offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", _offer_to_oom_killer
+        )
         files = Step("files", f"write {len(self.run.files)} files into {self.spec.workspace}", self._write_files)
         if self.spec.level != "jail":
             return [first, *self.identity_steps(), files, *limit_steps(self.spec), *power_steps(self.spec)]
@@ -132,7 +144,7 @@ class Entrance:
         sources = [value for value in values if isinstance(value, mounts.Bind)]
         return [
             first,
-            Step("open_sources", f"open {len(sources)} bind sources as the caller", lambda: [s.open() for s in sources]),
+            Step("open_sources", f"open {len(sources)} bind sources as the caller", lambda: _open_all(sources)),
             *self.identity_steps(),
             Step("stage_root", "make the root a tmpfs", mounts.stage_root),
             *(Step(type(value).__name__.lower(), value.describe, value.apply) for value in values),
@@ -153,7 +165,7 @@ class Entrance:
             return [Step("switch_identity", f"become uid {spec.outside[0]}", self._switch_outside_identity), die]
         return [die]
 
-    def _tree(self) -> list[object]:
+    def _tree(self) -> list[mounts.Mount]:
         """Return the mounts of this run: the spec's own, then the workspace, new or kept."""
         spec = self.spec
         rows = mounts.from_rows(spec.mounts)
@@ -293,6 +305,11 @@ def _wait_for(pid: int) -> int:
         found, status = os.waitpid(-1, 0)
         if found == pid:
             return status
+
+
+def _open_all(sources: list[mounts.Bind]) -> None:
+    for source in sources:
+        source.open()
 
 
 def _adopt_orphans() -> None:

@@ -7,7 +7,6 @@ only one that says why it killed. It knows nothing of the caller but what the sp
 
 from __future__ import annotations
 
-import _signal
 import _socket
 import gc
 import os
@@ -20,8 +19,17 @@ from .cgroups import Cgroup
 from .enter import Descriptors, Reaper
 from .spec import Run, Spec
 from .syscalls import (
-    CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS,
-    PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, clone, prctl,
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_DUMPABLE,
+    clone,
+    prctl,
 )  # fmt: skip
 from .workfolder import WorkFolder
 
@@ -29,6 +37,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+_signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
 ALL_NAMESPACES = (
     CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
@@ -143,7 +153,9 @@ class Watch:
         self.failed: dict[str, Any] | None = None
         self.peak_bytes = 0
         self.peak_tasks = 0
-        self.link, self._reaper_link = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+        self.link, self._reaper_link = _socket.socketpair(
+            _socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC
+        )
         if helper.cgroup is not None:
             wire.name_senders(self.link)
         self.before: dict[str, int] = helper.cgroup.counters() if helper.cgroup else {}
@@ -240,7 +252,7 @@ class Watch:
             return None
         if self.ended is None:
             os.kill(self.reaper, SIGKILL)
-        _, status, usage = os.wait4(self.reaper, 0)
+        _, _, usage = os.wait4(self.reaper, 0)
         self.reaper = 0
         if self.spec.level != "jail":
             tree.kill_descendants(os.getpid())
@@ -254,7 +266,7 @@ class Watch:
 
     def _hear_caller(self) -> bool:
         """Take one word of the caller's; False when it is gone."""
-        tag, body, fds = wire.receive(self.helper.caller)
+        tag, body, _ = wire.receive(self.helper.caller)
         if tag == "kill" and not self.cause:
             self.cause = body["cause"]
         return tag != ""

@@ -9,7 +9,11 @@ import os
 
 from .identity import write_maps
 from .syscalls import (
-    CLONE_NEWUSER, MOUNT_ATTR_IDMAP, clone, mount_setattr, open_tree,
+    CLONE_NEWUSER,
+    MOUNT_ATTR_IDMAP,
+    clone,
+    mount_setattr,
+    open_tree,
 )  # fmt: skip
 
 

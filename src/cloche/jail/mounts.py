@@ -12,14 +12,38 @@ from __future__ import annotations
 import os
 
 from .syscalls import (
-    MNT_DETACH, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY, MS_BIND, MS_NODEV,
-    MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT, mount, mount_setattr, move_mount, open_tree,
-    pivot_root, umount2,
+    MNT_DETACH,
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOEXEC,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    mount,
+    mount_setattr,
+    move_mount,
+    open_tree,
+    pivot_root,
+    umount2,
 )  # fmt: skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Any, Protocol
+
+    class Mount(Protocol):
+        """Be applied below the new root, which is the working directory, and say what that does."""
+
+        def apply(self) -> None: ...
+        def describe(self) -> str: ...
+
 
 READ_ONLY = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
 # Any directory that surely exists serves to attach the new root before it becomes one.
@@ -153,12 +177,20 @@ class Proc:
         return f"own /proc, read-only, without {', '.join(self.masked)}"
 
 
-KINDS = {"bind": Bind, "device": Device, "attach": Attach, "tmpfs": Tmpfs, "symlink": Symlink, "text": Text, "proc": Proc}
+KINDS: dict[str, Any] = {
+    "bind": Bind,
+    "device": Device,
+    "attach": Attach,
+    "tmpfs": Tmpfs,
+    "symlink": Symlink,
+    "text": Text,
+    "proc": Proc,
+}
 
 
-def from_rows(rows: Iterable[Sequence[object]]) -> list[Bind | Attach | Tmpfs | Symlink | Text | Proc]:
+def from_rows(rows: Iterable[Sequence[Any]]) -> list[Mount]:
     """Build the values from the plain tuples of a spec: kind, then the constructor's arguments."""
-    return [KINDS[str(kind)](*arguments) for kind, *arguments in rows]  # type: ignore[arg-type]
+    return [KINDS[kind](*arguments) for kind, *arguments in rows]
 
 
 def stage_root(inodes: int = 4096) -> None:

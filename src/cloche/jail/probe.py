@@ -7,6 +7,7 @@ so, because containers, distributions and hardening all answer differently from 
 
 from __future__ import annotations
 
+import functools
 import marshal
 import os
 import sys
@@ -119,10 +120,15 @@ def _cgroup() -> dict[str, Any]:
         return {"version": 0, "folders": {}, "reason": "no control group that this user may make groups in"}
     name = f"cloche-probe-{os.getpid()}"
     for folder in dict.fromkeys(found["folders"].values()):
-        answer = _outcome(lambda folder=folder: (os.mkdir(f"{folder}/{name}"), os.rmdir(f"{folder}/{name}")))  # type: ignore[misc]
+        answer = _outcome(functools.partial(_make_and_remove, f"{folder}/{name}"))
         if answer != "ok":
             return {"version": 0, "folders": {}, "reason": answer}
     return found
+
+
+def _make_and_remove(folder: str) -> None:
+    os.mkdir(folder)
+    os.rmdir(folder)
 
 
 def _own_groups() -> dict[str, str]:
@@ -175,7 +181,9 @@ def _delegates(folder: str) -> bool:
         enabled = open(f"{folder}/cgroup.subtree_control", encoding="ascii").read().split()
     except OSError:
         return False
-    return set(CONTROLLERS) <= set(enabled) and os.access(folder, os.W_OK) and os.access(f"{folder}/cgroup.procs", os.W_OK)
+    return (
+        set(CONTROLLERS) <= set(enabled) and os.access(folder, os.W_OK) and os.access(f"{folder}/cgroup.procs", os.W_OK)
+    )
 
 
 def _outcome(attempt: Callable[[], object]) -> str:
@@ -206,7 +214,12 @@ def run_probe(executable: str, boot: str) -> Mapping[str, Any]:
 
     command = [executable, "-I", "-S", "-c", boot]
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, env={"LANG": "C.UTF-8"}, timeout=PROBE_TIMEOUT_S, check=False
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={"LANG": "C.UTF-8"},
+        timeout=PROBE_TIMEOUT_S,
+        check=False,
     )
     if done.returncode != 0 or not done.stdout:
         raise OSError(0, f"the probe process failed: {done.stderr.decode('utf-8', 'replace').strip()[-400:]}")

@@ -26,6 +26,5 @@ def apply(limits: Iterable[tuple[str, int]]) -> None:
     for name, amount in limits:
         number = NUMBERS[name]
         _, hard = resource.getrlimit(number)
-        if hard != resource.RLIM_INFINITY:
-            amount = min(amount, hard)
-        resource.setrlimit(number, (amount, amount))
+        granted = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+        resource.setrlimit(number, (granted, granted))

@@ -64,7 +64,12 @@ def build_filter(machine: str, *, confined: bool) -> bytes:
     special = _special_blocks(confined=confined)
     plain = sorted(number for name, number in names.items() if name not in special)
     picky = {names[name]: block for name, block in special.items() if name in names}
-    head = [(BPF_LD_W_ABS, 0, 0, ARCH_OFFSET), (BPF_JEQ, 1, 0, arch), (BPF_RET, 0, 0, KILL), (BPF_LD_W_ABS, 0, 0, NR_OFFSET)]
+    head = [
+        (BPF_LD_W_ABS, 0, 0, ARCH_OFFSET),
+        (BPF_JEQ, 1, 0, arch),
+        (BPF_RET, 0, 0, KILL),
+        (BPF_LD_W_ABS, 0, 0, NR_OFFSET),
+    ]
     if machine == "x86_64":
         head += [(BPF_JGE, 0, 1, X32_BIT), (BPF_RET, 0, 0, KILL)]
     for number, block in picky.items():

@@ -1,13 +1,16 @@
 """One function per system call, with the kernel's own name.
 
-`_ctypes` is used directly because importing `ctypes` costs a cold run three milliseconds. Every call keeps the GIL (`PyDLL` semantics), so that no
-other thread can run between a raw clone and the interpreter's own fork bookkeeping.
+`_ctypes` is used directly because importing `ctypes` costs a cold run three milliseconds. Every call keeps the GIL,
+so that no other thread can run between a raw clone and the interpreter's own fork bookkeeping.
 """
 
 from __future__ import annotations
 
-import _ctypes
 import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # Numbers by machine: x86-64 is tested; aarch64 follows the kernel's generic table and is untested.
 NUMBERS: dict[str, dict[str, int]] = {
@@ -54,47 +57,33 @@ PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 SECCOMP_MODE_FILTER = 2
 
 
-class _Word(_ctypes._SimpleCData):  # type: ignore[misc]
-    """Pass an int, bytes or None as one machine word."""
-
-    _type_ = "P"
-
-
-class _Long(_ctypes._SimpleCData):  # type: ignore[misc]
-    _type_ = "l"
-
-
-class _Pointer(_ctypes._SimpleCData):  # type: ignore[misc]
-    _type_ = "z"
-
-
-class _Syscall(_ctypes.CFuncPtr):  # type: ignore[misc,name-defined]
-    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI | _ctypes.FUNCFLAG_USE_ERRNO  # type: ignore[attr-defined]
-    _argtypes_ = (_Word,) * 7
-    _restype_ = _Long
-
-
-class _Hook(_ctypes.CFuncPtr):  # type: ignore[misc,name-defined]
-    """Call one of CPython's own functions of no arguments and no result."""
-
-    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI  # type: ignore[attr-defined]
-    _restype_ = None
-
-
-_SELF = _ctypes.dlopen(None, 0)  # type: ignore[attr-defined]
+_ctypes: Any = __import__("_ctypes")  # private to CPython, so no type checker knows all of it
+_KEEPS_GIL = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI
+# An int, bytes or None as one machine word; a C long; a pointer to bytes.
+_Word = type("_Word", (_ctypes._SimpleCData,), {"_type_": "P"})
+_Long = type("_Long", (_ctypes._SimpleCData,), {"_type_": "l"})
+_Pointer = type("_Pointer", (_ctypes._SimpleCData,), {"_type_": "z"})
+_Syscall = type(
+    "_Syscall",
+    (_ctypes.CFuncPtr,),
+    {"_flags_": _KEEPS_GIL | _ctypes.FUNCFLAG_USE_ERRNO, "_argtypes_": (_Word,) * 7, "_restype_": _Long},
+)
+# One of CPython's own functions of no arguments and no result.
+_Hook = type("_Hook", (_ctypes.CFuncPtr,), {"_flags_": _KEEPS_GIL, "_restype_": None})
+_SELF = _ctypes.dlopen(None, 0)
 
 
 def _symbol(name: str) -> int:
-    address: int = _ctypes.dlsym(_SELF, name)  # type: ignore[attr-defined]
+    address: int = _ctypes.dlsym(_SELF, name)
     return address
 
 
 MACHINE = os.uname().machine
 _NUMBER = NUMBERS.get(MACHINE, {})
-_syscall = _Syscall(_symbol("syscall"))
-_before_fork = _Hook(_symbol("PyOS_BeforeFork"))
-_after_fork_child = _Hook(_symbol("PyOS_AfterFork_Child"))
-_after_fork_parent = _Hook(_symbol("PyOS_AfterFork_Parent"))
+_syscall: Any = _Syscall(_symbol("syscall"))
+_before_fork: Any = _Hook(_symbol("PyOS_BeforeFork"))
+_after_fork_child: Any = _Hook(_symbol("PyOS_AfterFork_Child"))
+_after_fork_parent: Any = _Hook(_symbol("PyOS_AfterFork_Parent"))
 
 
 def call(name: str, *args: int | bytes | None) -> int:
@@ -104,7 +93,7 @@ def call(name: str, *args: int | bytes | None) -> int:
         raise OSError(38, f"{name}: no number known on {MACHINE}")
     result: int = _syscall(number, *args, *(0,) * (6 - len(args)))
     if result < 0:
-        code = _ctypes.get_errno()  # type: ignore[attr-defined]
+        code = _ctypes.get_errno()
         raise OSError(code, f"{name}: {os.strerror(code)}")
     return result
 

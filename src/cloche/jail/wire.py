@@ -45,9 +45,7 @@ def receive_named(link: _socket.socket) -> tuple[str, int]:
 def receive(link: _socket.socket) -> tuple[str, dict[str, Any], list[int]]:
     """Return one message with its descriptors; the tag is empty when the other end is gone."""
     try:
-        data, ancillary, _flags, _address = link.recvmsg(
-            MAX_MESSAGE_BYTES, ANCILLARY_BYTES, _socket.MSG_CMSG_CLOEXEC
-        )
+        data, ancillary, _flags, _address = link.recvmsg(MAX_MESSAGE_BYTES, ANCILLARY_BYTES, _socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         data, ancillary = b"", []
     fds = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 CHECK_EVERY = 5
+PASSABLE = 0o711  # whoever knows a name below may go there; nobody may look around
 
 
 class WorkFolder:
@@ -18,9 +19,9 @@ class WorkFolder:
 
     def create(self) -> None:
         """Make the folders, readable by the guest alone. An existing folder is an error: somebody else's."""
-        os.mkdir(self.folder, 0o711 if self.owner is not None else 0o700)
+        os.mkdir(self.folder, 0o700)
         if self.owner is not None:
-            os.chmod(self.folder, 0o711)
+            os.chmod(self.folder, PASSABLE)
         for path in (self.workspace, self.tmp):
             self._make(path)
 

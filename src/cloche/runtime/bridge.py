@@ -34,9 +34,7 @@ class _Outcome(Generic[T]):
 class _Call(Generic[T]):
     """Carry one coroutine from a blocked caller to the loop, and its outcome back."""
 
-    def __init__(
-        self, make: Callable[[Deliver], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, make: Callable[[Deliver], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop) -> None:
         self._make = make
         self._loop = loop
         self._inbox: SimpleQueue[Callable[[], None] | _Outcome[T]] = SimpleQueue()
@@ -94,9 +92,7 @@ class LoopThread:
     def call(self, make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the loop and block until it ends; `make` gets the way back to this thread."""
         if threading.current_thread() is self._thread:
-            raise InternalError(
-                "a blocking Cloche call was made from Cloche's own event loop; use the async API there"
-            )
+            raise InternalError("a blocking Cloche call was made from Cloche's own event loop; use the async API there")
         return _Call(make, self._loop).wait()
 
     def close(self, *, patience_s: float = 5.0) -> None:
@@ -118,9 +114,7 @@ async def _cancel_others() -> None:
 
 _shared: LoopThread | None = None
 _lock = threading.Lock()
-_abandoned: list[
-    LoopThread
-] = []  # after a fork: kept, because finalising the parent's loop would touch the parent's
+_abandoned: list[LoopThread] = []  # after a fork: kept, because finalising the parent's loop would touch the parent's
 
 
 def call(make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:

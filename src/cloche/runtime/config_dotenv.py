@@ -9,12 +9,8 @@ from collections.abc import Container
 
 from cloche.core.errors import InvalidRequest
 
-_LINE = re.compile(
-    r"[ \t]*(?:export[ \t]+)?(?P<key>(?:SANDBOX|CLOCHE)_[A-Za-z0-9_]*)[ \t]*=[ \t]*(?P<rest>.*)"
-)
-_VALUE = re.compile(
-    r"""(?:'(?P<single>[^']*)'|"(?P<double>[^"\\]*)"|(?P<bare>[^\s'"#][^\s#]*)?)[ \t]*(?:#.*)?"""
-)
+_LINE = re.compile(r"[ \t]*(?:export[ \t]+)?(?P<key>(?:SANDBOX|CLOCHE)_[A-Za-z0-9_]*)[ \t]*=[ \t]*(?P<rest>.*)")
+_VALUE = re.compile(r"""(?:'(?P<single>[^']*)'|"(?P<double>[^"\\]*)"|(?P<bare>[^\s'"#][^\s#]*)?)[ \t]*(?:#.*)?""")
 
 
 def read_dotenv(text: str, *, file: str, known: Container[str]) -> dict[str, str]:
@@ -35,9 +31,7 @@ def read_dotenv(text: str, *, file: str, known: Container[str]) -> dict[str, str
                 "may only tighten; set it in the environment, or name the file with --config"
             )
         if found.get(key, value) != value:
-            raise InvalidRequest(
-                f"{file}, line {number}: {key} is given twice with different values; keep one of them"
-            )
+            raise InvalidRequest(f"{file}, line {number}: {key} is given twice with different values; keep one of them")
         found[key] = value
     return {key: value for key, value in found.items() if value}
 

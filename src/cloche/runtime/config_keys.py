@@ -163,9 +163,7 @@ def _read_images(value: object, *, name: str) -> Words:
 def _read_screen(value: object, *, name: str) -> Words:
     word = "off" if value is False else value.strip().lower() if isinstance(value, str) else None
     if word not in get_args(ScreenMode):
-        raise InvalidRequest(
-            f"{name}: {_shown(value)} is unknown; use one of {', '.join(get_args(ScreenMode))}"
-        )
+        raise InvalidRequest(f"{name}: {_shown(value)} is unknown; use one of {', '.join(get_args(ScreenMode))}")
     return {"screen": word}
 
 
@@ -269,9 +267,7 @@ VARIABLE_READERS: Mapping[str, Reader] = {
 }  # fmt: skip
 
 
-def read_words(
-    pairs: Iterable[tuple[str, object]], readers: Mapping[str, Reader], *, origin: str, where: str
-) -> Layer:
+def read_words(pairs: Iterable[tuple[str, object]], readers: Mapping[str, Reader], *, origin: str, where: str) -> Layer:
     """Return the layer that `pairs` of key and value say; `where` is put before keys in messages.
 
     A key may be dotted (`sandbox.memory`): its last part is the spelling. A value of None says nothing.
@@ -291,9 +287,7 @@ def read_words(
 
 def _refuse_conflict(earlier: Wish | None, value: object, *, key: str, where: str) -> None:
     if earlier is not None and earlier.value != value:
-        raise InvalidRequest(
-            f"{where}{earlier.key} and {key} say different things about the same; keep one of them"
-        )
+        raise InvalidRequest(f"{where}{earlier.key} and {key} say different things about the same; keep one of them")
 
 
 def _with_reach(layer: dict[str, Wish], *, where: str) -> Layer:
@@ -320,9 +314,7 @@ def shown_limit(word: str, value: float) -> str:
 def _plain(value: object, *, name: str) -> object:
     """Refuse text so long that it can only be a mistake or an attack on the reader of the message."""
     if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
-        raise InvalidRequest(
-            f"{name}: the text has {len(value)} characters; at most {MAX_TEXT_CHARS} make sense"
-        )
+        raise InvalidRequest(f"{name}: the text has {len(value)} characters; at most {MAX_TEXT_CHARS} make sense")
     return value
 
 

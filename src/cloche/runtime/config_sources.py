@@ -68,9 +68,7 @@ def _parse_json(text: str, file: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
-        raise InvalidRequest(
-            f"{file}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
-        ) from None
+        raise InvalidRequest(f"{file}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         if isinstance(error, InvalidRequest):
             raise
@@ -309,14 +307,10 @@ def variable_layer(environ: Mapping[str, str]) -> Layer:
 
 def argument_layer(arguments: Mapping[str, Any]) -> Layer:
     """Return what the caller's keywords say; None, and an empty list, say nothing."""
-    given = {
-        name: value for name, value in arguments.items() if value is not None and not _is_empty_list(value)
-    }
+    given = {name: value for name, value in arguments.items() if value is not None and not _is_empty_list(value)}
     unknown = [name for name in given if name not in ARGUMENT_READERS]
     if unknown:
-        raise InvalidRequest(
-            f"unknown argument {unknown[0]!r}; known arguments: {', '.join(ARGUMENT_READERS)}"
-        )
+        raise InvalidRequest(f"unknown argument {unknown[0]!r}; known arguments: {', '.join(ARGUMENT_READERS)}")
     return read_words(given.items(), ARGUMENT_READERS, origin="argument", where="")
 
 

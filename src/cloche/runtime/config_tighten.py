@@ -162,9 +162,7 @@ def _joined(wish: Wish, value: object) -> Wish:
     return Wish(value=value, origin=wish.origin, key=wish.key)
 
 
-def _narrower(
-    one: tuple[str, tuple[str, ...]], other: tuple[str, tuple[str, ...]]
-) -> tuple[str, tuple[str, ...]]:
+def _narrower(one: tuple[str, tuple[str, ...]], other: tuple[str, tuple[str, ...]]) -> tuple[str, tuple[str, ...]]:
     if one[0] == other[0] == "allowlist":
         return "allowlist", tuple(host for host in one[1] if host in other[1])
     return min(one, other, key=lambda reach: _NETWORKS.index(reach[0]))

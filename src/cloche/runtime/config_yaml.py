@@ -16,9 +16,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._checked: set[int] = (
-            set()
-        )  # nodes by identity: a merged one comes again, its parents' keys in it
+        self._checked: set[int] = set()  # nodes by identity: a merged one comes again, its parents' keys in it
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         if id(node) not in self._checked:
@@ -34,9 +32,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
             if (key.tag, key.value) in seen:
-                raise yaml.MarkedYAMLError(
-                    None, None, f"the key {key.value!r} is given twice", key.start_mark
-                )
+                raise yaml.MarkedYAMLError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
             seen.add((key.tag, key.value))
 
 

@@ -171,9 +171,7 @@ def _check_language(policy: Policy, language: str) -> str:
     name = language_named(language).name
     if name not in policy.languages:
         allowed = ", ".join(policy.languages)
-        raise PolicyDenied(
-            f'language "{name}" is not allowed here (allowed: {allowed}); name it in sandbox.languages'
-        )
+        raise PolicyDenied(f'language "{name}" is not allowed here (allowed: {allowed}); name it in sandbox.languages')
     return name
 
 
@@ -187,9 +185,7 @@ def _check_packages(policy: Policy) -> None:
 
 def _check_image(name: str, image: str | None) -> None:
     if image is not None and not provider_named(name).takes_image:
-        raise InvalidRequest(
-            f"image: backend {name!r} runs the host's own toolchains and takes no image; drop it"
-        )
+        raise InvalidRequest(f"image: backend {name!r} runs the host's own toolchains and takes no image; drop it")
 
 
 def make_sink(on_output: OnOutput | None, on_event: Sink | None) -> Sink | None:
@@ -244,9 +240,7 @@ async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Re
         try:
             if not failures:
                 sink(event)
-        except (
-            BaseException
-        ) as error:  # a sink is the caller's code: nothing it raises may end up in the backend
+        except BaseException as error:  # a sink is the caller's code: nothing it raises may end up in the backend
             failures.append(error)
             task.cancel()
 

@@ -60,9 +60,7 @@ def _explain_docker() -> str:
         return f'backend "docker": "docker info" gave no answer ({error}). {USE_LOCAL}'
     if asked.returncode != 0:
         lines = asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"]
-        return (
-            f'backend "docker": the daemon cannot be reached ("docker info" says: {lines[-1]}). {USE_LOCAL}'
-        )
+        return f'backend "docker": the daemon cannot be reached ("docker info" says: {lines[-1]}). {USE_LOCAL}'
     return f'backend "docker": the daemon answers, but this version has no such backend yet. {USE_LOCAL}'
 
 
@@ -71,21 +69,13 @@ _LOCAL = "cloche.backends.local:LocalBackend"
 PROVIDERS: Mapping[str, Provider] = {
     "local": Provider(summary="native Linux jail, nothing to set up", target=_LOCAL),
     "auto": Provider(summary="the strongest backend there is; today that is local", target=_LOCAL),
-    "subprocess": Provider(
-        summary="child process with limits, no isolation", target=_LOCAL, level=Level.PROCESS
-    ),
-    "none": Provider(
-        summary="the host itself; a child process with limits", target=_LOCAL, level=Level.PROCESS
-    ),
+    "subprocess": Provider(summary="child process with limits, no isolation", target=_LOCAL, level=Level.PROCESS),
+    "none": Provider(summary="the host itself; a child process with limits", target=_LOCAL, level=Level.PROCESS),
     "docker": Provider(summary="throwaway container", missing=_explain_docker),
     "gvisor": Provider(summary="container on gVisor", missing=_absent("gvisor", needs="docker with runsc")),
-    "firecracker": Provider(
-        summary="microVM on Firecracker", missing=_absent("firecracker", needs="a microVM")
-    ),
+    "firecracker": Provider(summary="microVM on Firecracker", missing=_absent("firecracker", needs="a microVM")),
     "microvm": Provider(summary="microVM on QEMU", missing=_absent("microvm", needs="a microVM")),
-    "microsandbox": Provider(
-        summary="microsandbox server", missing=_absent("microsandbox", needs="its server")
-    ),
+    "microsandbox": Provider(summary="microsandbox server", missing=_absent("microsandbox", needs="its server")),
     "e2b": Provider(summary="E2B cloud", missing=_absent("e2b", needs="a remote service")),
     "daytona": Provider(summary="Daytona cloud", missing=_absent("daytona", needs="a remote service")),
     "kubernetes": Provider(summary="pods of a cluster", missing=_absent("kubernetes", needs="a cluster")),
@@ -109,9 +99,7 @@ def backend_named(name: str) -> Backend:
     """
     provider = provider_named(name)
     if provider.target is None:
-        raise BackendUnavailable(
-            provider.missing() if provider.missing else f"backend {name!r} is not available"
-        )
+        raise BackendUnavailable(provider.missing() if provider.missing else f"backend {name!r} is not available")
     return _load(provider.target, os.getpid())
 
 
@@ -122,9 +110,7 @@ def _load(target: str, _pid: int) -> Backend:
     try:
         return cast(Backend, getattr(importlib.import_module(module), attribute)())
     except ImportError as error:
-        raise BackendUnavailable(
-            f"{module} cannot be imported: {error}. Install the extra that brings it."
-        ) from error
+        raise BackendUnavailable(f"{module} cannot be imported: {error}. Install the extra that brings it.") from error
 
 
 def policy_for(name: str, policy: Policy) -> Policy:
@@ -133,9 +119,7 @@ def policy_for(name: str, policy: Policy) -> Policy:
     if level is None:
         return policy
     if policy.level not in (None, level):
-        raise InvalidRequest(
-            f"backend {name!r} runs at level {level}, but level {policy.level} is asked for; drop one"
-        )
+        raise InvalidRequest(f"backend {name!r} runs at level {level}, but level {policy.level} is asked for; drop one")
     return policy.with_changes(level=level)
 
 
@@ -148,6 +132,4 @@ def capabilities_of(name: str) -> Capabilities:
     level = provider_named(name).level
     if level is None or not found.available:
         return found
-    return Capabilities(
-        backend=name, available=True, level=level, reason=f"backend {name!r} stands for this level"
-    )
+    return Capabilities(backend=name, available=True, level=level, reason=f"backend {name!r} stands for this level")

@@ -48,9 +48,7 @@ class _Budget:
                 f"files: up to {source!r} they exceed the workspace's {limit}; raise disk or give fewer"
             )
         if self.files_left < 0:
-            raise InvalidRequest(
-                f"files: {source!r} is one file too many for the workspace; give fewer files"
-            )
+            raise InvalidRequest(f"files: {source!r} is one file too many for the workspace; give fewer files")
 
 
 def gather_files(files: Files | None, *, max_bytes: int, max_files: int = 32_768) -> Inputs:
@@ -80,20 +78,14 @@ def _pairs(files: object) -> Iterator[tuple[str, Content]]:
         raise InvalidRequest(f"files: {files!r} is neither a mapping nor a list; put a single path in a list")
     if isinstance(files, Mapping):
         for name, content in files.items():
-            if not isinstance(name, str) or not isinstance(
-                content, bytes | bytearray | memoryview | str | os.PathLike
-            ):
+            if not isinstance(name, str) or not isinstance(content, bytes | bytearray | memoryview | str | os.PathLike):
                 kind = type(content).__name__
-                raise InvalidRequest(
-                    f"files: {name!r} must map a name to bytes, text or a path object, not {kind}"
-                )
+                raise InvalidRequest(f"files: {name!r} must map a name to bytes, text or a path object, not {kind}")
             yield name, content
         return
     for source in files:
         if not isinstance(source, str | os.PathLike):
-            raise InvalidRequest(
-                f"files: {source!r} in a list must be a host path; use a mapping to give content"
-            )
+            raise InvalidRequest(f"files: {source!r} in a list must be a host path; use a mapping to give content")
         text = os.fspath(source)
         yield os.path.basename(os.path.abspath(text)), _HostPath(text)
 

@@ -81,9 +81,7 @@ class AsyncSandbox:
             raise InvalidRequest("this sandbox is already open; make another one")
         async with AsyncExitStack() as on_failure:
             prepared = self._prepared
-            opened = await on_failure.enter_async_context(
-                prepared.backend.open(prepared.policy, prepared.limits)
-            )
+            opened = await on_failure.enter_async_context(prepared.backend.open(prepared.policy, prepared.limits))
             await _write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
             self._stack = on_failure.pop_all()
         self._opened = opened
@@ -158,9 +156,7 @@ class AsyncSandbox:
         """Return the paths of the files below `path`, relative to the workspace, if the backend can."""
         opened = self._require_open()
         if not isinstance(opened, SupportsListing):
-            raise BackendUnavailable(
-                f"backend {self.backend!r} cannot list files; run a command that lists them"
-            )
+            raise BackendUnavailable(f"backend {self.backend!r} cannot list files; run a command that lists them")
         return tuple(await opened.list_files(path))
 
     async def _take_turn(

@@ -49,9 +49,7 @@ class Settings:
         """Return key, value and origin of everything that holds, as text for `cloche config show`."""
         shown = {**self._choices(), **self._limits(), **self._rules()}
         shown |= {f"images.{language}": image for language, image in self.images.items()}
-        shown |= {
-            f"ceilings.{_word_of(f)}": shown_limit(_word_of(f), most) for f, most in self.ceilings.items()
-        }
+        shown |= {f"ceilings.{_word_of(f)}": shown_limit(_word_of(f), most) for f, most in self.ceilings.items()}
         return [(key, value, self.origins.get(key, "default")) for key, value in shown.items()]
 
     def _choices(self) -> dict[str, str]:

@@ -50,9 +50,7 @@ class Slots:
     async def _acquire(self) -> None:
         loop = asyncio.get_running_loop()
         with self._lock:
-            if (
-                self._free > 0
-            ):  # implies an empty queue: a released slot goes to a waiter before it becomes free
+            if self._free > 0:  # implies an empty queue: a released slot goes to a waiter before it becomes free
                 self._free -= 1
                 return
             waiter = _Waiter(loop, loop.create_future())

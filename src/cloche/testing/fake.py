@@ -99,9 +99,7 @@ class FakeBackend:
         self.sandboxes: list[FakeSandbox] = []
         self._script = iter(script)
         gone = {control: Measure(state=State.ABSENT, reason="the script says so") for control in absent}
-        self._capabilities = Capabilities(
-            backend="fake", available=True, level=level, controls={**_EVERYTHING, **gone}
-        )
+        self._capabilities = Capabilities(backend="fake", available=True, level=level, controls={**_EVERYTHING, **gone})
 
     def capabilities(self) -> Capabilities:
         """Return what the constructor was told."""
@@ -131,9 +129,7 @@ class FakeBackend:
         try:
             answer = next(self._script)
         except StopIteration:
-            raise InternalError(
-                f"the fake backend's script has no answer to request {len(self.requests)}"
-            ) from None
+            raise InternalError(f"the fake backend's script has no answer to request {len(self.requests)}") from None
         if isinstance(answer, Exception):
             raise answer
         result = answer(request) if callable(answer) else answer

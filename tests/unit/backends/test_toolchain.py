@@ -23,8 +23,8 @@ from cloche.core.languages import LANGUAGES, Engine, Language, render, render_en
 from tests.programs import PROGRAMS
 
 NPM_PROGRAMS = Path(__file__).parents[3] / ".toolchains/bin"
-# What no registry brings onto the test machine: .NET, and a node that is new enough for types.
-ELSEWHERE = {("csharp", "dotnet"), ("typescript", "node")}
+# What Debian 12 and npm do not bring onto the test machine: .NET, and a node and a Go that are new enough.
+ELSEWHERE = {("csharp", "dotnet"), ("typescript", "node"), ("go", "go")}
 RUN_HERE = [
     (language, engine)
     for language in LANGUAGES.values()
@@ -257,9 +257,7 @@ class TestCommands:
         toolchain = _toolchain(language, engine)
         assert toolchain.version
         code = PROGRAMS[language.name].talk
-        ended = _run(
-            toolchain, language, code, tmp_path, argv=("one", "two words", "--help"), stdin="what else\n"
-        )
+        ended = _run(toolchain, language, code, tmp_path, argv=("one", "two words", "--help"), stdin="what else\n")
         assert ended.stdout.splitlines() == ["hello", "one|two words|--help", "WHAT ELSE"], ended.stderr
         assert ended.returncode == 0
 
@@ -268,9 +266,7 @@ class TestCommands:
         ended = _run(_toolchain(language, engine), language, PROGRAMS[language.name].leave, tmp_path)
         assert ended.returncode == 3
 
-    def test_code_that_does_not_compile_says_why(
-        self, language: Language, engine: Engine, tmp_path: Path
-    ) -> None:
+    def test_code_that_does_not_compile_says_why(self, language: Language, engine: Engine, tmp_path: Path) -> None:
         """The compiler's or the parser's words are on stderr, and the exit code is not 0."""
         programs = PROGRAMS[language.name]
         ended = _run(_toolchain(language, engine), language, programs.broken, tmp_path)

@@ -48,11 +48,12 @@ def test_images_are_the_published_ones() -> None:
 
 
 def test_engines_stand_in_order_of_preference() -> None:
-    """TypeScript prefers deno, then tsx, then a new node; C# prefers .NET to Mono; bash comes before sh."""
+    """TypeScript prefers deno, then tsx, then a new node; C# prefers .NET to Mono; new Go comes before old."""
     order = {name: [engine.name for engine in language.engines] for name, language in LANGUAGES.items()}
     assert order["typescript"] == ["deno", "tsx", "node"]
     assert order["csharp"] == ["dotnet", "mono"]
     assert order["bash"] == ["bash", "sh"]
+    assert order["go"] == ["go", "old-go"]
 
 
 def test_names_aliases_and_suffixes_are_unique() -> None:
@@ -113,9 +114,7 @@ def test_a_files_language_is_told_by_suffix_then_by_its_first_line(
     assert detect_language(file_name, first_line).name == name
 
 
-@pytest.mark.parametrize(
-    "first_line", ["", "#!", "#!/usr/bin/env", "#!/usr/bin/perl", "print(1)", b"\xff\xfe\x00"]
-)
+@pytest.mark.parametrize("first_line", ["", "#!", "#!/usr/bin/env", "#!/usr/bin/perl", "print(1)", b"\xff\xfe\x00"])
 def test_a_file_that_tells_no_language_is_refused(first_line: bytes | str) -> None:
     """Nothing is guessed: the error asks for --language."""
     with pytest.raises(InvalidRequest, match=r"cannot tell the language of 'notes\.txt'.*--language"):
@@ -181,6 +180,14 @@ def test_deno_neither_prompts_nor_fetches() -> None:
     assert render_env(engine, SOURCE, BUILD) == {"DENO_DIR": f"{BUILD}/deno", "DENO_NO_UPDATE_CHECK": "1"}
 
 
+def test_go_leaves_its_notes_in_the_build_folder() -> None:
+    """The compiler's telemetry does not land in the workspace, and the program's own environment is untouched."""
+    for engine in LANGUAGES["go"].engines:
+        build, run = render(engine, {"env": "/usr/bin/env", "go": "/usr/bin/go"}, SOURCE, BUILD)
+        assert build[:4] == ("/usr/bin/env", "GOMAXPROCS=2", f"XDG_CONFIG_HOME={BUILD}/config", "/usr/bin/go")
+        assert run == (f"{BUILD}/program",)
+
+
 def test_go_fetches_nothing() -> None:
     """Go uses the toolchain that is there, and no module proxy."""
     variables = render_env(LANGUAGES["go"].engines[0], SOURCE, BUILD)
@@ -235,8 +242,6 @@ def test_low_limits_are_noted_and_never_raised() -> None:
     """What an engine may need is a sentence; with enough of everything there is none."""
     engine = LANGUAGES["go"].engines[0]
     assert "tmp_bytes=256MiB" in limits_note(engine, Limits())
-    enough = Limits(
-        tmp_bytes=engine.advised["tmp_bytes"], memory_bytes=engine.advised["memory_bytes"], timeout_s=90
-    )
+    enough = Limits(tmp_bytes=engine.advised["tmp_bytes"], memory_bytes=engine.advised["memory_bytes"], timeout_s=90)
     assert limits_note(engine, enough) == ""
     assert limits_note(LANGUAGES["python"].engines[0], Limits()) == ""

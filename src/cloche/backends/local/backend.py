@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ...core.capabilities import Capabilities
-from ...core.enforcement import Enforcement, shortfalls
-from ...core.errors import BackendUnavailable
-from ...core.levels import Control, Level
-from ...core.limits import Limits
-from ...core.policy import Policy
+from cloche.core.capabilities import Capabilities
+from cloche.core.enforcement import Enforcement, shortfalls
+from cloche.core.errors import BackendUnavailable
+from cloche.core.levels import Control, Level
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+
 from .host import Host, measure_host, namespace_remedy
 from .measures import measures
 from .sandbox import LocalOpenSandbox
@@ -106,7 +107,7 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
 
 
 def _remedy() -> str:
-    return f'To fix it: {namespace_remedy()}; or {DOCTOR} to see what this host can enforce.'
+    return f"To fix it: {namespace_remedy()}; or {DOCTOR} to see what this host can enforce."
 
 
 def _why_not_higher(host: Host) -> str:

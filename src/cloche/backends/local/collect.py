@@ -13,9 +13,9 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ...core.errors import SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
-from ...core.request import workspace_path
-from ...core.result import FileRecord
+from cloche.core.errors import SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
+from cloche.core.request import workspace_path
+from cloche.core.result import FileRecord
 
 MAX_FILES = 10_000
 MAX_DEPTH = 64
@@ -131,7 +131,9 @@ def read_regular(root_fd: int, path: str, *, max_bytes: int) -> bytes:
     except FileNotFoundError:
         raise SandboxFileNotFound(f"no file {path!r} in the workspace", path=path) from None
     except OSError as error:
-        raise SandboxFileRefused(f"cannot read {path!r}: {error.strerror}; links are not followed", path=path) from error
+        raise SandboxFileRefused(
+            f"cannot read {path!r}: {error.strerror}; links are not followed", path=path
+        ) from error
     with open(fd, "rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -181,7 +183,7 @@ def _copy_one(source_fd: int, target_fd: int, record: FileRecord) -> None:
 
 
 def _replace_file(here: int, name: str, source: object, record: FileRecord) -> None:
-    """Write beside, then rename over: a reader never sees half a file, and a link in the way is replaced, not followed."""
+    """Write beside, then rename over: no reader sees half a file, and a link in the way is replaced, not followed."""
     temporary = f".{os.getpid()}-{os.urandom(6).hex()}.cloche"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o666, dir_fd=here)

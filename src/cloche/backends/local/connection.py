@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...core.errors import OutcomeUnknown, StartFailed
-from ...jail import wire
-from ...jail.launch import settle_cgroup_lock, start_helper
-from ...jail.spec import Run, Spec
+from cloche.core.errors import OutcomeUnknown, StartFailed
+from cloche.jail import wire
+from cloche.jail.launch import settle_cgroup_lock, start_helper
+from cloche.jail.spec import Run, Spec
 
 CLOSE_PATIENCE_S = 10.0
 
@@ -120,11 +120,16 @@ class Connection:
 async def _until_readable(fd: int) -> None:
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, lambda: readable.done() or readable.set_result(None))
+    loop.add_reader(fd, _settle, readable)
     try:
         await readable
     finally:
         loop.remove_reader(fd)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 async def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...core.levels import Level
-from ...jail.launch import probe_boot
-from ...jail.probe import run_probe
+from cloche.core.levels import Level
+from cloche.jail.launch import probe_boot
+from cloche.jail.probe import run_probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

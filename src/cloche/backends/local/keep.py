@@ -6,7 +6,8 @@ import os
 import tempfile
 import weakref
 
-from ...core.result import FileRecord
+from cloche.core.result import FileRecord
+
 from .collect import copy_out
 
 

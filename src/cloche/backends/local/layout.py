@@ -14,7 +14,8 @@ SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32"
 # Public parts of /etc that programs need; private keys and accounts are not among them.
 ETC_SHOWN = (
     "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ca-certificates", "/etc/pki/tls/certs",
-    "/etc/dotnet", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/mime.types", "/etc/mono",
+    "/etc/dotnet",
+    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/mime.types", "/etc/mono",
     "/etc/protocols", "/etc/services", "/etc/fonts",
 )  # fmt: skip
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -80,6 +81,7 @@ def _ancestors(path: str) -> list[str]:
 
 
 def is_below(path: str, folder: str) -> bool:
+    """Tell whether `path` is `folder` or lies in it; both absolute and normal."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

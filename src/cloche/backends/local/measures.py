@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...core.enforcement import ABSENT, Measure
-from ...core.levels import Control, Level, State
+from cloche.core.enforcement import ABSENT, Measure
+from cloche.core.levels import Control, Level, State
+
 from .host import Host
 
 ENFORCED, PARTIAL = State.ENFORCED, State.PARTIAL
@@ -60,7 +61,7 @@ def _confined(host: Host) -> Mapping[Control, Measure]:
     }
 
 
-def _process(host: Host) -> Mapping[Control, Measure]:
+def _process(_: Host) -> Mapping[Control, Measure]:
     return {Control.DISK: _FOLDER, Control.FILESYSTEM: ABSENT, Control.NETWORK: ABSENT}
 
 

@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ...core.events import OutputChunk, Sink, Stream
-from ...core.limits import Limits
-from ...core.outcome import KillCause
+from cloche.core.events import OutputChunk, Sink, Stream
+from cloche.core.limits import Limits
+from cloche.core.outcome import KillCause
+
 from .streams import StreamReader
 
 DRAIN_S = 0.3
@@ -30,7 +31,7 @@ class Pipes:
             self._guest.append(_stdin(stdin))
             for stream in ("stdout", "stderr"):
                 self._readers[stream] = self._reader(stream, limits, kill, sink)
-            self._readers["value"] = self._new_reader(MAX_VALUE_BYTES, MAX_VALUE_BYTES, lambda data: None, lambda: None)
+            self._readers["value"] = self._new_reader(MAX_VALUE_BYTES, MAX_VALUE_BYTES, _ignore, lambda: None)
         except BaseException:
             self.close()
             raise
@@ -88,6 +89,10 @@ class Pipes:
             with contextlib.suppress(ValueError, RecursionError):  # the guest's word: not JSON, no value
                 return json.loads(text), False
         return None, False
+
+
+def _ignore(data: bytes) -> None:
+    """Keep a chunk nowhere else than in the bounded buffer."""
 
 
 def _stdin(data: bytes) -> int:

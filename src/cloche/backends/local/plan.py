@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.levels import Level
-from ...core.limits import Limits
-from ...core.policy import Policy
-from ...core.units import MIB
-from ...jail.seccomp import build_filter
-from ...jail.spec import Run, Spec
+from cloche.core.levels import Level
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.units import MIB
+from cloche.jail.seccomp import build_filter
+from cloche.jail.spec import Run, Spec
+
 from . import layout
 from .host import Host
 
@@ -108,7 +109,10 @@ def _landlock(level: Level, places: Places, policy: Policy) -> list[tuple[str, s
     if level is Level.JAIL:
         return [("/", "read"), ("/dev/shm", "write"), *rules]
     shown = [*layout.SYSTEM_FOLDERS, *layout.ETC_SHOWN, "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"]
-    own = [f"/proc/{name}" for name in ("self", "cpuinfo", "meminfo", "stat", "version", "filesystems", "uptime", "loadavg")]
+    own = [
+        f"/proc/{name}"
+        for name in ("self", "cpuinfo", "meminfo", "stat", "version", "filesystems", "uptime", "loadavg")
+    ]
     return [*((path, "read") for path in dict.fromkeys((*shown, *own))), *rules]
 
 

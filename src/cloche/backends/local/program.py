@@ -8,10 +8,11 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...core.errors import InvalidRequest
-from ...core.languages import Language, language_named, render, render_env, render_generated
-from ...core.request import Request
-from ...jail.spec import Run
+from cloche.core.errors import InvalidRequest
+from cloche.core.languages import Language, language_named, render, render_env, render_generated
+from cloche.core.request import Request
+from cloche.jail.spec import Run
+
 from .layout import user_site
 from .plan import Places, guest_environment
 from .toolchain import Toolchain, engine_version, find_toolchain
@@ -79,7 +80,11 @@ def build_program(request: Request, places: Places, timeout_s: float) -> Program
 
 
 def _finished(
-    run: Run, files: list[tuple[str, int, bytes]], timeout_s: float, toolchain: Toolchain | None, language: Language | None
+    run: Run,
+    files: list[tuple[str, int, bytes]],
+    timeout_s: float,
+    toolchain: Toolchain | None,
+    language: Language | None,
 ) -> Program:
     run.files, run.timeout_s = files, timeout_s
     given = {path: hashlib.sha256(data).hexdigest() for path, _, data in files}

@@ -10,15 +10,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...core.enforcement import Enforcement
-from ...core.errors import SandboxFileRefused, StartFailed
-from ...core.events import PlanStep, Sink, Started, discard
-from ...core.limits import Limits
-from ...core.outcome import KillCause, Observed, Verdict, decide
-from ...core.policy import Policy
-from ...core.request import InputFile, Request
-from ...core.result import TIMEOUT_NOTE, Result, SaveFiles, Status, Usage
-from ...jail.spec import Run
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import SandboxFileRefused, StartFailed
+from cloche.core.events import PlanStep, Sink, Started, discard
+from cloche.core.limits import Limits
+from cloche.core.outcome import KillCause, Observed, decide
+from cloche.core.policy import Policy
+from cloche.core.request import InputFile, Request
+from cloche.core.result import TIMEOUT_NOTE, Result, SaveFiles, Status, Usage
+from cloche.jail.spec import Run
+
 from .collect import Collection, Known, collect, list_paths, read_regular
 from .connection import Connection
 from .host import Host
@@ -106,7 +107,9 @@ class LocalOpenSandbox:
         self._known = dict(found.known)
         return await self._result(program, pipes, ended, found)
 
-    async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, on_sent: Callable[[], None] | None = None) -> dict[str, Any]:
+    async def _attend(
+        self, run: Run, streams: Sequence[int], sink: Sink, on_sent: Callable[[], None] | None = None
+    ) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
         connection = await self._connected()
         connection.send_run(run, streams)
@@ -182,12 +185,10 @@ class LocalOpenSandbox:
             stdout_bytes=out,
             stderr_bytes=err,
             save_files=save,
-            meta=self._meta(program, runtime, ended, verdict, found),
+            meta=self._meta(program, runtime, ended, found),
         )
 
-    def _meta(
-        self, program: Program, runtime: str, ended: dict[str, Any], verdict: Verdict, found: Collection
-    ) -> dict[str, Any]:
+    def _meta(self, program: Program, runtime: str, ended: dict[str, Any], found: Collection) -> dict[str, Any]:
         engine = program.toolchain.engine if program.toolchain else None
         meta: dict[str, Any] = {
             "runtime": engine.name if engine else "command",

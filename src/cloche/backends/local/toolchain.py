@@ -118,7 +118,7 @@ def find_toolchain(language: Language, *, search_path: Sequence[str] | None = No
             return toolchain
         lacks.append(f"{lack} (`{engine.package}`)")
     raise BackendUnavailable(
-        f"{language.name} cannot run here; install what is missing: {'; or '.join(lacks)}"
+        f"{language.name} cannot run here; install what is missing: {'; or '.join(dict.fromkeys(lacks))}"
     )
 
 
@@ -331,9 +331,7 @@ def _homes() -> tuple[str, ...]:
         homes.append(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
         pass  # a container may run us under an id that has no account
-    return tuple(
-        dict.fromkeys(os.path.realpath(home) for home in homes if os.path.isabs(home) and home != "/")
-    )
+    return tuple(dict.fromkeys(os.path.realpath(home) for home in homes if os.path.isabs(home) and home != "/"))
 
 
 def _absolute(path_list: str) -> list[str]:
