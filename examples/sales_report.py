@@ -23,9 +23,7 @@ def revenue_by_region_and_quarter(csv_path: str) -> pd.DataFrame:
     sales = pd.read_csv(csv_path, parse_dates=["date"])
     sales["revenue"] = sales["units"] * sales["unit_price"] * (1 - sales["discount"])
     sales["quarter"] = "Q" + sales["date"].dt.quarter.astype(str)
-    table = sales.pivot_table(
-        index="region", columns="quarter", values="revenue", aggfunc="sum", fill_value=0
-    )
+    table = sales.pivot_table(index="region", columns="quarter", values="revenue", aggfunc="sum", fill_value=0)
     table["total"] = table.sum(axis=1)
     return table.sort_values("total", ascending=False)
 

@@ -31,9 +31,7 @@ def _run(
     code: str, language: str, *, argv: tuple[str, ...] = (), stdin: str = "", timeout: float = 30
 ) -> cloche.Result:
     """Run with all eight languages allowed; everything else is as a new user has it."""
-    return cloche.run(
-        code, language=language, languages=EIGHT, argv=argv, stdin=stdin, timeout=timeout, require="jail"
-    )
+    return cloche.run(code, language=language, languages=EIGHT, argv=argv, stdin=stdin, timeout=timeout, require="jail")
 
 
 @pytest.mark.parametrize("language", EIGHT)

@@ -1,8 +1,5 @@
 """The public surface is deliberate: it changes here and in the changelog, or not at all."""
 
-import subprocess
-import sys
-
 import pytest
 
 import cloche
@@ -52,13 +49,3 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     """A misspelt name fails as it does for any module."""
     with pytest.raises(AttributeError, match="sanbox"):
         _ = cloche.sanbox  # type: ignore[attr-defined]
-
-
-def test_importing_cloche_imports_no_third_party_module() -> None:
-    """`import cloche` costs next to nothing: no module outside the standard library comes with it."""
-    code = "import sys; before = set(sys.modules); import cloche; print(*sorted(set(sys.modules) - before))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    tops = {name.partition(".")[0] for name in loaded}
-    assert tops - set(sys.stdlib_module_names) == {"cloche"}

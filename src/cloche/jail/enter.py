@@ -296,6 +296,7 @@ class Guest:
         run_guest = sys.modules["interpreter.oneshot"].run
         for name in [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]:
             del sys.modules[name]
+        del sys.meta_path[0]
         run_guest(settings, env, value_fd)
 
 
@@ -325,7 +326,9 @@ def _die_with_parent() -> None:
 
 
 def _offer_to_oom_killer() -> None:
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # an undumpable process's /proc entries belong to root alone
     fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     os.write(fd, b"1000")
     os.close(fd)
 

@@ -11,7 +11,6 @@ import _socket
 import gc
 import os
 import select
-import sys
 import time
 
 from . import identity, tree, wire
@@ -47,11 +46,10 @@ TICK_S = 0.02
 SIGKILL, SIGINT, SIGPIPE = 9, 2, 13
 
 
-def main(fd: int, package: str) -> Callable[[], None] | None:
+def main(fd: int) -> Callable[[], None] | None:
     """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end."""
     _signal.signal(SIGINT, _signal.SIG_DFL)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    sys.path.remove(package)
     os.umask(0o077)
     gc.freeze()  # what is here now is shared with every fork; collecting it would only copy its pages
     helper = Helper(_socket.socket(fileno=fd))
@@ -165,7 +163,10 @@ class Watch:
         is_jail = self.spec.level == "jail"
         private = self._open_private(private_paths)
         ready, go = os.pipe()
+        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
         self.reaper = clone(ALL_NAMESPACES) if is_jail else os.fork()
+        if self.reaper != 0 or not is_jail:
+            prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         if self.reaper == 0:
             return self._be_reaper(fds, private, ready, go)
         self._reaper_link.close()
@@ -201,6 +202,7 @@ class Watch:
         if self.helper.claim is not None:
             self.helper.claim.forget()
         _await_letter(ready, b"m")
+        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         try:
             run = Run(**wire.unpack(fds[0]))
             streams = Descriptors(fds[1], fds[2], fds[3], fds[4], self.helper.workspace_fd)

@@ -2,47 +2,108 @@
 
 from __future__ import annotations
 
+import functools
+import marshal
 import os
 import socket
 import subprocess
 import sys
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# The folder of this package goes first so that `jail` and `interpreter` are found as top-level packages.
-_BOOT_HELPER = """\
-import sys
-sys.path.insert(0, {package!r})
+# The top-level packages a helper may import, and nothing else of Cloche's.
+HELPER_PACKAGES = ("jail", "interpreter")
+EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
+# Modules come out of an archive of compiled code: no search, no file, and it works behind a changed root as well.
+_BOOT = """\
+import marshal, posix, sys
+from _frozen_importlib import ModuleSpec
+class Archive:
+    def __init__(self, fd):
+        with open(fd, "rb", 0) as file: self.codes = marshal.loads(file.readall())
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.codes: return None
+        is_package = "." not in name
+        spec = ModuleSpec(name, self, origin="cloche", is_package=is_package)
+        return spec
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        exec(self.codes[module.__name__], module.__dict__)
+sys.meta_path.insert(0, Archive({archive}))
+"""
+_BOOT_HELPER = """
 import jail.helper, interpreter.oneshot
-_guest = jail.helper.main({fd}, {package!r})
+_guest = jail.helper.main({fd})
 if _guest: _guest()
 """
-_BOOT_PROBE = """\
-import sys
-sys.path.insert(0, {package!r})
+_BOOT_PROBE = """
 import jail.probe
 jail.probe.main()
 """
-EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
 
 
-def probe_boot() -> str:
-    """Return the program of the probe process."""
-    return _BOOT_PROBE.format(package=PACKAGE)
+@functools.cache
+def _archive() -> bytes:
+    """Compile every module a helper may import, once per process."""
+    codes = {}
+    for package in HELPER_PACKAGES:
+        folder = os.path.join(PACKAGE, package)
+        for name in sorted(os.listdir(folder)):
+            stem, suffix = os.path.splitext(name)
+            if suffix == ".py":
+                path = os.path.join(folder, name)
+                with open(path, "rb") as file:
+                    code = compile(file.read(), path, "exec", dont_inherit=True, optimize=0)
+                codes[package if stem == "__init__" else f"{package}.{stem}"] = code
+    return marshal.dumps(codes)
+
+
+def _archive_fd() -> int:
+    """Return an inheritable memory file with the archive, at its start."""
+    fd = os.memfd_create("cloche", 0)
+    try:
+        os.write(fd, _archive())
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def run_probe_process(executable: str, timeout_s: float) -> bytes:
+    """Run the probe process and return what it printed. Raises OSError when it cannot run or fails."""
+    archive = _archive_fd()
+    try:
+        done = subprocess.run(
+            [executable, "-I", "-S", "-c", _BOOT.format(archive=archive) + _BOOT_PROBE],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=EMPTY_ENVIRONMENT,
+            pass_fds=(archive,),
+            timeout=timeout_s,
+            check=False,
+        )
+    finally:
+        os.close(archive)
+    if done.returncode != 0 or not done.stdout:
+        raise OSError(0, f"the probe process failed: {done.stderr.decode('utf-8', 'replace').strip()[-400:]}")
+    return done.stdout
 
 
 def start_helper(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a helper and return its process and our end of its socket. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    archive = -1
     try:
-        os.set_inheritable(theirs.fileno(), True)
+        archive = _archive_fd()
+        boot = _BOOT.format(archive=archive) + _BOOT_HELPER.format(fd=theirs.fileno())
         process = subprocess.Popen(
-            [executable, "-I", "-S", "-c", _BOOT_HELPER.format(package=PACKAGE, fd=theirs.fileno())],
+            [executable, "-I", "-S", "-c", boot],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=EMPTY_ENVIRONMENT,
             cwd="/",
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), archive),
             start_new_session=True,
         )
     except BaseException:
@@ -50,6 +111,8 @@ def start_helper(executable: str = sys.executable) -> tuple[subprocess.Popen[byt
         raise
     finally:
         theirs.close()
+        if archive >= 0:
+            os.close(archive)
     return process, ours
 
 

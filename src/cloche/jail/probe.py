@@ -208,20 +208,9 @@ def _in_child(attempt: Callable[[], object]) -> str:
     return "" if answer == "ok" else answer or "the attempt was killed"
 
 
-def run_probe(executable: str, boot: str) -> Mapping[str, Any]:
+def run_probe(executable: str) -> Mapping[str, Any]:
     """Run the probe process and return its findings; the caller's side. Raises OSError when it cannot run."""
-    import subprocess
+    from .launch import run_probe_process
 
-    command = [executable, "-I", "-S", "-c", boot]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={"LANG": "C.UTF-8"},
-        timeout=PROBE_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode != 0 or not done.stdout:
-        raise OSError(0, f"the probe process failed: {done.stderr.decode('utf-8', 'replace').strip()[-400:]}")
-    findings: Mapping[str, Any] = marshal.loads(done.stdout)
+    findings: Mapping[str, Any] = marshal.loads(run_probe_process(executable, PROBE_TIMEOUT_S))
     return findings

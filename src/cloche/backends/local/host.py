@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloche.core.levels import Level
-from cloche.jail.launch import probe_boot
 from cloche.jail.probe import run_probe
 
 
@@ -50,7 +49,7 @@ class Host:
 @functools.cache
 def measure_host(executable: str = sys.executable) -> Host:
     """Run the probe process. Raises OSError when it cannot be run."""
-    found = run_probe(executable, probe_boot())
+    found = run_probe(executable)
     cgroup: Mapping[str, Any] = found["cgroup"]
     return Host(
         uid=found["uid"],

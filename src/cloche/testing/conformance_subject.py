@@ -1,0 +1,174 @@
+"""What the conformance checks are written in: the subject under test, one check, and how a broken claim is told.
+
+A check knows a backend through the seams of `core.protocols` alone. Inside the sandbox it relies on `python` and
+`bash`, on the working directory being the workspace, and on `TMPDIR`; never on the paths of one backend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.levels import Control, Level, State
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend, OpenSandbox
+from cloche.core.request import InputFile, Request
+from cloche.core.result import Result, Status
+from cloche.core.units import MIB
+
+# Wide enough for a machine that does other things too; a check that waits for a limit sets its own.
+GENEROUS = Limits(timeout_s=60, memory_bytes=256 * MIB, cpus=2, disk_bytes=64 * MIB)
+
+
+class Broken(Exception):
+    """Say which claim was broken, and by what was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Hold the backend under test and the rules its sandboxes are opened with."""
+
+    backend: Backend
+    policy: Policy = field(default_factory=Policy)
+    limits: Limits = GENEROUS
+
+    def open(
+        self, *, policy: Policy | None = None, **limits: Any  # noqa: ANN401 - checked by Limits
+    ) -> AbstractAsyncContextManager[OpenSandbox]:
+        """Open a sandbox of the backend with some limits changed."""
+        return self.backend.open(policy or self.policy, self.limits.with_changes(**limits))
+
+    async def run(self, request: Request, **limits: Any) -> Result:  # noqa: ANN401 - checked by Limits
+        """Run one request in a sandbox of its own."""
+        async with self.open(**limits) as sandbox:
+            return await sandbox.run(request)
+
+    def at(self, level: Level | None) -> Subject:
+        """Return the same subject at one level; None leaves the choice to the backend."""
+        return replace(self, policy=self.policy.with_changes(level=level))
+
+
+Attempt = Callable[[Subject], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Hold one claim and how to try it.
+
+    `attempt` raises Broken when the claim does not hold. `rests_on` names the control without which no backend could
+    keep it. A check that is `alone` looks at the whole host, so nothing else runs beside it.
+    """
+
+    name: str
+    family: str
+    claim: str
+    attempt: Attempt
+    rests_on: Control | None = None
+    alone: bool = False
+
+
+def python(
+    code: str,
+    *argv: str,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
+    timeout_s: float | None = None,
+) -> Request:
+    """Return a request to run Python code."""
+    given = tuple(InputFile(path=path, data=data) for path, data in (files or {}).items())
+    return Request(code=code, argv=argv, stdin=stdin, env=env or {}, files=given, timeout_s=timeout_s)
+
+
+def bash(code: str) -> Request:
+    """Return a request to run a shell script."""
+    return Request(code=code, language="bash")
+
+
+def command(*argv: str) -> Request:
+    """Return a request to run a program."""
+    return Request(argv=argv)
+
+
+def expect(what: str, seen: object, wanted: object) -> None:
+    """Break the claim unless what was seen is what was wanted."""
+    if seen != wanted:
+        raise Broken(f"{what} is {shown(seen)}, not {shown(wanted)}")
+
+
+def expect_that(holds: object, otherwise: str) -> None:
+    """Break the claim with the sentence `otherwise` unless it holds."""
+    if not holds:
+        raise Broken(otherwise)
+
+
+def expect_ok(result: Result) -> Result:
+    """Break the claim unless the program ended well; its own words say why."""
+    if result.status is not Status.OK:
+        raise Broken(f"the run ended with {describe(result)}")
+    return result
+
+
+def describe(result: Result) -> str:
+    """Say in one line how a run ended."""
+    return f"{result.status} (exit code {result.exit_code}): {shown(result.stderr or result.stdout)}"
+
+
+def shown(value: object) -> str:
+    """Return a value's repr, at most a line long: the end of a long one, where a traceback says what it was."""
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:60]} ... {text[-230:]}"
+
+
+async def eventually(holds: Callable[[], bool], *, patience_s: float = 10.0) -> bool:
+    """Wait until something holds: dying takes a moment."""
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.05)
+    return True
+
+
+async def enforcement_of(subject: Subject) -> Enforcement:
+    """Return what the subject's sandboxes report as enforced."""
+    return (await subject.run(python("pass"))).enforcement
+
+
+async def claims(subject: Subject, control: Control) -> bool:
+    """Tell whether the subject says that a control is enforced."""
+    return (await enforcement_of(subject))[control].state is State.ENFORCED
+
+
+def ends(
+    name: str,
+    claim: str,
+    request: Callable[[], Request],
+    *,
+    family: str,
+    status: Status = Status.OK,
+    exit_code: int | None = 0,
+    stdout: str | None = None,
+    hits: str = "",
+    rests_on: Control | None = None,
+    **limits: Any,  # noqa: ANN401 - checked by Limits
+) -> Check:
+    """Return a check that one run ends as told; an `exit_code` or `stdout` of None may be anything."""
+
+    async def attempt(subject: Subject) -> None:
+        result = await subject.run(request(), **limits)
+        if result.status is not status or exit_code not in (None, result.exit_code):
+            wanted = f"{status}, exit code {'any' if exit_code is None else exit_code}"
+            raise Broken(f"the run ended with {describe(result)}; wanted {wanted}")
+        if stdout is not None:
+            expect("stdout", result.stdout, stdout)
+        if hits:
+            expect_that(result.enforcement.hits.get(hits), f"hits are {dict(result.enforcement.hits)}, without {hits}")
+
+    return Check(name=name, family=family, claim=claim, attempt=attempt, rests_on=rests_on)
