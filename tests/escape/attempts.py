@@ -62,7 +62,7 @@ class Attempt:
 
     `first` is a program that runs before `code`, in another sandbox. `limits` are keywords of the sandboxed run.
     `destructive`: the control runs in throwaway namespaces only. `root_only` says why no ordinary user can show that it
-    works. `promise` names a control: where the result admits that it is absent, the attempt is not counted.
+    works. `promise` names a control: where the result says that it is not enforced, a success is listed, not counted.
     """
 
     name: str

@@ -38,8 +38,9 @@ class Ledger:
         self.control(attempt)
         place = Inside(self.stage, level=level)
         verdict = play(attempt, place, self.stage)
-        if verdict.breach and place.promises.get(attempt.promise) == "absent":
-            self._not_promised[_key(attempt)] = f"the result says that {attempt.promise} is not enforced here"
+        promised = place.promises.get(attempt.promise, "enforced")
+        if verdict.breach and promised != "enforced":
+            self._not_promised[_key(attempt)] = f"the result says that {attempt.promise} is {promised} here"
             return
         assert not verdict.breach, f"{attempt.family}/{attempt.name} escaped from level {level}: {verdict.breach}"
         assert verdict.stopped_by, f"{attempt.family}/{attempt.name} broke instead of trying: {verdict.trace}"

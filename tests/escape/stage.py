@@ -81,7 +81,9 @@ class Stage:
         """Return where the canaries of a live sandbox are; the first call starts it."""
         if "neighbour" not in self.targets:
             command = [sys.executable, "-u", str(HERE / "driver.py")]
+            self.targets["neighbour"] = {}
             self.targets["neighbour"] = self._start_holder(command, is_sandboxed=True)[1]
+        assert self.targets["neighbour"], "the neighbour did not start; the first test says why"
         return dict(self.targets["neighbour"])
 
     def _plant_files(self) -> None:

@@ -47,6 +47,12 @@ ATTEMPTS = (
     mount(
         name="mount an overlay",
         code="""
+        os.mkdir("t")
+        try:
+            syscall(165, b"none", b"t", b"tmpfs", 0, 0)
+        except OSError:
+            pass
+        os.chdir("t")
         for name in "luwm":
             os.mkdir(name)
         escaped(syscall(165, b"overlay", b"m", b"overlay", 0, b"lowerdir=l,upperdir=u,workdir=w"))
@@ -103,7 +109,6 @@ ATTEMPTS = (
     mount(
         name="pivot the root",
         code="""
-        import tempfile
         os.mkdir("m")
         try:
             syscall(165, b"none", b"m", b"tmpfs", 0, 0)

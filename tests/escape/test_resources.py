@@ -9,9 +9,9 @@ from tests.escape.scenarios import returns_by
 SMALL = {"memory": "48m", "disk": "16m", "timeout": 12}
 ALL_OF_IT = 320  # MiB: more than the memory, the workspace, /tmp and /dev/shm together
 
-memory = partial(Attempt, family="resources", promise="memory", limits={**SMALL, "cpus": 2}, levels=BOTH)
-disk = partial(Attempt, family="resources", promise="disk", limits={**SMALL, "memory": "512m", "cpus": 2})
-count = partial(Attempt, family="resources", promise="pids", limits={"pids": 24, "timeout": 10}, levels=BOTH)
+memory = partial(Attempt, family="resources", limits={**SMALL, "cpus": 2}, levels=BOTH)
+disk = partial(Attempt, family="resources", limits={**SMALL, "memory": "512m", "cpus": 2})
+count = partial(Attempt, family="resources", limits={"pids": 24, "timeout": 10}, levels=BOTH)
 other = partial(Attempt, family="resources", levels=BOTH)
 
 

@@ -88,9 +88,7 @@ def test_both_streams_and_the_exit_code_pass_through() -> None:
 def test_output_streams_while_the_code_runs() -> None:
     """The first line can be read long before the program ends."""
     code = "import time; print('a', flush=True); time.sleep(3)"
-    with subprocess.Popen(
-        [*COMMAND, "run", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    ) as running:
+    with subprocess.Popen([*COMMAND, "run", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"a\n"
         assert running.poll() is None
@@ -226,9 +224,7 @@ def test_ctrl_c_is_130_and_leaves_nothing() -> None:
         "import subprocess, sys; print('up', flush=True);"
         f"subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)', {marker!r}])"
     )
-    running = subprocess.Popen(
-        [*COMMAND, "run", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    )
+    running = subprocess.Popen([*COMMAND, "run", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert running.stdout is not None
     assert running.stdout.readline() == b"up\n"
     running.send_signal(signal.SIGINT)
@@ -241,9 +237,7 @@ def test_ctrl_c_is_130_and_leaves_nothing() -> None:
 def test_a_terminated_command_leaves_orderly() -> None:
     """SIGTERM kills the tree and exits with 143."""
     code = "import time; print('up', flush=True); time.sleep(60)"
-    running = subprocess.Popen(
-        [*COMMAND, "run", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    )
+    running = subprocess.Popen([*COMMAND, "run", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert running.stdout is not None
     assert running.stdout.readline() == b"up\n"
     running.terminate()
@@ -260,9 +254,7 @@ def test_a_reader_that_leaves_ends_the_run() -> None:
 
 def test_output_that_cannot_be_written_is_125() -> None:
     """A full disk is told as that; a closed stdout is nobody's descriptor."""
-    full = subprocess.run(
-        ["sh", "-c", f"{' '.join(COMMAND)} run -c 'print(1)' >/dev/full"], check=False, **_PIPES
-    )
+    full = subprocess.run(["sh", "-c", f"{' '.join(COMMAND)} run -c 'print(1)' >/dev/full"], check=False, **_PIPES)
     assert (full.returncode, full.stderr.count(b"No space left")) == (125, 1)
     closed = subprocess.run(["sh", "-c", f"{' '.join(COMMAND)} run -c 'print(1)' >&-"], check=False, **_PIPES)
     assert (closed.returncode, closed.stderr) == (0, b"")
@@ -318,9 +310,7 @@ def test_running_imports_no_tables() -> None:
 def _in_terminal(*words: str) -> bytes:
     """Run the command on a pseudo-terminal and return what a person would see."""
     ours, theirs = pty.openpty()
-    running = subprocess.Popen(
-        [*COMMAND, *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
+    running = subprocess.Popen([*COMMAND, *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
     shown = b""
     while select.select([ours], [], [], 30)[0]:

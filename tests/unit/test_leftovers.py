@@ -10,9 +10,10 @@ from pathlib import Path
 from tests.leftovers import DIRECTORY_PREFIX, Snapshot, wait_for_leftovers
 
 # A child that leaves a grandchild behind: an orphan, in a folder of its own choice.
-ORPHAN = (
-    "import subprocess, sys; print(subprocess.Popen(['sleep', '60'], cwd=sys.argv[1], stdout=subprocess.DEVNULL).pid)"
-)
+ORPHAN = """
+import subprocess, sys
+print(subprocess.Popen(["sleep", "60"], cwd=sys.argv[1], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)
+"""
 
 
 def leave_an_orphan(folder: str) -> int:

@@ -74,9 +74,7 @@ def test_callbacks_run_in_the_calling_thread() -> None:
 def test_a_callback_may_run_code_itself() -> None:
     """A call from within a callback does not deadlock."""
     inner: list[str] = []
-    cloche.run(
-        "a", backend=echo(1), on_output=lambda *_: inner.append(cloche.run("b", backend=echo(1)).stdout)
-    )
+    cloche.run("a", backend=echo(1), on_output=lambda *_: inner.append(cloche.run("b", backend=echo(1)).stdout))
     assert inner == ["b"]
 
 
@@ -183,9 +181,7 @@ def test_a_program_that_ends_with_an_open_sandbox_closes_it(tmp_path: Path) -> N
 def test_importing_cloche_is_light() -> None:
     """`import cloche` brings neither asyncio nor anything outside of the standard library."""
     script = "import sys; before = set(sys.modules); import cloche; print(*sorted(set(sys.modules) - before))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
     assert set(done.stdout.split()) <= {"cloche", "__future__"}
 
 

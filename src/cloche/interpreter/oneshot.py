@@ -28,10 +28,23 @@ _FUTURE_FLAGS = 0x1FF0000
 _PLAIN_FLAGS = {"isolated": 0, "ignore_environment": 0, "no_user_site": 0, "no_site": 0, "safe_path": False}
 
 
-def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
+def prepare(env: dict[str, str]) -> None:
+    """Undo what the helper's own options and streams left behind: all that needs no file of the sandbox's."""
+    os.environ.clear()
+    os.environ.update(env)
+    sys.dont_write_bytecode = True
+    sys.path_importer_cache.clear()
+    this: Any = sys  # the originals are only final for those who did not start the interpreter
+    this.stdin = this.__stdin__ = _stream(0, "r", "strict")
+    this.stdout = this.__stdout__ = _stream(1, "w", "strict")
+    this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
+    _restore_flags()
+    compile("", "", "exec")  # the first use of the compiler sets it up, which takes a millisecond
+
+
+def run(settings: dict[str, Any], value_fd: int) -> None:
     """Run the script at `settings["path"]` with `settings["argv"]`; leaves by returning or by SystemExit."""
     path: str = settings["path"]
-    _restore_interpreter(env)
     _restore_paths(settings)
     sys.argv = [path, *settings["argv"]]
     main = _main_module(path)
@@ -71,7 +84,7 @@ def _compile(source: bytes, path: str) -> tuple[CodeType, CodeType | None]:
 def _report(error: BaseException) -> None:
     """Print the traceback without our own frames and end as the interpreter does."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename == run.__code__.co_filename:
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
     if isinstance(error, KeyboardInterrupt):
@@ -87,19 +100,6 @@ def _flush() -> None:
             stream.flush()
         except (OSError, ValueError):
             pass  # nothing more can be said through a stream that is gone
-
-
-def _restore_interpreter(env: dict[str, str]) -> None:
-    """Undo what the helper's own options and streams left behind."""
-    os.environ.clear()
-    os.environ.update(env)
-    sys.dont_write_bytecode = True
-    sys.path_importer_cache.clear()
-    this: Any = sys  # the originals are only final for those who did not start the interpreter
-    this.stdin = this.__stdin__ = _stream(0, "r", "strict")
-    this.stdout = this.__stdout__ = _stream(1, "w", "strict")
-    this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
-    _restore_flags()
 
 
 def _stream(fd: int, mode: str, errors: str) -> Any:

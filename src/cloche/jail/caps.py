@@ -52,12 +52,21 @@ def forbid_new_privileges() -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
+def become(outside_id: int) -> None:
+    """Switch to an ordinary id for good; with it, the kernel takes every capability."""
+    os.setgroups([])
+    os.setresgid(outside_id, outside_id, outside_id)
+    os.setresuid(outside_id, outside_id, outside_id)
+
+
 def become_keeping_read_search(outside_id: int) -> None:
     """Switch to an ordinary id but go on reading what only root may; Landlock then says which trees.
 
     The one use is an interpreter below a private home where no mount can show it (level confined, as root).
     """
     prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    os.setgroups([])
+    os.setresgid(outside_id, outside_id, outside_id)
     os.setresuid(outside_id, outside_id, outside_id)
     mask = 1 << CAP_DAC_READ_SEARCH
     set_capabilities(mask, inheritable=mask)

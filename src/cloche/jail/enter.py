@@ -1,12 +1,12 @@
-"""Enter the sandbox: the guest's own way in, and the reaper that waits for it.
+"""Enter the sandbox: the reaper that builds it, and the guest that gets ready meanwhile.
 
 Three processes matter. The *helper* stays outside. The *reaper* is its child: at level jail it is pid 1 of new
-namespaces; it forks the guest at once, waits for it, reports the wait status over a link that the guest never holds,
-and exits, whereupon the kernel ends whatever is left. The *guest* is the reaper's child, so signals, exit codes and
-`abort()` behave as usual. It builds the file tree itself before it gives up every power to do so: had the reaper
-built it, each page that work touches would be copied twice. Landlock and seccomp are applied in the guest alone,
-which leaves the reaper outside of its Landlock domain: it cannot be signalled from inside even where there is no
-process namespace.
+namespaces. It forks the guest at once, builds the sandbox around both, waits for the guest, reports the wait status
+over a link that the guest never holds, and exits, whereupon the kernel ends whatever is left. The *guest* is the
+reaper's child, so signals, exit codes and `abort()` behave as usual. While the reaper builds, a Python guest puts its
+interpreter in order, on the other processor; then it takes its identity, gives up every power, and runs the program.
+Landlock and seccomp are applied in the guest alone, which leaves the reaper outside of its Landlock domain: it cannot
+be signalled from inside even where there is no process namespace.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 CANNOT_RUN, NOT_FOUND = 126, 127
 SIGKILL = 9
+RELEASED = b"r"
 
 
 class Descriptors:
@@ -52,34 +53,44 @@ class Descriptors:
 
 
 class Reaper:
-    """Be the guest's parent: fork, wait, report."""
+    """Be the guest's parent: fork, build, wait, report."""
 
     def __init__(self, spec: Spec, run: Run, link: _socket.socket, fds: Descriptors, private: dict[str, int]):
         self.spec, self.run, self.link, self.fds, self.private = spec, run, link, fds, private
 
     def live(self, wait_until_limited: Callable[[], None]) -> Callable[[], None]:
         """Do everything; returns only in a guest, with what it must call. The reaper itself exits in here."""
+        waiting, release = os.pipe()
         status = 0
         for index in range(max(1, len(self.run.commands) + (self.run.python is not None))):
             pid = os.fork()
             if pid == 0:
-                entrance = Entrance(self) if index == 0 else None
-                return Guest(self, index, entrance, wait_until_limited).become
+                os.close(release)
+                return Guest(self, index, waiting).become
             if index == 0:
-                perform(self.steps())
-                self._check_helper()
+                self._build(wait_until_limited)
+                os.write(release, RELEASED)
             status = _wait_for(pid)
             if status != 0:
                 break
+            os.write(release, RELEASED)
         wire.send(self.link, "ended", {"wait_status": status, **self._observe()})
         os._exit(0)
 
-    def steps(self) -> list[Step]:
-        """List what the reaper gives up once it has forked the first guest, so that later ones start without it."""
-        steps = Entrance(self).identity_steps()
-        if self.spec.level != "jail":
-            steps.insert(0, Step("subreaper", "adopt what loses its parent", _adopt_orphans))
-        return [*steps, *limit_steps(self.spec), *power_steps(self.spec)]
+    def _build(self, wait_until_limited: Callable[[], None]) -> None:
+        """Build the sandbox, hand the helper the plan and the workspace, and wait until all limits are set."""
+        entrance = Entrance(self)
+        try:
+            plan = perform(entrance.steps())
+        except StepFailed as error:
+            tell_failure(self.link, error)
+            os._exit(1)
+        self._check_helper()
+        wire.send(self.link, "ready", {"plan": plan[:200]}, entrance.kept)
+        for fd in entrance.kept:
+            os.close(fd)
+        wait_until_limited()
+        wire.send(self.link, "started", {"at": time.monotonic()})
 
     def _check_helper(self) -> None:
         """Make sure that the helper did not die before its death could reach us."""
@@ -100,7 +111,7 @@ class Reaper:
 
     def _count_tasks(self) -> int:
         if self.spec.level != "jail":
-            return tree.count_tasks(tree.descendants(os.getpid()))
+            return tree.count_tasks([os.getpid(), *tree.descendants(os.getpid())])
         return tree.count_tasks([int(name) for name in os.listdir("/proc") if name.isdigit()])
 
 
@@ -125,8 +136,25 @@ def power_steps(spec: Spec) -> list[Step]:
     return steps
 
 
+def identity_steps(spec: Spec, run: Run) -> list[Step]:
+    """List who to become, and with whom to die; the kernel forgets the latter when the former changes."""
+    die = Step("die_with_parent", "die with the parent", _die_with_parent)
+    if spec.level == "jail":
+        can_set_groups = spec.outside is not None
+        text = f"become uid {spec.inside_id}"
+        return [
+            Step("switch_identity", text, lambda: identity.become(spec.inside_id, can_set_groups=can_set_groups)),
+            die,
+        ]
+    if spec.outside is not None and spec.level == "confined":
+        outside_id = spec.outside[0]
+        switch = caps.become_keeping_read_search if run.keep_read_search else caps.become
+        return [Step("switch_identity", f"become uid {outside_id}", lambda: switch(outside_id)), die]
+    return [die]
+
+
 class Entrance:
-    """Build the sandbox around the first guest."""
+    """Build the sandbox."""
 
     def __init__(self, reaper: Reaper):
         self.spec, self.run, self.fds, self.private = reaper.spec, reaper.run, reaper.fds, reaper.private
@@ -138,32 +166,29 @@ class Entrance:
             "offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", _offer_to_oom_killer
         )
         files = Step("files", f"write {len(self.run.files)} files into {self.spec.workspace}", self._write_files)
+        identity_first, limits, powers = (
+            identity_steps(self.spec, self.run),
+            limit_steps(self.spec),
+            power_steps(self.spec),
+        )
         if self.spec.level != "jail":
-            return [first, *self.identity_steps(), files, *limit_steps(self.spec), *power_steps(self.spec)]
+            adopt = Step("subreaper", "adopt what loses its parent", _adopt_orphans)
+            return [first, adopt, *identity_first, files, *limits, *powers]
         values = self._tree()
         sources = [value for value in values if isinstance(value, mounts.Bind)]
         return [
             first,
             Step("open_sources", f"open {len(sources)} bind sources as the caller", lambda: _open_all(sources)),
-            *self.identity_steps(),
+            *identity_first,
             Step("stage_root", "make the root a tmpfs", mounts.stage_root),
             *(Step(type(value).__name__.lower(), value.describe, value.apply) for value in values),
             Step("pivot_root", "make the tree the root, read-only", mounts.pivot),
             Step("keep_workspace", f"keep a copy of the mount of {self.spec.workspace}", self._keep_workspace),
             Step("hostname", f"call the host {self.spec.hostname}", lambda: sethostname(self.spec.hostname.encode())),
             files,
-            *limit_steps(self.spec),
-            *power_steps(self.spec),
+            *limits,
+            *powers,
         ]
-
-    def identity_steps(self) -> list[Step]:
-        """List who to become, and with whom to die; the kernel forgets the latter when the former changes."""
-        spec, die = self.spec, Step("die_with_parent", "die with the parent", _die_with_parent)
-        if spec.level == "jail":
-            return [Step("switch_identity", f"become uid {spec.inside_id}", self._switch_identity), die]
-        if spec.outside is not None and spec.level == "confined":
-            return [Step("switch_identity", f"become uid {spec.outside[0]}", self._switch_outside_identity), die]
-        return [die]
 
     def _tree(self) -> list[mounts.Mount]:
         """Return the mounts of this run: the spec's own, then the workspace, new or kept."""
@@ -176,20 +201,6 @@ class Entrance:
         else:
             rows.append(mounts.Tmpfs(workspace, spec.disk_bytes, spec.inodes, "0755"))
         return [*rows, mounts.Proc(spec.masked)]
-
-    def _switch_identity(self) -> None:
-        identity.become(self.spec.inside_id, can_set_groups=self.spec.outside is not None)
-
-    def _switch_outside_identity(self) -> None:
-        """Take the outside id of a sandbox without namespaces; root only."""
-        assert self.spec.outside is not None
-        outside_id = self.spec.outside[0]
-        os.setgroups([])
-        os.setresgid(outside_id, outside_id, outside_id)
-        if self.run.keep_read_search:
-            caps.become_keeping_read_search(outside_id)
-        else:
-            os.setresuid(outside_id, outside_id, outside_id)
 
     def _keep_workspace(self) -> None:
         """Take a detached copy of the workspace's mount: the files outlive this run's namespaces by it."""
@@ -212,45 +223,41 @@ class Entrance:
 
 
 class Guest:
-    """Be the guest: come in, close the last doors, run the program."""
+    """Be the guest: get ready, wait, close the last doors, run the program."""
 
-    def __init__(self, reaper: Reaper, index: int, entrance: Entrance | None, wait_until_limited: Callable[[], None]):
+    def __init__(self, reaper: Reaper, index: int, waiting: int):
         self.spec, self.run, self.fds, self.link = reaper.spec, reaper.run, reaper.fds, reaper.link
         self.command = self.run.commands[index] if index < len(self.run.commands) else None
-        self.entrance, self.wait_until_limited = entrance, wait_until_limited
+        self.waiting = waiting
 
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
+        if self.spec.cgroup is not None:
+            wire.send(self.link, "here")
+        interpreter = sys.modules["interpreter.oneshot"] if self.command is None else None
+        if interpreter is not None and self.run.python is not None:
+            interpreter.prepare(self.run.env)
+        if os.read(self.waiting, 1) != RELEASED:
+            os._exit(1)
+        if self.command is None and self.run.python is None:
+            os._exit(0)
         try:
-            if self.entrance is not None:
-                self._enter(self.entrance)
-            if self.command is None and self.run.python is None:
-                os._exit(0)
             perform(self.steps())
         except StepFailed as error:
-            body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
-            wire.send(self.link, "failed", body)
+            tell_failure(self.link, error)
             os._exit(1)
         self._close_descriptors()
         if self.command is not None:
             self._exec(self.command)
         self._run_python()
 
-    def _enter(self, entrance: Entrance) -> None:
-        """Build the sandbox, hand the helper the plan and the workspace, and wait until all limits are set."""
-        if self.spec.cgroup is not None:
-            wire.send(self.link, "here")
-        plan = perform(entrance.steps())
-        wire.send(self.link, "ready", {"plan": plan[:200]}, entrance.kept)
-        for fd in entrance.kept:
-            os.close(fd)
-        self.wait_until_limited()
-        wire.send(self.link, "started", {"at": time.monotonic()})
-
     def steps(self) -> list[Step]:
         """List what only the guest itself must not be able to do."""
         spec = self.spec
         steps = [
+            *identity_steps(spec, self.run),
+            *limit_steps(spec),
+            *power_steps(spec),
             Step("session", "lead a session of its own, without a terminal", os.setsid),
             Step("standard_streams", "take the given standard streams", self._take_streams),
             Step("directory", f"work in {spec.workspace}", lambda: os.chdir(spec.workspace)),
@@ -292,12 +299,12 @@ class Guest:
     def _run_python(self) -> None:
         """Let the interpreter forget the helper and become the guest's."""
         assert self.run.python is not None
-        settings, env, value_fd = self.run.python, self.run.env, self.fds.value
+        settings, value_fd = self.run.python, self.fds.value
         run_guest = sys.modules["interpreter.oneshot"].run
         for name in [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]:
             del sys.modules[name]
         del sys.meta_path[0]
-        run_guest(settings, env, value_fd)
+        run_guest(settings, value_fd)
 
 
 def _wait_for(pid: int) -> int:
@@ -306,6 +313,12 @@ def _wait_for(pid: int) -> int:
         found, status = os.waitpid(-1, 0)
         if found == pid:
             return status
+
+
+def tell_failure(link: _socket.socket, error: StepFailed) -> None:
+    """Tell the helper which step failed."""
+    body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
+    wire.send(link, "failed", body)
 
 
 def _open_all(sources: list[mounts.Bind]) -> None:

@@ -144,6 +144,7 @@ class Watch:
         self.helper, self.spec, self.timeout_s = helper, helper.spec, timeout_s
         self.owner = os.getpid()
         self.reaper = 0
+        self.guest = 0
         self.cause = ""
         self.started_at = 0.0
         self.deadline = 0.0
@@ -188,10 +189,10 @@ class Watch:
         cgroup = self.helper.cgroup
         if cgroup is None:
             return
-        tag, guest = wire.receive_named(self.link)
-        if tag != "here":
-            raise OSError(0, "the reaper ended before it had forked the guest")
-        for pid in (self.reaper, guest):
+        while not self.guest and self.failed is None:
+            if not self._hear_reaper():
+                raise OSError(0, "the reaper ended before it had forked the guest")
+        for pid in (self.reaper, self.guest) if self.guest else ():
             cgroup.attach(pid)
 
     def _be_reaper(self, fds: list[int], private: dict[str, int], ready: int, go: int) -> Callable[[], None]:
@@ -276,7 +277,9 @@ class Watch:
     def _hear_reaper(self) -> bool:
         """Take one word of the reaper's; False when it is gone."""
         tag, body, fds = wire.receive(self.link)
-        if tag == "ready":
+        if tag == "here":
+            self.guest = self.guest or body["sender"]
+        elif tag == "ready":
             if fds:
                 self._keep_workspace(fds[0])
             self.helper._tell("ready", {**body, "outside": self.spec.outside}, tuple(fds))
@@ -302,6 +305,8 @@ class Watch:
             self.cause = "timeout"
         elif self.spec.accounting and self._is_memory_exceeded():
             self.cause = "out_of_memory"
+        elif self._is_folder_over():
+            self.cause = "disk_limit"
 
     def _is_memory_exceeded(self) -> bool:
         """Sum the tree's memory: a cheap figure first, the fair one only when the cheap one is over."""
@@ -316,8 +321,6 @@ class Watch:
             used = tree.resident_bytes(pids)
             if used > limit:
                 used = tree.private_bytes(pids)
-            if self.folder_is_over():
-                self.cause = "disk_limit"
         self.peak_bytes = max(self.peak_bytes, used)
         return used > limit
 
@@ -326,10 +329,10 @@ class Watch:
         left = self.ended["tasks"] if self.ended is not None else 0  # the reaper in place of the guest that ended
         return self.helper.cgroup is None and self.spec.pids > 0 and max(self.peak_tasks, left) >= self.spec.pids
 
-    def folder_is_over(self) -> bool:
+    def _is_folder_over(self, *, at_end: bool = False) -> bool:
         """Tell whether the folders of the host that stand in for the workspace hold more than they may."""
         folder = self.helper.folder
-        return folder is not None and folder.is_over(self.spec.disk_bytes, self.spec.inodes)
+        return folder is not None and folder.is_over(self.spec.disk_bytes, self.spec.inodes, is_fresh=at_end)
 
     def _report(self, usage: Any) -> None:
         if self.ended is None and not self.started_at and not self.cause:
@@ -349,7 +352,7 @@ class Watch:
             "tasks": max(self.peak_tasks, cgroup.most_pids() if cgroup else 0),
             "counters": {name: count - self.before.get(name, 0) for name, count in now.items()},
             "is_task_limit_seen": self._is_task_limit_seen(),
-            "is_folder_over": self.folder_is_over(),
+            "is_folder_over": self._is_folder_over(at_end=True),
         }
         self.helper._tell("ended", body)
 

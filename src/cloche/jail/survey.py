@@ -13,8 +13,27 @@ import sys
 
 from . import probe
 from .syscalls import (
-    CLONE_NEWCGROUP, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS,
-    MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC, PR_SET_NO_NEW_PRIVS, address_of, call, clone, close_range, mount,
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_REC,
+    PR_SET_NO_NEW_PRIVS,
+    address_of,
+    call,
+    clone,
+    close_range,
+    mount,
+    mount_setattr,
+    move_mount,
+    open_tree,
     prctl,
 )  # fmt: skip
 
@@ -38,7 +57,6 @@ SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER = 1, 8
 RET_ALLOW = (0x7FFF0000_00_00_0006).to_bytes(8, "little")
 CLONE_INTO_CGROUP, CLONE_ARGS_BYTES, SIGCHLD, SIGKILL = 0x200000000, 88, 17, 9
 EPERM = 1
-CLONE3 = 435  # the same number on every machine
 OUTSIDE_ID = 1_900_000_000
 
 
@@ -91,15 +109,13 @@ def _own_proc() -> Finding:
 
 def _detached_mounts() -> Finding:
     """Copy a mount, make it read-only and attach it: the calls that the jail's root is built from."""
-    from .mounts import Bind
+    from .mounts import READ_ONLY, STAGE
 
     def attempt() -> None:
         mount("none", "/", "", MS_REC | MS_PRIVATE)
-        mount("tmpfs", "/proc", "tmpfs", 0)
-        os.chdir("/proc")
-        bind = Bind("/usr", "usr")
-        bind.open()
-        bind.apply()
+        fd = open_tree("/usr", recursive=True)
+        mount_setattr(fd, attr_set=READ_ONLY)
+        move_mount(fd, STAGE)
 
     return _answer(_in_namespaces(CLONE_NEWNS, attempt))
 
@@ -129,7 +145,7 @@ def _seccomp_listener() -> Finding:
 
 def _landlock() -> Finding:
     """Let Landlock refuse a file in a child, and see that it does."""
-    from .landlock import abi, restrict
+    from .landlock import CREATE_RULESET_VERSION, abi, restrict
 
     def attempt() -> None:
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -142,7 +158,7 @@ def _landlock() -> Finding:
 
     version = abi()
     if not version:
-        return False, "the kernel has none, or it is not among the active security modules"
+        return False, probe._outcome(lambda: call("landlock_create_ruleset", 0, 0, CREATE_RULESET_VERSION))
     return _answer(probe._in_child(attempt), f"version {version}")
 
 
@@ -219,7 +235,8 @@ def _controllers() -> dict[str, Finding]:
         group = Cgroup(version, {name: folder})
         answer = probe._outcome(lambda group=group: group.create(memory_bytes=1 << 28, pids=64, cpus=0.5))  # type: ignore[misc]
         group.remove()
-        answers[f"{name} controller"] = _answer("" if answer == "ok" else answer, f"{FILES[version][name][0][0]} is writable")
+        fact = f"{FILES[version][name][0][0]} is writable"
+        answers[f"{name} controller"] = _answer("" if answer == "ok" else answer, fact)
     return answers
 
 
@@ -242,7 +259,7 @@ def _be_born_in(folder: str) -> str:
     for at, word in ((0, CLONE_INTO_CGROUP), (32, SIGCHLD), (80, fd)):
         arguments[at : at + 8] = word.to_bytes(8, "little")
     try:
-        pid = call(CLONE3, bytes(arguments), CLONE_ARGS_BYTES)
+        pid = call("clone3", bytes(arguments), CLONE_ARGS_BYTES)
     except OSError as error:
         return str(error)
     finally:

@@ -31,15 +31,8 @@ def send(link: _socket.socket, tag: str, body: dict[str, Any] | None = None, fds
 
 
 def name_senders(link: _socket.socket) -> None:
-    """Let the kernel say with every message who sent it, as a pid of our own process namespace."""
+    """Let the kernel add to every message who sent it: `sender`, a pid of our own process namespace."""
     link.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
-
-
-def receive_named(link: _socket.socket) -> tuple[str, int]:
-    """Return one message's tag and its sender's pid, 0 when the other end is gone. Needs `name_senders`."""
-    data, ancillary, _flags, _address = link.recvmsg(MAX_MESSAGE_BYTES, _SENDER_BYTES, _socket.MSG_CMSG_CLOEXEC)
-    sender = next((packed for _, kind, packed in ancillary if kind == _socket.SCM_CREDENTIALS), b"")
-    return (marshal.loads(data)[0], int.from_bytes(sender[:_INT_BYTES], "little")) if data and sender else ("", 0)
 
 
 def receive(link: _socket.socket) -> tuple[str, dict[str, Any], list[int]]:
@@ -57,6 +50,9 @@ def receive(link: _socket.socket) -> tuple[str, dict[str, Any], list[int]]:
     if not data:
         return "", {}, fds
     tag, body = marshal.loads(data)
+    for _, kind, packed in ancillary:
+        if kind == _socket.SCM_CREDENTIALS:
+            body["sender"] = int.from_bytes(packed[:_INT_BYTES], "little")
     return tag, body, fds
 
 

@@ -36,10 +36,10 @@ class WorkFolder:
         os.rmdir(self.tmp)
         self._make(self.tmp)
 
-    def is_over(self, size_bytes: int, inodes: int) -> bool:
-        """Tell whether more is stored than allowed; walking costs, so only every few calls look."""
+    def is_over(self, size_bytes: int, inodes: int, *, is_fresh: bool) -> bool:
+        """Tell whether more is stored than allowed; walking costs, so only every few calls look unless `is_fresh`."""
         self._tick += 1
-        if self._tick % CHECK_EVERY == 1:
+        if is_fresh or self._tick % CHECK_EVERY == 1:
             used, count = _measure((self.workspace, self.tmp))
             self._last = used > size_bytes or count > inodes
         return self._last

@@ -8,9 +8,8 @@ from dataclasses import fields
 from functools import partial
 
 from cloche.core.levels import Control
-from cloche.core.request import Request
 from cloche.core.result import EXIT_TIMEOUT, TIMEOUT_NOTE, ExecutionResult, Result, Status
-from cloche.core.units import KIB, MIB
+from cloche.core.units import MIB
 
 from .conformance_subject import (
     Check, Subject, bash, command, describe, ends, expect, expect_ok, expect_that, python,
@@ -81,7 +80,9 @@ async def _json(subject: Subject) -> None:
 
 
 async def _usage(subject: Subject) -> None:
-    code = "import time\nend = time.process_time() + 0.5\nhoard = b'x' * (64 << 20)\nwhile time.process_time() < end: pass"
+    code = (
+        "import time\nend = time.process_time() + 0.5\nhoard = b'x' * (64 << 20)\nwhile time.process_time() < end: pass"
+    )
     usage = expect_ok(await subject.run(python(code))).usage
     if usage.cpu_user_s is not None:
         expect_that(0.3 < usage.cpu_user_s < 5, f"half a second of work counted as {usage.cpu_user_s} s")
@@ -100,7 +101,7 @@ async def _timeout(subject: Subject) -> None:
     expect_that(2 <= result.duration < 20, f"a time-out of 2 s took {result.duration} s")
 
 
-def _signals(name: str, number: int, **changes: object) -> Check:
+def _signals(name: str, number: int) -> Check:
     return ends(
         f"signal {name}", f"a program ended by SIG{name.upper()} is signaled with {128 + number}",
         lambda: python(f"import os; os.kill(os.getpid(), {number})"),
@@ -137,16 +138,6 @@ try:
             os._exit(0)
 except OSError:
     time.sleep(0.3)
-    {then}
-sys.exit(77)
-"""
-FILLS = """
-import sys
-try:
-    for number in range(64):
-        with open(f"fill{{number}}", "wb", 0) as file:
-            file.write(bytes(1 << 20))
-except OSError:
     {then}
 sys.exit(77)
 """
@@ -199,10 +190,9 @@ CHECKS: tuple[Check, ...] = (
     _ends("disk limit", "a program that overfills the workspace is disk_limit",
           lambda: python(LINGERS), status=Status.DISK_LIMIT, exit_code=None, hits="disk_limit", disk_bytes=8 * MIB,
           rests_on=Control.DISK),
-    _ends("timeout before disk limit", "the time-out has precedence over what else was hit",
-          lambda: bash("head -c 8M /dev/zero > full; head -c 8M /dev/zero > full2; exec sleep 60"),
-          status=Status.TIMEOUT, exit_code=EXIT_TIMEOUT, disk_bytes=15 * MIB, timeout_s=3,
-          rests_on=Control.DISK),
+    _ends("timeout before pids limit", "the time-out has precedence over what else was hit",
+          lambda: python(FORKS.format(then="time.sleep(60)")), status=Status.TIMEOUT, exit_code=EXIT_TIMEOUT,
+          hits="pids_limit", pids=16, timeout_s=3, rests_on=Control.PIDS),
     _ends("output limit", "a flood ends the run as output_limit with 137", lambda: bash("exec cat /dev/zero"),
           status=Status.OUTPUT_LIMIT, exit_code=137, hits="output_limit", flood_bytes=4 * MIB),
     _ends("flood on stderr", "a flood of stderr ends the run too", lambda: bash("exec cat /dev/zero >&2"),

@@ -39,7 +39,10 @@ class Subject:
     limits: Limits = GENEROUS
 
     def open(
-        self, *, policy: Policy | None = None, **limits: Any  # noqa: ANN401 - checked by Limits
+        self,
+        *,
+        policy: Policy | None = None,
+        **limits: Any,  # noqa: ANN401 - checked by Limits
     ) -> AbstractAsyncContextManager[OpenSandbox]:
         """Open a sandbox of the backend with some limits changed."""
         return self.backend.open(policy or self.policy, self.limits.with_changes(**limits))

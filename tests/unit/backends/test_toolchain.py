@@ -185,7 +185,14 @@ def test_dotnet_is_shown_by_the_folder_it_is_in(home: Path, plant: Plant) -> Non
     """What dotnet needs lies beside it, whatever that folder is called."""
     dotnet = plant(".dotnet/dotnet", "echo 10.0.100")
     toolchain = find_toolchain(LANGUAGES["csharp"], search_path=[str(dotnet.parent)])
-    assert (toolchain.engine.name, toolchain.binds) == ("dotnet", (f"{home}/.dotnet",))
+    assert (toolchain.engine.name, set(toolchain.binds) - {"/etc/dotnet"}) == ("dotnet", {f"{home}/.dotnet"})
+
+
+@pytest.mark.toolchain
+def test_mono_is_shown_with_its_settings() -> None:
+    """Mono reads from /etc/mono which library is which, so that folder is shown with it."""
+    mono = LANGUAGES["csharp"].engines[1]
+    assert _toolchain(LANGUAGES["csharp"], mono).binds == ("/etc/mono",)
 
 
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=list(LANGUAGES))

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from cloche.core.capabilities import Capabilities
 from cloche.core.enforcement import Enforcement, shortfalls
 from cloche.core.errors import BackendUnavailable
+from cloche.core.languages import Language
 from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
@@ -15,6 +16,7 @@ from cloche.core.policy import Policy
 from .host import Host, measure_host, namespace_remedy
 from .measures import measures
 from .sandbox import LocalOpenSandbox
+from .toolchain import Toolchain, find_toolchain
 
 # Levels below `confined` are only ever taken when they are asked for by name.
 _ON_REQUEST = (Level.PROCESS, Level.NONE)
@@ -48,6 +50,10 @@ class LocalBackend:
             reason=_why_not_higher(host),
             remedy="" if level >= Level.JAIL else namespace_remedy(),
         )
+
+    def toolchain(self, language: Language) -> Toolchain:
+        """Return what runs `language` here. Raises BackendUnavailable saying which package brings it."""
+        return find_toolchain(language)
 
     @asynccontextmanager
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[LocalOpenSandbox]:

@@ -30,15 +30,9 @@ from cloche.core.languages import Engine, Language
 SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin")
 # Trees that every jail shows anyway.
 SHOWN_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-# Files and folders of /etc that toolchains read; the jail shows those that exist, and no others.
-ETC_PATHS = (
-    "/etc/alternatives",
-    "/etc/dotnet",
-    "/etc/ld.so.cache",
-    "/etc/mono",
-    "/etc/ssl/certs",
-    "/etc/ssl/openssl.cnf",
-)
+# What a program reads of /etc besides what every jail has; shown with it where it exists. Without its own, Mono finds
+# none of its libraries.
+SETTINGS: Mapping[str, tuple[str, ...]] = {"dotnet": ("/etc/dotnet",), "mono": ("/etc/mono",)}
 FOLDERS_VARIABLE = "CLOCHE_TOOLCHAINS"
 PROBE_TIMEOUT_S = 20.0
 _PROBE_INHERITS = ("HOME", "RUSTUP_HOME", "CARGO_HOME")
@@ -157,8 +151,12 @@ def _try_engine(engine: Engine, folders: tuple[str, ...]) -> tuple[Toolchain | N
             least = ".".join(map(str, engine.least_version))
             return None, f"{main} is {version or 'of unknown version'}, older than {least}"
     programs = MappingProxyType({name: program.path for name, program in found.items()})
-    binds = _outermost(bind for program in found.values() for bind in program.binds)
+    binds = _outermost([*(bind for program in found.values() for bind in program.binds), *_settings(engine)])
     return Toolchain(engine=engine, programs=programs, binds=binds), ""
+
+
+def _settings(engine: Engine) -> list[str]:
+    return [path for name in engine.programs for path in SETTINGS.get(name, ()) if os.path.exists(path)]
 
 
 def _find_program(name: str, folders: Iterable[str]) -> _Found | None:

@@ -1,0 +1,234 @@
+"""Conformance: what lives between runs, what dies with one, and that nothing is left.
+
+A survivor is looked for from inside: it would go on writing its heartbeat into the workspace, which a later run of
+the same sandbox sees; that works wherever a backend runs. What is left on this host is looked for as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from functools import partial
+
+from cloche.core.errors import ClocheError
+from cloche.core.events import Event, OutputChunk, Started
+from cloche.core.protocols import OpenSandbox, SupportsStreaming
+from cloche.core.result import Status
+
+from .conformance_leftovers import leftovers, named_processes
+from .conformance_subject import (
+    Broken, Check, Subject, bash, describe, eventually, expect, expect_ok, expect_that, python,
+)  # fmt: skip
+
+# Write the time into the workspace for a minute, whatever is sent or closed.
+_HEART = """
+import os, signal, sys, time
+def beat():
+    for number in (1, 2, 13, 15):
+        signal.signal(number, signal.SIG_IGN)
+    for _ in range(600):
+        with open("heartbeat", "w") as file:
+            file.write(str(time.time()))
+        time.sleep(0.1)
+    os._exit(0)
+def wait_for_beat():
+    while not os.path.exists("heartbeat"):
+        time.sleep(0.02)
+"""
+SURVIVORS = {
+    "child": "if os.fork() == 0: beat()\nwait_for_beat()",
+    "daemon": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        [os.close(n) for n in range(3)]\n        beat()\n"
+              "    os._exit(0)\nwait_for_beat()",
+    "many": "for _ in range(4):\n    if os.fork() == 0:\n        os.setsid()\n        beat()\nwait_for_beat()",
+    "killed": "if os.fork() == 0:\n    os.setsid()\n    beat()\nwait_for_beat()\nos.kill(os.getpid(), 9)",
+    "timed out": "if os.fork() == 0:\n    os.setsid()\n    beat()\nwait_for_beat()\ntime.sleep(60)",
+}  # fmt: skip
+
+
+async def _dies_with_run(subject: Subject, how: str) -> None:
+    async with subject.open(timeout_s=3 if how == "timed out" else 60) as sandbox:
+        result = await sandbox.run(python(_HEART + SURVIVORS[how]))
+        wanted = {"killed": Status.SIGNALED, "timed out": Status.TIMEOUT}.get(how, Status.OK)
+        expect_that(result.status is wanted, f"the run ended with {describe(result)}")
+        await _expect_no_heartbeat(sandbox)
+
+
+async def _expect_no_heartbeat(sandbox: OpenSandbox) -> None:
+    code = "import time\nfirst = open('heartbeat').read(); time.sleep(0.6)\nprint(first == open('heartbeat').read())"
+    result = expect_ok(await sandbox.run(python(code)))
+    expect("the heartbeat has stopped", result.stdout, "True\n")
+
+
+async def _held_pipe(subject: Subject) -> None:
+    started = time.monotonic()
+    code = "import os, time\nprint('parent', flush=True)\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(50)\n    os._exit(0)"
+    expect("stdout", expect_ok(await subject.run(python(code))).stdout, "parent\n")
+    expect_that(time.monotonic() - started < 25, "the run waited for a grandchild that held its pipe")
+
+
+async def _cancelled(subject: Subject) -> None:
+    async with subject.open() as sandbox:
+        running = asyncio.ensure_future(sandbox.run(python(_HEART + "if os.fork() == 0:\n    os.setsid()\n    beat()\ntime.sleep(60)")))
+        await _until_file(sandbox, running)
+        started = time.monotonic()
+        running.cancel()
+        ended = (await asyncio.gather(running, return_exceptions=True))[0]
+        expect_that(isinstance(ended, asyncio.CancelledError), f"a cancelled run came to {ended!r}")
+        expect_that(time.monotonic() - started < 20, "cancelling a run took more than 20 s")
+        await _expect_no_heartbeat(sandbox)
+
+
+async def _until_file(sandbox: OpenSandbox, running: asyncio.Future[object]) -> None:
+    """Wait until the guest is surely at work. Runs and reads of one sandbox may take turns, so time must do."""
+    await asyncio.wait([running], timeout=2.0)
+    expect_that(not running.done(), "the run ended by itself")
+
+
+async def _workspace_lives(subject: Subject) -> None:
+    async with subject.open() as sandbox:
+        expect_ok(await sandbox.run(bash("mkdir d && echo 1 > d/f && chmod 750 d/f && ln -s d/f link")))
+        result = expect_ok(await sandbox.run(bash("cat link; stat -c %a d/f; pwd > where; cat where; echo $HOME")))
+        words = result.stdout.split()
+        expect("what is left of the first run", words[:2], ["1", "750"])
+        expect("HOME, which is the workspace", words[3], words[2])
+
+
+async def _tmp_dies(subject: Subject) -> None:
+    async with subject.open() as sandbox:
+        expect_ok(await sandbox.run(bash('mkdir "$TMPDIR/d" && echo 1 > "$TMPDIR/d/f" && chmod 0 "$TMPDIR/d"')))
+        expect("what is left in TMPDIR", expect_ok(await sandbox.run(bash('ls -A "$TMPDIR"'))).stdout, "")
+
+
+async def _fresh_process(subject: Subject) -> None:
+    async with subject.open() as sandbox:
+        expect_ok(await sandbox.run(python("import os; x = 1; os.environ['X'] = '1'; os.chdir('/')", env={"GIVEN": "1"})))
+        code = "import os; print('x' in globals(), 'X' in os.environ, 'GIVEN' in os.environ, os.getcwd() == os.environ['HOME'])"
+        expect("what is left", expect_ok(await sandbox.run(python(code))).stdout, "False False False True\n")
+
+
+async def _turns(subject: Subject) -> None:
+    """Start three runs at once in one sandbox: whether they take turns or not, each is whole."""
+    async with subject.open() as sandbox:
+        runs = [sandbox.run(python(f"import time; time.sleep(0.2); open('{n}', 'w').close(); print({n})")) for n in range(3)]
+        results = await asyncio.gather(*runs)
+        expect("their output", [expect_ok(r).stdout for r in results], ["0\n", "1\n", "2\n"])
+        listed = expect_ok(await sandbox.run(bash("echo [0-9]")))
+        expect("their files", listed.stdout, "0 1 2\n")
+
+
+_NEIGHBOUR = """
+import os, sys, time
+mine = sys.argv[1]
+for folder in (".", os.environ["TMPDIR"]):
+    open(f"{folder}/{mine}", "w").write(mine)
+time.sleep(1)
+for folder in (".", os.environ["TMPDIR"]):
+    seen = [name for name in os.listdir(folder) if name.startswith("neighbour")]
+    assert seen == [mine], seen
+print(mine)
+"""
+
+
+async def _eight(subject: Subject) -> None:
+    names = [f"neighbour-{n}" for n in range(8)]
+    results = await asyncio.gather(*(subject.run(python(_NEIGHBOUR, name)) for name in names))
+    expect("their output", [expect_ok(r).stdout.strip() for r in results], names)
+    for name, result in zip(names, results, strict=True):
+        expect(f"files of {name}", [record.path for record in result.files], [name])
+
+
+async def _parallel(subject: Subject) -> None:
+    """Sleep 2 s four times at once: one after the other that is 8 s and more."""
+    started = time.monotonic()
+    await asyncio.gather(*(subject.run(python("import time; time.sleep(2)")) for _ in range(4)))
+    expect_that(time.monotonic() - started < 7.5, f"four sleeps of 2 s took {time.monotonic() - started:.1f} s")
+
+
+async def _streaming(subject: Subject) -> None:
+    async with subject.open() as sandbox:
+        if not isinstance(sandbox, SupportsStreaming):
+            return  # an optional power: not offering it breaks no claim
+        events: list[tuple[float, Event]] = []
+        code = "import sys, time\nfor n in range(5):\n    print(n, flush=True); time.sleep(0.3)\nprint('e', file=sys.stderr)"
+        result = expect_ok(await sandbox.run_streaming(python(code), lambda event: events.append((time.monotonic(), event))))
+        ended = time.monotonic()
+    expect_that(events and isinstance(events[0][1], Started), "Started is not the first event")
+    chunks = [(at, event) for at, event in events if isinstance(event, OutputChunk)]
+    for stream, whole in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
+        expect(f"the chunks of {stream}", b"".join(e.data for _, e in chunks if e.stream == stream), whole)
+    expect_that(ended - chunks[0][0] > 0.8, "the first output came only when the run had ended")
+
+
+async def _closed(subject: Subject) -> None:
+    async with subject.open() as sandbox:
+        result = expect_ok(await sandbox.run(bash("echo kept > f")))
+    try:
+        after = await sandbox.run(bash("cat f"))
+    except ClocheError:
+        pass  # the clearest answer
+    else:
+        expect_that(after.stdout == "", "a closed sandbox still has its workspace")
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        expect("files saved after closing", result.save(folder), ("f",))
+
+
+async def _nothing_left(subject: Subject) -> None:
+    """Let runs end in every way, then look for anything of theirs on this host."""
+    before = leftovers()
+    token = f"left-{secrets.token_hex(6)}"
+    daemon = f"import os\nif os.fork() == 0:\n    os.setsid()\n    os.execvp('sleep', ['{token}', '300'])\n"
+    async with subject.open(timeout_s=2) as sandbox:
+        for ending in ("", "os.abort()", "import time; time.sleep(60)", "print('x' * 100_000_000)"):
+            await sandbox.run(python(f"{daemon}\nopen('f', 'a').write('x')\n{ending}"))
+    running = asyncio.ensure_future(subject.run(python(f"{daemon}\nimport time; time.sleep(60)")))
+    await asyncio.sleep(1.5)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    del sandbox, running
+    import gc
+
+    gc.collect()  # results in cycles would hold their files a little longer
+    gone = await eventually(lambda: not named_processes(token) and leftovers() <= before)
+    if not gone:
+        raise Broken(f"left behind: {sorted(leftovers() - before)} {named_processes(token)}")
+
+
+async def _no_descriptors_left(subject: Subject) -> None:
+    """Open descriptors of this process: after a first run, which may cache some, more runs add none."""
+    await subject.run(python("pass"))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        await subject.run(python("open('f', 'w').write('x')"))
+        await subject.run(python("import time; time.sleep(60)"), timeout_s=0.2)
+    import gc
+
+    gc.collect()
+    few = await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    expect_that(few, f"ten runs left {len(os.listdir('/proc/self/fd')) - before} descriptors open")
+
+
+_lives = partial(Check, family="sandbox")
+
+CHECKS: tuple[Check, ...] = (
+    *(
+        Check(name=f"survivor: {how}", family="tree kill", claim=f"a process left behind dies with the run ({how})",
+              attempt=partial(_dies_with_run, how=how))
+        for how in SURVIVORS
+    ),
+    Check(name="held pipe", family="tree kill", claim="a run ends with its program though a grandchild holds the pipe", attempt=_held_pipe),
+    Check(name="cancellation", family="cancellation", claim="cancelling a run kills everything it started", attempt=_cancelled),
+    _lives(name="workspace lives", claim="the workspace lives between runs, and is the home", attempt=_workspace_lives),
+    _lives(name="temporary files die", claim="temporary files die with the run", attempt=_tmp_dies),
+    _lives(name="fresh process", claim="each run is a fresh process in the workspace", attempt=_fresh_process),
+    _lives(name="runs at once", claim="runs started at once in one sandbox are each whole", attempt=_turns),
+    _lives(name="closed", claim="closing ends the sandbox; its results stay whole", attempt=_closed),
+    Check(name="eight at once", family="concurrency", claim="eight sandboxes at once do not see each other", attempt=_eight),
+    Check(name="in parallel", family="concurrency", claim="sandboxes run in parallel", attempt=_parallel, alone=True),
+    Check(name="streaming", family="streaming", claim="events come in order, while the code runs, and are whole", attempt=_streaming),
+    Check(name="nothing left", family="cleanup", claim="no process, mount, control group or folder is left", attempt=_nothing_left, alone=True),
+    Check(name="no descriptors left", family="cleanup", claim="no descriptor is left open", attempt=_no_descriptors_left, alone=True),
+)  # fmt: skip
