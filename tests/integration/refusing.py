@@ -17,6 +17,7 @@ CLONE_NEW_ANY = 0x7E020080
 CLONE, CLONE3, UNSHARE = ((220, 435, 97) if os.uname().machine == "aarch64" else (56, 435, 272))
 EPERM, ENOSYS, ALLOW = 0x00050001, 0x00050026, 0x7FFF0000
 LD, JEQ, JSET, RET = 0x20, 0x15, 0x45, 0x06
+EVERYBODY = f"0 0 {2**32 - 1}"
 FILTER = (
     (LD, 0, 0, 0),
     (JEQ, 0, 1, CLONE3),
@@ -42,11 +43,12 @@ def refuse_by_seccomp() -> None:
 def refuse_by_sysctl() -> None:
     """Enter a user namespace in which everybody is who they were, and forbid further ones in it."""
     uid, gid = os.geteuid(), os.getegid()
-    was_root = uid == 0
-    enter_namespace(f"0 0 {2**32 - 1}" if was_root else f"{uid} {uid} 1", f"0 0 {2**32 - 1}" if was_root else f"{gid} {gid} 1")
-    with open("/proc/sys/user/max_user_namespaces", "w") as file:
-        file.write("0")
-    if not was_root:
+    if uid == 0:
+        enter_namespace(EVERYBODY, EVERYBODY)
+    else:
+        enter_namespace(f"{uid} {uid} 1", f"{gid} {gid} 1")
+    write("/proc/sys/user/max_user_namespaces", "0")
+    if uid != 0:
         caps.drop_all()
 
 
@@ -57,7 +59,7 @@ def enter_namespace(uid_map: str, gid_map: str) -> None:
     child = os.fork()
     if child == 0:
         os.read(go_reading, 1)
-        if not uid_map.startswith("0 0 "):
+        if uid_map != EVERYBODY:
             write(f"/proc/{parent}/setgroups", "deny")
         write(f"/proc/{parent}/gid_map", gid_map)
         write(f"/proc/{parent}/uid_map", uid_map)

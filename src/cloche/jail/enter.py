@@ -87,8 +87,8 @@ class Reaper:
             os._exit(1)
         self._check_helper()
         wire.send(self.link, "ready", {"plan": plan[:200]}, entrance.kept)
-        for fd in entrance.kept:
-            os.close(fd)
+        while entrance.kept:
+            os.close(entrance.kept.pop())
         wait_until_limited()
         wire.send(self.link, "started", {"at": time.monotonic()})
 

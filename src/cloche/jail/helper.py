@@ -290,6 +290,8 @@ class Watch:
         elif tag == "ended":
             self.ended = body
         elif tag == "failed":
+            if fds:
+                self._keep_workspace(fds[0])
             self.failed = body
         return tag != ""
 

@@ -210,7 +210,7 @@ def try_level(backend: Backend, level: Level) -> Trial:
     try:
         return bridge.call(lambda _: run())
     except BackendUnavailable as error:
-        return Trial(level=level, status="refused", detail=str(error))
+        return Trial(level=level, status="refused", detail=str(error).partition(". To fix it")[0])
     except ClocheError as error:
         return Trial(level=level, status="failed", detail=str(error))
 
