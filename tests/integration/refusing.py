@@ -14,7 +14,7 @@ from cloche.jail import caps, syscalls
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEW_ANY = 0x7E020080
-CLONE, CLONE3, UNSHARE = ((220, 435, 97) if os.uname().machine == "aarch64" else (56, 435, 272))
+CLONE, CLONE3, UNSHARE = (220, 435, 97) if os.uname().machine == "aarch64" else (56, 435, 272)
 EPERM, ENOSYS, ALLOW = 0x00050001, 0x00050026, 0x7FFF0000
 LD, JEQ, JSET, RET = 0x20, 0x15, 0x45, 0x06
 EVERYBODY = f"0 0 {2**32 - 1}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,17 +100,21 @@ def test_what_confined_promises_holds_there(way: str, attempt: str, code: str, t
     assert report.get("stdout", "").startswith("refused"), f"{attempt}: {report}"
 
 
-def test_no_level_below_confined_is_taken_by_itself(tmp_path: Path) -> None:
-    """Where neither works, a plain run is an error; level process is only ever had by name."""
-    if os.geteuid() != 0:
-        ways = "needs root: only root of a namespace without other ids can neither make a jail nor give up its id"
-        pytest.skip(ways) if os.environ.get("CI") is None else None
-        return
-    code = f"import os; os.execvp(sys.executable, [sys.executable, '-c', {RUN!r}, sys.argv[1]])"
-    shell = f"import sys; sys.path.insert(0, {str(REFUSING.parent)!r}); import refusing; refusing.enter_namespace('0 0 1', '0 0 1'); {code}"
-    for keywords, expected in (({"code": "print(1)"}, "BackendUnavailable"), ({"code": "print(1)", "level": "process"}, None)):
-        done = subprocess.run(
-            [sys.executable, "-c", shell, json.dumps(keywords)],
-            capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
-        )  # fmt: skip
-        assert json.loads(done.stdout).get("error") == expected, done.stderr
+ROOT_OF_NOTHING = f"""
+import os, sys
+sys.path.insert(0, {str(REFUSING.parent)!r})
+import refusing
+refusing.enter_namespace("0 0 1", "0 0 1")
+os.execvp(sys.executable, [sys.executable, "-c", {RUN!r}, sys.argv[1]])
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("keywords", "error"), [({}, "BackendUnavailable"), ({"level": "process"}, None)])
+def test_no_level_below_confined_is_taken_by_itself(
+    keywords: dict[str, str], error: str | None, tmp_path: Path
+) -> None:
+    """Where root can neither make a jail nor give up its id, code runs at level process by name, or not at all."""
+    words = [sys.executable, "-c", ROOT_OF_NOTHING, json.dumps({"code": "print(1)", **keywords})]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
+    assert json.loads(done.stdout).get("error") == error, done.stderr

@@ -16,7 +16,6 @@ import cloche
 from cloche.core.languages import LANGUAGES
 from cloche.core.levels import Control, Level
 from cloche.runtime.doctor import Diagnosis, diagnose
-from tests.leftovers import Snapshot, wait_for_leftovers
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +80,12 @@ def test_the_interpreter_is_this_one(found: Diagnosis) -> None:
     assert cloche.run("import sys; print(sys.prefix)").stdout.strip() == sys.prefix
 
 
-def test_the_command_is_quick_and_leaves_nothing(tmp_path: Path) -> None:
-    """An examination takes less than three seconds; no process, mount, group or folder stays."""
-    before = Snapshot.take()
+def test_the_command_is_quick(tmp_path: Path) -> None:
+    """An examination takes less than three seconds."""
     started = time.monotonic()
     done = doctor("--json", cwd=tmp_path)
     assert time.monotonic() - started < 3
     assert done.returncode == 0, done.stderr
-    assert not wait_for_leftovers(before, patience_s=2)
 
 
 def test_the_table_and_the_json_agree(tmp_path: Path, found: Diagnosis) -> None:

@@ -69,3 +69,12 @@ class SupportsBatchFiles(Protocol):
     async def write_files(self, files: Sequence[InputFile]) -> None:
         """Create or replace all of `files`."""
         ...
+
+
+@runtime_checkable
+class SupportsSingleRun(Protocol):
+    """Prepare for the end while the only run is still being reported."""
+
+    def expect_single_run(self) -> None:
+        """Say that the next run is the last one, so that clearing up may begin as soon as it has ended."""
+        ...

@@ -33,7 +33,7 @@ from .syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .spec import Run, Spec
 
@@ -83,7 +83,7 @@ class Reaper:
         try:
             plan = perform(entrance.steps())
         except StepFailed as error:
-            tell_failure(self.link, error)
+            tell_failure(self.link, error, entrance.kept)
             os._exit(1)
         self._check_helper()
         wire.send(self.link, "ready", {"plan": plan[:200]}, entrance.kept)
@@ -228,6 +228,7 @@ class Guest:
     def __init__(self, reaper: Reaper, index: int, waiting: int):
         self.spec, self.run, self.fds, self.link = reaper.spec, reaper.run, reaper.fds, reaper.link
         self.command = self.run.commands[index] if index < len(self.run.commands) else None
+        self.is_first = index == 0
         self.waiting = waiting
 
     def become(self) -> None:
@@ -254,10 +255,10 @@ class Guest:
     def steps(self) -> list[Step]:
         """List what only the guest itself must not be able to do."""
         spec = self.spec
+        who = identity_steps(spec, self.run)
+        # The first guest was forked before the reaper gave these up; a later one is born without them.
         steps = [
-            *identity_steps(spec, self.run),
-            *limit_steps(spec),
-            *power_steps(spec),
+            *([*who, *limit_steps(spec), *power_steps(spec)] if self.is_first else who[-1:]),
             Step("session", "lead a session of its own, without a terminal", os.setsid),
             Step("standard_streams", "take the given standard streams", self._take_streams),
             Step("directory", f"work in {spec.workspace}", lambda: os.chdir(spec.workspace)),
@@ -315,10 +316,10 @@ def _wait_for(pid: int) -> int:
             return status
 
 
-def tell_failure(link: _socket.socket, error: StepFailed) -> None:
-    """Tell the helper which step failed."""
+def tell_failure(link: _socket.socket, error: StepFailed, kept: Sequence[int] = ()) -> None:
+    """Tell the helper which step failed, and give back the workspace: attaching took it out of the helper's hands."""
     body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
-    wire.send(link, "failed", body)
+    wire.send(link, "failed", body, kept)
 
 
 def _open_all(sources: list[mounts.Bind]) -> None:

@@ -78,7 +78,7 @@ class Helper:
                 guest = self._run(body, fds)
                 if guest is not None:
                     return guest
-            if tag == "":
+            if tag == "" or body.get("is_last"):
                 self._clear_up()
                 os._exit(0)
 
@@ -92,9 +92,9 @@ class Helper:
             if guest is not None:
                 return guest
         except OSError as error:
-            if watch is not None:
-                watch.kill()
-            self._tell("failed", _failure(f"cannot set up the sandbox: {error}", "helper", error.errno or 0))
+            said = watch.last_words() if watch is not None else None
+            ours = _failure(f"cannot set up the sandbox: {error}", "helper", error.errno or 0)
+            self._tell("failed", said or ours)
         else:
             watch.attend()
         finally:
@@ -248,6 +248,14 @@ class Watch:
             pass
         self._report(usage)
         self.link.close()
+
+    def last_words(self) -> dict[str, Any] | None:
+        """Kill the tree, and return what the reaper said it failed at: our own error may only follow from that."""
+        if self.reaper:
+            self.kill()
+            while self.failed is None and self._hear_reaper():
+                pass
+        return self.failed
 
     def kill(self) -> Any:
         """Kill the tree, wait until nothing of it is left, and return what it used."""

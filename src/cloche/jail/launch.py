@@ -18,17 +18,13 @@ _BOOT = """\
 import marshal, posix, sys
 from _frozen_importlib import ModuleSpec
 class Archive:
-    def __init__(self, fd):
-        with open(fd, "rb", 0) as file: self.codes = marshal.loads(file.readall())
-    def find_spec(self, name, path=None, target=None):
-        if name not in self.codes: return None
-        is_package = "." not in name
-        spec = ModuleSpec(name, self, origin="cloche", is_package=is_package)
-        return spec
-    def create_module(self, spec): return None
-    def exec_module(self, module):
-        exec(self.codes[module.__name__], module.__dict__)
-sys.meta_path.insert(0, Archive({archive}))
+    codes = marshal.loads(posix.read({archive}, {size}))
+    def find_spec(name, path=None, target=None):
+        if name in Archive.codes: return ModuleSpec(name, Archive, origin="cloche", is_package="." not in name)
+    def create_module(spec): return None
+    def exec_module(module): exec(marshal.loads(Archive.codes[module.__name__]), module.__dict__)
+posix.close({archive})
+sys.meta_path.insert(0, Archive)
 """
 _BOOT_HELPER = """
 import jail.helper, interpreter.oneshot
@@ -43,7 +39,7 @@ jail.probe.main()
 
 @functools.cache
 def _archive() -> bytes:
-    """Compile every module a helper may import, once per process."""
+    """Compile every module a helper may import, once per process: compiled code by name, each loaded when imported."""
     codes = {}
     for package in HELPER_PACKAGES:
         folder = os.path.join(PACKAGE, package)
@@ -52,8 +48,8 @@ def _archive() -> bytes:
             if suffix == ".py":
                 path = os.path.join(folder, name)
                 with open(path, "rb") as file:
-                    code = compile(file.read(), path, "exec", dont_inherit=True, optimize=0)
-                codes[package if stem == "__init__" else f"{package}.{stem}"] = code
+                    code = compile(file.read(), path, "exec", dont_inherit=True, optimize=2)
+                codes[package if stem == "__init__" else f"{package}.{stem}"] = marshal.dumps(code)
     return marshal.dumps(codes)
 
 
@@ -69,12 +65,16 @@ def _archive_fd() -> int:
     return fd
 
 
+def _boot(archive: int) -> str:
+    return _BOOT.format(archive=archive, size=len(_archive()))
+
+
 def run_probe_process(executable: str, timeout_s: float) -> bytes:
     """Run the probe process and return what it printed. Raises OSError when it cannot run or fails."""
     archive = _archive_fd()
     try:
         done = subprocess.run(
-            [executable, "-I", "-S", "-c", _BOOT.format(archive=archive) + _BOOT_PROBE],
+            [executable, "-I", "-S", "-c", _boot(archive) + _BOOT_PROBE],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=EMPTY_ENVIRONMENT,
@@ -95,7 +95,7 @@ def start_helper(executable: str = sys.executable) -> tuple[subprocess.Popen[byt
     archive = -1
     try:
         archive = _archive_fd()
-        boot = _BOOT.format(archive=archive) + _BOOT_HELPER.format(fd=theirs.fileno())
+        boot = _boot(archive) + _BOOT_HELPER.format(fd=theirs.fileno())
         process = subprocess.Popen(
             [executable, "-I", "-S", "-c", boot],
             stdin=subprocess.DEVNULL,

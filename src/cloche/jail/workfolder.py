@@ -11,11 +11,12 @@ PASSABLE = 0o711  # whoever knows a name below may go there; nobody may look aro
 class WorkFolder:
     """Make, measure and remove one sandbox's folders. `owner` is the guest's uid when it differs from ours."""
 
-    __slots__ = ("_last", "_tick", "folder", "owner", "tmp", "workspace")
+    __slots__ = ("_excused", "_last", "_stored", "_tick", "folder", "owner", "tmp", "workspace")
 
     def __init__(self, folder: str, workspace: str, tmp: str, owner: int | None):
         self.folder, self.workspace, self.tmp, self.owner = folder, workspace, tmp, owner
         self._tick, self._last = 0, False
+        self._stored = self._excused = (0, 0)
 
     def create(self) -> None:
         """Make the folders, readable by the guest alone. An existing folder is an error: somebody else's."""
@@ -31,7 +32,8 @@ class WorkFolder:
             os.chown(path, self.owner, self.owner)
 
     def renew_tmp(self) -> None:
-        """Empty /tmp between runs: only the workspace lives on."""
+        """Empty /tmp between runs: only the workspace lives on. What overfills it may be cleared up by the next run."""
+        self._excused = self._stored
         _remove_below(self.tmp)
         os.rmdir(self.tmp)
         self._make(self.tmp)
@@ -40,8 +42,9 @@ class WorkFolder:
         """Tell whether more is stored than allowed; walking costs, so only every few calls look unless `is_fresh`."""
         self._tick += 1
         if is_fresh or self._tick % CHECK_EVERY == 1:
-            used, count = _measure((self.workspace, self.tmp))
-            self._last = used > size_bytes or count > inodes
+            self._stored = _measure((self.workspace, self.tmp))
+            most = zip((size_bytes, inodes), self._excused, strict=True)
+            self._last = any(now > max(pair) for now, pair in zip(self._stored, most, strict=True))
         return self._last
 
     def remove(self) -> None:

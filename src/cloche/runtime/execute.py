@@ -18,7 +18,7 @@ from cloche.core.languages import language_named
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy, ScreenMode
-from cloche.core.protocols import Backend, OpenSandbox, SupportsStreaming
+from cloche.core.protocols import Backend, OpenSandbox, SupportsSingleRun, SupportsStreaming
 from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
@@ -107,6 +107,8 @@ async def arun(
     job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)
     sink = make_sink(on_output, on_event)
     async with shared_slots().hold(), prepared.backend.open(prepared.policy, prepared.limits) as opened:
+        if isinstance(opened, SupportsSingleRun):
+            opened.expect_single_run()
         return await run_in(opened, prepared, job, sink=sink, out=out)
 
 

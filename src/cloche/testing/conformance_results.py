@@ -118,6 +118,8 @@ def _leaves(code: int) -> Check:
     )  # fmt: skip
 
 
+# Piece by piece: one huge allocation may be refused, which is a MemoryError and no more.
+GROWS = "import time\nhoard = []\nfor _ in range(200):\n    hoard.append(b'x' * (2 << 20)); time.sleep(0.005)\ntime.sleep(60)"
 # A child that keeps on holding memory: the tree is over its limit, no single process is.
 IN_CHILDREN = """
 import os, time
@@ -174,7 +176,7 @@ CHECKS: tuple[Check, ...] = (
     _ends("abort", "abort() is signaled with 134", lambda: python("import os; os.abort()"),
           status=Status.SIGNALED, exit_code=134),
     _ends("out of memory", "one process over the memory is out_of_memory with 137",
-          lambda: python("hoard = b'x' * (400 << 20)\nimport time; time.sleep(60)"),
+          lambda: python(GROWS),
           status=Status.OUT_OF_MEMORY, exit_code=137, hits="out_of_memory", memory_bytes=64 * MIB,
           rests_on=Control.MEMORY),
     _ends("out of memory in children", "children over the memory together are out_of_memory with 137",

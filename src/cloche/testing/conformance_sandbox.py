@@ -70,7 +70,9 @@ async def _held_pipe(subject: Subject) -> None:
 
 async def _cancelled(subject: Subject) -> None:
     async with subject.open() as sandbox:
-        running = asyncio.ensure_future(sandbox.run(python(_HEART + "if os.fork() == 0:\n    os.setsid()\n    beat()\ntime.sleep(60)")))
+        running = asyncio.ensure_future(
+            sandbox.run(python(_HEART + "if os.fork() == 0:\n    os.setsid()\n    beat()\ntime.sleep(60)"))
+        )
         await _until_file(sandbox, running)
         started = time.monotonic()
         running.cancel()
@@ -103,7 +105,9 @@ async def _tmp_dies(subject: Subject) -> None:
 
 async def _fresh_process(subject: Subject) -> None:
     async with subject.open() as sandbox:
-        expect_ok(await sandbox.run(python("import os; x = 1; os.environ['X'] = '1'; os.chdir('/')", env={"GIVEN": "1"})))
+        expect_ok(
+            await sandbox.run(python("import os; x = 1; os.environ['X'] = '1'; os.chdir('/')", env={"GIVEN": "1"}))
+        )
         code = "import os; print('x' in globals(), 'X' in os.environ, 'GIVEN' in os.environ, os.getcwd() == os.environ['HOME'])"
         expect("what is left", expect_ok(await sandbox.run(python(code))).stdout, "False False False True\n")
 
@@ -111,7 +115,9 @@ async def _fresh_process(subject: Subject) -> None:
 async def _turns(subject: Subject) -> None:
     """Start three runs at once in one sandbox: whether they take turns or not, each is whole."""
     async with subject.open() as sandbox:
-        runs = [sandbox.run(python(f"import time; time.sleep(0.2); open('{n}', 'w').close(); print({n})")) for n in range(3)]
+        runs = [
+            sandbox.run(python(f"import time; time.sleep(0.2); open('{n}', 'w').close(); print({n})")) for n in range(3)
+        ]
         results = await asyncio.gather(*runs)
         expect("their output", [expect_ok(r).stdout for r in results], ["0\n", "1\n", "2\n"])
         listed = expect_ok(await sandbox.run(bash("echo [0-9]")))
@@ -152,7 +158,9 @@ async def _streaming(subject: Subject) -> None:
             return  # an optional power: not offering it breaks no claim
         events: list[tuple[float, Event]] = []
         code = "import sys, time\nfor n in range(5):\n    print(n, flush=True); time.sleep(0.3)\nprint('e', file=sys.stderr)"
-        result = expect_ok(await sandbox.run_streaming(python(code), lambda event: events.append((time.monotonic(), event))))
+        result = expect_ok(
+            await sandbox.run_streaming(python(code), lambda event: events.append((time.monotonic(), event)))
+        )
         ended = time.monotonic()
     expect_that(events and isinstance(events[0][1], Started), "Started is not the first event")
     chunks = [(at, event) for at, event in events if isinstance(event, OutputChunk)]
@@ -182,7 +190,12 @@ async def _nothing_left(subject: Subject) -> None:
     token = f"left-{secrets.token_hex(6)}"
     daemon = f"import os\nif os.fork() == 0:\n    os.setsid()\n    os.execvp('sleep', ['{token}', '300'])\n"
     async with subject.open(timeout_s=2) as sandbox:
-        for ending in ("", "os.abort()", "import time; time.sleep(60)", "print('x' * 100_000_000)"):
+        for ending in (
+            "os.chmod(os.environ['TMPDIR'], 0); os.chmod('.', 0)",
+            "os.abort()",
+            "import time; time.sleep(60)",
+            "print('x' * 100_000_000)",
+        ):
             await sandbox.run(python(f"{daemon}\nopen('f', 'a').write('x')\n{ending}"))
     running = asyncio.ensure_future(subject.run(python(f"{daemon}\nimport time; time.sleep(60)")))
     await asyncio.sleep(1.5)

@@ -94,7 +94,10 @@ except OSError: pass
 @contextmanager
 def _listeners() -> Iterator[list[tuple[socket.AddressFamily, object]]]:
     """Listen on this host's loopback and at an abstract name; each is first reached from here."""
-    wanted: list[tuple[socket.AddressFamily, object]] = [(socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_UNIX, f"\0canary-{secrets.token_hex(6)}")]
+    wanted: list[tuple[socket.AddressFamily, object]] = [
+        (socket.AF_INET, ("127.0.0.1", 0)),
+        (socket.AF_UNIX, f"\0canary-{secrets.token_hex(6)}"),
+    ]
     if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6"):
         wanted.append((socket.AF_INET6, ("::1", 0)))
     sockets, reached = [], []
@@ -118,7 +121,10 @@ def _listeners() -> Iterator[list[tuple[socket.AddressFamily, object]]]:
 
 async def _loopback(subject: Subject) -> None:
     with _listeners() as reached:
-        places = [(int(family), address if isinstance(address, str | bytes) else tuple(address)) for family, address in reached]  # type: ignore[arg-type]
+        places = [
+            (int(family), address if isinstance(address, str | bytes) else tuple(address))
+            for family, address in reached
+        ]  # type: ignore[arg-type]
         code = f"""
 import socket
 for family, address in {places!r}:

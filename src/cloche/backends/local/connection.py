@@ -46,10 +46,15 @@ class Connection:
             self._settled = loop.run_in_executor(None, settle_cgroup_lock, self._process.pid)
         self._send("open", {}, self._spec.as_wire())
 
-    def send_run(self, run: Run, streams: Sequence[int]) -> None:
-        """Send one run with its descriptors: standard input, output, error, and the value's pipe."""
+    def send_run(self, run: Run, streams: Sequence[int], *, is_last: bool = False) -> None:
+        """Send one run with its descriptors: standard input, output, error, and the value's pipe.
+
+        After the last one, the helper clears up and ends by itself.
+        """
         self._was_started = False
-        self._send("run", {"timeout_s": run.timeout_s, "private": run.private}, run.as_wire(), streams)
+        self._send(
+            "run", {"timeout_s": run.timeout_s, "private": run.private, "is_last": is_last}, run.as_wire(), streams
+        )
 
     async def attend(self, on_word: OnWord) -> dict[str, Any]:
         """Wait for the end of the run that was sent; every earlier word goes to `on_word`.

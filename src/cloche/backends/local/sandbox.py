@@ -28,6 +28,8 @@ from .pipes import Pipes
 from .plan import build_spec, choose_places, show_toolchain
 from .program import Program, build_program
 
+SMALL_BYTES, SMALL_FILES = 256 * 1024, 32
+
 
 class LocalOpenSandbox:
     """Run requests one at a time; see core.protocols.OpenSandbox."""
@@ -40,6 +42,11 @@ class LocalOpenSandbox:
         self._workspace_fd = -1
         self._known: dict[str, Known] = {}
         self._turn = asyncio.Lock()
+        self._is_last = False
+
+    def expect_single_run(self) -> None:
+        """Say that the next run is the last one; the helper then clears up while its result is being put together."""
+        self._is_last = True
 
     async def run(self, request: Request) -> Result:
         """Run code or a command and return what came of it."""
@@ -88,8 +95,7 @@ class LocalOpenSandbox:
             await self._attend(run, (null, null, null, null), discard)
         finally:
             os.close(null)
-        found = await asyncio.to_thread(self._collect, {})
-        self._known = dict(found.known)
+        await self._collected({})
 
     async def _have_workspace(self) -> None:
         if self._workspace_fd < 0:
@@ -103,8 +109,7 @@ class LocalOpenSandbox:
             await pipes.drain()
         finally:
             pipes.close()
-        found = await asyncio.to_thread(self._collect, program.given)
-        self._known = dict(found.known)
+        found = await self._collected(program.given)
         return await self._result(program, pipes, ended, found)
 
     async def _attend(
@@ -112,7 +117,7 @@ class LocalOpenSandbox:
     ) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
         connection = await self._connected()
-        connection.send_run(run, streams)
+        connection.send_run(run, streams, is_last=self._is_last and self._spec.level == "jail")
         if on_sent is not None:
             on_sent()
         plan: list[PlanStep] = []
@@ -157,6 +162,18 @@ class LocalOpenSandbox:
                 os.close(self._workspace_fd)
             self._workspace_fd = fresh
 
+    async def _collected(self, given: Mapping[str, str]) -> Collection:
+        """Look at the workspace; in a thread when there is much of it."""
+        found = self._collect(given) if self._is_small() else await asyncio.to_thread(self._collect, given)
+        self._known = dict(found.known)
+        return found
+
+    def _is_small(self) -> bool:
+        """Tell whether hashing the whole workspace takes less time than handing the work to a thread."""
+        state = os.fstatvfs(self._workspace_fd)
+        used_bytes = (state.f_blocks - state.f_bfree) * state.f_frsize
+        return used_bytes < SMALL_BYTES and state.f_files - state.f_ffree < SMALL_FILES
+
     def _collect(self, given: Mapping[str, str]) -> Collection:
         return collect(self._workspace_fd, self._known, given, max_bytes=self._limits.disk_bytes)
 
@@ -168,7 +185,7 @@ class LocalOpenSandbox:
         value, is_repr = pipes.value()
         enforcement = dataclasses.replace(self._enforcement, hits=verdict.hits)
         save = self._saver(found) if found.changed else None
-        runtime = await asyncio.to_thread(program.runtime)
+        runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         return Result(
             out.decode("utf-8", "replace"),
             err.decode("utf-8", "replace"),
