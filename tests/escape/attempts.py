@@ -2,10 +2,10 @@
 
 Theory of operation. An attempt is one program. It is played twice by the same scenario: outside, where it must succeed
 (that is its control, the proof that it would work), and in a sandbox, where it must not. It succeeds when it prints
-`ESCAPED`, when the secret of a planted canary turns up in its output, or when the scenario finds its effect on the host.
-It is contained when none of this happened and the program either said `CONTAINED` or was stopped. A program that just
-crashed has proved nothing and fails the test. An attempt whose control does not succeed is listed with the reason and not
-counted.
+`ESCAPED`, when the secret of a planted canary turns up in its output, or when the scenario finds its effect on the
+host. It is contained when none of this happened and the program either said `CONTAINED` or was stopped. A program
+that just crashed has proved nothing and fails the test. An attempt whose control does not succeed is listed with the
+reason and not counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STOPPED = frozenset({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Hold what came of a play: `breach` says how it succeeded, `stopped_by` what held it; a crash leaves both empty."""
+    """Hold what came of a play: how it succeeded (`breach`) or what held it (`stopped_by`); a crash has neither."""
 
     breach: str = ""
     stopped_by: str = ""

@@ -1,8 +1,8 @@
 """A process that holds one canary in every place where another process might reach it.
 
 It runs on the host and, as the neighbour, in a sandbox of its own. Arguments: what to hold, as JSON. It prints where
-everything is as one line of JSON (what this place does not allow is left out), then holds it until its input ends or its
-time is over.
+everything is as one line of JSON (what this place does not allow is left out), then holds it until its input ends or
+its time is over.
 """
 
 import ctypes

@@ -21,7 +21,7 @@ class Ledger:
         self._not_promised: dict[str, str] = {}
 
     def control(self, attempt: Attempt) -> Verdict:
-        """Play the attempt outside, once per session: plainly unless it is destructive, else in throwaway namespaces."""
+        """Play the attempt outside, once per session; in throwaway namespaces if it is destructive or fails without."""
         key = _key(attempt)
         if key not in self._controls:
             places = (True,) if attempt.destructive else (False, True)
@@ -47,7 +47,9 @@ class Ledger:
 
     def counted(self, attempts: list[Attempt]) -> Iterator[Attempt]:
         """Yield the attempts that were shown to work outside."""
-        return (a for a in attempts if a.has_control_here and _key(a) not in self._not_promised and self.control(a).breach)
+        return (
+            a for a in attempts if a.has_control_here and _key(a) not in self._not_promised and self.control(a).breach
+        )
 
     def report(self) -> list[str]:
         """Return the table of families, and a line for each attempt that is not counted."""
@@ -56,9 +58,8 @@ class Ledger:
         counts = Counter(attempt.family for attempt in self.counted(tried))
         lines = [f"{family:<12} {count:>4} counted" for family, count in sorted(counts.items())]
         lines.append(f"{'all':<12} {counts.total():>4} counted of {len(attempts)}")
-        for attempt in attempts:
-            if reason := self._why_not_counted(attempt):
-                lines.append(f"not counted: {attempt.family}/{attempt.name}: {reason}")
+        reasons = ((attempt, self._why_not_counted(attempt)) for attempt in attempts)
+        lines += [f"not counted: {_key(attempt)}: {reason}" for attempt, reason in reasons if reason]
         return lines
 
     def _why_not_counted(self, attempt: Attempt) -> str:

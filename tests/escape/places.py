@@ -26,9 +26,7 @@ HERE = Path(__file__).parent
 CONTROL_SECONDS = 20.0
 PRELUDE = (HERE / "prelude.py").read_text()
 CODA = '\nsys.stdout.flush()\ncontained("looked everywhere and found nothing")\n'
-TAKE_TERMINAL = (
-    "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-)
+TAKE_TERMINAL = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 # What a careless adapter does: every file by its path, through links, with its mode. The bound is ours.
 NAIVE_COPY = """
 import os, resource, shutil, sys
@@ -89,15 +87,17 @@ def whole_program(attempt: Attempt, code: str) -> str:
 
 def survivors(token: str) -> list[int]:
     """Return the living processes whose command line bears the token of a run."""
-    found = []
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit() and token.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
-                if Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX":
-                    found.append(int(entry))
-        except OSError:
-            continue
-    return [pid for pid in found if pid != os.getpid()]
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return [pid for pid in pids if pid != os.getpid() and _bears(token, pid)]
+
+
+def _bears(token: str, pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:  # it is gone
+        return False
+    return token.encode() in command and state not in "ZX"
 
 
 def end_survivors(token: str) -> None:
@@ -257,7 +257,7 @@ def _run_on_terminal(request: dict[str, Any], token: str) -> Seen:
     with started(command, has_terminal=True) as process:
         out, err = read_to_the_end(process, CONTROL_SECONDS)
     report = json.loads(out.splitlines()[-1]) if out else {"stdout": "", "stderr": err.decode(), "exit_code": 1}
-    return Seen(**{"status": "error", "seconds": 0.0, **report}, token=token, save=lambda directory: ())
+    return Seen(**{"status": "error", "seconds": 0.0, **report}, token=token, save=lambda _: ())
 
 
 @contextmanager

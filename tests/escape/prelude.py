@@ -12,7 +12,6 @@ import sys
 import traceback
 
 
-
 class Told(dict):
     """Say so when a holder does not hold what is asked for: its own walls kept it from that."""
 

@@ -197,4 +197,6 @@ def prints_to_terminal(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
     """Run as a person would, on a terminal, and look for commands among what the terminal gets."""
     seen = place.show(attempt)
     found = [repr(command) for command in COMMANDS if command in seen]
-    return Verdict(breach=f"the terminal got {found}") if found else Verdict(stopped_by="no command reached the terminal")
+    return (
+        Verdict(breach=f"the terminal got {found}") if found else Verdict(stopped_by="no command reached the terminal")
+    )

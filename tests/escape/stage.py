@@ -92,7 +92,12 @@ class Stage:
         self._write(public / "public", self.secret("a file in /tmp"), mode=0o644)
         self.victim = public / "victim"
         self._write(self.victim, UNTOUCHED, mode=0o666)
-        self.targets |= {"home": str(home), "public": str(public / "public"), "victim": str(self.victim), "folder": str(public)}
+        self.targets |= {
+            "home": str(home),
+            "public": str(public / "public"),
+            "victim": str(self.victim),
+            "folder": str(public),
+        }
         self.targets["handle"] = _file_handle(public / "public")
 
     @staticmethod
@@ -172,7 +177,9 @@ class Stage:
             "mark": mark,
             "key": zlib.crc32(mark.encode()) & 0x7FFFFFFF | 1,
             "folder": "/tmp" if is_sandboxed else str(self.victim.parent),
-            "locked": [f"{library}/{file}" for file in (("abc.py", "ast.py") if is_sandboxed else ("cmd.py", "code.py"))],
+            "locked": [
+                f"{library}/{file}" for file in (("abc.py", "ast.py") if is_sandboxed else ("cmd.py", "code.py"))
+            ],
             "seconds": HOLD_SECONDS,
             "until_input_ends": not is_sandboxed,
         }

@@ -1,4 +1,4 @@
-"""Attempts to change what belongs to the host: mounts old and new, roots, system files, kernel settings, set-user-ID."""
+"""Attempts to change what belongs to the host: mounts old and new, roots, system files, settings, identities."""
 
 from functools import partial
 

@@ -143,7 +143,11 @@ ATTEMPTS = (
                 pass
         """,
     ),
-    leak(name="standard input", levels=BOTH, code="""os.lseek(0, 0, 0) if os.path.isfile("/dev/stdin") else None; saw(os.read(0, 4096))"""),
+    leak(
+        name="standard input",
+        levels=BOTH,
+        code="""os.lseek(0, 0, 0) if os.path.isfile("/dev/stdin") else None; saw(os.read(0, 4096))""",
+    ),
     leak(
         name="standard input opened anew",
         levels=BOTH,

@@ -17,8 +17,15 @@ def on_both(name: str, code: str, **keywords: object) -> tuple[Attempt, ...]:
 leak = partial(Attempt, family="leaks")
 
 ATTEMPTS = (
-    *on_both("shared memory by key", "saw(ctypes.string_at(syscall(30, syscall(29, at['key'], 0, 0), 0, 0o10000), 64))\n"),
-    *on_both("a message queue", "saw(b'')\nroom = ctypes.create_string_buffer(128)\nsyscall(70, syscall(68, at['key'], 0), room, 100, 0, 0o4000)\nsaw(room.raw)\n"),
+    *on_both(
+        "shared memory by key", """
+saw(ctypes.string_at(syscall(30, syscall(29, at["key"], 0, 0), 0, 0o10000), 64))
+"""
+    ),
+    *on_both(
+        "a message queue",
+        "saw(b'')\nroom = ctypes.create_string_buffer(128)\nsyscall(70, syscall(68, at['key'], 0), room, 100, 0, 0o4000)\nsaw(room.raw)\n",
+    ),
     *on_both(
         "the list of shared memory",
         """
@@ -26,13 +33,19 @@ if any(str(at["key"]) in line.split() for line in open("/proc/sysvipc/shm")):
     escaped("the segment is listed")
 """,
     )[:1],
-    *on_both("a named message queue", "room = ctypes.create_string_buffer(8192)\nsyscall(243, syscall(240, at['mq'].encode(), os.O_RDONLY | os.O_NONBLOCK, 0, 0), room, 8192, 0, 0)\nsaw(room.raw)\n"),
+    *on_both(
+        "a named message queue",
+        "room = ctypes.create_string_buffer(8192)\nsyscall(243, syscall(240, at['mq'].encode(), os.O_RDONLY | os.O_NONBLOCK, 0, 0), room, 8192, 0, 0)\nsaw(room.raw)\n",
+    ),
     *on_both("a file in shared memory", "saw(open(at['dev_shm'], 'rb').read())\n"),
-    leak(name="the names in shared memory", code="""
+    leak(
+        name="the names in shared memory",
+        code="""
         names = os.listdir("/dev/shm")
         if any(T[owner]["mark"] in names for owner in ("host", "neighbour")):
             escaped("they are listed")
-        """),
+        """,
+    ),
     *on_both(
         "a file lock",
         """

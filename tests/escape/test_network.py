@@ -12,7 +12,11 @@ attempt = partial(Attempt, family="network", levels=BOTH)
 def on_both(name: str, code: str, **keywords: object) -> tuple[Attempt, ...]:
     """Return the attempt against the host's process and against the neighbour's."""
     return tuple(
-        attempt(name=f"{name} ({owner})", code=f"import socket\nsocket.setdefaulttimeout(1)\nat = T['{owner}']\n" + code, **keywords)  # type: ignore[arg-type]
+        attempt(
+            name=f"{name} ({owner})",
+            code=f"import socket\nsocket.setdefaulttimeout(1)\nat = T['{owner}']\n" + code,
+            **keywords,
+        )  # type: ignore[arg-type]
         for owner in OWNERS
     )
 

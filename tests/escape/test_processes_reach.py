@@ -96,9 +96,19 @@ os.set_blocking(stolen := syscall(438, os.pidfd_open(pid), T["host"]["fd"], 0), 
 escaped(f"holds descriptor {stolen}")
 """,
     ),
-    reach(name="compare resources", code=FIND.format(owner="host") + "escaped(syscall(312, pid, os.getpid(), 1, 0, 0))"),
-    reach(name="change priority", levels=BOTH, code=FIND.format(owner="host") + "os.setpriority(os.PRIO_PROCESS, pid, 1); escaped()"),
-    reach(name="change processors", levels=BOTH, code=FIND.format(owner="host") + "os.sched_setaffinity(pid, {0, 1}); escaped()"),
+    reach(
+        name="compare resources", code=FIND.format(owner="host") + "escaped(syscall(312, pid, os.getpid(), 1, 0, 0))"
+    ),
+    reach(
+        name="change priority",
+        levels=BOTH,
+        code=FIND.format(owner="host") + "os.setpriority(os.PRIO_PROCESS, pid, 1); escaped()",
+    ),
+    reach(
+        name="change processors",
+        levels=BOTH,
+        code=FIND.format(owner="host") + "os.sched_setaffinity(pid, {0, 1}); escaped()",
+    ),
     reach(
         name="change limits",
         levels=BOTH,

@@ -102,8 +102,14 @@ if os.fork() == 0:
     os._exit(0)
 """,
     ),
-    lingering("outlive in a thread of a child", "if os.fork() == 0:\n    import threading\n    threading.Thread(target=linger).start()\n    time.sleep(5)\n"),
-    lingering("outlive by a shell's background job", 'import subprocess\nsubprocess.Popen(["sh", "-c", f"(sleep 3; : {T[\'token\']}) >/dev/null 2>&1 </dev/null &"]).wait()\n'),
+    lingering(
+        "outlive in a thread of a child",
+        "if os.fork() == 0:\n    import threading\n    threading.Thread(target=linger).start()\n    time.sleep(5)\n",
+    ),
+    lingering(
+        "outlive by a shell's background job",
+        'import subprocess\nsubprocess.Popen(["sh", "-c", f"(sleep 3; : {T[\'token\']}) >/dev/null 2>&1 </dev/null &"]).wait()\n',
+    ),
     lingering(
         "outlive a time-out",
         """

@@ -38,10 +38,13 @@ def makes_files(folder: str) -> str:
 
 
 ATTEMPTS = (
-    memory(name="memory in one process", code="""
+    memory(
+        name="memory in one process",
+        code="""
         hoard = bytearray(b"x") * (320 << 20)
         escaped(f"holds {len(hoard) >> 20} MiB")
-        """),
+        """,
+    ),
     memory(
         name="memory bit by bit",
         code="""
@@ -140,18 +143,23 @@ ATTEMPTS = (
             escaped(f"holds {held >> 20} MiB in pipes")
         """,
     ),
-    memory(name="memory that is locked", levels=("jail",), code="""
+    memory(
+        name="memory that is locked",
+        levels=("jail",),
+        code="""
         import mmap
         hoard = mmap.mmap(-1, 320 << 20)
         address = ctypes.addressof(ctypes.c_char.from_buffer(hoard))
         if LIBC.mlock(ctypes.c_void_p(address), ctypes.c_size_t(320 << 20)):
             raise OSError(ctypes.get_errno(), "mlock")
         escaped("locked 320 MiB")
-        """, root_only="ordinary users may lock little"),
+        """,
+        root_only="ordinary users may lock little",
+    ),
     disk(name="fill the workspace", code=fills(".", 64)),
     disk(name="fill tmp", code=fills("/tmp", 128)),
     disk(name="fill shared memory", code=fills("/dev/shm", 128)),
-    disk(name="fill everything", code=fills(".", 320) , limits={"disk": "16m", "memory": "48m", "timeout": 12}),
+    disk(name="fill everything", code=fills(".", 320), limits={"disk": "16m", "memory": "48m", "timeout": 12}),
     disk(
         name="one large file",
         levels=BOTH,
@@ -162,7 +170,11 @@ ATTEMPTS = (
         escaped("wrote 64 MiB")
         """,
     ),
-    disk(name="reserve room", levels=BOTH, code="""os.posix_fallocate(os.open("large", os.O_CREAT | os.O_RDWR), 0, 64 << 20); escaped()"""),
+    disk(
+        name="reserve room",
+        levels=BOTH,
+        code="""os.posix_fallocate(os.open("large", os.O_CREAT | os.O_RDWR), 0, 64 << 20); escaped()""",
+    ),
     disk(
         name="fill a file that is deleted",
         levels=BOTH,

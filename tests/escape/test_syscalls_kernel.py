@@ -16,10 +16,13 @@ def opens(name: str, family: int, kind: int, protocol: int = 0, *, root_only: st
 
 
 ATTEMPTS = (
-    as_root(name="bpf: make a map", code="""
+    as_root(
+        name="bpf: make a map",
+        code="""
         import struct
         escaped(syscall(321, 0, struct.pack("4I", 2, 4, 4, 1) + bytes(112), 128))
-        """),
+        """,
+    ),
     as_root(
         name="bpf: load a program",
         code="""
@@ -125,12 +128,15 @@ ATTEMPTS = (
     call(name="change the host's name", destructive=True, code="""escaped(syscall(170, b"escaped", 7))"""),
     call(name="change the host's domain", destructive=True, code="""escaped(syscall(171, b"escaped", 7))"""),
     call(name="open_by_handle_at", code="""reaches(304, -1, bytes(16), 0)"""),
-    call(name="process_vm_readv of itself", code="""
+    call(
+        name="process_vm_readv of itself",
+        code="""
         import struct
         data = ctypes.create_string_buffer(8)
         vector = struct.pack("2Q", ctypes.addressof(data), 8)
         escaped(syscall(310, os.getpid(), vector, 1, vector, 1, 0))
-        """),
+        """,
+    ),
     call(name="pidfd_getfd of itself", code="escaped(syscall(438, os.pidfd_open(os.getpid()), 1, 0))"),
     call(name="kcmp of itself", code="escaped(syscall(312, os.getpid(), os.getpid(), 1, 0, 0))"),
     call(name="modify_ldt", code="reaches(154, 0, ctypes.create_string_buffer(16), 16)"),

@@ -33,10 +33,7 @@ escaped(f"made process {{child}}")
 """
 
 ATTEMPTS = (
-    *(
-        build(name=f"unshare: {name} namespace", code=BY_UNSHARE.format(flag=flag))
-        for name, flag in NAMESPACES.items()
-    ),
+    *(build(name=f"unshare: {name} namespace", code=BY_UNSHARE.format(flag=flag)) for name, flag in NAMESPACES.items()),
     *(
         build(name=f"clone: {name} namespace", code=BY_CLONE.format(flag=flag))
         for name, flag in NAMESPACES.items()
@@ -96,9 +93,13 @@ ATTEMPTS = (
         escaped(syscall(308, os.pidfd_open(os.getppid()), 0x4000000))
         """,
     ),
-    build(name="a user namespace by the unshare program", language="bash", code="""
+    build(
+        name="a user namespace by the unshare program",
+        language="bash",
+        code="""
         unshare --user --map-root-user true && echo ESCAPED || echo "CONTAINED exit $?"
-        """),
+        """,
+    ),
     build(
         name="see the host's namespaces",
         levels=("jail",),

@@ -25,24 +25,36 @@ ATTEMPTS = (
     out(name="a link that climbs", code="""os.symlink("../" * 30 + T["public"][1:], "loot")"""),
     out(name="a link to a link", code="""os.symlink("second", "loot"); os.symlink(T["public"], "second")"""),
     out(name="a link to a folder of secrets", levels=BOTH, code="""os.symlink(T["home"], "loot")"""),
-    out(name="a link by way of a folder link", code="""os.symlink(T["folder"], "folder"); os.symlink("folder/public", "loot")"""),
+    out(
+        name="a link by way of a folder link",
+        code="""os.symlink(T["folder"], "folder"); os.symlink("folder/public", "loot")""",
+    ),
     out(name="a link to the collector's environment", code="""os.symlink("/proc/self/environ", "loot")"""),
     out(name="a link to the collector's descriptors", code="""os.symlink("/proc/self/fd", "loot")"""),
     out(name="a link to an endless device", code="""os.symlink("/dev/zero", "loot")"""),
-    out(name="a link to itself", code="""os.symlink(".", "again"); os.mkfifo("f") if os.path.isdir("/workspace") else os.symlink(T["public"], "loot")"""),
-    out(name="a hard link to a secret", code="""
+    out(
+        name="a link to itself",
+        code="""os.symlink(".", "again"); os.mkfifo("f") if os.path.isdir("/workspace") else os.symlink(T["public"], "loot")""",
+    ),
+    out(
+        name="a hard link to a secret",
+        code="""
         try:
             os.link(T["public"], "loot")
         except OSError:
             pass
-        """),
+        """,
+    ),
     out(name="a fifo that hangs the reader", levels=BOTH, code="""os.mkfifo("loot")"""),
-    out(name="a fifo among many files", code="""
+    out(
+        name="a fifo among many files",
+        code="""
         os.makedirs("a/b/c")
         for name in ("a/1", "a/b/2", "a/b/c/3"):
             open(name, "w").write(name)
         os.mkfifo("a/b/c/loot")
-        """),
+        """,
+    ),
     out(
         name="a device",
         root_only="mknod needs CAP_MKNOD on the host",
@@ -54,8 +66,16 @@ ATTEMPTS = (
             pass
         """,
     ),
-    out(name="a set-user-ID program", levels=BOTH, code="""open("loot", "w").write("#!/bin/sh"); os.chmod("loot", 0o6755)"""),
-    out(name="a huge file that holds nothing", limits={"disk": "16m"}, code="""os.truncate(os.open("loot", os.O_CREAT | os.O_RDWR), 200 << 20)"""),
+    out(
+        name="a set-user-ID program",
+        levels=BOTH,
+        code="""open("loot", "w").write("#!/bin/sh"); os.chmod("loot", 0o6755)""",
+    ),
+    out(
+        name="a huge file that holds nothing",
+        limits={"disk": "16m"},
+        code="""os.truncate(os.open("loot", os.O_CREAT | os.O_RDWR), 200 << 20)""",
+    ),
     out(
         name="one file under many names",
         limits={"disk": "16m"},
@@ -88,13 +108,27 @@ ATTEMPTS = (
         """,
     ),
     file_out(name="read a link", scenario=reads("loot"), levels=BOTH, code="""os.symlink(T["public"], "loot")"""),
-    file_out(name="read through a folder link", scenario=reads("folder/public"), code="""os.symlink(os.path.dirname(T["public"]), "folder")"""),
+    file_out(
+        name="read through a folder link",
+        scenario=reads("folder/public"),
+        code="""os.symlink(os.path.dirname(T["public"]), "folder")""",
+    ),
     file_out(name="read by climbing", scenario=reads("../../../../../../..{public}"), levels=BOTH),
     file_out(name="read by an absolute path", scenario=reads("{public}"), levels=BOTH),
-    file_out(name="read the reader's descriptors", scenario=reads("loot"), code="""os.symlink(f"/proc/self/fd/{T['descriptor']}", "loot")"""),
+    file_out(
+        name="read the reader's descriptors",
+        scenario=reads("loot"),
+        code="""os.symlink(f"/proc/self/fd/{T['descriptor']}", "loot")""",
+    ),
     file_out(name="read a fifo", scenario=reads("loot"), levels=BOTH, code="""os.mkfifo("loot")"""),
-    file_out(name="write over a link", scenario=writes("loot"), levels=BOTH, code="""os.symlink(T["victim"], "loot")"""),
-    file_out(name="write through a folder link", scenario=writes("folder/victim"), code="""os.symlink(T["folder"], "folder")"""),
+    file_out(
+        name="write over a link", scenario=writes("loot"), levels=BOTH, code="""os.symlink(T["victim"], "loot")"""
+    ),
+    file_out(
+        name="write through a folder link",
+        scenario=writes("folder/victim"),
+        code="""os.symlink(T["folder"], "folder")""",
+    ),
     file_out(name="write by climbing", scenario=writes("../../../../../../..{victim}"), levels=BOTH),
     file_out(name="write by an absolute path", scenario=writes("{victim}"), levels=BOTH),
     file_out(name="write into a fifo", scenario=writes("loot"), code="""os.mkfifo("loot")"""),

@@ -37,8 +37,8 @@ def prepare(env: dict[str, str]) -> None:
     sys.dont_write_bytecode = True
     sys.path_importer_cache.clear()
     this: Any = sys  # the originals are only final for those who did not start the interpreter
-    this.stdin = this.__stdin__ = _stream(0, "r", "strict")
-    this.stdout = this.__stdout__ = _stream(1, "w", "strict")
+    this.stdin = this.__stdin__ = _stream(0, "r", "surrogateescape")
+    this.stdout = this.__stdout__ = _stream(1, "w", "surrogateescape")
     this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
     _restore_flags()
     compile("", "", "exec")  # the first use of the compiler sets it up, which takes a millisecond
@@ -155,8 +155,10 @@ def _flush() -> int:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
             failed = EXIT_UNFLUSHED
+            if stream is sys.stdout and sys.stderr is not None:
+                sys.stderr.write(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n")
     return failed
 
 

@@ -33,7 +33,7 @@ class WorkFolder:
 
     def renew_tmp(self) -> None:
         """Empty /tmp between runs: only the workspace lives on. What overfills it may be cleared up by the next run."""
-        self._excused = self._stored
+        self._excused, self._last = self._stored, False
         _remove_below(self.tmp)
         os.rmdir(self.tmp)
         self._make(self.tmp)

@@ -116,13 +116,13 @@ async def _argv(subject: Subject) -> None:
 
 async def _argv_refused(subject: Subject) -> None:
     for word in ("a\0b", "\ud800", "x" * (MAX_ONE_ARGUMENT_BYTES + 1)):
-        await _refused(subject, lambda word=word: python("pass", word))  # type: ignore[misc]
+        await _refused(subject, lambda word=word: python("pass", word))
     await _refused(subject, lambda: python("pass", *["x" * 1024] * 1025))
 
 
 async def _env_refused(subject: Subject) -> None:
     for env in ({"A=B": "c"}, {"": "c"}, {"A": "b\0c"}, {"A\0": "c"}):
-        await _refused(subject, lambda env=env: python("pass", env=env))  # type: ignore[misc]
+        await _refused(subject, lambda env=env: python("pass", env=env))
 
 
 async def _refused(subject: Subject, make: object) -> None:

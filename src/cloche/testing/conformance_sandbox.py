@@ -15,7 +15,7 @@ from functools import partial
 from cloche.core.errors import ClocheError
 from cloche.core.events import Event, OutputChunk, Started
 from cloche.core.protocols import OpenSandbox, SupportsStreaming
-from cloche.core.result import Status
+from cloche.core.result import Result, Status
 
 from .conformance_leftovers import leftovers, named_processes
 from .conformance_subject import (
@@ -73,7 +73,7 @@ async def _cancelled(subject: Subject) -> None:
         running = asyncio.ensure_future(
             sandbox.run(python(_HEART + "if os.fork() == 0:\n    os.setsid()\n    beat()\ntime.sleep(60)"))
         )
-        await _until_file(sandbox, running)
+        await _let_work(running)
         started = time.monotonic()
         running.cancel()
         ended = (await asyncio.gather(running, return_exceptions=True))[0]
@@ -82,7 +82,7 @@ async def _cancelled(subject: Subject) -> None:
         await _expect_no_heartbeat(sandbox)
 
 
-async def _until_file(sandbox: OpenSandbox, running: asyncio.Future[object]) -> None:
+async def _let_work(running: asyncio.Future[Result]) -> None:
     """Wait until the guest is surely at work. Runs and reads of one sandbox may take turns, so time must do."""
     await asyncio.wait([running], timeout=2.0)
     expect_that(not running.done(), "the run ended by itself")
@@ -184,18 +184,17 @@ async def _closed(subject: Subject) -> None:
         expect("files saved after closing", result.save(folder), ("f",))
 
 
+# A folder nobody may enter must be cleared up all the same.
+LOCKS = "os.mkdir('d'); open('d/f', 'w'); [os.chmod(path, 0) for path in ('d/f', 'd', os.environ['TMPDIR'], '.')]"
+
+
 async def _nothing_left(subject: Subject) -> None:
     """Let runs end in every way, then look for anything of theirs on this host."""
     before = leftovers()
     token = f"left-{secrets.token_hex(6)}"
     daemon = f"import os\nif os.fork() == 0:\n    os.setsid()\n    os.execvp('sleep', ['{token}', '300'])\n"
     async with subject.open(timeout_s=2) as sandbox:
-        for ending in (
-            "os.chmod(os.environ['TMPDIR'], 0); os.chmod('.', 0)",
-            "os.abort()",
-            "import time; time.sleep(60)",
-            "print('x' * 100_000_000)",
-        ):
+        for ending in ("", "os.abort()", "import time; time.sleep(60)", "print('x' * 100_000_000)", LOCKS):
             await sandbox.run(python(f"{daemon}\nopen('f', 'a').write('x')\n{ending}"))
     running = asyncio.ensure_future(subject.run(python(f"{daemon}\nimport time; time.sleep(60)")))
     await asyncio.sleep(1.5)

@@ -12,7 +12,7 @@ import secrets
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 
 from cloche.core.errors import BackendUnavailable
@@ -91,43 +91,38 @@ except OSError: pass
         expect("files of the host", os.listdir(folder), ["canary"])
 
 
+Address = tuple[str, int] | str
+_LOOPBACKS: tuple[tuple[int, Address], ...] = (
+    (socket.AF_INET, ("127.0.0.1", 0)),
+    (socket.AF_INET6, ("::1", 0)),
+    (socket.AF_UNIX, ""),
+)
+
+
 @contextmanager
-def _listeners() -> Iterator[list[tuple[socket.AddressFamily, object]]]:
-    """Listen on this host's loopback and at an abstract name; each is first reached from here."""
-    wanted: list[tuple[socket.AddressFamily, object]] = [
-        (socket.AF_INET, ("127.0.0.1", 0)),
-        (socket.AF_UNIX, f"\0canary-{secrets.token_hex(6)}"),
-    ]
-    if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6"):
-        wanted.append((socket.AF_INET6, ("::1", 0)))
-    sockets, reached = [], []
-    try:
-        for family, address in wanted:
-            listening = socket.socket(family)
-            sockets.append(listening)
+def _listeners() -> Iterator[list[tuple[int, Address]]]:
+    """Listen on this host's loopback and at an abstract name; yield what was reached from here first."""
+    with ExitStack() as open_sockets:
+        reached = []
+        for family, place in _LOOPBACKS:
+            listening = open_sockets.enter_context(socket.socket(family))
             try:
-                listening.bind(address)
+                listening.bind(place or f"\0canary-{secrets.token_hex(6)}")
             except OSError:
                 continue  # no such loopback on this host
             listening.listen()
+            address = listening.getsockname()
             with socket.socket(family) as client:
-                client.connect(listening.getsockname())
-            reached.append((family, listening.getsockname()))
+                client.connect(address)
+            reached.append((int(family), address.decode() if isinstance(address, bytes) else address))
         yield reached
-    finally:
-        for listening in sockets:
-            listening.close()
 
 
 async def _loopback(subject: Subject) -> None:
     with _listeners() as reached:
-        places = [
-            (int(family), address if isinstance(address, str | bytes) else tuple(address))
-            for family, address in reached
-        ]  # type: ignore[arg-type]
         code = f"""
 import socket
-for family, address in {places!r}:
+for family, address in {reached!r}:
     try:
         with socket.socket(family) as client:
             client.settimeout(3)

@@ -103,6 +103,7 @@ class LocalOpenSandbox:
 
     async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
         show_toolchain(program.run, self._spec, program.paths(), self._host)
+        sink = started_first(sink)
         pipes = Pipes(request.stdin, self._limits, self._kill, sink)
         try:
             ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes.close_guest_ends)
@@ -225,6 +226,24 @@ class LocalOpenSandbox:
         """Keep what `Result.save` needs as long as the result lives."""
         kept = Kept.of(self._workspace_fd, found.changed, is_mount=self._spec.level == "jail")
         return kept.save
+
+
+def started_first(sink: Sink) -> Sink:
+    """Hold output back until `Started` was handed on: it comes another way, and may be faster."""
+    held: list[Event] | None = []
+
+    def hand_on(event: Event) -> None:
+        nonlocal held
+        if held is None:
+            sink(event)
+        elif not isinstance(event, Started):
+            held.append(event)
+        else:
+            early, held = held, None
+            for one in (event, *early):
+                sink(one)
+
+    return hand_on
 
 
 def observed(ended: dict[str, Any]) -> Observed:

@@ -1,0 +1,80 @@
+"""Let the contestants take turns; runs inside the fresh environment and prints the figures as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+CODE = "print(1)"
+WARM_UP_ROUNDS = 3
+
+
+def main() -> None:
+    rounds, paths = int(sys.argv[1]), sys.argv[2].split(os.pathsep)
+    sys.path += paths
+    contestants = _contestants(paths)
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(rounds + WARM_UP_ROUNDS):
+        for name, contestant in contestants.items():
+            started = time.perf_counter()
+            output = contestant()
+            elapsed = time.perf_counter() - started
+            if output != b"1\n":
+                raise SystemExit(f"{name} printed {output!r}")
+            if turn >= WARM_UP_ROUNDS:
+                times[name].append(elapsed * 1000)
+    rows = {name: _row(values) for name, values in times.items()}
+    host = {"python": platform.python_version(), "kernel": platform.release(), "processors": os.cpu_count()}
+    print(json.dumps({"code": CODE, "rounds": rounds, "host": host, "rows": rows}))
+
+
+def _row(values: list[float]) -> dict[str, object]:
+    ordered = sorted(values)
+    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    return {"p50": statistics.median(ordered), "p99": p99, "min": ordered[0], "ms": [round(v, 3) for v in values]}
+
+
+def _contestants(paths: list[str]) -> dict[str, Callable[[], bytes]]:
+    """Return the contestants by name; bubblewrap only where it is installed."""
+    import cloche
+
+    plain = [sys.executable, "-c", CODE]
+    command_line = [sys.executable, "-m", "cloche", "run", "-c", CODE]
+    found: dict[str, Callable[[], bytes]] = {"plain": lambda: _output(plain)}
+    bubblewrap = shutil.which("bwrap")
+    if bubblewrap is not None:
+        jailed = [bubblewrap, *_bubblewrap_options(), *plain]
+        found["bubblewrap"] = lambda: _output(jailed)
+    found["cold library call"] = lambda: cloche.run(CODE).stdout_bytes
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    found["whole command line"] = lambda: _output(command_line, env)
+    return found
+
+
+def _output(command: list[str], env: dict[str, str] | None = None) -> bytes:
+    return subprocess.run(command, capture_output=True, check=True, env=env).stdout
+
+
+def _bubblewrap_options() -> list[str]:
+    """Return the same namespaces and the same view of the host that a jail has."""
+    shown = {"/usr", sys.prefix, sys.base_prefix}
+    binds = [word for path in sorted(shown) for word in ("--ro-bind", path, path)]
+    links = [
+        word
+        for path in ("/bin", "/sbin", "/lib", "/lib64")
+        if os.path.islink(path)
+        for word in ("--symlink", os.readlink(path), path)
+    ]
+    mounts = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *binds, *links, "--tmpfs", "/workspace"]
+    return ["--unshare-all", *mounts, "--chdir", "/workspace", "--clearenv", "--die-with-parent", "--new-session"]
+
+
+if __name__ == "__main__":
+    main()
