@@ -3,10 +3,11 @@
 A process is ours when its chain of parents leads to this one, or to an orphan that began after the session
 did and bears our mark: a cgroup or working directory with our name, other namespaces, or the command line of
 a helper. A machine may be shared, so what has a living parent elsewhere never counts, and what vanishes while
-we wait was not left.
+we wait was not left. Names of folders carry the number of the process that made them, for the same reason.
 """
 
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 
 MARK = "cloche"
 DIRECTORY_PREFIX = "cloche-"
+MADE_BY = re.compile(DIRECTORY_PREFIX + r"(?:[a-z]+-)?(\d+)-")
 
 
 @dataclass(frozen=True)
@@ -128,15 +130,27 @@ class Snapshot:
         return sorted(
             [process.describe() for process in fresh if self._is_ours(process, now)]
             + [f"mount: {line}" for line in _mounts() - self.mounts]
-            + [f"cgroup: {path}" for path in _cgroups() - self.cgroups]
-            + [f"directory: {path}" for path in _temporary_directories() - self.directories]
+            + [f"cgroup: {path}" for path in _cgroups() - self.cgroups if self._is_made_by_us(path, now)]
+            + [
+                f"directory: {path}"
+                for path in _temporary_directories() - self.directories
+                if self._is_made_by_us(path, now)
+            ]
         )
 
+    def _top(self, process: Process, now: dict[int, Process]) -> Process:
+        while process.parent in now and process.parent not in {self.adopter, os.getpid()}:
+            process = now[process.parent]
+        return process
+
     def _is_ours(self, process: Process, now: dict[int, Process]) -> bool:
-        top = process
-        while top.parent in now and top.parent not in {self.adopter, os.getpid()}:
-            top = now[top.parent]
+        top = self._top(process, now)
         return top.parent == os.getpid() or (top.parent == self.adopter and top.is_marked())
+
+    def _is_made_by_us(self, path: str, now: dict[int, Process]) -> bool:
+        maker = MADE_BY.match(os.path.basename(path))
+        living = now.get(int(maker[1])) if maker else None
+        return living is None or living.pid == os.getpid() or self._top(living, now).parent == os.getpid()
 
 
 def wait_for_leftovers(before: Snapshot, *, patience_s: float) -> list[str]:

@@ -1,9 +1,9 @@
 """What an escape attempt is, and how it is judged.
 
-Theory of operation. An attempt is one program. It is played twice by the same scenario: outside, where it must succeed
-(that is its control, the proof that it would work), and in a sandbox, where it must not. It succeeds when it prints
-`ESCAPED`, when the secret of a planted canary turns up in its output, or when the scenario finds its effect on the
-host. It is contained when none of this happened and the program either said `CONTAINED` or was stopped. A program
+Theory of operation. An attempt is one program. It is played twice by the same scenario: outside, where it must
+succeed (that is its control, the proof that it would work), and in a sandbox, where it must not. It succeeds when it
+prints `ESCAPED`, when the secret of a planted canary turns up in its output, or when the scenario finds its effect on
+the host. It is contained when none of this happened and the program either said `CONTAINED` or was stopped. A program
 that just crashed has proved nothing and fails the test. An attempt whose control does not succeed is listed with the
 reason and not counted.
 """
@@ -61,8 +61,8 @@ class Attempt:
     """Describe one attempt.
 
     `first` is a program that runs before `code`, in another sandbox. `limits` are keywords of the sandboxed run.
-    `destructive`: the control runs in throwaway namespaces only. `root_only` says why no ordinary user can show that it
-    works. `promise` names a control: where the result says that it is not enforced, a success is listed, not counted.
+    `destructive`: the control runs in throwaway namespaces only. `root_only` says why no ordinary user can show that
+    it works. `promise` names a control: where the result says that it is not enforced, success is not counted.
     """
 
     name: str

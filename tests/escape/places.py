@@ -26,7 +26,12 @@ HERE = Path(__file__).parent
 CONTROL_SECONDS = 20.0
 PRELUDE = (HERE / "prelude.py").read_text()
 CODA = '\nsys.stdout.flush()\ncontained("looked everywhere and found nothing")\n'
-TAKE_TERMINAL = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 # What a careless adapter does: every file by its path, through links, with its mode. The bound is ours.
 NAIVE_COPY = """
 import os, resource, shutil, sys

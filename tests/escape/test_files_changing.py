@@ -224,7 +224,7 @@ ATTEMPTS = (
         root_only="they are root's",
         levels=BOTH,
         code="""
-        for path in ("/sys/power/state", "/sys/kernel/mm/ksm/run", "/sys/kernel/uevent_seqnum", "/sys/kernel/profiling"):
+        for path in ("/sys/power/state", "/sys/kernel/mm/ksm/run", "/sys/kernel/profiling"):
             try:
                 os.open(path, os.O_WRONLY)
             except OSError as error:

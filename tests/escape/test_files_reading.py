@@ -169,7 +169,7 @@ ATTEMPTS = (
     read(
         name="more devices than the harmless",
         code="""
-        harmless = {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "fd", "stdin", "stdout", "stderr", "shm", "pts"}
+        harmless = {"null", "zero", "full", "random", "urandom"}
         import stat
         found = [n for n in os.listdir("/dev") if n not in harmless]
         nodes = [n for n in found if stat.S_ISCHR(m := os.lstat("/dev/" + n).st_mode) or stat.S_ISBLK(m)]
@@ -201,7 +201,7 @@ ATTEMPTS = (
         root_only="they are root's",
         levels=BOTH,
         code="""
-        for name in ("kcore", "kmsg", "slabinfo", "timer_list", "kpagecount", "kpageflags", "vmallocinfo", "pagetypeinfo"):
+        for name in ("kcore", "kmsg", "slabinfo", "timer_list", "kpagecount", "kpageflags", "vmallocinfo"):
             try:
                 found = os.open("/proc/" + name, os.O_RDONLY | os.O_NONBLOCK)
             except OSError:

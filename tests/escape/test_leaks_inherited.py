@@ -157,7 +157,8 @@ ATTEMPTS = (
         name="the host's name",
         code="""
         import socket
-        if T["hostname"] in (socket.gethostname(), os.uname().nodename, open("/proc/sys/kernel/hostname").read().strip()):
+        setting = open("/proc/sys/kernel/hostname").read().strip()
+        if T["hostname"] in (socket.gethostname(), os.uname().nodename, setting):
             escaped(T["hostname"])
         """,
     ),

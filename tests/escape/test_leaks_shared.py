@@ -18,13 +18,18 @@ leak = partial(Attempt, family="leaks")
 
 ATTEMPTS = (
     *on_both(
-        "shared memory by key", """
+        "shared memory by key",
+        """
 saw(ctypes.string_at(syscall(30, syscall(29, at["key"], 0, 0), 0, 0o10000), 64))
-"""
+""",
     ),
     *on_both(
         "a message queue",
-        "saw(b'')\nroom = ctypes.create_string_buffer(128)\nsyscall(70, syscall(68, at['key'], 0), room, 100, 0, 0o4000)\nsaw(room.raw)\n",
+        """
+room = ctypes.create_string_buffer(128)
+syscall(70, syscall(68, at["key"], 0), room, 100, 0, 0o4000)
+saw(room.raw)
+""",
     ),
     *on_both(
         "the list of shared memory",
@@ -35,7 +40,12 @@ if any(str(at["key"]) in line.split() for line in open("/proc/sysvipc/shm")):
     )[:1],
     *on_both(
         "a named message queue",
-        "room = ctypes.create_string_buffer(8192)\nsyscall(243, syscall(240, at['mq'].encode(), os.O_RDONLY | os.O_NONBLOCK, 0, 0), room, 8192, 0, 0)\nsaw(room.raw)\n",
+        """
+room = ctypes.create_string_buffer(8192)
+queue = syscall(240, at["mq"].encode(), os.O_RDONLY | os.O_NONBLOCK, 0, 0)
+syscall(243, queue, room, 8192, 0, 0)
+saw(room.raw)
+""",
     ),
     *on_both("a file in shared memory", "saw(open(at['dev_shm'], 'rb').read())\n"),
     leak(

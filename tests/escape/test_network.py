@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from tests.escape.attempts import BOTH, Attempt
+from tests.escape.attempts import BOTH, JAIL, Attempt
 from tests.escape.ledger import Ledger
 
 OWNERS = ("host", "neighbour")
@@ -90,7 +90,6 @@ saw(caller.recv(64))
         name="the shell's own sockets",
         language="bash",
         code="""
-        port=$(grep -o '"tcp4": [0-9]*' <<<"$1" | head -1 | tr -dc '0-9' | tail -c 5)
         port=$(sed -E 's/.*"host": \\{[^}]*"tcp4": ([0-9]+).*/\\1/' <<<"$1")
         exec 3<>"/dev/tcp/127.0.0.1/$port" || { echo "CONTAINED exit $?"; exit 0; }
         timeout 1 head -c 39 <&3
@@ -135,6 +134,7 @@ saw(caller.recv(64))
     ),
     attempt(
         name="routes that lead out",
+        levels=(JAIL,),  # `confined` has no network namespace: these tables are the host's
         code="""
         lines = open("/proc/net/route").read().splitlines()[1:]
         if any(not line.startswith("lo") for line in lines):
@@ -143,6 +143,7 @@ saw(caller.recv(64))
     ),
     attempt(
         name="connections of the host",
+        levels=(JAIL,),  # `confined` has no network namespace: these tables are the host's
         code="""
         port = f":{T['host']['tcp4']:04X}"
         if port in open("/proc/net/tcp").read():
@@ -151,6 +152,7 @@ saw(caller.recv(64))
     ),
     attempt(
         name="names of the host's sockets",
+        levels=(JAIL,),  # `confined` has no network namespace: these tables are the host's
         code="""
         if T["host"]["abstract"] in open("/proc/net/unix").read():
             escaped("sees the host's abstract socket")

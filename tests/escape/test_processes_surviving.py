@@ -108,7 +108,11 @@ if os.fork() == 0:
     ),
     lingering(
         "outlive by a shell's background job",
-        'import subprocess\nsubprocess.Popen(["sh", "-c", f"(sleep 3; : {T[\'token\']}) >/dev/null 2>&1 </dev/null &"]).wait()\n',
+        """
+import subprocess
+job = f"(sleep 2; : {T['token']}) >/dev/null 2>&1 </dev/null &"
+subprocess.run(["sh", "-c", job], check=True)
+""",
     ),
     lingering(
         "outlive a time-out",

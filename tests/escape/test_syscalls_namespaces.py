@@ -50,7 +50,8 @@ ATTEMPTS = (
         root_only="opens the host's control groups",
         code="""
         import struct
-        group = os.open("/sys/fs/cgroup/unified" if os.path.isdir("/sys/fs/cgroup/unified") else "/sys/fs/cgroup", os.O_RDONLY)
+        unified = "/sys/fs/cgroup/unified"
+        group = os.open(unified if os.path.isdir(unified) else "/sys/fs/cgroup", os.O_RDONLY)
         child = syscall(435, struct.pack("11Q", 0x200000000, 0, 0, 0, 17, 0, 0, 0, 0, 0, group), 88)
         if child == 0:
             os._exit(0)

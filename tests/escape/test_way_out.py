@@ -34,7 +34,7 @@ ATTEMPTS = (
     out(name="a link to an endless device", code="""os.symlink("/dev/zero", "loot")"""),
     out(
         name="a link to itself",
-        code="""os.symlink(".", "again"); os.mkfifo("f") if os.path.isdir("/workspace") else os.symlink(T["public"], "loot")""",
+        code="""os.symlink(".", "again"); os.symlink(T["public"], "loot")""",
     ),
     out(
         name="a hard link to a secret",

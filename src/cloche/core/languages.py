@@ -295,7 +295,7 @@ LANGUAGES: Mapping[str, Language] = {
             aliases=("c#", "cs", "dotnet"),
             suffixes=(".cs",),
             file_name="Program.cs",
-            image="mcr.microsoft.com/dotnet/sdk:10.0-alpine",
+            image="dotnet/sdk:10.0-alpine",
             engines=(_DOTNET, _MONO),
             image_engine="dotnet",
         ),

@@ -75,11 +75,11 @@ def finish(code: int, folder: str) -> None:
     import atexit
 
     atexit._run_exitfuncs()
-    code = _flush() or code
+    unflushed = _flush()
     for module in [module for module in sys.modules.values() if _is_from(module, folder)]:
         _clear(vars(module))
     gc.collect()
-    _leave(_flush() or code)
+    _leave(unflushed or _flush() or code)
 
 
 def _is_from(module: ModuleType, folder: str) -> bool:

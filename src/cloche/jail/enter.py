@@ -273,7 +273,9 @@ class Guest:
 
     def _take_streams(self) -> None:
         os.umask(0o022)
-        for number, fd in enumerate((self.fds.stdin, self.fds.stdout, self.fds.stderr)):
+        is_compiling = self.command is not None and self.command is not self.run.commands[-1]
+        stdout = self.fds.stderr if is_compiling else self.fds.stdout  # a compiler's words are no output of the program
+        for number, fd in enumerate((self.fds.stdin, stdout, self.fds.stderr)):
             os.dup2(fd, number, inheritable=True)
 
     def _filter_system_calls(self) -> None:

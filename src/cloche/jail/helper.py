@@ -95,12 +95,12 @@ class Helper:
             said = watch.last_words() if watch is not None else None
             ours = _failure(f"cannot set up the sandbox: {error}", "helper", error.errno or 0)
             self._tell("failed", said or ours)
-        else:
-            watch.attend()
         finally:
             if watch is None or os.getpid() == watch.owner:
                 for fd in fds:
                     os.close(fd)
+        if watch is not None and watch.reaper:
+            watch.attend()
         return None
 
     def _open(self) -> None:

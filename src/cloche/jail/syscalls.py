@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 # Numbers by machine: x86-64 is tested; aarch64 follows the kernel's generic table and is untested.
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
-        "clone": 56, "clone3": 435, "capset": 126, "personality": 135, "prctl": 157, "pivot_root": 155, "mount": 165, "umount2": 166,
+        "clone": 56, "clone3": 435, "capset": 126, "personality": 135, "prctl": 157, "pivot_root": 155,
+        "mount": 165, "umount2": 166,
         "sethostname": 170, "seccomp": 317, "unshare": 272, "setns": 308, "open_tree": 428, "move_mount": 429,
         "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
         "landlock_add_rule": 445, "landlock_restrict_self": 446, "setfsuid": 122, "setfsgid": 123, "keyctl": 250,
         "umask": 95, "memfd_create": 319, "gettid": 186,
     },
     "aarch64": {
-        "clone": 220, "clone3": 435, "capset": 91, "personality": 92, "prctl": 167, "pivot_root": 41, "mount": 40, "umount2": 39,
+        "clone": 220, "clone3": 435, "capset": 91, "personality": 92, "prctl": 167, "pivot_root": 41,
+        "mount": 40, "umount2": 39,
         "sethostname": 161, "seccomp": 277, "unshare": 97, "setns": 268, "open_tree": 428, "move_mount": 429,
         "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
         "landlock_add_rule": 445, "landlock_restrict_self": 446, "setfsuid": 151, "setfsgid": 152, "keyctl": 219,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import tempfile
 from collections.abc import Awaitable
 from functools import partial
+from pathlib import Path
 
 from cloche.core.errors import (
-    InvalidRequest, SandboxFileError, SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge,
-)  # fmt: skip
+    InvalidRequest,
+    SandboxFileError,
+    SandboxFileNotFound,
+    SandboxFileRefused,
+    SandboxFileTooLarge,
+)
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result
 from cloche.core.units import KIB, MIB
@@ -42,7 +48,7 @@ def _rows(result: Result) -> list[tuple[str, int, str]]:
 
 async def _in(subject: Subject) -> None:
     files = {"a/b/c.bin": bytes(range(256)) * 100, "top.txt": "ä\n".encode(), "empty": b""}
-    code = "import hashlib, os\nfor p in ('a/b/c.bin', 'top.txt', 'empty'): print(hashlib.sha256(open(p, 'rb').read()).hexdigest())"
+    code = "import hashlib\nfor p in {!r}: print(hashlib.sha256(open(p, 'rb').read()).hexdigest())".format([*files])
     result = expect_ok(await subject.run(python(code, files=files)))
     expect("their contents", result.stdout.split(), [_sha(data) for data in files.values()])
     expect("files reported though unchanged", _rows(result), [])
@@ -103,7 +109,7 @@ async def _odd_out(subject: Subject) -> None:
 
 
 async def _since_last(subject: Subject) -> None:
-    """What counts as changed is told run by run, also for files that a call wrote in between."""
+    """Tell run by run what changed, also of files that a call wrote in between."""
     async with subject.open() as sandbox:
         await sandbox.write_file("in", b"1")
         first = expect_ok(await sandbox.run(python("open('a', 'w').write('1'); open('b', 'w').write('1')")))
@@ -120,8 +126,8 @@ async def _save(subject: Subject) -> None:
         target = os.path.join(folder, "made/here")
         expect("the saved paths", sorted(result.save(target)), ["d/f", "g"])
         result.save(target)  # once more: files are replaced
-        with open(f"{target}/d/f", "rb") as file:
-            expect_that(file.read() == bytes(range(256)) * 9000, "a saved file differs")
+        saved = await asyncio.to_thread(Path(target, "d/f").read_bytes)
+        expect_that(saved == bytes(range(256)) * 9000, "a saved file differs")
 
 
 async def _links(subject: Subject) -> None:
@@ -140,7 +146,7 @@ os.symlink("/etc/hostname", "link"); os.symlink("/etc", "folder"); os.mkfifo("fi
 
 
 async def _save_through_links(subject: Subject) -> None:
-    """A link that waits in the target is replaced, or refused; never followed."""
+    """Let links wait in the target: they are replaced, or refused; never followed."""
     result = expect_ok(
         await subject.run(python("import os; os.mkdir('d'); open('d/f', 'w').write('x'); open('g', 'w').write('x')"))
     )
@@ -155,7 +161,7 @@ async def _save_through_links(subject: Subject) -> None:
 
 
 async def _write_through_links(subject: Subject) -> None:
-    """A link that a run left behind leads no later write out of the workspace."""
+    """Leave links behind in one run: they lead no later write out of the workspace."""
     async with subject.open() as sandbox:
         expect_ok(await sandbox.run(bash('mkdir -p "$TMPDIR"; ln -s "$TMPDIR" way; ln -s "$TMPDIR/f" file; : > plain')))
         await _refuses(sandbox.write_file("way/f", b"x"), SandboxFileError, "writing through a linked folder")
@@ -207,15 +213,23 @@ CHECKS: tuple[Check, ...] = (
     _in_(name="contents", claim="nested, binary and empty files arrive and are not reported back", attempt=_in),
     _in_(name="absolute path", claim="/workspace/f names the same file as f", attempt=_absolute),
     _in_(name="modes", claim="mode bits arrive; a script can be executed", attempt=_modes),
-    _in_(name="odd names in", claim="names with blanks, quotes, line ends, controls arrive as they are", attempt=_odd_in),
+    _in_(
+        name="odd names in", claim="names with blanks, quotes, line ends, controls arrive as they are", attempt=_odd_in
+    ),
     _in_(name="bad paths", claim="input paths that leave the workspace are refused", attempt=_bad_paths),
     _in_(name="links under writes", claim="links the guest left lead no write astray", attempt=_write_through_links),
-    _out_(name="created and changed", claim="created and changed files are told with size and SHA-256, no others", attempt=_out),
-    _out_(name="odd names out", claim="odd names come out as they are, also bytes that are not UTF-8", attempt=_odd_out),
+    _out_(
+        name="created and changed",
+        claim="created and changed files are told with size and SHA-256, no others",
+        attempt=_out,
+    ),
+    _out_(
+        name="odd names out", claim="odd names come out as they are, also bytes that are not UTF-8", attempt=_odd_out
+    ),
     _out_(name="since the last run", claim="each run tells what it changed itself", attempt=_since_last),
     _out_(name="save", claim="save copies the files after the sandbox is gone, as often as asked", attempt=_save),
     _out_(name="links and fifos", claim="links and fifos are neither told, nor read, nor saved", attempt=_links),
     _out_(name="links in the target", claim="save follows no link out of its target", attempt=_save_through_links),
     _out_(name="there and back", claim="write_file, run and read_file see the same file", attempt=_there_and_back),
     _out_(name="file errors", claim="what cannot be read or written is a typed error", attempt=_read_errors),
-)  # fmt: skip
+)

@@ -12,8 +12,18 @@ from cloche.core.result import Status
 from cloche.core.units import KIB, MIB
 
 from .conformance_subject import (
-    Broken, Check, Subject, bash, command, describe, ends, expect, expect_ok, expect_that, python,
-)  # fmt: skip
+    Broken,
+    Check,
+    Subject,
+    bash,
+    command,
+    describe,
+    ends,
+    expect,
+    expect_ok,
+    expect_that,
+    python,
+)
 
 READ_STDIN = """
 import hashlib, sys
@@ -150,38 +160,87 @@ _limits = partial(ends, family="limits")
 _time = partial(Check, family="limits")
 
 CHECKS: tuple[Check, ...] = (
-    _time(name="busy loop", claim="a busy loop is ended in time", attempt=partial(_ends_in_time, code="while True: pass")),
-    _time(name="sleep", claim="a sleeper is ended in time", attempt=partial(_ends_in_time, code="import time; time.sleep(60)")),
-    _time(name="deaf", claim="who ignores signals and closes the streams is ended in time", attempt=partial(
-        _ends_in_time,
-        code="import os, signal, time\nfor n in (1, 2, 3, 13, 15): signal.signal(n, signal.SIG_IGN)\n"
-             "for n in (0, 1, 2): os.close(n)\nwhile True: time.sleep(1)",
-    )),
+    _time(
+        name="busy loop", claim="a busy loop is ended in time", attempt=partial(_ends_in_time, code="while True: pass")
+    ),
+    _time(
+        name="sleep",
+        claim="a sleeper is ended in time",
+        attempt=partial(_ends_in_time, code="import time; time.sleep(60)"),
+    ),
+    _time(
+        name="deaf",
+        claim="who ignores signals and closes the streams is ended in time",
+        attempt=partial(
+            _ends_in_time,
+            code="import os, signal, time\nfor n in (1, 2, 3, 13, 15): signal.signal(n, signal.SIG_IGN)\n"
+            "for n in (0, 1, 2): os.close(n)\nwhile True: time.sleep(1)",
+        ),
+    ),
     _time(name="one run's time-out", claim="a request's own time-out holds for that run alone", attempt=_one_run),
     _time(name="compile step", claim="what precedes the program counts as its time", attempt=_compile_counts),
-    _limits("memory is usable", "half of the memory can be used",
-            lambda: python("hoard = b'x' * (96 << 20)"), memory_bytes=192 * MIB),
-    _limits("processes are usable", "half of the processes can be had at once",
-            lambda: bash("for n in 1 2 3 4 5 6 7 8; do sleep 0.5 & done; wait; echo done"), pids=20, stdout="done\n"),
-    _limits("threads are usable", "a program may start threads", lambda: python(
-                "import threading\nthreads = [threading.Thread(target=print, args=('x',)) for _ in range(4)]\n"
-                "[t.start() for t in threads]; [t.join() for t in threads]\nNone"), stdout="x\n" * 4),
-    _limits("disk is usable", "half of the disk can be filled",
-            lambda: python("open('half', 'wb').write(bytes(16 << 20))\nNone"), disk_bytes=32 * MIB),
-    _time(name="room again", claim="a run after one that filled the disk can clear up and go on", attempt=_disk_again,
-          rests_on=Control.DISK),
-    _time(name="truncation", claim="output over the limit keeps head and tail, status and exit code", attempt=_truncated),
+    _limits(
+        "memory is usable",
+        "half of the memory can be used",
+        lambda: python("hoard = b'x' * (96 << 20)"),
+        memory_bytes=192 * MIB,
+    ),
+    _limits(
+        "processes are usable",
+        "half of the processes can be had at once",
+        lambda: bash("for n in 1 2 3 4 5 6 7 8; do sleep 0.5 & done; wait; echo done"),
+        pids=20,
+        stdout="done\n",
+    ),
+    _limits(
+        "threads are usable",
+        "a program may start threads",
+        lambda: python(
+            "import threading\nthreads = [threading.Thread(target=print, args=('x',)) for _ in range(4)]\n"
+            "[t.start() for t in threads]; [t.join() for t in threads]\nNone"
+        ),
+        stdout="x\n" * 4,
+    ),
+    _limits(
+        "disk is usable",
+        "half of the disk can be filled",
+        lambda: python("open('half', 'wb').write(bytes(16 << 20))\nNone"),
+        disk_bytes=32 * MIB,
+    ),
+    _time(
+        name="room again",
+        claim="a run after one that filled the disk can clear up and go on",
+        attempt=_disk_again,
+        rests_on=Control.DISK,
+    ),
+    _time(
+        name="truncation", claim="output over the limit keeps head and tail, status and exit code", attempt=_truncated
+    ),
     _time(name="no truncation", claim="output of exactly the limit is whole", attempt=_whole),
     _time(name="truncation per stream", claim="each stream has its own limit", attempt=_per_stream),
     *(
-        Check(name=f"stdin of {size}", family="stdin", claim=f"{size} bytes of stdin arrive whole", attempt=partial(_stdin, size=size))
+        Check(
+            name=f"stdin of {size}",
+            family="stdin",
+            claim=f"{size} bytes of stdin arrive whole",
+            attempt=partial(_stdin, size=size),
+        )
         for size in (0, 1, MIB, MAX_STDIN_BYTES)
     ),
     Check(name="too much stdin", family="stdin", claim="more than 50 MiB of stdin is refused", attempt=_stdin_refused),
-    ends("unread stdin", "a program need not read its stdin", lambda: python("pass", stdin=bytes(4 * MIB)), family="stdin"),
-    Check(name="long argv", family="argv", claim="about 1 MiB of arguments arrives, each as it was given", attempt=_argv),
+    ends(
+        "unread stdin",
+        "a program need not read its stdin",
+        lambda: python("pass", stdin=bytes(4 * MIB)),
+        family="stdin",
+    ),
+    Check(
+        name="long argv", family="argv", claim="about 1 MiB of arguments arrives, each as it was given", attempt=_argv
+    ),
     Check(name="bad argv", family="argv", claim="NUL, lone surrogates and too much are refused", attempt=_argv_refused),
     Check(name="env", family="env", claim="variables arrive as they were given", attempt=_env),
     Check(name="env minimum", family="env", claim="HOME, PATH and TMPDIR are usable", attempt=_env_minimum),
-    Check(name="bad env", family="env", claim="names and values no environment can hold are refused", attempt=_env_refused),
-)  # fmt: skip
+    Check(
+        name="bad env", family="env", claim="names and values no environment can hold are refused", attempt=_env_refused
+    ),
+)

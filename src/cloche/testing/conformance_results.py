@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import fields
 from functools import partial
 
@@ -12,8 +11,17 @@ from cloche.core.result import EXIT_TIMEOUT, TIMEOUT_NOTE, ExecutionResult, Resu
 from cloche.core.units import MIB
 
 from .conformance_subject import (
-    Check, Subject, bash, command, describe, ends, expect, expect_ok, expect_that, python,
-)  # fmt: skip
+    Check,
+    Subject,
+    bash,
+    command,
+    describe,
+    ends,
+    expect,
+    expect_ok,
+    expect_that,
+    python,
+)
 
 META_KEYS = ("runtime", "versions", "limits", "duration", "backend", "level")
 
@@ -119,7 +127,14 @@ def _leaves(code: int) -> Check:
 
 
 # Piece by piece: one huge allocation may be refused, which is a MemoryError and no more.
-GROWS = "import time\nhoard = []\nfor _ in range(200):\n    hoard.append(b'x' * (2 << 20)); time.sleep(0.005)\ntime.sleep(60)"
+GROWS = """
+import time
+hoard = []
+for _ in range(200):
+    hoard.append(b"x" * (2 << 20))
+    time.sleep(0.005)
+time.sleep(60)
+"""
 # A child that keeps on holding memory: the tree is over its limit, no single process is.
 IN_CHILDREN = """
 import os, time
@@ -150,55 +165,181 @@ _ends = partial(ends, family="statuses")
 
 CHECKS: tuple[Check, ...] = (
     Check(name="streams apart", family="results", claim="stdout and stderr arrive apart and whole", attempt=_streams),
-    Check(name="exact bytes", family="results", claim="the exact bytes are kept; text has U+FFFD where it must", attempt=_bytes),
+    Check(
+        name="exact bytes",
+        family="results",
+        claim="the exact bytes are kept; text has U+FFFD where it must",
+        attempt=_bytes,
+    ),
     Check(name="duration", family="results", claim="the duration is wall clock in seconds", attempt=_duration),
     Check(name="value", family="results", claim="the last expression's plain value arrives", attempt=_value),
-    Check(name="value as repr", family="results", claim="a value that JSON cannot hold is its repr, and says so", attempt=_repr),
+    Check(
+        name="value as repr",
+        family="results",
+        claim="a value that JSON cannot hold is its repr, and says so",
+        attempt=_repr,
+    ),
     Check(name="no value", family="results", claim="without a last expression there is no value", attempt=_no_value),
-    Check(name="meta", family="results", claim="meta names runtime, versions, limits, duration, backend, level", attempt=_meta),
-    Check(name="positional", family="results", claim="a result is an ExecutionResult, four fields positional", attempt=_positional),
+    Check(
+        name="meta",
+        family="results",
+        claim="meta names runtime, versions, limits, duration, backend, level",
+        attempt=_meta,
+    ),
+    Check(
+        name="positional",
+        family="results",
+        claim="a result is an ExecutionResult, four fields positional",
+        attempt=_positional,
+    ),
     Check(name="json", family="results", claim="every result can be written as JSON", attempt=_json),
     Check(name="usage", family="results", claim="usage, where it is measured, is plausible", attempt=_usage),
-    ends("silence", "a program that prints nothing has empty output", lambda: python("pass"), family="results", stdout=""),
-    Check(name="timeout", family="statuses", claim="a time-out ends with -1, timed_out, partial output and the note", attempt=_timeout),
-    _ends("uncaught exception", "an uncaught exception is an error with exit code 1", lambda: python("1/0"),
-          status=Status.ERROR, exit_code=1),
-    _ends("syntax error", "code that does not compile is an error", lambda: python("def ("), status=Status.ERROR, exit_code=1),
-    _ends("memory error", "an uncaught MemoryError is an error: nothing was killed",
-          lambda: python("bytearray(1 << 60)"), status=Status.ERROR, exit_code=1),
-    _ends("missing program", "a missing program is an error with 127", lambda: command("no-such-program"),
-          status=Status.ERROR, exit_code=127),
-    _ends("missing program in bash", "a shell's missing program is an error with 127", lambda: bash("no-such-program"),
-          status=Status.ERROR, exit_code=127),
-    _ends("not executable", "a file that cannot be run is an error with 126", lambda: command("/etc"),
-          status=Status.ERROR, exit_code=126),
-    _signals("term", 15), _signals("kill", 9), _signals("segv", 11),
-    _ends("abort", "abort() is signaled with 134", lambda: python("import os; os.abort()"),
-          status=Status.SIGNALED, exit_code=134),
-    _ends("out of memory", "one process over the memory is out_of_memory with 137",
-          lambda: python(GROWS),
-          status=Status.OUT_OF_MEMORY, exit_code=137, hits="out_of_memory", memory_bytes=64 * MIB,
-          rests_on=Control.MEMORY),
-    _ends("out of memory in children", "children over the memory together are out_of_memory with 137",
-          lambda: python(IN_CHILDREN), status=Status.OUT_OF_MEMORY, exit_code=137, memory_bytes=96 * MIB,
-          disk_bytes=16 * MIB, tmp_bytes=16 * MIB, rests_on=Control.MEMORY),
-    _ends("pids limit", "a program that fails at the process limit is pids_limit with its own exit code",
-          lambda: python(FORKS.format(then="sys.exit(3)")), status=Status.PIDS_LIMIT, exit_code=3, hits="pids_limit",
-          pids=16, rests_on=Control.PIDS),
-    _ends("pids limit before signaled", "the process limit has precedence over the signal",
-          lambda: python(FORKS.format(then="os.abort()")), status=Status.PIDS_LIMIT, exit_code=134, pids=16,
-          rests_on=Control.PIDS),
-    _ends("ok at the process limit", "exit 0 is ok whatever was hit; the hit is counted",
-          lambda: python(FORKS.format(then="sys.exit(0)")), hits="pids_limit", pids=16, rests_on=Control.PIDS),
-    _ends("disk limit", "a program that overfills the workspace is disk_limit",
-          lambda: python(LINGERS), status=Status.DISK_LIMIT, exit_code=None, hits="disk_limit", disk_bytes=8 * MIB,
-          rests_on=Control.DISK),
-    _ends("timeout before pids limit", "the time-out has precedence over what else was hit",
-          lambda: python(FORKS.format(then="time.sleep(60)")), status=Status.TIMEOUT, exit_code=EXIT_TIMEOUT,
-          hits="pids_limit", pids=16, timeout_s=3, rests_on=Control.PIDS),
-    _ends("output limit", "a flood ends the run as output_limit with 137", lambda: bash("exec cat /dev/zero"),
-          status=Status.OUTPUT_LIMIT, exit_code=137, hits="output_limit", flood_bytes=4 * MIB),
-    _ends("flood on stderr", "a flood of stderr ends the run too", lambda: bash("exec cat /dev/zero >&2"),
-          status=Status.OUTPUT_LIMIT, exit_code=137, flood_bytes=4 * MIB),
+    ends(
+        "silence", "a program that prints nothing has empty output", lambda: python("pass"), family="results", stdout=""
+    ),
+    Check(
+        name="timeout",
+        family="statuses",
+        claim="a time-out ends with -1, timed_out, partial output and the note",
+        attempt=_timeout,
+    ),
+    _ends(
+        "uncaught exception",
+        "an uncaught exception is an error with exit code 1",
+        lambda: python("1/0"),
+        status=Status.ERROR,
+        exit_code=1,
+    ),
+    _ends(
+        "syntax error",
+        "code that does not compile is an error",
+        lambda: python("def ("),
+        status=Status.ERROR,
+        exit_code=1,
+    ),
+    _ends(
+        "memory error",
+        "an uncaught MemoryError is an error: nothing was killed",
+        lambda: python("bytearray(1 << 60)"),
+        status=Status.ERROR,
+        exit_code=1,
+    ),
+    _ends(
+        "missing program",
+        "a missing program is an error with 127",
+        lambda: command("no-such-program"),
+        status=Status.ERROR,
+        exit_code=127,
+    ),
+    _ends(
+        "missing program in bash",
+        "a shell's missing program is an error with 127",
+        lambda: bash("no-such-program"),
+        status=Status.ERROR,
+        exit_code=127,
+    ),
+    _ends(
+        "not executable",
+        "a file that cannot be run is an error with 126",
+        lambda: command("/etc"),
+        status=Status.ERROR,
+        exit_code=126,
+    ),
+    _signals("term", 15),
+    _signals("kill", 9),
+    _signals("segv", 11),
+    _ends(
+        "abort",
+        "abort() is signaled with 134",
+        lambda: python("import os; os.abort()"),
+        status=Status.SIGNALED,
+        exit_code=134,
+    ),
+    _ends(
+        "out of memory",
+        "one process over the memory is out_of_memory with 137",
+        lambda: python(GROWS),
+        status=Status.OUT_OF_MEMORY,
+        exit_code=137,
+        hits="out_of_memory",
+        memory_bytes=64 * MIB,
+        rests_on=Control.MEMORY,
+    ),
+    _ends(
+        "out of memory in children",
+        "children over the memory together are out_of_memory with 137",
+        lambda: python(IN_CHILDREN),
+        status=Status.OUT_OF_MEMORY,
+        exit_code=137,
+        memory_bytes=96 * MIB,
+        disk_bytes=16 * MIB,
+        tmp_bytes=16 * MIB,
+        rests_on=Control.MEMORY,
+    ),
+    _ends(
+        "pids limit",
+        "a program that fails at the process limit is pids_limit with its own exit code",
+        lambda: python(FORKS.format(then="sys.exit(3)")),
+        status=Status.PIDS_LIMIT,
+        exit_code=3,
+        hits="pids_limit",
+        pids=16,
+        rests_on=Control.PIDS,
+    ),
+    _ends(
+        "pids limit before signaled",
+        "the process limit has precedence over the signal",
+        lambda: python(FORKS.format(then="os.abort()")),
+        status=Status.PIDS_LIMIT,
+        exit_code=134,
+        pids=16,
+        rests_on=Control.PIDS,
+    ),
+    _ends(
+        "ok at the process limit",
+        "exit 0 is ok whatever was hit; the hit is counted",
+        lambda: python(FORKS.format(then="sys.exit(0)")),
+        hits="pids_limit",
+        pids=16,
+        rests_on=Control.PIDS,
+    ),
+    _ends(
+        "disk limit",
+        "a program that overfills the workspace is disk_limit",
+        lambda: python(LINGERS),
+        status=Status.DISK_LIMIT,
+        exit_code=None,
+        hits="disk_limit",
+        disk_bytes=8 * MIB,
+        rests_on=Control.DISK,
+    ),
+    _ends(
+        "timeout before pids limit",
+        "the time-out has precedence over what else was hit",
+        lambda: python(FORKS.format(then="time.sleep(60)")),
+        status=Status.TIMEOUT,
+        exit_code=EXIT_TIMEOUT,
+        hits="pids_limit",
+        pids=16,
+        timeout_s=3,
+        rests_on=Control.PIDS,
+    ),
+    _ends(
+        "output limit",
+        "a flood ends the run as output_limit with 137",
+        lambda: bash("exec cat /dev/zero"),
+        status=Status.OUTPUT_LIMIT,
+        exit_code=137,
+        hits="output_limit",
+        flood_bytes=4 * MIB,
+    ),
+    _ends(
+        "flood on stderr",
+        "a flood of stderr ends the run too",
+        lambda: bash("exec cat /dev/zero >&2"),
+        status=Status.OUTPUT_LIMIT,
+        exit_code=137,
+        flood_bytes=4 * MIB,
+    ),
     *(_leaves(code) for code in (0, 1, 3, 124, 127, 137, 255)),
-)  # fmt: skip
+)

@@ -19,8 +19,17 @@ from cloche.core.result import Result, Status
 
 from .conformance_leftovers import leftovers, named_processes
 from .conformance_subject import (
-    Broken, Check, Subject, bash, describe, eventually, expect, expect_ok, expect_that, python,
-)  # fmt: skip
+    Broken,
+    Check,
+    Subject,
+    bash,
+    describe,
+    eventually,
+    expect,
+    expect_ok,
+    expect_that,
+    python,
+)
 
 # Write the time into the workspace for a minute, whatever is sent or closed.
 _HEART = """
@@ -37,14 +46,23 @@ def wait_for_beat():
     while not os.path.exists("heartbeat"):
         time.sleep(0.02)
 """
+_FORKS = "if os.fork() == 0:\n    os.setsid()\n    beat()\nwait_for_beat()\n"
+_DAEMON = """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 3)
+        beat()
+    os._exit(0)
+wait_for_beat()
+"""
 SURVIVORS = {
     "child": "if os.fork() == 0: beat()\nwait_for_beat()",
-    "daemon": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        [os.close(n) for n in range(3)]\n        beat()\n"
-              "    os._exit(0)\nwait_for_beat()",
-    "many": "for _ in range(4):\n    if os.fork() == 0:\n        os.setsid()\n        beat()\nwait_for_beat()",
-    "killed": "if os.fork() == 0:\n    os.setsid()\n    beat()\nwait_for_beat()\nos.kill(os.getpid(), 9)",
-    "timed out": "if os.fork() == 0:\n    os.setsid()\n    beat()\nwait_for_beat()\ntime.sleep(60)",
-}  # fmt: skip
+    "daemon": _DAEMON,
+    "many": _FORKS * 4,
+    "killed": _FORKS + "os.kill(os.getpid(), 9)",
+    "timed out": _FORKS + "time.sleep(60)",
+}
 
 
 async def _dies_with_run(subject: Subject, how: str) -> None:
@@ -63,7 +81,7 @@ async def _expect_no_heartbeat(sandbox: OpenSandbox) -> None:
 
 async def _held_pipe(subject: Subject) -> None:
     started = time.monotonic()
-    code = "import os, time\nprint('parent', flush=True)\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(50)\n    os._exit(0)"
+    code = "import os, time\nprint('parent', flush=True)\nif os.fork() == 0: os.setsid(); time.sleep(50); os._exit(0)"
     expect("stdout", expect_ok(await subject.run(python(code))).stdout, "parent\n")
     expect_that(time.monotonic() - started < 25, "the run waited for a grandchild that held its pipe")
 
@@ -108,7 +126,7 @@ async def _fresh_process(subject: Subject) -> None:
         expect_ok(
             await sandbox.run(python("import os; x = 1; os.environ['X'] = '1'; os.chdir('/')", env={"GIVEN": "1"}))
         )
-        code = "import os; print('x' in globals(), 'X' in os.environ, 'GIVEN' in os.environ, os.getcwd() == os.environ['HOME'])"
+        code = "import os; e = os.environ; print('x' in globals(), 'X' in e, 'GIVEN' in e, os.getcwd() == e['HOME'])"
         expect("what is left", expect_ok(await sandbox.run(python(code))).stdout, "False False False True\n")
 
 
@@ -157,7 +175,7 @@ async def _streaming(subject: Subject) -> None:
         if not isinstance(sandbox, SupportsStreaming):
             return  # an optional power: not offering it breaks no claim
         events: list[tuple[float, Event]] = []
-        code = "import sys, time\nfor n in range(5):\n    print(n, flush=True); time.sleep(0.3)\nprint('e', file=sys.stderr)"
+        code = "import sys, time\nfor n in range(5): print(n, flush=True); time.sleep(0.3)\nprint('e', file=sys.stderr)"
         result = expect_ok(
             await sandbox.run_streaming(python(code), lambda event: events.append((time.monotonic(), event)))
         )
@@ -227,20 +245,56 @@ _lives = partial(Check, family="sandbox")
 
 CHECKS: tuple[Check, ...] = (
     *(
-        Check(name=f"survivor: {how}", family="tree kill", claim=f"a process left behind dies with the run ({how})",
-              attempt=partial(_dies_with_run, how=how))
+        Check(
+            name=f"survivor: {how}",
+            family="tree kill",
+            claim=f"a process left behind dies with the run ({how})",
+            attempt=partial(_dies_with_run, how=how),
+        )
         for how in SURVIVORS
     ),
-    Check(name="held pipe", family="tree kill", claim="a run ends with its program though a grandchild holds the pipe", attempt=_held_pipe),
-    Check(name="cancellation", family="cancellation", claim="cancelling a run kills everything it started", attempt=_cancelled),
+    Check(
+        name="held pipe",
+        family="tree kill",
+        claim="a run ends with its program though a grandchild holds the pipe",
+        attempt=_held_pipe,
+    ),
+    Check(
+        name="cancellation",
+        family="cancellation",
+        claim="cancelling a run kills everything it started",
+        attempt=_cancelled,
+    ),
     _lives(name="workspace lives", claim="the workspace lives between runs, and is the home", attempt=_workspace_lives),
     _lives(name="temporary files die", claim="temporary files die with the run", attempt=_tmp_dies),
     _lives(name="fresh process", claim="each run is a fresh process in the workspace", attempt=_fresh_process),
     _lives(name="runs at once", claim="runs started at once in one sandbox are each whole", attempt=_turns),
     _lives(name="closed", claim="closing ends the sandbox; its results stay whole", attempt=_closed),
-    Check(name="eight at once", family="concurrency", claim="eight sandboxes at once do not see each other", attempt=_eight),
+    Check(
+        name="eight at once",
+        family="concurrency",
+        claim="eight sandboxes at once do not see each other",
+        attempt=_eight,
+    ),
     Check(name="in parallel", family="concurrency", claim="sandboxes run in parallel", attempt=_parallel, alone=True),
-    Check(name="streaming", family="streaming", claim="events come in order, while the code runs, and are whole", attempt=_streaming),
-    Check(name="nothing left", family="cleanup", claim="no process, mount, control group or folder is left", attempt=_nothing_left, alone=True),
-    Check(name="no descriptors left", family="cleanup", claim="no descriptor is left open", attempt=_no_descriptors_left, alone=True),
-)  # fmt: skip
+    Check(
+        name="streaming",
+        family="streaming",
+        claim="events come in order, while the code runs, and are whole",
+        attempt=_streaming,
+    ),
+    Check(
+        name="nothing left",
+        family="cleanup",
+        claim="no process, mount, control group or folder is left",
+        attempt=_nothing_left,
+        alone=True,
+    ),
+    Check(
+        name="no descriptors left",
+        family="cleanup",
+        claim="no descriptor is left open",
+        attempt=_no_descriptors_left,
+        alone=True,
+    ),
+)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 from cloche.core.errors import SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
 from cloche.core.request import workspace_path
@@ -158,23 +160,34 @@ def _digest(root_fd: int, path: str, state: os.stat_result) -> str:
     return digest.hexdigest()
 
 
-def copy_out(source_fd: int, directory: str | os.PathLike[str], records: tuple[FileRecord, ...]) -> tuple[str, ...]:
-    """Copy the recorded files into `directory`, replacing regular files, through no link on either side."""
+class Source(Protocol):
+    """Give a recorded file's content piece by piece; empty at its end."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+OpenSource = Callable[[FileRecord], AbstractContextManager[Source]]
+
+
+def copy_out(
+    open_source: OpenSource, directory: str | os.PathLike[str], records: tuple[FileRecord, ...]
+) -> tuple[str, ...]:
+    """Copy the recorded files into `directory`, replacing regular files, through no link."""
     os.makedirs(directory, exist_ok=True)
     target_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for record in records:
-            _copy_one(source_fd, target_fd, record)
+            _copy_one(open_source, target_fd, record)
     finally:
         os.close(target_fd)
     return tuple(record.path for record in records)
 
 
-def _copy_one(source_fd: int, target_fd: int, record: FileRecord) -> None:
+def _copy_one(open_source: OpenSource, target_fd: int, record: FileRecord) -> None:
     folder, _, name = record.path.rpartition("/")
     here = _make_folder(target_fd, folder)
     try:
-        with open(open_regular(source_fd, record.path), "rb") as source:
+        with open_source(record) as source:
             _replace_file(here, name, source, record)
     except IsADirectoryError as error:
         raise SandboxFileRefused(f"cannot write {record.path!r}: a folder is in its place", path=record.path) from error
@@ -182,7 +195,7 @@ def _copy_one(source_fd: int, target_fd: int, record: FileRecord) -> None:
         os.close(here)
 
 
-def _replace_file(here: int, name: str, source: object, record: FileRecord) -> None:
+def _replace_file(here: int, name: str, source: Source, record: FileRecord) -> None:
     """Write beside, then rename over: no reader sees half a file, and a link in the way is replaced, not followed."""
     temporary = f".{os.getpid()}-{os.urandom(6).hex()}.cloche"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -190,7 +203,7 @@ def _replace_file(here: int, name: str, source: object, record: FileRecord) -> N
     try:
         with open(fd, "wb") as target:
             left = record.size
-            while left > 0 and (data := source.read(min(CHUNK_BYTES, left))):  # type: ignore[attr-defined]
+            while left > 0 and (data := source.read(min(CHUNK_BYTES, left))):
                 target.write(data)
                 left -= len(data)
         os.rename(temporary, name, src_dir_fd=here, dst_dir_fd=here)

@@ -1,33 +1,75 @@
-"""Keep a run's files readable after its sandbox is gone, for as long as somebody holds the result."""
+"""Keep a run's files readable after its sandbox is gone, for as long as somebody holds the result.
+
+Whatever keeps them has no name in any file system, so nothing is left behind however the caller ends.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
-from cloche.core.result import FileRecord
+from cloche.core.result import FileRecord, SaveFiles
 
-from .collect import copy_out
+from .collect import CHUNK_BYTES, Source, copy_out, open_regular
 
 
-class Kept:
-    """Hold a workspace by a descriptor: a tmpfs without mount point lives exactly as long as that."""
+def keep_mount(workspace_fd: int, records: tuple[FileRecord, ...]) -> SaveFiles:
+    """Keep a tmpfs workspace by a descriptor: without a mount point it lives exactly as long as that."""
+    return _KeptMount(os.dup(workspace_fd), records).save
 
-    def __init__(self, fd: int, records: tuple[FileRecord, ...], folder: tempfile.TemporaryDirectory[str] | None):
-        self._fd, self._records, self._folder = fd, records, folder
-        self._finalizer = weakref.finalize(self, os.close, fd)
 
-    @classmethod
-    def of(cls, workspace_fd: int, records: tuple[FileRecord, ...], *, is_mount: bool) -> Kept:
-        """Keep the recorded files of a workspace; one that is a folder of the host is copied, since it goes away."""
-        if is_mount:
-            return cls(os.dup(workspace_fd), records, None)
-        folder = tempfile.TemporaryDirectory(prefix="cloche-kept-", ignore_cleanup_errors=True)
-        copy_out(workspace_fd, folder.name, records)
-        fd = os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return cls(fd, records, folder)
+def keep_copies(workspace_fd: int, records: tuple[FileRecord, ...]) -> SaveFiles:
+    """Keep copies of the files of a workspace that is a folder of the host, which goes away: in one unnamed file."""
+    return _KeptCopies(workspace_fd, records).save
+
+
+class _KeptMount:
+    def __init__(self, fd: int, records: tuple[FileRecord, ...]):
+        self._fd, self._records = fd, records
+        weakref.finalize(self, os.close, fd)
 
     def save(self, directory: str | os.PathLike[str]) -> tuple[str, ...]:
-        """Copy the files into `directory`; see Result.save."""
-        return copy_out(self._fd, directory, self._records)
+        return copy_out(self._open, directory, self._records)
+
+    @contextmanager
+    def _open(self, record: FileRecord) -> Iterator[Source]:
+        with open(open_regular(self._fd, record.path), "rb") as file:
+            yield file
+
+
+class _KeptCopies:
+    def __init__(self, workspace_fd: int, records: tuple[FileRecord, ...]):
+        self._file: BinaryIO = tempfile.TemporaryFile(prefix="cloche-")  # noqa: SIM115 - lives as long as the result
+        self._records = records
+        self._places: dict[str, int] = {}
+        for record in records:
+            self._places[record.path] = self._file.tell()
+            with open(open_regular(workspace_fd, record.path), "rb") as source:
+                left = record.size
+                while left > 0 and (data := source.read(min(CHUNK_BYTES, left))):
+                    self._file.write(data)
+                    left -= len(data)
+        self._file.flush()
+
+    def save(self, directory: str | os.PathLike[str]) -> tuple[str, ...]:
+        return copy_out(self._open, directory, self._records)
+
+    @contextmanager
+    def _open(self, record: FileRecord) -> Iterator[Source]:
+        yield _Slice(self._file.fileno(), self._places[record.path])
+
+
+class _Slice:
+    """Read on from a place without moving the shared position of the descriptor."""
+
+    def __init__(self, fd: int, place: int):
+        self._fd, self._place = fd, place
+
+    def read(self, size: int, /) -> bytes:
+        data = os.pread(self._fd, size, self._place)
+        self._place += len(data)
+        return data

@@ -12,7 +12,8 @@ from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import SandboxFileRefused, StartFailed
-from cloche.core.events import PlanStep, Sink, Started, discard
+from cloche.core.events import Event, PlanStep, Sink, Started, discard
+from cloche.core.languages import limits_note
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, decide
 from cloche.core.policy import Policy
@@ -23,7 +24,7 @@ from cloche.jail.spec import Run
 from .collect import Collection, Known, collect, list_paths, read_regular
 from .connection import Connection
 from .host import Host
-from .keep import Kept
+from .keep import keep_copies, keep_mount
 from .pipes import Pipes
 from .plan import build_spec, choose_places, show_toolchain
 from .program import Program, build_program
@@ -218,14 +219,16 @@ class LocalOpenSandbox:
         }
         if engine is not None and engine.stand_in:
             meta["stand_in"] = engine.stand_in
+        if engine is not None and (advice := limits_note(engine, self._limits)):
+            meta["advice"] = advice
         if found.skipped:
             meta["files_skipped"] = found.skipped
         return meta
 
     def _saver(self, found: Collection) -> SaveFiles:
         """Keep what `Result.save` needs as long as the result lives."""
-        kept = Kept.of(self._workspace_fd, found.changed, is_mount=self._spec.level == "jail")
-        return kept.save
+        keep = keep_mount if self._spec.level == "jail" else keep_copies
+        return keep(self._workspace_fd, found.changed)
 
 
 def started_first(sink: Sink) -> Sink:

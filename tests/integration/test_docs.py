@@ -1,0 +1,138 @@
+"""The examples in the documents are run, so that none of them can lie.
+
+A ```python block is a program that must end with exit code 0. In a ```console block every line that begins with `$ ` is
+given to a shell, and what it prints must match the lines below it; `...` there stands for anything, and runs of
+blanks count as one. The console blocks of one document share a folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from cloche.core.result import Status
+from cloche.runtime.config_keys import LIMIT_FIELDS, VARIABLE_READERS, YAML_READERS
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(document: Path, kind: str) -> list[str]:
+    """Return a document's fenced blocks of one kind."""
+    return [text for found, text in _BLOCK.findall(document.read_text()) if found == kind]
+
+
+def examples(kind: str) -> Iterator[object]:
+    """Yield each block of a kind, named by its document and number."""
+    for document in DOCUMENTS:
+        for number, text in enumerate(blocks(document, kind), 1):
+            yield pytest.param(text, id=f"{document.relative_to(ROOT)}-{number}")
+
+
+def commands(document: Path) -> Iterator[tuple[str, str]]:
+    """Yield each command of a document's console blocks with what it should print."""
+    for text in blocks(document, "console"):
+        for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            command, _, expected = part.partition("\n")
+            yield command, expected
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Compare, with `...` for anything and without regard to the amount of blank space."""
+    pieces = [re.escape(" ".join(piece.split())) for piece in expected.split("...")]
+    return re.fullmatch(r"\s*.*?\s*".join(pieces), " ".join(printed.split()), re.DOTALL) is not None
+
+
+WITH_SESSIONS = [document for document in DOCUMENTS if blocks(document, "console")]
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path) -> Mapping[str, str]:
+    """Return an environment with this interpreter's programs first and nobody's settings."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("CLOCHE_", "SANDBOX_"))}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**ours, "PATH": path, "XDG_CONFIG_HOME": str(tmp_path / "settings"), "COLUMNS": "200"}
+
+
+@pytest.mark.parametrize("text", list(examples("python")))
+def test_a_program_in_the_documents_runs(text: str, tmp_path: Path, surroundings: Mapping[str, str]) -> None:
+    """A Python example is complete, and what it asserts holds."""
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=tmp_path,
+        env=surroundings,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "document", [pytest.param(d, id=str(d.relative_to(ROOT))) for d in DOCUMENTS if blocks(d, "console")]
+)
+def test_a_terminal_session_in_the_documents_is_true(
+    document: Path, tmp_path: Path, surroundings: Mapping[str, str]
+) -> None:
+    """Each command prints what the document says it prints."""
+    for command, expected in commands(document):
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env=surroundings,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert matches(expected, done.stdout), f"$ {command}\n{done.stdout}\nis not\n{expected}"
+
+
+def test_the_comparison_is_not_blind() -> None:
+    """Dots stand for anything; everything else must be there, in order."""
+    assert matches("a ... c", "a b  c\n")
+    assert matches("...", "")
+    assert not matches("a ... d", "a b c")
+    assert not matches("", "something")
+
+
+def test_every_status_stands_in_the_design() -> None:
+    """The table of statuses is the enumeration, in the order of precedence."""
+    found = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/design.md").read_text(), re.MULTILINE)
+    assert [name for name in found if name in set(Status)] == [str(status) for status in Status]
+
+
+def test_every_key_and_variable_is_documented() -> None:
+    """Whatever a file or the environment may say is in the table, under each of its spellings."""
+    text = (ROOT / "docs/configuration.md").read_text()
+    words = set(re.findall(r"`(\w+)", text))
+    variables = {name for name in VARIABLE_READERS if not name.startswith("CLOCHE_IMAGE_")}
+    assert {*LIMIT_FIELDS, *YAML_READERS, *variables} - words == set()
+
+
+def test_every_link_leads_somewhere() -> None:
+    """A relative link names a file or folder that exists."""
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.relative_to(ROOT)} links to {target}"
+
+
+def test_the_reference_is_what_the_docstrings_say() -> None:
+    """docs/api.md is generated; after a change run scripts/api_reference.py."""
+    spec = importlib.util.spec_from_file_location("api_reference", ROOT / "scripts" / "api_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs/api.md").read_text() == module.render()
