@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 
 import cloche
@@ -62,13 +63,12 @@ def signature(name: str, thing: object) -> str:
     short = name.rpartition(".")[2]
     if inspect.isclass(thing) and issubclass(thing, BaseException):
         return f"class {short}({', '.join(base.__name__ for base in thing.__bases__)})"
-    if inspect.isclass(thing) and getattr(thing, "_is_protocol", False):
+    if inspect.isclass(thing) and (issubclass(thing, dict | Enum) or getattr(thing, "_is_protocol", False)):
         return f"class {short}"
     found = inspect.signature(thing)
     listed = list(parameters(found))
-    returned = (
-        "" if found.return_annotation in (inspect.Signature.empty, None, "None") else f" -> {found.return_annotation}"
-    )
+    gives = found.return_annotation
+    returned = "" if gives in (inspect.Signature.empty, None, "None") else f" -> {gives}"
     line = f"{short}({', '.join(listed)}){returned}"
     return line if len(line) <= 100 else f"{short}(\n    " + ",\n    ".join(listed) + f",\n){returned}"
 
@@ -83,13 +83,16 @@ def parameters(found: inspect.Signature) -> Iterator[str]:
             is_starred = True
             yield "*"
         prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        yield f"{prefix}{parameter.name}: {parameter.annotation}{_default(parameter.default)}"
+        kind = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
+        yield f"{prefix}{parameter.name}{kind}{_default(parameter.default)}"
 
 
 def _default(default: object) -> str:
     """Return a default that prints the same in every version of Python."""
     if default is inspect.Parameter.empty:
         return ""
+    if isinstance(default, Enum):
+        return f" = {type(default).__name__}.{default.name}"
     is_plain = default is None or isinstance(default, str | int | float | bytes | tuple)
     return f" = {default!r}" if is_plain else " = ..."
 

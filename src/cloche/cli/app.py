@@ -200,14 +200,17 @@ def doctor(as_json: AsJson = False) -> None:
 
 @app.command("conformance")
 def conformance(
-    backend: Annotated[str, typer.Option(help="A name of `cloche backends`.")] = "local",
+    backend: Annotated[str, typer.Option(metavar="NAME", help="A name of `cloche backends`.")] = "local",
+    level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="Default: the strongest the backend has here.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a backend keeps every promise of the interface."""
+    """Try every promise of the interface against a backend. Exit code 1 when one is broken."""
 
     def work() -> int:
         from .conformance import check
 
-        return check(backend, as_json=as_json)
+        return check(backend, level, as_json=as_json)
 
     _finish(work, as_json=as_json)

@@ -77,7 +77,7 @@ def run_conformance(
     level: Level | None = None,
     deviations: Mapping[str, str] | None = None,
     only: Iterable[str] = (),
-    at_once: int = 4,
+    at_once: int = 6,
     on_row: Callable[[Row], None] | None = None,
 ) -> tuple[Row, ...]:
     """Try every check against `backend` and return a row for each; for callers without an event loop."""
@@ -92,7 +92,7 @@ async def check_conformance(
     level: Level | None = None,
     deviations: Mapping[str, str] | None = None,
     only: Iterable[str] = (),
-    at_once: int = 4,
+    at_once: int = 6,
     on_row: Callable[[Row], None] | None = None,
 ) -> tuple[Row, ...]:
     """Try the checks named in `only` (all when empty), `at_once` of them beside each other.

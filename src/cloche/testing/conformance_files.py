@@ -48,7 +48,7 @@ def _rows(result: Result) -> list[tuple[str, int, str]]:
 
 async def _in(subject: Subject) -> None:
     files = {"a/b/c.bin": bytes(range(256)) * 100, "top.txt": "ä\n".encode(), "empty": b""}
-    code = "import hashlib\nfor p in {!r}: print(hashlib.sha256(open(p, 'rb').read()).hexdigest())".format([*files])
+    code = f"import hashlib\nfor p in {[*files]!r}: print(hashlib.sha256(open(p, 'rb').read()).hexdigest())"
     result = expect_ok(await subject.run(python(code, files=files)))
     expect("their contents", result.stdout.split(), [_sha(data) for data in files.values()])
     expect("files reported though unchanged", _rows(result), [])

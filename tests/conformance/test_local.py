@@ -1,0 +1,39 @@
+"""The public conformance suite over the local backend: every level, with control groups and with rlimits only."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cloche.backends.local import LocalBackend
+from cloche.core.levels import Level
+from cloche.testing.conformance import run_conformance
+
+NO_WALLS = "level process is a child process with limits and no isolation"
+NO_PIDS = "RLIMIT_NPROC does not bind root"
+# What level process cannot keep, by name; and what it cannot besides as root without control groups.
+AT_PROCESS = {"host files": NO_WALLS, "host loopback": NO_WALLS, "caller's process": NO_WALLS}
+AT_PROCESS_ROOT = {
+    "pids limit": NO_PIDS,
+    "pids limit before signaled": NO_PIDS,
+    "ok at the process limit": NO_PIDS,
+    "timeout before pids limit": NO_PIDS,
+}
+
+
+def _deviations(level: Level, backend: LocalBackend) -> dict[str, str]:
+    if level > Level.PROCESS:
+        return {}
+    counts_pids = backend.uses_cgroups or os.geteuid() != 0
+    return AT_PROCESS if counts_pids else {**AT_PROCESS, **AT_PROCESS_ROOT}
+
+
+@pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "rlimits"])
+@pytest.mark.parametrize("level", [Level.JAIL, Level.CONFINED, Level.PROCESS], ids=str)
+def test_local_conforms(level: Level, use_cgroups: bool) -> None:
+    """Every check is kept, but for deviations that are named and real."""
+    backend = LocalBackend(use_cgroups=use_cgroups)
+    rows = run_conformance(backend, level=level, deviations=_deviations(level, backend))
+    broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
+    assert not broken, "\n".join(broken)
