@@ -10,7 +10,7 @@ system_path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # program -> the package that brings it
 declare -A package_of=(
     [node]=nodejs [npm]=npm [ruby]=ruby [go]=golang-go [rustc]=rustc [mcs]=mono-mcs [mono]=mono-runtime
-    [cc]=gcc [bwrap]=bubblewrap [setpriv]=util-linux [git]=git
+    [cc]=gcc [bwrap]=bubblewrap [setpriv]=util-linux [git]=git [ps]=procps
 )
 
 missing=()

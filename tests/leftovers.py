@@ -1,7 +1,7 @@
 """What a run of ours could leave on the machine, and how to tell it from what others do meanwhile.
 
 A process is ours when its chain of parents leads to this one, or to an orphan that began after the session
-did and bears our mark: a cgroup or working directory with our name, other namespaces, or the command line of
+did and bears our mark: a cgroup or working directory with our name, new namespaces, or the command line of
 a helper. A machine may be shared, so what has a living parent elsewhere never counts, and what vanishes while
 we wait was not left. Names of folders carry the number of the process that made them, for the same reason.
 """
@@ -39,16 +39,17 @@ class Process:
 
     def describe(self) -> str:
         """Return its number and command line."""
-        return f"process {self.pid}: {_proc_text(self.pid, 'cmdline') or _proc_text(self.pid, 'comm')}"
+        command = _proc_text(self.pid, "cmdline") or _proc_text(self.pid, "comm")
+        return f"process {self.pid}: {command[:200]}"
 
-    def is_marked(self) -> bool:
+    def is_marked(self, known_namespaces: frozenset[str]) -> bool:
         """Say whether its cgroup, working directory, namespaces or command line are of our making."""
         places = _proc_text(self.pid, "cgroup") + _proc_link(self.pid, "cwd")
         namespace = _proc_link(self.pid, "ns/mnt")
         command = _proc_text(self.pid, "cmdline")
         return (
             f"/{DIRECTORY_PREFIX}" in places
-            or (namespace != "" and namespace != _proc_link(os.getpid(), "ns/mnt"))
+            or (namespace != "" and namespace not in known_namespaces)
             or (MARK in command and " -I " in command)
         )
 
@@ -113,6 +114,7 @@ class Snapshot:
 
     adopter: int
     processes: frozenset[Process]
+    namespaces: frozenset[str]
     mounts: frozenset[str]
     cgroups: frozenset[str]
     directories: frozenset[str]
@@ -120,7 +122,9 @@ class Snapshot:
     @classmethod
     def take(cls) -> "Snapshot":
         """Look at the machine now."""
-        return cls(_adopter(), _processes(), _mounts(), _cgroups(), _temporary_directories())
+        processes = _processes()
+        namespaces = frozenset(_proc_link(process.pid, "ns/mnt") for process in processes)
+        return cls(_adopter(), processes, namespaces, _mounts(), _cgroups(), _temporary_directories())
 
     def leftovers(self) -> list[str]:
         """Return one line for everything of ours that is there now and was not then."""
@@ -145,7 +149,7 @@ class Snapshot:
 
     def _is_ours(self, process: Process, now: dict[int, Process]) -> bool:
         top = self._top(process, now)
-        return top.parent == os.getpid() or (top.parent == self.adopter and top.is_marked())
+        return top.parent == os.getpid() or (top.parent == self.adopter and top.is_marked(self.namespaces))
 
     def _is_made_by_us(self, path: str, now: dict[int, Process]) -> bool:
         maker = MADE_BY.match(os.path.basename(path))

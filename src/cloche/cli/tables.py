@@ -78,30 +78,23 @@ def show_backends(*, as_json: bool) -> int:
 
 
 def show_languages(*, as_json: bool) -> int:
-    """List the languages with the engine that this host's programs make, or the command that installs one."""
+    """List the languages with the engine that runs each here, or the command that installs one."""
     from cloche.core.languages import LANGUAGES
+    from cloche.runtime.doctor import find_toolchains
 
-    rows = []
-    for language in LANGUAGES.values():
-        engine = next((e for e in language.engines if all(map(_has_program, e.programs))), None)
-        rows.append(
-            {
-                "language": language.name,
-                "aliases": language.aliases,
-                "suffixes": language.suffixes,
-                "engine": engine.name if engine else None,
-                "note": engine.stand_in if engine else f"missing; {language.engines[0].package}",
-                "image": language.image,
-            }
-        )
+    rows = [
+        {
+            "language": language.name,
+            "aliases": language.aliases,
+            "suffixes": language.suffixes,
+            "engine": found.engine or None,
+            "note": found.note,
+            "image": language.image,
+        }
+        for language, found in zip(LANGUAGES.values(), find_toolchains(), strict=True)
+    ]
     show(rows, as_json=as_json)
     return 0
-
-
-def _has_program(name: str) -> bool:
-    import shutil
-
-    return name == "python3" or shutil.which(name) is not None  # Cloche itself runs on a Python
 
 
 def show_settings(options: Mapping[str, Any], *, as_json: bool) -> int:

@@ -57,15 +57,18 @@ def _seccomp() -> str:
 
 
 def _namespaces() -> str:
-    """Enter all namespaces and build a root with a /proc in it; empty when that works."""
+    """Enter all namespaces and build a root with a bind and a /proc in it; empty when that works."""
     from . import identity
     from .helper import ALL_NAMESPACES
-    from .mounts import stage_root
+    from .mounts import Bind, stage_root
     from .syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, clone, mount
 
     def build() -> None:
+        system = Bind("/usr", "usr")
+        system.open()
         identity.become(1000, can_set_groups=os.geteuid() == 0 and can_map)
         stage_root()
+        system.apply()
         os.mkdir("proc")
         mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 

@@ -171,10 +171,8 @@ def diagnose() -> Diagnosis:
     backend = backend_named("local")
     capabilities = backend.capabilities()
     trials = tuple(try_level(backend, level) for level in TRIED_LEVELS)
-    with ThreadPoolExecutor() as pool:
-        surveying = pool.submit(survey)
-        toolchains = tuple(pool.map(functools.partial(find_toolchain, backend), LANGUAGES.values()))
-        found = surveying.result()
+    found = survey()
+    toolchains = find_toolchains()
     best = next((trial for trial in trials if trial.is_ok), None)
     level = best.level if best else Level.NONE
     return Diagnosis(
@@ -309,6 +307,13 @@ def remedy_for(level: Level, found: Mapping[str, tuple[bool, str]], namespace_re
     if os.geteuid() == 0 and not found.get("outside id", (True, ""))[0]:
         return "root here has no other ids to give (a rootless container); run Cloche as an ordinary user in it"
     return namespace_remedy
+
+
+def find_toolchains() -> tuple[FoundToolchain, ...]:
+    """Look for what runs each language, all at once: most of the time goes into asking programs for versions."""
+    backend = backend_named("local")
+    with ThreadPoolExecutor() as pool:
+        return tuple(pool.map(functools.partial(find_toolchain, backend), LANGUAGES.values()))
 
 
 def find_toolchain(backend: Backend, language: Language) -> FoundToolchain:

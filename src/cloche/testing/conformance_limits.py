@@ -191,6 +191,7 @@ CHECKS: tuple[Check, ...] = (
         lambda: bash("for n in 1 2 3 4 5 6 7 8; do sleep 0.5 & done; wait; echo done"),
         pids=20,
         stdout="done\n",
+        alone=True,
     ),
     _limits(
         "threads are usable",

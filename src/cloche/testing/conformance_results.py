@@ -285,6 +285,7 @@ CHECKS: tuple[Check, ...] = (
         hits="pids_limit",
         pids=16,
         rests_on=Control.PIDS,
+        alone=True,
     ),
     _ends(
         "pids limit before signaled",
@@ -294,6 +295,7 @@ CHECKS: tuple[Check, ...] = (
         exit_code=134,
         pids=16,
         rests_on=Control.PIDS,
+        alone=True,
     ),
     _ends(
         "ok at the process limit",
@@ -302,6 +304,7 @@ CHECKS: tuple[Check, ...] = (
         hits="pids_limit",
         pids=16,
         rests_on=Control.PIDS,
+        alone=True,
     ),
     _ends(
         "disk limit",
@@ -323,6 +326,7 @@ CHECKS: tuple[Check, ...] = (
         pids=16,
         timeout_s=3,
         rests_on=Control.PIDS,
+        alone=True,
     ),
     _ends(
         "output limit",

@@ -66,7 +66,7 @@ SURVIVORS = {
 
 
 async def _dies_with_run(subject: Subject, how: str) -> None:
-    async with subject.open(timeout_s=3 if how == "timed out" else 60) as sandbox:
+    async with subject.open(timeout_s=2 if how == "timed out" else 60) as sandbox:
         result = await sandbox.run(python(_HEART + SURVIVORS[how]))
         wanted = {"killed": Status.SIGNALED, "timed out": Status.TIMEOUT}.get(how, Status.OK)
         expect_that(result.status is wanted, f"the run ended with {describe(result)}")
@@ -211,11 +211,11 @@ async def _nothing_left(subject: Subject) -> None:
     before = leftovers()
     token = f"left-{secrets.token_hex(6)}"
     daemon = f"import os\nif os.fork() == 0:\n    os.setsid()\n    os.execvp('sleep', ['{token}', '300'])\n"
-    async with subject.open(timeout_s=2) as sandbox:
+    async with subject.open(timeout_s=1.5) as sandbox:
         for ending in ("", "os.abort()", "import time; time.sleep(60)", "print('x' * 100_000_000)", LOCKS):
             await sandbox.run(python(f"{daemon}\nopen('f', 'a').write('x')\n{ending}"))
     running = asyncio.ensure_future(subject.run(python(f"{daemon}\nimport time; time.sleep(60)")))
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(1)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     del sandbox, running

@@ -65,7 +65,8 @@ class Check:
     """Hold one claim and how to try it.
 
     `attempt` raises Broken when the claim does not hold. `rests_on` names the control without which no backend could
-    keep it. A check that is `alone` looks at the whole host, so nothing else runs beside it.
+    keep it. A check that is `alone` looks at the whole host, or needs nothing else of this user to start or end meanwhile:
+    nothing runs beside it.
     """
 
     name: str
@@ -160,6 +161,7 @@ def ends(
     stdout: str | None = None,
     hits: str = "",
     rests_on: Control | None = None,
+    alone: bool = False,
     **limits: Any,  # noqa: ANN401 - checked by Limits
 ) -> Check:
     """Return a check that one run ends as told; an `exit_code` or `stdout` of None may be anything."""
@@ -174,4 +176,4 @@ def ends(
         if hits:
             expect_that(result.enforcement.hits.get(hits), f"hits are {dict(result.enforcement.hits)}, without {hits}")
 
-    return Check(name=name, family=family, claim=claim, attempt=attempt, rests_on=rests_on)
+    return Check(name=name, family=family, claim=claim, attempt=attempt, rests_on=rests_on, alone=alone)

@@ -44,6 +44,7 @@ class _KeptMount:
 class _KeptCopies:
     def __init__(self, workspace_fd: int, records: tuple[FileRecord, ...]):
         self._file: BinaryIO = tempfile.TemporaryFile(prefix="cloche-")  # noqa: SIM115 - lives as long as the result
+        weakref.finalize(self, self._file.close)  # dropping a result is no leak, so nobody shall be warned of one
         self._records = records
         self._places: dict[str, int] = {}
         for record in records:
