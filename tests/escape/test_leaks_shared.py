@@ -1,6 +1,7 @@
 """Attempts to use what processes share without files: System V and POSIX objects, keyrings, locks, shared memory."""
 
 from functools import partial
+from typing import Any
 
 from tests.escape.attempts import BOTH, Attempt
 from tests.escape.ledger import Ledger
@@ -8,9 +9,9 @@ from tests.escape.ledger import Ledger
 OWNERS = ("host", "neighbour")
 
 
-def on_both(name: str, code: str, **keywords: object) -> tuple[Attempt, ...]:
+def on_both(name: str, code: str, **keywords: Any) -> tuple[Attempt, ...]:
     """Return the attempt against the host's process and against the neighbour's."""
-    make = partial(Attempt, family="leaks", **keywords)  # type: ignore[arg-type]
+    make = partial(Attempt, family="leaks", **keywords)
     return tuple(make(name=f"{name} ({owner})", code=f"at = T['{owner}']\n" + code) for owner in OWNERS)
 
 

@@ -1,6 +1,7 @@
 """Attempts to reach the host's or another sandbox's network while the network is off."""
 
 from functools import partial
+from typing import Any
 
 from tests.escape.attempts import BOTH, JAIL, Attempt
 from tests.escape.ledger import Ledger
@@ -9,14 +10,14 @@ OWNERS = ("host", "neighbour")
 attempt = partial(Attempt, family="network", levels=BOTH)
 
 
-def on_both(name: str, code: str, **keywords: object) -> tuple[Attempt, ...]:
+def on_both(name: str, code: str, **keywords: Any) -> tuple[Attempt, ...]:
     """Return the attempt against the host's process and against the neighbour's."""
     return tuple(
         attempt(
             name=f"{name} ({owner})",
             code=f"import socket\nsocket.setdefaulttimeout(1)\nat = T['{owner}']\n" + code,
             **keywords,
-        )  # type: ignore[arg-type]
+        )
         for owner in OWNERS
     )
 

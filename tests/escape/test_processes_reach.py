@@ -1,6 +1,7 @@
 """Attempts to see, signal, trace or steal from the processes of the host and of another live sandbox."""
 
 from functools import partial
+from typing import Any
 
 from tests.escape.attempts import BOTH, Attempt
 from tests.escape.ledger import Ledger
@@ -27,12 +28,9 @@ pid = pids[0]
 """
 
 
-def on_both(name: str, code: str, **keywords: object) -> tuple[Attempt, ...]:
+def on_both(name: str, code: str, **keywords: Any) -> tuple[Attempt, ...]:
     """Return the attempt against the host's process and against the neighbour's."""
-    return tuple(
-        reach(name=f"{name} ({owner})", code=FIND.format(owner=owner) + code, **keywords)  # type: ignore[arg-type]
-        for owner in OWNERS
-    )
+    return tuple(reach(name=f"{name} ({owner})", code=FIND.format(owner=owner) + code, **keywords) for owner in OWNERS)
 
 
 ATTEMPTS = (

@@ -1,6 +1,7 @@
 """Attempts to run on after the run has ended, or to keep the host waiting."""
 
 from functools import partial
+from typing import Any
 
 from tests.escape.attempts import BOTH, Attempt
 from tests.escape.ledger import Ledger
@@ -23,9 +24,9 @@ survive = partial(Attempt, family="processes", scenario=outlives, levels=BOTH)
 delay = partial(Attempt, family="processes", scenario=returns_by(1.7), levels=BOTH)
 
 
-def lingering(name: str, code: str, **keywords: object) -> Attempt:
+def lingering(name: str, code: str, **keywords: Any) -> Attempt:
     """Return an attempt to outlive the run; `code` makes the process that lingers."""
-    return survive(name=name, code=LINGER + code, **keywords)  # type: ignore[arg-type]
+    return survive(name=name, code=LINGER + code, **keywords)
 
 
 ATTEMPTS = (
@@ -98,7 +99,7 @@ if os.fork() == 0:
         if os.fork():
             os._exit(0)
         os.setsid()
-        time.sleep(0.005)
+        time.sleep(0.05)
     os._exit(0)
 """,
     ),

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from . import caps, identity, landlock, mounts, rlimits, tree, wire
+from . import caps, identity, landlock, mounts, netns, rlimits, tree, wire
 from .steps import Step, StepFailed, perform
 from .syscalls import (
     PR_SET_CHILD_SUBREAPER,
@@ -184,6 +184,7 @@ class Entrance:
             *(Step(type(value).__name__.lower(), value.describe, value.apply) for value in values),
             Step("pivot_root", "make the tree the root, read-only", mounts.pivot),
             Step("keep_workspace", f"keep a copy of the mount of {self.spec.workspace}", self._keep_workspace),
+            Step("loopback", "bring the loopback device up", netns.raise_loopback),
             Step("hostname", f"call the host {self.spec.hostname}", lambda: sethostname(self.spec.hostname.encode())),
             files,
             *limits,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CONTROLLERS = ("memory", "pids", "cpu")
 PROBE_TIMEOUT_S = 20
+PROBE_ID = 1_900_000_000  # the first of the outside ids
 
 
 def main() -> None:
@@ -30,6 +31,8 @@ def main() -> None:
         "idmapped": _idmapped(),
         "cgroup": _cgroup(),
         "uid": os.geteuid(),
+        "owns_ids": owns_ids(),
+        "lists_children": os.path.exists("/proc/self/task/" + str(os.getpid()) + "/children"),
         "can_switch_identity": _can_switch_identity(),
     }
     sys.stdout.buffer.write(marshal.dumps(findings))
@@ -66,13 +69,15 @@ def _namespaces() -> str:
     def build() -> None:
         system = Bind("/usr", "usr")
         system.open()
-        identity.become(1000, can_set_groups=os.geteuid() == 0 and can_map)
+        identity.become(1000, can_set_groups=can_map)
         stage_root()
         system.apply()
         os.mkdir("proc")
         mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
-    can_map = os.geteuid() == 0
+    can_map = owns_ids()
+    if os.geteuid() == 0 and not can_map and _is_outside_root():
+        return "uid_map: this root may not give the guest another id, and the guest is never root"
     ready, go = os.pipe()
     report, tell = os.pipe()
     try:
@@ -85,7 +90,7 @@ def _namespaces() -> str:
         os._exit(0)
     os.close(tell)
     try:
-        outside = 1_900_000_000 if can_map else os.geteuid()
+        outside = PROBE_ID if can_map else os.geteuid()
         gid = outside if can_map else os.getegid()
         identity.write_maps(pid, inside_id=1000, outside_uid=outside, outside_gid=gid, privileged=can_map)
     except OSError as error:
@@ -98,14 +103,32 @@ def _namespaces() -> str:
     return answer if answer != "ok" else ""
 
 
+def owns_ids() -> bool:
+    """Tell whether we are a root that may give out the outside ids: they are mapped where we are."""
+    if os.geteuid() != 0:
+        return False
+    return any(first <= PROBE_ID < first + count for first, _, count in _own_id_map())
+
+
+def _is_outside_root() -> bool:
+    """Tell whether our id 0 is 0 further out as well, as far as can be seen."""
+    return any(first == 0 and outside == 0 for first, outside, _ in _own_id_map())
+
+
+def _own_id_map() -> list[tuple[int, int, int]]:
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        rows = [tuple(int(word) for word in line.split()) for line in file]
+    return [(row[0], row[1], row[2]) for row in rows]
+
+
 def _idmapped() -> str:
     """Make an id-mapped mount of the interpreter's folder; empty when that works."""
-    if os.geteuid() != 0:
+    if not owns_ids():
         return "needs root"
     from .idmapped import open_idmapped
 
     def attempt() -> None:
-        for fd in open_idmapped([os.path.dirname(os.path.realpath(sys.executable))], 1_900_000_000).values():
+        for fd in open_idmapped([os.path.dirname(os.path.realpath(sys.executable))], PROBE_ID).values():
             os.close(fd)
 
     answer = _outcome(attempt)
@@ -113,7 +136,7 @@ def _idmapped() -> str:
 
 
 def _can_switch_identity() -> bool:
-    return os.geteuid() == 0 and not _in_child(lambda: os.setresuid(1_900_000_000, 1_900_000_000, 1_900_000_000))
+    return os.geteuid() == 0 and not _in_child(lambda: os.setresuid(PROBE_ID, PROBE_ID, PROBE_ID))
 
 
 def _cgroup() -> dict[str, Any]:

@@ -48,7 +48,7 @@ class LocalBackend:
             level=level,
             controls=measures(level, host),
             reason=_why_not_higher(host),
-            remedy="" if level >= Level.JAIL else namespace_remedy(),
+            remedy="" if level >= Level.JAIL else namespace_remedy(host),
         )
 
     def toolchain(self, language: Language) -> Toolchain:
@@ -85,10 +85,10 @@ def _choose_level(policy: Policy, host: Host) -> Level:
     wanted = policy.level
     if wanted is None:
         if best < Level.CONFINED and not (set(policy.best_effort) >= set(_LOST_BELOW_CONFINED)):
-            raise BackendUnavailable(f"neither jail nor confined works here: {_why_not_higher(host)}. {_remedy()}")
+            raise BackendUnavailable(f"neither jail nor confined works here: {_why_not_higher(host)}. {_remedy(host)}")
         return best
     if wanted > best:
-        raise BackendUnavailable(f"level {wanted} cannot be reached here: {_why_not_higher(host)}. {_remedy()}")
+        raise BackendUnavailable(f"level {wanted} cannot be reached here: {_why_not_higher(host)}. {_remedy(host)}")
     return wanted
 
 
@@ -109,11 +109,11 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
     if missing:
         reason = _why_not_higher(host)
         because = f" ({reason})" if reason and policy.require_level and policy.require_level > enforcement.level else ""
-        raise BackendUnavailable(f"{'; '.join(missing)}{because}. {_remedy()}")
+        raise BackendUnavailable(f"{'; '.join(missing)}{because}. {_remedy(host)}")
 
 
-def _remedy() -> str:
-    return f"To fix it: {namespace_remedy()}; or {DOCTOR} to see what this host can enforce."
+def _remedy(host: Host) -> str:
+    return f"To fix it: {namespace_remedy(host)}; or {DOCTOR} to see what this host can enforce."
 
 
 def _why_not_higher(host: Host) -> str:

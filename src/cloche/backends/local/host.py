@@ -15,9 +15,14 @@ from cloche.jail.probe import run_probe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Hold the probe's findings. Empty text means that a thing works; else it is the kernel's answer."""
+    """Hold the probe's findings. Empty text means that a thing works; else it is the kernel's answer.
+
+    `owns_ids` says that we are a root that may give every sandbox an outside id of its own.
+    """
 
     uid: int
+    owns_ids: bool
+    lists_children: bool
     landlock_abi: int
     seccomp: str
     namespaces: str
@@ -26,10 +31,6 @@ class Host:
     cgroup_version: int
     cgroup_folders: Mapping[str, str] = field(default_factory=dict)
     cgroup_reason: str = ""
-
-    @property
-    def is_root(self) -> bool:
-        return self.uid == 0
 
     def without_cgroups(self) -> Host:
         """Return the same host as it would be for a user without a delegated control group."""
@@ -42,7 +43,8 @@ class Host:
             return Level.PROCESS
         if not self.namespaces:
             return Level.JAIL
-        can_confine = self.landlock_abi > 0 and (self.can_switch_identity or not self.is_root)
+        can_confine = self.landlock_abi > 0 and (self.can_switch_identity or self.uid != 0)
+        can_confine = can_confine and self.lists_children  # without them a tree that nothing encloses cannot be found
         return Level.CONFINED if can_confine else Level.PROCESS
 
 
@@ -53,6 +55,8 @@ def measure_host(executable: str = sys.executable) -> Host:
     cgroup: Mapping[str, Any] = found["cgroup"]
     return Host(
         uid=found["uid"],
+        owns_ids=found["owns_ids"],
+        lists_children=found["lists_children"],
         landlock_abi=found["landlock"],
         seccomp=found["seccomp"],
         namespaces=found["namespaces"],
@@ -64,8 +68,10 @@ def measure_host(executable: str = sys.executable) -> Host:
     )
 
 
-def namespace_remedy() -> str:
+def namespace_remedy(host: Host | None = None) -> str:
     """Say in one line how to get user namespaces here."""
+    if host is not None and host.namespaces.startswith("uid_map"):
+        return "run Cloche as an ordinary user, or map a range of ids for this root"
     restricted = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
     if _reads(restricted) == "1":
         return "allow user namespaces: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"

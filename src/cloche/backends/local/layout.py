@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import site
 import sys
@@ -44,10 +45,17 @@ def _system_rows() -> tuple[Row, ...]:
             rows.append(("symlink", os.readlink(path), path[1:]))
         elif os.path.isdir(path):
             rows.append(("bind", path, path[1:]))
-    rows += [_etc_row(path) for path in ETC_SHOWN if os.path.exists(path)]
+    rows += [_etc_row(path) for path in etc_shown()]
     rows += [("device", name) for name in DEVICES if os.path.exists(f"/dev/{name}")]
     rows += [("symlink", points_to, target) for points_to, target in DEVICE_LINKS]
     return tuple(rows)
+
+
+@functools.cache
+def etc_shown() -> tuple[str, ...]:
+    """Return the parts of /etc that this host has of those that are shown."""
+    found = [path for path in ETC_SHOWN if os.path.exists(path)]
+    return (*found, *sorted(glob.glob("/etc/python3*")))
 
 
 def _etc_row(path: str) -> Row:

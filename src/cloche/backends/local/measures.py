@@ -66,7 +66,7 @@ def _process(_: Host) -> Mapping[Control, Measure]:
 
 
 def _identity(host: Host, mechanism: str) -> Measure:
-    if host.is_root:
+    if host.owns_ids:
         return Measure(state=ENFORCED, mechanism=f"{mechanism}, outside id of its own")
     return Measure(state=PARTIAL, mechanism=mechanism, reason="an ordinary user can only give their own id")
 
@@ -100,9 +100,9 @@ def _pids(level: Level, host: Host) -> Measure:
         return Measure(state=ENFORCED, mechanism=f"cgroup v{host.cgroup_version}")
     if level is Level.JAIL:
         return Measure(state=ENFORCED, mechanism="RLIMIT_NPROC, counted per user namespace")
-    if level is Level.CONFINED and host.is_root:
+    if level is Level.CONFINED and host.owns_ids:
         return Measure(state=ENFORCED, mechanism="RLIMIT_NPROC of an id of its own")
-    if host.is_root:
+    if host.uid == 0:
         return Measure(state=State.ABSENT, reason="RLIMIT_NPROC does not bind root")
     return Measure(
         state=PARTIAL,

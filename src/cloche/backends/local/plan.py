@@ -57,7 +57,7 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, places:
     spec = Spec(
         level=str(level),
         inside_id=uid,
-        outside=OUTSIDE_IDS if host.is_root and level in (Level.JAIL, Level.CONFINED) else None,
+        outside=OUTSIDE_IDS if host.owns_ids and level in (Level.JAIL, Level.CONFINED) else None,
         workspace=places.workspace,
         tmp=places.tmp,
         folder=places.folder,
@@ -83,11 +83,11 @@ def show_toolchain(run: Run, spec: Spec, paths: Sequence[str], host: Host) -> No
     """Let one run see a toolchain's folders and files."""
     if spec.level == "jail":
         run.binds = list(paths)
-        if host.is_root and not host.idmapped:
+        if host.owns_ids and not host.idmapped:
             run.private = [path for path in paths if layout.needs_private_mount(path)]
     elif spec.level == "confined":
         run.readable = [(path, "read") for path in paths]
-        run.keep_read_search = host.is_root and not all(layout.is_reachable_by_others(path) for path in paths)
+        run.keep_read_search = host.owns_ids and not all(layout.is_reachable_by_others(path) for path in paths)
 
 
 def filter_for(*, confined: bool) -> bytes:
@@ -109,7 +109,7 @@ def _landlock(level: Level, places: Places, policy: Policy) -> list[tuple[str, s
     rules += [(f"/dev/{name}", "device") for name in layout.DEVICES]
     if level is Level.JAIL:
         return [("/", "read"), ("/dev/shm", "write"), *rules]
-    shown = [*layout.SYSTEM_FOLDERS, *layout.ETC_SHOWN, "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"]
+    shown = [*layout.SYSTEM_FOLDERS, *layout.etc_shown(), "/etc/passwd", "/etc/group", "/etc/nsswitch.conf"]
     own = [
         f"/proc/{name}"
         for name in ("self", "cpuinfo", "meminfo", "stat", "version", "filesystems", "uptime", "loadavg")
@@ -130,7 +130,7 @@ def _rlimits(level: Level, limits: Limits, host: Host) -> list[tuple[str, int]]:
 
 def _tasks_of_user(level: Level, host: Host) -> int:
     """Count what the kernel will count besides the guest: where the id is the user's own, all that they run."""
-    if level is Level.JAIL or (level is Level.CONFINED and host.is_root):
+    if level is Level.JAIL or (level is Level.CONFINED and host.owns_ids):
         return 0
     total = 0
     for name in os.listdir("/proc"):
