@@ -102,11 +102,12 @@ class Sandbox:
         on_output: OnOutput | None = None,
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
+        spill: str | PathLike[str] | None = None,
     ) -> Result:
         """Run `code`, or the command `argv`, as `cloche.run` does, in this sandbox's workspace."""
         return _blocking(self._sandbox.run, name="run")(
             code, language=language, argv=argv, stdin=stdin, env=env, files=files, timeout=timeout,
-            on_output=on_output, on_event=on_event, out=out,
+            on_output=on_output, on_event=on_event, out=out, spill=spill,
         )  # fmt: skip
 
     def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:

@@ -272,3 +272,13 @@ def _wait_for(marker: str) -> None:
     while not _is_running(marker):
         assert time.monotonic() < deadline, "the run never began"
         time.sleep(0.02)
+
+
+def test_full_output_can_be_spilled(tmp_path: Path) -> None:
+    """The result keeps head and tail; the folder gets every byte of both streams."""
+    code = "import sys; print('a' * 300_000); print('b', file=sys.stderr)"
+    result = cloche.run(code, output_limit="4k", spill=tmp_path / "full")
+    assert result.truncated
+    assert (tmp_path / "full" / "stdout.txt").read_text() == "a" * 300_000 + "\n"
+    assert (tmp_path / "full" / "stderr.txt").read_text() == "b\n"
+    assert result.meta["spilled"]["stdout"] == str(tmp_path / "full" / "stdout.txt")

@@ -98,6 +98,9 @@ def run(
         list[str] | None, typer.Option(metavar="SRC[:DST]", help="Copy a file or directory in. Repeatable.")
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Copy created and changed files to DIR.")] = None,
+    spill: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write the full output to DIR/stdout.txt and DIR/stderr.txt.")
+    ] = None,
     as_json: AsJson = False,
     no_sandbox: Annotated[bool, typer.Option("--no-sandbox", help="Child process with limits, no isolation.")] = False,
     sandbox_debug: Annotated[
@@ -116,7 +119,7 @@ def run(
             RunCommand(
                 words=tuple(words or ()), code=code, language=language, env=tuple(env or ()),
                 files=tuple(file or ()),
-                out=out, as_json=as_json, no_sandbox=no_sandbox, debug=sandbox_debug,
+                out=out, spill=spill, as_json=as_json, no_sandbox=no_sandbox, debug=sandbox_debug,
                 options={
                     "backend": backend, "image": image, "require": _joined(require),
                     "best_effort": _joined(best_effort) or (),

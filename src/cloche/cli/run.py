@@ -45,6 +45,7 @@ class RunCommand:
     env: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     out: str | None = None
+    spill: str | None = None
     as_json: bool = False
     no_sandbox: bool = False
     debug: bool = False
@@ -81,6 +82,7 @@ def run_command(command: RunCommand) -> int:
         env=dict(_pair(text) for text in command.env),
         files=dict(_file(text) for text in command.files),
         out=command.out,
+        spill=command.spill,
         on_output=None if command.as_json else lambda stream, data: writers[stream](data),
         on_event=_print_plan if command.debug else None,
         **options,

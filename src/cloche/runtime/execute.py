@@ -28,6 +28,7 @@ from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read
 from .options import SandboxOptions, given
 from .settings import Settings, check_runnable, load_settings
 from .slots import shared_slots
+from .spill import Spill
 
 OnOutput = Callable[[Stream, bytes], None]
 
@@ -84,15 +85,17 @@ async def arun(
     on_output: OnOutput | None = None,
     on_event: Sink | None = None,
     out: str | PathLike[str] | None = None,
+    spill: str | PathLike[str] | None = None,
 ) -> Result:
     """Run `code` in a throwaway sandbox and return what came of it.
 
     With `code`, `argv` holds the program's arguments; without it, `argv` is the whole command. `files` is a
     mapping of paths below /workspace to content (`bytes`, or `str` as text) or to host files and directories
-    (path objects), or a list of host paths. `stdin` is bytes or text. `env` is the program's environment
-    besides a fixed minimum. `on_output(stream, data)` gets each piece of output as bytes while the code runs,
-    `on_event` every event of `cloche.core.events`. `out` is a host directory that receives the files the run
-    created or changed. The other keywords are those of `SandboxOptions`. Cancelling the call kills the run.
+    (path objects), or a list of host paths. `stdin` is bytes or text. `env` is the program's environment besides
+    a fixed minimum. `on_output(stream, data)` gets each piece of output as bytes while the code runs, `on_event`
+    every event of `cloche.core.events`. `out` is a host directory that receives the files the run created or
+    changed, `spill` one that receives the full output as stdout.txt and stderr.txt. The other keywords are those
+    of `SandboxOptions`. Cancelling the call kills the run.
 
     What the code did is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
     StartFailed.
@@ -109,7 +112,7 @@ async def arun(
     async with shared_slots().hold(), prepared.backend.open(prepared.policy, prepared.limits) as opened:
         if isinstance(opened, SupportsSingleRun):
             opened.expect_single_run()
-        return await run_in(opened, prepared, job, sink=sink, out=out)
+        return await run_in(opened, prepared, job, sink=sink, out=out, spill=spill)
 
 
 def prepare(**options: Unpack[SandboxOptions]) -> Prepared:
@@ -211,15 +214,22 @@ async def run_in(
     *,
     sink: Sink | None = None,
     out: str | PathLike[str] | None = None,
+    spill: str | PathLike[str] | None = None,
 ) -> Result:
     """Run a job in an open sandbox, complete the result's meta, and copy its files to `out` when given."""
-    result = await (opened.run(job.request) if sink is None else run_with_sink(opened, job.request, sink))
+    notes = dict(job.notes)
+    if spill is not None:
+        with Spill(spill, sink) as spilling:
+            result = await run_with_sink(opened, job.request, spilling)
+        notes["spilled"] = spilling.paths()
+    else:
+        result = await (opened.run(job.request) if sink is None else run_with_sink(opened, job.request, sink))
     defaults = {
         "backend": prepared.backend.name,
         "level": str(result.enforcement.level),
         "limits": prepared.limits.as_dict(),
         "duration": result.duration,
-        **job.notes,
+        **notes,
     }
     result.meta = {**defaults, **result.meta}
     log.debug(

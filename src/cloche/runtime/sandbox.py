@@ -106,6 +106,7 @@ class AsyncSandbox:
         on_output: OnOutput | None = None,
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
+        spill: str | PathLike[str] | None = None,
     ) -> Result:
         """Run `code`, or the command `argv`, as `cloche.arun` does, in this sandbox's workspace."""
         opened = self._require_open()
@@ -113,7 +114,7 @@ class AsyncSandbox:
             self._prepared, code, language=language, argv=argv, stdin=stdin, env={**self._env, **(env or {})},
             files=files, timeout_s=self._timeout_s(timeout),
         )  # fmt: skip
-        return await self._take_turn(opened, job, make_sink(on_output, on_event), out)
+        return await self._take_turn(opened, job, make_sink(on_output, on_event), out, spill)
 
     async def stream(
         self,
@@ -160,10 +161,15 @@ class AsyncSandbox:
         return tuple(await opened.list_files(path))
 
     async def _take_turn(
-        self, opened: OpenSandbox, job: Job, sink: Sink | None, out: str | PathLike[str] | None
+        self,
+        opened: OpenSandbox,
+        job: Job,
+        sink: Sink | None,
+        out: str | PathLike[str] | None = None,
+        spill: str | PathLike[str] | None = None,
     ) -> Result:
         async with self._turn, shared_slots().hold():
-            return await run_in(opened, self._prepared, job, sink=sink, out=out)
+            return await run_in(opened, self._prepared, job, sink=sink, out=out, spill=spill)
 
     def _timeout_s(self, timeout: float | str | None) -> float | None:
         """Settle one run's own time-out as settings do: ceilings and the global override hold for it too."""

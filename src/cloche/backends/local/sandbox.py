@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import SandboxFileRefused, StartFailed
+from cloche.core.errors import InvalidRequest, SandboxFileRefused, StartFailed
 from cloche.core.events import Event, PlanStep, Sink, Started, discard
 from cloche.core.languages import limits_note
 from cloche.core.limits import Limits
@@ -43,6 +43,7 @@ class LocalOpenSandbox:
         self._workspace_fd = -1
         self._known: dict[str, Known] = {}
         self._turn = asyncio.Lock()
+        self._is_closed = False
         self._is_last = False
 
     def expect_single_run(self) -> None:
@@ -81,7 +82,8 @@ class LocalOpenSandbox:
             await self._write(files)
 
     async def close(self) -> None:
-        """Kill and remove everything."""
+        """Kill and remove everything, for good."""
+        self._is_closed = True
         if self._connection is not None:
             await asyncio.shield(self._connection.close())
             self._connection = None
@@ -145,9 +147,15 @@ class LocalOpenSandbox:
             raise
 
     async def _connected(self) -> Connection:
-        if self._connection is None or not self._connection.is_alive:
-            self._connection = Connection(self._spec, sys.executable)
-            await self._connection.start()
+        if self._is_closed:
+            raise InvalidRequest("this sandbox is closed; open another one")
+        if self._connection is None:
+            connection = Connection(self._spec, sys.executable)
+            await connection.start()
+            self._connection = connection
+        if not self._connection.is_alive:
+            lost = "the helper process of this sandbox is gone, and the workspace with it; open another sandbox"
+            raise StartFailed(lost, step="helper")
         return self._connection
 
     def _kill(self, cause: KillCause) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import BinaryIO
 
 CHUNK_BYTES = 65_536
 
@@ -59,11 +58,10 @@ class StreamReader:
         flood_limit: int,
         on_chunk: Callable[[bytes], None],
         on_flood: Callable[[], None],
-        spill: BinaryIO | None = None,
     ):
         self.output = HeadTail(limit)
         self._fd, self._flood_limit = fd, flood_limit
-        self._on_chunk, self._on_flood, self._spill = on_chunk, on_flood, spill
+        self._on_chunk, self._on_flood = on_chunk, on_flood
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         os.set_blocking(fd, False)
@@ -86,8 +84,6 @@ class StreamReader:
         self.output.add(data)
         if was_flooded:
             return
-        if self._spill is not None:
-            self._spill.write(data)
         self._on_chunk(data)
         if self.output.total > self._flood_limit:
             self._on_flood()
