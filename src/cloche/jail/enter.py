@@ -74,7 +74,7 @@ class Reaper:
             if status != 0:
                 break
             os.write(release, RELEASED)
-        wire.send(self.link, "ended", {"wait_status": status, **self._observe()})
+        wire.send(self.link, "ended", {"wait_status": status, **self._observe(status)})
         os._exit(0)
 
     def _build(self, wait_until_limited: Callable[[], None]) -> None:
@@ -100,14 +100,14 @@ class Reaper:
         except BlockingIOError:
             pass  # it is there, and silent, as it should be
 
-    def _observe(self) -> dict[str, int]:
-        """Look around before the kernel clears up: how many tasks are left, and what is full."""
+    def _observe(self, status: int) -> dict[str, int]:
+        """Look around before the kernel clears up: what is full, and after a failure how many tasks are left."""
         places = (self.spec.workspace, self.spec.tmp, "/dev/shm") if self.spec.level == "jail" else ()
         full = 0
         for place in places:
             state = os.statvfs(place)
             full += state.f_bfree == 0 or state.f_ffree == 0
-        return {"tasks": self._count_tasks(), "full": full}
+        return {"tasks": self._count_tasks() if status else 0, "full": full}
 
     def _count_tasks(self) -> int:
         if self.spec.level != "jail":
@@ -236,15 +236,15 @@ class Guest:
         """Do everything. Returns when a Python guest has run to its end."""
         if self.spec.cgroup is not None:
             wire.send(self.link, "here")
-        interpreter = sys.modules["interpreter.oneshot"] if self.command is None else None
-        if interpreter is not None and self.run.python is not None:
-            interpreter.prepare(self.run.env)
-        if os.read(self.waiting, 1) != RELEASED:
-            os._exit(1)
-        if self.command is None and self.run.python is None:
-            os._exit(0)
         try:
-            perform(self.steps())
+            perform(self.early_steps())
+            if self.command is None and self.run.python is not None:
+                sys.modules["interpreter.oneshot"].prepare(self.run.env)
+            if os.read(self.waiting, 1) != RELEASED:
+                os._exit(1)
+            if self.command is None and self.run.python is None:
+                os._exit(0)
+            perform(self.late_steps())
         except StepFailed as error:
             tell_failure(self.link, error)
             os._exit(1)
@@ -253,15 +253,21 @@ class Guest:
             self._exec(self.command)
         self._run_python()
 
-    def steps(self) -> list[Step]:
-        """List what only the guest itself must not be able to do."""
-        spec = self.spec
-        who = identity_steps(spec, self.run)
+    def early_steps(self) -> list[Step]:
+        """List what needs no file of the sandbox's, and so can be done while the reaper builds it."""
+        who = identity_steps(self.spec, self.run)
         # The first guest was forked before the reaper gave these up; a later one is born without them.
-        steps = [
-            *([*who, *limit_steps(spec), *power_steps(spec)] if self.is_first else who[-1:]),
+        powers = [*who, *limit_steps(self.spec), *power_steps(self.spec)] if self.is_first else who[-1:]
+        return [
+            *powers,
             Step("session", "lead a session of its own, without a terminal", os.setsid),
             Step("standard_streams", "take the given standard streams", self._take_streams),
+        ]
+
+    def late_steps(self) -> list[Step]:
+        """List the last doors to close, once the sandbox stands."""
+        spec = self.spec
+        steps = [
             Step("directory", f"work in {spec.workspace}", lambda: os.chdir(spec.workspace)),
             Step("dumpable", "own its /proc entries", lambda: prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)),
         ]

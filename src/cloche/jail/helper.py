@@ -67,6 +67,7 @@ class Helper:
         self.folder: WorkFolder | None = None
         self.workspace_fd = -1
         self.is_open = False
+        self.has_cgroup = False
 
     def serve(self) -> Callable[[], None] | None:
         while True:
@@ -115,7 +116,6 @@ class Helper:
             spec.outside = (self.claim.outside_id, 1)
         if spec.cgroup is not None:
             self.cgroup = Cgroup(spec.cgroup["version"], spec.cgroup["folders"])
-            self.cgroup.create(**spec.cgroup["amounts"])
         if spec.level != "jail":
             prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             owner = spec.outside[0] if spec.outside is not None and self.claim else None
@@ -157,7 +157,7 @@ class Watch:
         )
         if helper.cgroup is not None:
             wire.name_senders(self.link)
-        self.before: dict[str, int] = helper.cgroup.counters() if helper.cgroup else {}
+        self.before: dict[str, int] = helper.cgroup.counters() if helper.cgroup and helper.has_cgroup else {}
 
     def start(self, fds: list[int], private_paths: list[str]) -> Callable[[], None] | None:
         """Fork the reaper, give it its identity and limits, and let it go; returns a callable in the guest."""
@@ -187,8 +187,11 @@ class Watch:
     def _limit(self) -> None:
         """Put the reaper and its first guest into the control group; all later ones are born in it."""
         cgroup = self.helper.cgroup
-        if cgroup is None:
+        if cgroup is None or self.spec.cgroup is None:
             return
+        if not self.helper.has_cgroup:
+            self.helper.has_cgroup = True
+            cgroup.create(**self.spec.cgroup["amounts"])
         while not self.guest and self.failed is None:
             if not self._hear_reaper():
                 raise OSError(0, "the reaper ended before it had forked the guest")

@@ -324,7 +324,7 @@ CHECKS: tuple[Check, ...] = (
         exit_code=EXIT_TIMEOUT,
         hits="pids_limit",
         pids=16,
-        timeout_s=3,
+        timeout_s=2,
         rests_on=Control.PIDS,
         alone=True,
     ),

@@ -12,6 +12,7 @@ from typing import Any
 from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.jail import wire
 from cloche.jail.launch import settle_cgroup_lock, start_helper
+from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Run, Spec
 
 CLOSE_PATIENCE_S = 10.0
@@ -83,10 +84,12 @@ class Connection:
                 pass  # the helper is gone, which `attend` is about to find
 
     async def close(self) -> None:
-        """Let the helper clear up, and wait until it is gone."""
+        """Let the helper clear up, and wait until it is gone; one that was killed is cleared up after."""
         self._drop()
         if self._process is not None:
             await _wait_for_exit(self._process)
+            if self._process.returncode != 0:
+                await asyncio.to_thread(clear_remains, self._spec)
             self._process = None
         if self._settled is not None:
             await self._settled

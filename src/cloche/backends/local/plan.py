@@ -30,6 +30,9 @@ NOFILE = 1024
 DATA_HEADROOM_BYTES = 576 * MIB
 # The reaper is a process too, but not one of the guest's.
 REAPERS = 1
+# Where the kernel counts per user: the helper, and threads of the caller that start after the counting. Too few, and
+# the guest would be refused processes before its own limit, which nobody could see.
+COMING_TASKS = 8
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _FILTERS: dict[tuple[str, bool], bytes] = {}
 
@@ -139,7 +142,7 @@ def _tasks_of_user(level: Level, host: Host) -> int:
                 total += len(os.listdir(f"/proc/{name}/task"))
         except OSError:
             continue  # it ended while we counted
-    return total
+    return total + COMING_TASKS
 
 
 def _cgroup(limits: Limits, host: Host) -> Mapping[str, Any] | None:

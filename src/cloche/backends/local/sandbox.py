@@ -151,7 +151,11 @@ class LocalOpenSandbox:
             raise InvalidRequest("this sandbox is closed; open another one")
         if self._connection is None:
             connection = Connection(self._spec, sys.executable)
-            await connection.start()
+            try:
+                await connection.start()
+            except BaseException:
+                await connection.close()
+                raise
             self._connection = connection
         if not self._connection.is_alive:
             lost = "the helper process of this sandbox is gone, and the workspace with it; open another sandbox"
