@@ -19,6 +19,7 @@ import time
 from . import caps, identity, landlock, mounts, netns, rlimits, tree, wire
 from .steps import Step, StepFailed, perform
 from .syscalls import (
+    CLONE_NEWCGROUP,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
     PR_SET_PDEATHSIG,
@@ -29,6 +30,7 @@ from .syscalls import (
     open_tree,
     prctl,
     sethostname,
+    unshare,
 )  # fmt: skip
 
 TYPE_CHECKING = False
@@ -90,7 +92,12 @@ class Reaper:
         while entrance.kept:
             os.close(entrance.kept.pop())
         wait_until_limited()
-        wire.send(self.link, "started", {"at": time.monotonic()})
+        try:
+            rest = perform(power_steps(self.spec))
+        except StepFailed as error:
+            tell_failure(self.link, error)
+            os._exit(1)
+        wire.send(self.link, "started", {"at": time.monotonic(), "plan": rest})
 
     def _check_helper(self) -> None:
         """Make sure that the helper did not die before its death could reach us."""
@@ -130,6 +137,8 @@ def power_steps(spec: Spec) -> list[Step]:
     """List the powers to give up for good."""
     steps = []
     if spec.level == "jail":
+        # Only now, since the namespace's root is where its maker is: before, the group's path would show inside.
+        steps.append(Step("cgroup_namespace", "show the control group as the root", lambda: unshare(CLONE_NEWCGROUP)))
         steps.append(Step("capabilities", "drop all capabilities, the bounding set too", caps.drop_all))
     if spec.level in ("jail", "confined"):
         steps.append(Step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges))
@@ -166,14 +175,10 @@ class Entrance:
             "offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", _offer_to_oom_killer
         )
         files = Step("files", f"write {len(self.run.files)} files into {self.spec.workspace}", self._write_files)
-        identity_first, limits, powers = (
-            identity_steps(self.spec, self.run),
-            limit_steps(self.spec),
-            power_steps(self.spec),
-        )
+        identity_first, limits = identity_steps(self.spec, self.run), limit_steps(self.spec)
         if self.spec.level != "jail":
             adopt = Step("subreaper", "adopt what loses its parent", _adopt_orphans)
-            return [first, adopt, *identity_first, files, *limits, *powers]
+            return [first, adopt, *identity_first, files, *limits]
         values = self._tree()
         sources = [value for value in values if isinstance(value, mounts.Bind)]
         return [
@@ -188,7 +193,6 @@ class Entrance:
             Step("hostname", f"call the host {self.spec.hostname}", lambda: sethostname(self.spec.hostname.encode())),
             files,
             *limits,
-            *powers,
         ]
 
     def _tree(self) -> list[mounts.Mount]:
@@ -257,9 +261,8 @@ class Guest:
         """List what needs no file of the sandbox's, and so can be done while the reaper builds it."""
         who = identity_steps(self.spec, self.run)
         # The first guest was forked before the reaper gave these up; a later one is born without them.
-        powers = [*who, *limit_steps(self.spec), *power_steps(self.spec)] if self.is_first else who[-1:]
         return [
-            *powers,
+            *([*who, *limit_steps(self.spec)] if self.is_first else who[-1:]),
             Step("session", "lead a session of its own, without a terminal", os.setsid),
             Step("standard_streams", "take the given standard streams", self._take_streams),
         ]
@@ -268,6 +271,7 @@ class Guest:
         """List the last doors to close, once the sandbox stands."""
         spec = self.spec
         steps = [
+            *(power_steps(spec) if self.is_first else ()),
             Step("directory", f"work in {spec.workspace}", lambda: os.chdir(spec.workspace)),
             Step("dumpable", "own its /proc entries", lambda: prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)),
         ]

@@ -42,6 +42,8 @@ _signal: Any = __import__("_signal")  # `signal` would cost every run millisecon
 ALL_NAMESPACES = (
     CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
 )
+# The control group's namespace is entered later, from inside the group.
+NAMESPACES_AT_BIRTH = ALL_NAMESPACES & ~CLONE_NEWCGROUP
 TICK_S = 0.02
 SIGKILL, SIGINT, SIGPIPE = 9, 2, 13
 
@@ -165,7 +167,7 @@ class Watch:
         private = self._open_private(private_paths)
         ready, go = os.pipe()
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
-        self.reaper = clone(ALL_NAMESPACES) if is_jail else os.fork()
+        self.reaper = clone(NAMESPACES_AT_BIRTH) if is_jail else os.fork()
         if self.reaper != 0 or not is_jail:
             prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         if self.reaper == 0:
