@@ -4,12 +4,6 @@ Both files are in the working directory. `make run` runs it like this:
 cloche run examples/sales_report.py --file examples/sales.csv --out build/report --memory 512m
 """
 
-import os
-import tempfile
-
-# matplotlib and fontconfig keep caches of fonts below the home; they are no results, so not in the workspace.
-os.environ["MPLCONFIGDIR"] = os.environ["XDG_CACHE_HOME"] = tempfile.gettempdir()
-
 import matplotlib as mpl
 import pandas as pd
 

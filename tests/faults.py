@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloche.backends.local import LocalBackend
-from cloche.backends.local.backend import Enforcement, measures
+from cloche.backends.local.measures import measures
 from cloche.backends.local.connection import Connection
 from cloche.backends.local.host import Host, measure_host
 from cloche.backends.local.plan import build_spec, choose_places
 from cloche.backends.local.sandbox import LocalOpenSandbox
+from cloche.core.enforcement import Enforcement
 from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.core.events import Event, Started
 from cloche.core.levels import Level
@@ -92,7 +93,10 @@ GUEST_FAULTS: Mapping[str, GuestFault] = {
         request=_python(GROWS), limits={"memory_bytes": 64 * MIB}, status=Status.OUT_OF_MEMORY, exit_code=137
     ),
     "memory in children": GuestFault(
-        request=_python(GROWS_IN_CHILDREN), limits={"memory_bytes": 96 * MIB}, status=Status.OUT_OF_MEMORY, exit_code=137
+        request=_python(GROWS_IN_CHILDREN),
+        limits={"memory_bytes": 96 * MIB},
+        status=Status.OUT_OF_MEMORY,
+        exit_code=137,
     ),
     "pids": GuestFault(request=_python(FORKS), limits={"pids": 16}, status=Status.PIDS_LIMIT, exit_code=3),
     "disk": GuestFault(request=_python(FILLS), limits={"disk_bytes": 8 * MIB}, status=Status.DISK_LIMIT, exit_code=1),

@@ -187,9 +187,9 @@ def test_spellings_of_limits(host: Host, text: str, word: str, value: float) -> 
         ("network: true", "open", ()),
         ("NetworkEnabled: true", "open", ()),
         ("NetworkEnabled: off", "off", ()),
-        ("NetworkEnabled: true, NetworkAllowList: [PyPI.org]", "allowlist", ("pypi.org",)),
+        ("NetworkEnabled: true, NetworkAllowList: [PyPI.org]", "allowlist", ("packages.example",)),
         ("NetworkEnabled: true, NetworkAllowList: []", "allowlist", ()),
-        ("NetworkEnabled: false, NetworkAllowList: [pypi.org]", "off", ("pypi.org",)),
+        ("NetworkEnabled: false, NetworkAllowList: [packages.example]", "off", ("packages.example",)),
         ("network: allowlist", "allowlist", ()),
         ("network: [a.example, '*.b.example:8443']", "allowlist", ("a.example", "*.b.example:8443")),
     ],
@@ -203,7 +203,7 @@ def test_spellings_of_the_network(host: Host, text: str, network: str, hosts: tu
 
 def test_open_network_beside_a_list_is_a_mistake(host: Host) -> None:
     """`open` and a list of hosts in one file contradict each other."""
-    host.own_yaml.write_text("sandbox: {network: open, network_allow: [pypi.org]}")
+    host.own_yaml.write_text("sandbox: {network: open, network_allow: [packages.example]}")
     with pytest.raises(InvalidRequest, match=r"sandbox\.network is open but sandbox\.network_allow"):
         host.load()
 

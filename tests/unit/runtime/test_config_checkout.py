@@ -52,7 +52,7 @@ def checkout(tmp_path: Path) -> Checkout:
         ("flood_bytes: 1g", "flood_bytes"),
         ("network: true", "network"),
         ("network: allowlist", "network"),
-        ("network: [pypi.org]", "network"),
+        ("network: [packages.example]", "network"),
         ("NetworkEnabled: true", "NetworkEnabled"),
         ("tier: 4", "tier"),
         ("backend: none", "backend"),

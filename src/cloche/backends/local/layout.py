@@ -15,7 +15,7 @@ SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32"
 # Public parts of /etc that programs need; private keys and accounts are not among them.
 ETC_SHOWN = (
     "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/ld.so.cache",
-    "/etc/localtime", "/etc/mime.types", "/etc/protocols", "/etc/services",
+    "/etc/fonts", "/etc/localtime", "/etc/mime.types", "/etc/protocols", "/etc/services",
 )  # fmt: skip
 DEVICES = ("null", "zero", "full", "random", "urandom")
 DEVICE_LINKS = (

@@ -165,6 +165,7 @@ def guest_environment(places: Places, given: Mapping[str, str], toolchain: Mappi
         "PATH": path,
         "HOME": places.workspace,
         "TMPDIR": places.tmp,
+        "XDG_CACHE_HOME": f"{places.tmp}/.cache",
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
     }

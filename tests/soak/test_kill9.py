@@ -1,0 +1,81 @@
+"""Kill the calling process with SIGKILL at random moments: nothing of its sandboxes may outlive it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.soak.killed_caller import WAYS
+
+KILLS, LATEST_S, AT_ONCE = 200, 0.15, 4
+PATIENCE_S = 60
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.soak
+
+
+def _namespaces() -> frozenset[str]:
+    """Return every namespace that some live process is in."""
+    found = set()
+    for name in os.listdir("/proc"):
+        folder = Path("/proc", name, "ns")
+        try:
+            found |= {os.readlink(link) for link in folder.iterdir()} if name.isdigit() else set()
+        except OSError:
+            continue  # it ended while we looked, or is another user's
+    return frozenset(found)
+
+
+def _wait_for_namespaces(before: frozenset[str]) -> frozenset[str]:
+    """Return the new namespaces that stay for the whole of our patience: other programs come and go."""
+    deadline = time.monotonic() + PATIENCE_S
+    left = _namespaces() - before
+    while left and time.monotonic() < deadline:
+        time.sleep(0.2)
+        left &= _namespaces()
+    return left
+
+
+def _start(way: str, seed: int) -> subprocess.Popen[bytes]:
+    caller = subprocess.Popen(
+        [sys.executable, "-m", "tests.soak.killed_caller", way, str(seed)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    return caller
+
+
+def _kill(caller: subprocess.Popen[bytes], moment_s: float) -> None:
+    """Wait until it is at work, and for a random moment more; then end it as nobody can prevent."""
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == b"ready\n"
+    time.sleep(moment_s)
+    assert caller.poll() is None, "the caller ended by itself"
+    caller.kill()
+    caller.stdout.close()
+    caller.wait()
+
+
+def test_nothing_outlives_a_killed_caller() -> None:
+    """After two hundred kills at every level: no process, namespace, mount, control group or folder is left."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    before, namespaces = Snapshot.take(), _namespaces()
+    ways = [list(WAYS)[number % len(WAYS)] for number in range(KILLS)]
+    for at in range(0, KILLS, AT_ONCE):
+        callers = [_start(way, chance.randrange(1 << 32)) for way in ways[at : at + AT_ONCE]]
+        for caller in callers:
+            _kill(caller, chance.uniform(0, LATEST_S))
+    left = wait_for_leftovers(before, patience_s=PATIENCE_S)
+    assert not left, f"seed {seed}:\n" + "\n".join(left)
+    left_namespaces = _wait_for_namespaces(namespaces)
+    assert not left_namespaces, f"seed {seed}: {sorted(left_namespaces)}"

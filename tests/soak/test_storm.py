@@ -1,0 +1,116 @@
+"""Many runs at once, from threads, from one loop, from inside a running loop: whole, and without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import cloche
+
+PATIENCE_S = 240
+THREADS, RUNS_EACH, AT_ONCE = 50, 3, 100
+
+pytestmark = pytest.mark.soak
+
+
+def _run(number: int) -> None:
+    result = cloche.run(f"print({number})\n{number}", files={"in": str(number)}, timeout=120)
+    assert (result.stdout, result.value, result.stderr) == (f"{number}\n", number, "")
+
+
+async def _arun(number: int) -> None:
+    code = f"open('out', 'w').write('{number}')\nprint(open('in').read())"
+    result = await cloche.arun(code, files={"in": str(number)}, timeout=120)
+    assert (result.stdout, [record.path for record in result.files]) == (f"{number}\n", ["out"])
+
+
+def _descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_fifty_threads() -> None:
+    """Fifty threads that run code at once each get their own answers, and no descriptor is left open."""
+    _run(0)
+    before = _descriptors()
+    with ThreadPoolExecutor(THREADS) as pool:
+        waiting = [pool.submit(_run, number) for number in range(THREADS * RUNS_EACH)]
+        for one in waiting:
+            one.result(PATIENCE_S)
+    assert _descriptors() <= before
+
+
+def test_a_hundred_in_one_loop() -> None:
+    """A hundred calls of arun at once in one loop each get their own answers, and no descriptor is left open."""
+
+    async def storm() -> tuple[int, int]:
+        await _arun(0)
+        before = _descriptors()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(_arun(number) for number in range(AT_ONCE)))
+        return before, _descriptors()
+
+    before, after = asyncio.run(storm())
+    assert after <= before
+
+
+def test_inside_a_running_loop() -> None:
+    """Blocking calls work inside a running loop, in its own thread and in others, beside calls of arun."""
+
+    async def mixed() -> None:
+        beside = asyncio.gather(*(_arun(number) for number in range(10)))
+        threads = asyncio.gather(*(asyncio.to_thread(_run, number) for number in range(10)))
+        for number in range(5):
+            _run(number)
+            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            await beside
+            await threads
+
+    asyncio.run(mixed())
+
+
+def test_cancelled_storm() -> None:
+    """Forty calls that are all cancelled at one moment end, and leave no descriptor and no task."""
+
+    async def storm() -> tuple[int, int]:
+        await _arun(0)
+        before = _descriptors()
+        tasks = [asyncio.ensure_future(cloche.arun("import time; time.sleep(60)")) for _ in range(40)]
+        await asyncio.sleep(1.5)
+        for task in tasks:
+            task.cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in ended)
+        return before, _descriptors()
+
+    before, after = asyncio.run(storm())
+    assert after <= before
+
+
+def test_memory_does_not_creep() -> None:
+    """Three hundred more runs, with files and output, cost the caller no memory that stays."""
+
+    def work(count: int) -> None:
+        for _ in range(count):
+            result = cloche.run("open('f', 'wb').write(bytes(1 << 20))\nprint('x' * 100_000)")
+            assert result.ok
+
+    work(100)
+    before, threads = _resident_bytes(), threading.active_count()
+    work(300)
+    gc.collect()
+    grown = _resident_bytes() - before
+    assert grown < 6 << 20, f"grown by {grown} bytes"
+    assert threading.active_count() <= threads
