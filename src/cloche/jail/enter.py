@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import _socket
 import os
+import select
 import sys
 import time
 
-from . import caps, identity, landlock, mounts, netns, rlimits, tree, wire
+from . import caps, identity, landlock, mounts, netns, notify, rlimits, tree, wire
 from .steps import Step, StepFailed, perform
 from .syscalls import (
     CLONE_NEWCGROUP,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
     PR_SET_PDEATHSIG,
-    PR_SET_SECCOMP,
-    SECCOMP_MODE_FILTER,
-    address_of,
     close_range,
     open_tree,
     prctl,
@@ -36,11 +34,14 @@ from .syscalls import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from .spec import Run, Spec
 
+_signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
+
 CANNOT_RUN, NOT_FOUND = 126, 127
-SIGKILL = 9
+SIGKILL, SIGCHLD = 9, 17
 RELEASED = b"r"
 
 
@@ -64,15 +65,16 @@ class Reaper:
         """Do everything; returns only in a guest, with what it must call. The reaper itself exits in here."""
         waiting, release = os.pipe()
         status = 0
+        attendance = Attendance(self.spec)
         for index in range(max(1, len(self.run.commands) + (self.run.python is not None))):
             pid = os.fork()
             if pid == 0:
                 os.close(release)
-                return Guest(self, index, waiting).become
+                return Guest(self, index, waiting, attendance.leave()).become
             if index == 0:
                 self._build(wait_until_limited)
                 os.write(release, RELEASED)
-            status = _wait_for(pid)
+            status = attendance.wait_for(pid)
             if status != 0:
                 break
             os.write(release, RELEASED)
@@ -230,11 +232,11 @@ class Entrance:
 class Guest:
     """Be the guest: get ready, wait, close the last doors, run the program."""
 
-    def __init__(self, reaper: Reaper, index: int, waiting: int):
+    def __init__(self, reaper: Reaper, index: int, waiting: int, asking: _socket.socket):
         self.spec, self.run, self.fds, self.link = reaper.spec, reaper.run, reaper.fds, reaper.link
         self.command = self.run.commands[index] if index < len(self.run.commands) else None
         self.is_first = index == 0
-        self.waiting = waiting
+        self.waiting, self.asking = waiting, asking
 
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
@@ -290,13 +292,14 @@ class Guest:
             os.dup2(fd, number, inheritable=True)
 
     def _filter_system_calls(self) -> None:
-        program = self.spec.seccomp or b""
-        header = (len(program) // 8).to_bytes(8, "little") + address_of(program)
-        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0)
+        listener = notify.install(self.spec.seccomp or b"")
+        wire.send(self.asking, "listener", fds=[listener])
+        os.close(listener)
 
     def _close_descriptors(self) -> None:
         """Leave exactly the standard streams, and for a Python guest the pipe of its value."""
         self.link.detach()
+        self.asking.detach()
         keep = self.fds.value if self.command is None else -1
         if keep > 3:
             close_range(3, keep - 1)
@@ -321,12 +324,60 @@ class Guest:
         run_guest(settings, value_fd)
 
 
-def _wait_for(pid: int) -> int:
-    """Take every dead child until `pid` is among them, and return its wait status."""
-    while True:
-        found, status = os.waitpid(-1, 0)
-        if found == pid:
-            return status
+class Attendance:
+    """Attend to the guest while it lives: take dead children, and answer what its filter asks."""
+
+    def __init__(self, spec: Spec):
+        self.own_places = [spec.workspace, spec.tmp, *(["/dev/shm"] if spec.level == "jail" else [])]
+        self.ours, self.theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+        self.woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        _signal.signal(SIGCHLD, _wake)
+        self.poll = select.poll()
+        for fd in (self.woken, self.ours.fileno()):
+            self.poll.register(fd, select.POLLIN)
+
+    def leave(self) -> _socket.socket:
+        """Undo, in a guest, what only the reaper needs; return the guest's end to send its listener on."""
+        _signal.set_wakeup_fd(-1)
+        _signal.signal(SIGCHLD, _signal.SIG_DFL)
+        self.ours.close()
+        os.close(self.woken)
+        return self.theirs
+
+    def wait_for(self, pid: int) -> int:
+        """Wait until `pid` has ended, and return its wait status."""
+        while True:
+            for fd, event in self.poll.poll():
+                if fd == self.woken:
+                    status = self._take_dead(pid)
+                    if status is not None:
+                        return status
+                elif fd == self.ours.fileno():
+                    for listener in wire.receive(self.ours)[2]:
+                        self.poll.register(listener, select.POLLIN)
+                elif event & select.POLLIN:
+                    notify.answer(fd, self.own_places)
+                else:  # the last process behind this filter is gone
+                    self.poll.unregister(fd)
+                    os.close(fd)
+
+    def _take_dead(self, pid: int) -> int | None:
+        """Take every dead child; return the wait status of `pid` when it is among them."""
+        os.read(self.woken, 512)
+        while True:
+            try:
+                found, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return None
+            if found == pid:
+                return status
+            if found == 0:
+                return None
+
+
+def _wake(number: int, frame: object) -> None:
+    """Be the handler without which no signal would reach the wakeup pipe."""
 
 
 def tell_failure(link: _socket.socket, error: StepFailed, kept: Sequence[int] = ()) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from .syscall_table import ALLOWED, LAST_KNOWN
 
 BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
-KILL, ALLOW = 0x80000000, 0x7FFF0000
+KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
@@ -43,6 +43,8 @@ REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
 SIOC_FIRST, SIOC_LAST = 0x8900, 0x89FF
 SIOC_QUESTIONS = (0x8904, 0x8905, 0x8910, 0x8912, 0x8913, 0x8915, 0x8919, 0x891B, 0x891D, 0x8921, 0x8927, 0x8933)
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+# fcntl: locks of three kinds ask first (see `notify`); leases and directory notices are refused.
+LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026)
 PRCTL_REFUSED = (22, 35)  # PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process
 
 Instruction = tuple[int, int, int, int]
@@ -107,6 +109,13 @@ def _special_blocks(*, confined: bool) -> dict[str, list[Instruction]]:
         "clone3": [_deny(ENOSYS)],
         "memfd_create": [_deny(ENOSYS)],
         "socket": _socket_block(),
+        "flock": [_ASKED],
+        "fcntl": [
+            _argument(1),
+            *_if_any(LOCK_COMMANDS, _ASKED),
+            *_if_any(REFUSED_COMMANDS, _deny(EPERM)),
+            _ALLOWED,
+        ],
         "ioctl": _ioctl_block(),
         "personality": [_argument(0), *_if_any(PERSONALITIES, _ALLOWED), _deny(EPERM)],
         "prctl": [_argument(0), *_if_any(PRCTL_REFUSED, _deny(EPERM)), _ALLOWED],
@@ -134,6 +143,7 @@ def _deny(code: int) -> Instruction:
 
 
 _ALLOWED: Instruction = (BPF_RET, 0, 0, ALLOW)
+_ASKED: Instruction = (BPF_RET, 0, 0, ASK)
 
 
 def _socket_block() -> list[Instruction]:
