@@ -1,6 +1,7 @@
 """Start the helper: a fresh interpreter that shares nothing with the caller but one socket."""
 
 from __future__ import annotations
+import __future__
 
 import functools
 import marshal
@@ -8,10 +9,15 @@ import os
 import socket
 import subprocess
 import sys
+import types
+from typing import Any
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The top-level packages a helper may import, and nothing else of Cloche's.
 HELPER_PACKAGES = ("jail", "interpreter")
+# What only the caller or the probe needs.
+NOT_FOR_HELPERS = ("launch", "probe", "seccomp", "survey", "syscall_table")
+ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing all of ast
 EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
 # Modules come out of an archive of compiled code: no search, no file, and it works behind a changed root as well.
 _BOOT = """\
@@ -38,26 +44,34 @@ jail.probe.main()
 
 
 @functools.cache
-def _archive() -> bytes:
-    """Compile every module a helper may import, once per process: compiled code by name, each loaded when imported."""
+def _archive(is_probe: bool) -> bytes:
+    """Compile every module a helper (or the probe) may import, once per process: code by name, loaded when imported."""
     codes = {}
     for package in HELPER_PACKAGES:
         folder = os.path.join(PACKAGE, package)
         for name in sorted(os.listdir(folder)):
             stem, suffix = os.path.splitext(name)
-            if suffix == ".py":
-                path = os.path.join(folder, name)
-                with open(path, "rb") as file:
-                    code = compile(file.read(), path, "exec", dont_inherit=True, optimize=2)
+            if suffix == ".py" and (is_probe or stem not in NOT_FOR_HELPERS):
+                code = _compile(os.path.join(folder, name))
                 codes[package if stem == "__init__" else f"{package}.{stem}"] = marshal.dumps(code)
     return marshal.dumps(codes)
 
 
-def _archive_fd() -> int:
+def _compile(path: str) -> types.CodeType:
+    """Compile a module without docstrings, and with its `__future__` import done here instead of in every run."""
+    with open(path, "rb") as file:
+        tree: Any = compile(file.read(), path, "exec", ONLY_AST, dont_inherit=True)
+    tree.body = [one for one in tree.body if getattr(one, "module", "") != "__future__"]
+    flags = __future__.annotations.compiler_flag
+    code: types.CodeType = compile(tree, path, "exec", flags, dont_inherit=True, optimize=2)
+    return code
+
+
+def _archive_fd(*, is_probe: bool = False) -> int:
     """Return an inheritable memory file with the archive, at its start."""
     fd = os.memfd_create("cloche", 0)
     try:
-        os.write(fd, _archive())
+        os.write(fd, _archive(is_probe))
         os.lseek(fd, 0, os.SEEK_SET)
     except BaseException:
         os.close(fd)
@@ -65,16 +79,16 @@ def _archive_fd() -> int:
     return fd
 
 
-def _boot(archive: int) -> str:
-    return _BOOT.format(archive=archive, size=len(_archive()))
+def _boot(archive: int, *, is_probe: bool = False) -> str:
+    return _BOOT.format(archive=archive, size=len(_archive(is_probe)))
 
 
 def run_probe_process(executable: str, timeout_s: float) -> bytes:
     """Run the probe process and return what it printed. Raises OSError when it cannot run or fails."""
-    archive = _archive_fd()
+    archive = _archive_fd(is_probe=True)
     try:
         done = subprocess.run(
-            [executable, "-I", "-S", "-c", _boot(archive) + _BOOT_PROBE],
+            [executable, "-I", "-S", "-c", _boot(archive, is_probe=True) + _BOOT_PROBE],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=EMPTY_ENVIRONMENT,

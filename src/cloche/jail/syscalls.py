@@ -20,7 +20,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "sethostname": 170, "seccomp": 317, "unshare": 272, "setns": 308, "open_tree": 428, "move_mount": 429,
         "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
         "landlock_add_rule": 445, "landlock_restrict_self": 446, "setfsuid": 122, "setfsgid": 123, "keyctl": 250,
-        "umask": 95, "ioctl": 16, "memfd_create": 319, "gettid": 186,
+        "umask": 95, "prlimit64": 302, "ioctl": 16, "memfd_create": 319, "gettid": 186,
     },
     "aarch64": {
         "clone": 220, "clone3": 435, "capset": 91, "personality": 92, "prctl": 167, "pivot_root": 41,
@@ -28,7 +28,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "sethostname": 161, "seccomp": 277, "unshare": 97, "setns": 268, "open_tree": 428, "move_mount": 429,
         "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
         "landlock_add_rule": 445, "landlock_restrict_self": 446, "setfsuid": 151, "setfsgid": 152, "keyctl": 219,
-        "umask": 166, "ioctl": 29, "memfd_create": 279, "gettid": 178,
+        "umask": 166, "prlimit64": 261, "ioctl": 29, "memfd_create": 279, "gettid": 178,
     },
 }  # fmt: skip
 
