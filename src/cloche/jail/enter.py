@@ -61,8 +61,10 @@ class Reaper:
     def __init__(self, spec: Spec, run: Run, link: _socket.socket, fds: Descriptors, private: dict[str, int]):
         self.spec, self.run, self.link, self.fds, self.private = spec, run, link, fds, private
 
-    def live(self, wait_until_limited: Callable[[], None]) -> Callable[[], None]:
+    def live(self) -> Callable[[], None]:
         """Do everything; returns only in a guest, with what it must call. The reaper itself exits in here."""
+        if self.spec.level == "jail":
+            unshare(CLONE_NEWCGROUP)
         waiting, release = os.pipe()
         status = 0
         attendance = Attendance(self.spec)
@@ -72,7 +74,7 @@ class Reaper:
                 os.close(release)
                 return Guest(self, index, waiting, attendance.leave()).become
             if index == 0:
-                self._build(wait_until_limited)
+                self._build()
                 os.write(release, RELEASED)
             status = attendance.wait_for(pid)
             if status != 0:
@@ -81,8 +83,8 @@ class Reaper:
         wire.send(self.link, "ended", {"wait_status": status, **self._observe(status)})
         os._exit(0)
 
-    def _build(self, wait_until_limited: Callable[[], None]) -> None:
-        """Build the sandbox, hand the helper the plan and the workspace, and wait until all limits are set."""
+    def _build(self) -> None:
+        """Build the sandbox and hand the helper the plan and the workspace."""
         entrance = Entrance(self)
         try:
             plan = perform(entrance.steps())
@@ -93,13 +95,7 @@ class Reaper:
         wire.send(self.link, "ready", {"plan": plan[:200]}, entrance.kept)
         while entrance.kept:
             os.close(entrance.kept.pop())
-        wait_until_limited()
-        try:
-            rest = perform(power_steps(self.spec))
-        except StepFailed as error:
-            tell_failure(self.link, error)
-            os._exit(1)
-        wire.send(self.link, "started", {"at": time.monotonic(), "plan": rest})
+        wire.send(self.link, "started", {"at": time.monotonic()})
 
     def _check_helper(self) -> None:
         """Make sure that the helper did not die before its death could reach us."""
@@ -139,8 +135,6 @@ def power_steps(spec: Spec) -> list[Step]:
     """List the powers to give up for good."""
     steps = []
     if spec.level == "jail":
-        # Only now, since the namespace's root is where its maker is: before, the group's path would show inside.
-        steps.append(Step("cgroup_namespace", "show the control group as the root", lambda: unshare(CLONE_NEWCGROUP)))
         steps.append(Step("capabilities", "drop all capabilities, the bounding set too", caps.drop_all))
     if spec.level in ("jail", "confined"):
         steps.append(Step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges))
@@ -177,10 +171,11 @@ class Entrance:
             "offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", _offer_to_oom_killer
         )
         files = Step("files", f"write {len(self.run.files)} files into {self.spec.workspace}", self._write_files)
-        identity_first, limits = identity_steps(self.spec, self.run), limit_steps(self.spec)
+        identity_first = identity_steps(self.spec, self.run)
+        limits, powers = limit_steps(self.spec), power_steps(self.spec)
         if self.spec.level != "jail":
             adopt = Step("subreaper", "adopt what loses its parent", _adopt_orphans)
-            return [first, adopt, *identity_first, files, *limits]
+            return [first, adopt, *identity_first, files, *limits, *powers]
         values = self._tree()
         sources = [value for value in values if isinstance(value, mounts.Bind)]
         return [
@@ -195,6 +190,7 @@ class Entrance:
             Step("hostname", f"call the host {self.spec.hostname}", lambda: sethostname(self.spec.hostname.encode())),
             files,
             *limits,
+            *powers,
         ]
 
     def _tree(self) -> list[mounts.Mount]:
@@ -240,8 +236,6 @@ class Guest:
 
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
-        if self.spec.cgroup is not None:
-            wire.send(self.link, "here")
         try:
             perform(self.early_steps())
             if self.command is None and self.run.python is not None:
@@ -264,7 +258,7 @@ class Guest:
         who = identity_steps(self.spec, self.run)
         # The first guest was forked before the reaper gave these up; a later one is born without them.
         return [
-            *([*who, *limit_steps(self.spec)] if self.is_first else who[-1:]),
+            *([*who, *limit_steps(self.spec), *power_steps(self.spec)] if self.is_first else who[-1:]),
             Step("session", "lead a session of its own, without a terminal", os.setsid),
             Step("standard_streams", "take the given standard streams", self._take_streams),
         ]
@@ -273,7 +267,6 @@ class Guest:
         """List the last doors to close, once the sandbox stands."""
         spec = self.spec
         steps = [
-            *(power_steps(spec) if self.is_first else ()),
             Step("directory", f"work in {spec.workspace}", lambda: os.chdir(spec.workspace)),
             Step("dumpable", "own its /proc entries", lambda: prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)),
         ]

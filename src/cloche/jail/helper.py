@@ -42,34 +42,38 @@ _signal: Any = __import__("_signal")  # `signal` would cost every run millisecon
 ALL_NAMESPACES = (
     CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
 )
-# The control group's namespace is entered later, from inside the group.
+# The control group's namespace is entered by the reaper, once it is in the group: its root is where its maker is.
 NAMESPACES_AT_BIRTH = ALL_NAMESPACES & ~CLONE_NEWCGROUP
 TICK_S = 0.02
+GO = b"g"
 SIGKILL, SIGINT, SIGPIPE = 9, 2, 13
 
 
-def main(fd: int) -> Callable[[], None] | None:
-    """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end."""
+def main(fd: int, version: int, folders: dict[str, str]) -> Callable[[], None] | None:
+    """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end.
+
+    `folders` are those of the control group that the caller is making meanwhile; removing them is ours, and so must
+    be known before the first message can come.
+    """
     _signal.signal(SIGINT, _signal.SIG_DFL)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     os.umask(0o077)
     gc.freeze()  # what is here now is shared with every fork; collecting it would only copy its pages
-    helper = Helper(_socket.socket(fileno=fd))
+    helper = Helper(_socket.socket(fileno=fd), Cgroup(version, folders) if folders else None)
     return helper.serve()
 
 
 class Helper:
     """Serve one sandbox: open it, run in it, close it."""
 
-    def __init__(self, caller: _socket.socket):
+    def __init__(self, caller: _socket.socket, cgroup: Cgroup | None):
         self.caller = caller
         self.spec = Spec()
         self.claim: identity.Claim | None = None
-        self.cgroup: Cgroup | None = None
+        self.cgroup = cgroup
         self.folder: WorkFolder | None = None
         self.workspace_fd = -1
         self.is_open = False
-        self.has_cgroup = False
 
     def serve(self) -> Callable[[], None] | None:
         while True:
@@ -116,8 +120,6 @@ class Helper:
         if spec.outside is not None and spec.level in ("jail", "confined"):
             self.claim = identity.claim_outside_id(*spec.outside)
             spec.outside = (self.claim.outside_id, 1)
-        if spec.cgroup is not None:
-            self.cgroup = Cgroup(spec.cgroup["version"], spec.cgroup["folders"])
         if spec.level != "jail":
             prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             owner = spec.outside[0] if spec.outside is not None and self.claim else None
@@ -146,7 +148,6 @@ class Watch:
         self.helper, self.spec, self.timeout_s = helper, helper.spec, timeout_s
         self.owner = os.getpid()
         self.reaper = 0
-        self.guest = 0
         self.cause = ""
         self.started_at = 0.0
         self.deadline = 0.0
@@ -157,9 +158,7 @@ class Watch:
         self.link, self._reaper_link = _socket.socketpair(
             _socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC
         )
-        if helper.cgroup is not None:
-            wire.name_senders(self.link)
-        self.before: dict[str, int] = helper.cgroup.counters() if helper.cgroup and helper.has_cgroup else {}
+        self.before: dict[str, int] = helper.cgroup.counters() if helper.cgroup else {}
 
     def start(self, fds: list[int], private_paths: list[str]) -> Callable[[], None] | None:
         """Fork the reaper, give it its identity and limits, and let it go; returns a callable in the guest."""
@@ -175,30 +174,16 @@ class Watch:
         self._reaper_link.close()
         os.close(ready)
         try:
+            if self.helper.cgroup is not None:
+                self.helper.cgroup.attach(self.reaper)  # whatever it forks is born inside
             if is_jail:
                 self._map_ids()
-            os.write(go, b"m")  # mapped: the guest can build its root while we wait for the control group's lock
-            self._limit()
-            os.write(go, b"l")  # limited: now it may run its program
+            os.write(go, GO)
         finally:
             os.close(go)
             for fd in private.values():
                 os.close(fd)
         return None
-
-    def _limit(self) -> None:
-        """Put the reaper and its first guest into the control group; all later ones are born in it."""
-        cgroup = self.helper.cgroup
-        if cgroup is None or self.spec.cgroup is None:
-            return
-        if not self.helper.has_cgroup:
-            self.helper.has_cgroup = True
-            cgroup.create(**self.spec.cgroup["amounts"])
-        while not self.guest and self.failed is None:
-            if not self._hear_reaper():
-                raise OSError(0, "the reaper ended before it had forked the guest")
-        for pid in (self.reaper, self.guest) if self.guest else ():
-            cgroup.attach(pid)
 
     def _be_reaper(self, fds: list[int], private: dict[str, int], ready: int, go: int) -> Callable[[], None]:
         """Wait until the helper has set identity and limits, then live as the reaper."""
@@ -207,12 +192,13 @@ class Watch:
         os.close(self.helper.caller.detach())
         if self.helper.claim is not None:
             self.helper.claim.forget()
-        _await_letter(ready, b"m")
+        if os.read(ready, 1) != GO:  # the helper is gone, and so must we be
+            os._exit(1)
         prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         try:
             run = Run(**wire.unpack(fds[0]))
             streams = Descriptors(fds[1], fds[2], fds[3], fds[4], self.helper.workspace_fd)
-            return Reaper(self.spec, run, self._reaper_link, streams, private).live(lambda: _await_letter(ready, b"l"))
+            return Reaper(self.spec, run, self._reaper_link, streams, private).live()
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
             wire.send(self._reaper_link, "failed", _failure(f"{type(error).__name__}: {error}", "reaper"))
             os._exit(1)
@@ -290,9 +276,7 @@ class Watch:
     def _hear_reaper(self) -> bool:
         """Take one word of the reaper's; False when it is gone."""
         tag, body, fds = wire.receive(self.link)
-        if tag == "here":
-            self.guest = self.guest or body["sender"]
-        elif tag == "ready":
+        if tag == "ready":
             if fds:
                 self._keep_workspace(fds[0])
             self.helper._tell("ready", {**body, "outside": self.spec.outside}, tuple(fds))
@@ -370,12 +354,6 @@ class Watch:
             "is_folder_over": self._is_folder_over(at_end=True),
         }
         self.helper._tell("ended", body)
-
-
-def _await_letter(ready: int, letter: bytes) -> None:
-    """Wait for the helper's word; without it, it is gone, and so must we be."""
-    if os.read(ready, 1) != letter:
-        os._exit(1)
 
 
 def _failure(message: str, step: str, errno: int = 0) -> dict[str, Any]:

@@ -10,7 +10,10 @@ import socket
 import subprocess
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
+
+from .cgroups import Cgroup
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The top-level packages a helper may import, and nothing else of Cloche's.
@@ -34,7 +37,7 @@ sys.meta_path.insert(0, Archive)
 """
 _BOOT_HELPER = """
 import jail.helper, interpreter.oneshot
-_guest = jail.helper.main({fd})
+_guest = jail.helper.main({fd}, {version}, {folders})
 if _guest: _guest()
 """
 _BOOT_PROBE = """
@@ -103,13 +106,18 @@ def run_probe_process(executable: str, timeout_s: float) -> bytes:
     return done.stdout
 
 
-def start_helper(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a helper and return its process and our end of its socket. Raises OSError."""
+def start_helper(
+    executable: str = sys.executable, *, version: int = 0, folders: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a helper and return its process and our end of its socket. Raises OSError.
+
+    `version` and `folders` are those of its control group, which `make_cgroup` makes while it is starting.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     archive = -1
     try:
         archive = _archive_fd()
-        boot = _boot(archive) + _BOOT_HELPER.format(fd=theirs.fileno())
+        boot = _boot(archive) + _BOOT_HELPER.format(fd=theirs.fileno(), version=version, folders=dict(folders or {}))
         process = subprocess.Popen(
             [executable, "-I", "-S", "-c", boot],
             stdin=subprocess.DEVNULL,
@@ -128,6 +136,11 @@ def start_helper(executable: str = sys.executable) -> tuple[subprocess.Popen[byt
         if archive >= 0:
             os.close(archive)
     return process, ours
+
+
+def make_cgroup(cgroup: Mapping[str, Any]) -> None:
+    """Make a sandbox's control group with its limits, while its helper is still starting. Raises OSError."""
+    Cgroup(cgroup["version"], cgroup["folders"]).create(**cgroup["amounts"])
 
 
 def settle_cgroup_lock(pid: int) -> None:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_DESCRIPTORS = 8
 _INT_BYTES = 4
-_SENDER_BYTES = _socket.CMSG_SPACE(3 * _INT_BYTES)
-ANCILLARY_BYTES = _SENDER_BYTES + _socket.CMSG_SPACE(MAX_DESCRIPTORS * _INT_BYTES)
+ANCILLARY_BYTES = _socket.CMSG_SPACE(MAX_DESCRIPTORS * _INT_BYTES)
 
 
 def send(link: _socket.socket, tag: str, body: dict[str, Any] | None = None, fds: Sequence[int] = ()) -> None:
@@ -28,11 +27,6 @@ def send(link: _socket.socket, tag: str, body: dict[str, Any] | None = None, fds
     packed = b"".join(fd.to_bytes(_INT_BYTES, "little") for fd in fds)
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if fds else []
     link.sendmsg([data], ancillary, _socket.MSG_NOSIGNAL)
-
-
-def name_senders(link: _socket.socket) -> None:
-    """Let the kernel add to every message who sent it: `sender`, a pid of our own process namespace."""
-    link.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
 
 
 def receive(link: _socket.socket) -> tuple[str, dict[str, Any], list[int]]:
@@ -50,9 +44,6 @@ def receive(link: _socket.socket) -> tuple[str, dict[str, Any], list[int]]:
     if not data:
         return "", {}, fds
     tag, body = marshal.loads(data)
-    for _, kind, packed in ancillary:
-        if kind == _socket.SCM_CREDENTIALS:
-            body["sender"] = int.from_bytes(packed[:_INT_BYTES], "little")
     return tag, body, fds
 
 

@@ -6,12 +6,12 @@ import asyncio
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.jail import wire
-from cloche.jail.launch import settle_cgroup_lock, start_helper
+from cloche.jail.launch import make_cgroup, settle_cgroup_lock, start_helper
 from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Run, Spec
 
@@ -38,14 +38,25 @@ class Connection:
     async def start(self) -> None:
         """Start the helper and tell it what to build. Raises StartFailed."""
         loop = asyncio.get_running_loop()
+        cgroup = self._spec.cgroup
+        place = {"version": cgroup["version"], "folders": cgroup["folders"]} if cgroup else {}
         try:
-            self._process, self._link = start_helper(self._executable)
+            self._process, self._link = start_helper(self._executable, **place)
         except OSError as error:
             raise StartFailed(f"cannot start the helper process: {error}", step="helper", errno=error.errno) from error
         self._link.setblocking(False)
-        if self._spec.cgroup is not None and self._spec.cgroup["version"] == 1:
-            self._settled = loop.run_in_executor(None, settle_cgroup_lock, self._process.pid)
+        if cgroup is not None:
+            self._make_cgroup(cgroup)
+            if cgroup["version"] == 1:
+                self._settled = loop.run_in_executor(None, settle_cgroup_lock, self._process.pid)
         self._send("open", {}, self._spec.as_wire())
+
+    def _make_cgroup(self, cgroup: Mapping[str, Any]) -> None:
+        """Make the control group here and now, while the helper's interpreter starts on the other processor."""
+        try:
+            make_cgroup(cgroup)
+        except OSError as error:
+            raise StartFailed(f"cannot make the control group: {error}", step="cgroup", errno=error.errno) from error
 
     def send_run(self, run: Run, streams: Sequence[int], *, is_last: bool = False) -> None:
         """Send one run with its descriptors: standard input, output, error, and the value's pipe.

@@ -131,7 +131,6 @@ class LocalOpenSandbox:
                 self._keep_workspace(fds)
                 plan.extend(PlanStep(name=n, description=d, seconds=s) for n, d, s in body["plan"])
             elif tag == "started" and (run.commands or run.python):
-                plan.extend(PlanStep(name=n, description=d, seconds=s) for n, d, s in body["plan"])
                 sink(Started(plan=tuple(plan)))
 
         attending = asyncio.ensure_future(connection.attend(hear))
