@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloche.backends.local import LocalBackend
-from cloche.backends.local.measures import measures
 from cloche.backends.local.connection import Connection
 from cloche.backends.local.host import Host, measure_host
+from cloche.backends.local.measures import measures
 from cloche.backends.local.plan import build_spec, choose_places
 from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.core.enforcement import Enforcement
@@ -165,10 +165,15 @@ async def _run_over(connection: Connection, *, then: Callable[[], None] = lambda
         await connection.start()
         then()
         connection.send_run(Run(commands=[["true"]]), (null, null, null, null))
-        await connection.attend(lambda tag, body, fds: [os.close(fd) for fd in fds] and None)
+        await connection.attend(_close_all)
     finally:
         os.close(null)
         await connection.close()
+
+
+def _close_all(_tag: str, _body: dict[str, Any], fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _spec(host: Host) -> Spec:

@@ -44,13 +44,12 @@ def _wait_for_namespaces(before: frozenset[str]) -> frozenset[str]:
 
 
 def _start(way: str, seed: int) -> subprocess.Popen[bytes]:
-    caller = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "tests.soak.killed_caller", way, str(seed)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
-    return caller
 
 
 def _kill(caller: subprocess.Popen[bytes], moment_s: float) -> None:

@@ -33,6 +33,7 @@ from .syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import resource
     from collections.abc import Callable, Sequence
     from typing import Any
 
@@ -80,7 +81,7 @@ class Reaper:
             if status != 0:
                 break
             os.write(release, RELEASED)
-        wire.send(self.link, "ended", {"wait_status": status, **self._observe(status)})
+        wire.send(self.link, "ended", {"wait_status": status, **attendance.conclude(), **self._observe(status)})
         os._exit(0)
 
     def _build(self) -> None:
@@ -326,6 +327,7 @@ class Attendance:
         self.woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         _signal.signal(SIGCHLD, _wake)
+        self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
         self.poll = select.poll()
         for fd in (self.woken, self.ours.fileno()):
             self.poll.register(fd, select.POLLIN)
@@ -360,13 +362,28 @@ class Attendance:
         os.read(self.woken, 512)
         while True:
             try:
-                found, status = os.waitpid(-1, os.WNOHANG)
+                found, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return None
-            if found == pid:
-                return status
             if found == 0:
                 return None
+            self._add(usage)
+            if found == pid:
+                return status
+
+    def _add(self, usage: resource.struct_rusage) -> None:
+        self.user_s += usage.ru_utime
+        self.system_s += usage.ru_stime
+        self.most_kib = max(self.most_kib, usage.ru_maxrss)
+
+    def conclude(self) -> dict[str, Any]:
+        """Return what the dead used, and whether nothing else is left alive."""
+        try:
+            os.waitpid(-1, os.WNOHANG)
+            is_alone = False
+        except ChildProcessError:
+            is_alone = True
+        return {"is_alone": is_alone, "user_s": self.user_s, "system_s": self.system_s, "most_kib": self.most_kib}
 
 
 def _wake(number: int, frame: object) -> None:

@@ -234,10 +234,14 @@ class Watch:
             if self.link.fileno() in ready and not self._hear_reaper():
                 break
             self._check_limits()
-        usage = self.kill()
-        while self.ended is None and self.failed is None and self._hear_reaper():
-            pass
-        self._report(usage)
+        if self.ended is not None and self.ended["is_alone"] and not self.cause:
+            self._report(None)  # nothing but the reaper is left: its own end need not be waited for
+            self.kill()
+        else:
+            usage = self.kill()
+            while self.ended is None and self.failed is None and self._hear_reaper():
+                pass
+            self._report(usage)
         self.link.close()
 
     def last_words(self) -> dict[str, Any] | None:
@@ -341,19 +345,27 @@ class Watch:
             return
         cgroup = self.helper.cgroup
         now = cgroup.counters() if cgroup else {}
+        user_s, system_s, most_kib = self._spent(usage)
         body = {
             "cause": self.cause,
             "ended": self.ended,
             "wall_s": time.monotonic() - self.started_at if self.started_at else 0.0,
-            "cpu_user_s": usage.ru_utime if usage else 0.0,
-            "cpu_system_s": usage.ru_stime if usage else 0.0,
-            "peak_bytes": max(self.peak_bytes, usage.ru_maxrss * 1024 if usage else 0),
+            "cpu_user_s": user_s,
+            "cpu_system_s": system_s,
+            "peak_bytes": max(self.peak_bytes, most_kib * 1024),
             "tasks": max(self.peak_tasks, cgroup.most_pids() if cgroup else 0),
             "counters": {name: count - self.before.get(name, 0) for name, count in now.items()},
             "is_task_limit_seen": self._is_task_limit_seen(),
             "is_folder_over": self._is_folder_over(at_end=True),
         }
         self.helper._tell("ended", body)
+
+    def _spent(self, usage: Any) -> tuple[float, float, int]:
+        """Return user and system seconds and the largest process in KiB: by the reaper's count, or by the kernel's."""
+        if usage is not None:
+            return usage.ru_utime, usage.ru_stime, usage.ru_maxrss
+        ended = self.ended or {}
+        return ended.get("user_s", 0.0), ended.get("system_s", 0.0), ended.get("most_kib", 0)
 
 
 def _failure(message: str, step: str, errno: int = 0) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from typing import Any, Generic, TypeVar
 
 from cloche.core.errors import InternalError
 
+from .slots import blocks_a_loop
+
 T = TypeVar("T")
 Deliver = Callable[[Callable[[], None]], None]
 
@@ -39,6 +41,7 @@ class _Call(Generic[T]):
         self._loop = loop
         self._inbox: SimpleQueue[Callable[[], None] | _Outcome[T]] = SimpleQueue()
         self._context = contextvars.copy_context()
+        self._context.run(blocks_a_loop.set, _is_loop_running_here())
         self._task: asyncio.Task[None] | None = None
 
     def wait(self) -> T:
@@ -79,6 +82,14 @@ class _Call(Generic[T]):
         """Cancel the task; if it never began or already ended, say so: the first word may have been lost."""
         if self._task is None or not self._task.cancel():
             self._inbox.put(_Outcome(error=asyncio.CancelledError()))
+
+
+def _is_loop_running_here() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class LoopThread:

@@ -13,9 +13,13 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 RUNS_PER_CORE = 4
+# True in a blocking call from a thread whose own event loop runs, and so stands still meanwhile: the runs that hold
+# the slots may be that loop's, and would then never give one back. Such a call waits for nobody.
+blocks_a_loop: ContextVar[bool] = ContextVar("blocks_a_loop", default=False)
 
 
 @dataclass(eq=False, slots=True)
@@ -36,6 +40,9 @@ class Slots:
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
         """Wait for a slot, hold it for the body, then hand it to the oldest waiter."""
+        if blocks_a_loop.get():
+            yield
+            return
         await self._acquire()
         try:
             yield
