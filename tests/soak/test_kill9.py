@@ -63,6 +63,13 @@ def _kill(caller: subprocess.Popen[bytes], moment_s: float) -> None:
     caller.wait()
 
 
+def _end(callers: list[subprocess.Popen[bytes]]) -> None:
+    """End those that are left when one of them went wrong."""
+    for caller in callers:
+        caller.kill()
+        caller.wait()
+
+
 def test_nothing_outlives_a_killed_caller() -> None:
     """After two hundred kills at every level: no process, namespace, mount, control group or folder is left."""
     seed = random.SystemRandom().randrange(1 << 32)
@@ -72,8 +79,11 @@ def test_nothing_outlives_a_killed_caller() -> None:
     ways = [list(WAYS)[number % len(WAYS)] for number in range(KILLS)]
     for at in range(0, KILLS, AT_ONCE):
         callers = [_start(way, chance.randrange(1 << 32)) for way in ways[at : at + AT_ONCE]]
-        for caller in callers:
-            _kill(caller, chance.uniform(0, LATEST_S))
+        try:
+            for caller in callers:
+                _kill(caller, chance.uniform(0, LATEST_S))
+        finally:
+            _end(callers)
     left = wait_for_leftovers(before, patience_s=PATIENCE_S)
     assert not left, f"seed {seed}:\n" + "\n".join(left)
     left_namespaces = _wait_for_namespaces(namespaces)

@@ -14,7 +14,7 @@ import pytest
 import cloche
 
 PATIENCE_S = 240
-THREADS, RUNS_EACH, AT_ONCE = 50, 3, 100
+THREADS, RUNS_EACH, AT_ONCE = 50, 10, 100
 
 pytestmark = pytest.mark.soak
 

@@ -174,8 +174,8 @@ class Watch:
         self._reaper_link.close()
         os.close(ready)
         try:
-            if self.helper.cgroup is not None:
-                self.helper.cgroup.attach(self.reaper)  # whatever it forks is born inside
+            if self.helper.cgroup is not None and self.helper.cgroup.version == 2:
+                self.helper.cgroup.attach(self.reaper)
             if is_jail:
                 self._map_ids()
             os.write(go, GO)
@@ -192,10 +192,12 @@ class Watch:
         os.close(self.helper.caller.detach())
         if self.helper.claim is not None:
             self.helper.claim.forget()
-        if os.read(ready, 1) != GO:  # the helper is gone, and so must we be
-            os._exit(1)
-        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         try:
+            if self.helper.cgroup is not None and self.helper.cgroup.version == 1:
+                self.helper.cgroup.enter()
+            if os.read(ready, 1) != GO:  # the helper is gone, and so must we be
+                os._exit(1)
+            prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
             run = Run(**wire.unpack(fds[0]))
             streams = Descriptors(fds[1], fds[2], fds[3], fds[4], self.helper.workspace_fd)
             return Reaper(self.spec, run, self._reaper_link, streams, private).live()

@@ -141,20 +141,3 @@ def start_helper(
 def make_cgroup(cgroup: Mapping[str, Any]) -> None:
     """Make a sandbox's control group with its limits, while its helper is still starting. Raises OSError."""
     Cgroup(cgroup["version"], cgroup["folders"]).create(**cgroup["amounts"])
-
-
-def settle_cgroup_lock(pid: int) -> None:
-    """Pay for the kernel's cgroup migration lock early, while the helper is still starting.
-
-    The first migration after a pause waits for an RCU grace period (about 10 ms); the ones right after it do not.
-    Moving `pid` to where it already is takes the lock and changes nothing. Best done in another thread.
-    """
-    try:
-        with open("/proc/self/cgroup", encoding="utf-8") as file:
-            rows = [line.rstrip("\n").split(":", 2) for line in file]
-        path = next((path for _, names, path in rows if names == "memory"), None)
-        if path is not None:
-            with open(f"/sys/fs/cgroup/memory{path}/cgroup.procs", "w", encoding="ascii") as file:
-                file.write(str(pid))
-    except OSError:
-        pass  # only speed is lost: the helper's own migration pays instead

@@ -11,7 +11,7 @@ from typing import Any
 
 from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.jail import wire
-from cloche.jail.launch import make_cgroup, settle_cgroup_lock, start_helper
+from cloche.jail.launch import make_cgroup, start_helper
 from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Run, Spec
 
@@ -28,7 +28,6 @@ class Connection:
         self._executable = executable
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
-        self._settled: asyncio.Future[None] | None = None
         self._was_started = False
 
     @property
@@ -37,7 +36,6 @@ class Connection:
 
     async def start(self) -> None:
         """Start the helper and tell it what to build. Raises StartFailed."""
-        loop = asyncio.get_running_loop()
         cgroup = self._spec.cgroup
         place = {"version": cgroup["version"], "folders": cgroup["folders"]} if cgroup else {}
         try:
@@ -47,8 +45,6 @@ class Connection:
         self._link.setblocking(False)
         if cgroup is not None:
             self._make_cgroup(cgroup)
-            if cgroup["version"] == 1:
-                self._settled = loop.run_in_executor(None, settle_cgroup_lock, self._process.pid)
         self._send("open", {}, self._spec.as_wire())
 
     def _make_cgroup(self, cgroup: Mapping[str, Any]) -> None:
@@ -102,9 +98,6 @@ class Connection:
             if self._process.returncode != 0:
                 await asyncio.to_thread(clear_remains, self._spec)
             self._process = None
-        if self._settled is not None:
-            await self._settled
-            self._settled = None
 
     def _loss(self) -> Exception:
         if self._was_started:
