@@ -40,8 +40,7 @@ SCRIPTS = {
         "    with m.get_context('spawn').Pool(2) as pool: print(pool.map(abs, [-1, -2]))"
     ),
     "dataclass and pickle": (
-        "import pickle, dataclasses\n@dataclasses.dataclass\nclass P: x: int\n"
-        "print(pickle.loads(pickle.dumps(P(1))))"
+        "import pickle, dataclasses\n@dataclasses.dataclass\nclass P: x: int\nprint(pickle.loads(pickle.dumps(P(1))))"
     ),
     "source lines": "import inspect\ndef f(): return 1\nprint(inspect.getsource(f))",
     "stdin": "import sys; print(sys.stdin.readline(), sys.stdin.read())",

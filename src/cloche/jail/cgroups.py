@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PERIOD_US = 100_000
+SOCKETS_SHARE = 8  # version 1 counts what sockets buffer apart from all other memory: this part of it comes on top
 EBUSY, ENOENT, ESRCH = 16, 2, 3
 
 # What to write per controller and version; an optional file may be missing (swap accounting, mostly).
@@ -22,6 +23,7 @@ FILES: Mapping[int, Mapping[str, tuple[tuple[str, str, bool], ...]]] = {
             ("memory.limit_in_bytes", "{memory}", True),
             ("memory.memsw.limit_in_bytes", "{memory}", False),
             ("memory.swappiness", "0", False),
+            ("memory.kmem.tcp.limit_in_bytes", "{sockets}", False),  # else buffers of sockets count nowhere
         ),
         "pids": (("pids.max", "{pids}", True),),
         "cpu": (("cpu.cfs_period_us", str(PERIOD_US), True), ("cpu.cfs_quota_us", "{quota}", True)),
@@ -51,7 +53,8 @@ class Cgroup:
 
     def create(self, *, memory_bytes: int, pids: int, cpus: float) -> None:
         """Make the directories and write the limits. Raises OSError naming the file that refused."""
-        values = {"memory": memory_bytes, "pids": pids, "quota": max(1000, int(cpus * PERIOD_US))}
+        quota = max(1000, int(cpus * PERIOD_US))
+        values = {"memory": memory_bytes, "sockets": memory_bytes // SOCKETS_SHARE, "pids": pids, "quota": quota}
         for controller, folder in self.folders.items():
             os.makedirs(folder, exist_ok=True)
             for name, template, is_required in FILES[self.version][controller]:

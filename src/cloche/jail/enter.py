@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _socket
 import os
+import resource  # os.wait4 imports it when it is called, when the reaper may have no files left to import it from
 import select
 import sys
 import time
@@ -33,7 +34,6 @@ from .syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import resource
     from collections.abc import Callable, Sequence
     from typing import Any
 

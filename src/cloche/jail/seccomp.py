@@ -18,7 +18,7 @@ from .syscall_table import ALLOWED, LAST_KNOWN
 
 BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
-EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
+EPERM, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = 1, 38, 93, 97
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 NR_OFFSET, ARCH_OFFSET = 0, 4
@@ -26,17 +26,23 @@ NR_OFFSET, ARCH_OFFSET = 0, 4
 CLONE_NEW_ANY = 0x7E020080  # user, pid, net, ipc, uts, cgroup, mount, and time namespaces
 SOCKET_FAMILIES = (1, 2, 10)  # unix, inet, inet6
 AF_NETLINK, NETLINK_ROUTE = 16, 0
+SOCKET_PROTOCOLS = (0, 6, 17)  # the family's own, TCP, UDP; asking for another makes the host's kernel load its module
 SOCKET_TYPES, SOCK_TYPE_MASK = (1, 2, 5), 0xF  # stream, dgram, seqpacket; the mask drops SOCK_CLOEXEC and its kind
 # What reaches beyond the tree where no namespace stands behind the filter: System V IPC and message queues …
 SHARED_WITHOUT_NAMESPACES = (
     "shmget", "shmat", "shmctl", "semget", "semop", "semctl", "semtimedop", "msgget", "msgsnd", "msgrcv", "msgctl",
     "mq_open", "mq_unlink",
+    "inotify_add_watch",  # … tells the names in folders that Landlock closes …
 )  # fmt: skip
 # … and calls that name another process; there they work on the caller alone (argument index of the pid).
 SELF_ONLY = {
     "prlimit64": 0, "sched_setaffinity": 0, "sched_setscheduler": 0, "sched_setparam": 0, "sched_setattr": 0,
-    "setpriority": 1, "ioprio_set": 1,
 }  # fmt: skip
+# Here 0 may mean all processes of the caller's user as well: by call, which first argument means one process.
+SELF_ONLY_OF_KIND = {"setpriority": 0, "ioprio_set": 1}
+# What goes around the limits where no control group keeps them: segments that no process has attached are in no
+# process's memory, and a process may leave the processors it was put on.
+UNCOUNTED = ("shmget", "sched_setaffinity")
 # TIOCSTI and TIOCLINUX type into a terminal, TIOCCONS and TIOCSETD redirect it.
 REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
 # Interface ioctls are refused as a range, but for those that only ask.
@@ -45,7 +51,8 @@ SIOC_QUESTIONS = (0x8904, 0x8905, 0x8910, 0x8912, 0x8913, 0x8915, 0x8919, 0x891B
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 # fcntl: locks of three kinds ask first (see `notify`); leases and directory notices are refused.
 LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026)
-PRCTL_REFUSED = (22, 35)  # PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process
+# PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process; PR_SCHED_CORE, which takes a whole core.
+PRCTL_REFUSED = (22, 35, 62)
 
 Instruction = tuple[int, int, int, int]
 
@@ -55,15 +62,16 @@ def errno_action(code: int) -> int:
     return 0x00050000 | code
 
 
-def build_filter(machine: str, *, confined: bool) -> bytes:
+def build_filter(machine: str, *, confined: bool, counted: bool = True) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
-    connected pairs, and nothing that other processes share. Raises KeyError for a machine without a table.
+    connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
+    Raises KeyError for a machine without a table.
     """
     arch = AUDIT_ARCH[machine]
     names = ALLOWED[machine]
-    special = _special_blocks(confined=confined)
+    special = _special_blocks(confined=confined) | ({} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED})
     plain = sorted(number for name, number in names.items() if name not in special)
     picky = {names[name]: block for name, block in special.items() if name in names}
     head = [
@@ -125,6 +133,7 @@ def _special_blocks(*, confined: bool) -> dict[str, list[Instruction]]:
         blocks |= {
             name: [_argument(index), *_if_any((0,), _ALLOWED), _deny(EPERM)] for name, index in SELF_ONLY.items()
         }
+        blocks |= {name: _self_block(kind) for name, kind in SELF_ONLY_OF_KIND.items()}
     return blocks
 
 
@@ -146,17 +155,30 @@ _ALLOWED: Instruction = (BPF_RET, 0, 0, ALLOW)
 _ASKED: Instruction = (BPF_RET, 0, 0, ASK)
 
 
+def _self_block(kind: int) -> list[Instruction]:
+    """Allow a call whose first argument says what the second one names, for the caller alone."""
+    whoever = [_argument(1), *_if_any((0,), _ALLOWED), _deny(EPERM)]
+    return [_argument(0), (BPF_JEQ, 1, 0, kind), _deny(EPERM), *whoever]
+
+
 def _socket_block() -> list[Instruction]:
-    """Allow stream, datagram and packet-sequence sockets of three families, and netlink for routes only."""
+    """Allow stream, datagram and packet-sequence sockets of three families, TCP or UDP, and netlink for routes only."""
     types = [_argument(1), (BPF_AND, 0, 0, SOCK_TYPE_MASK), *_if_any(SOCKET_TYPES, _ALLOWED), _deny(EPERM)]
+    last = len(SOCKET_PROTOCOLS)
+    protocols = [
+        _argument(2),
+        *((BPF_JEQ, last - at, 0, protocol) for at, protocol in enumerate(SOCKET_PROTOCOLS)),
+        _deny(EPROTONOSUPPORT),
+        *types,
+    ]
     routes = [_argument(2), *_if_any((NETLINK_ROUTE,), _ALLOWED), _deny(EPERM)]
-    behind = len(SOCKET_FAMILIES) + 1  # lines from the first family to the type check: the others, netlink, refusal
+    behind = len(SOCKET_FAMILIES) + 1  # lines from the first family to the protocols: the others, netlink, refusal
     return [
         _argument(0),
         *((BPF_JEQ, behind - at, 0, family) for at, family in enumerate(SOCKET_FAMILIES)),
-        (BPF_JEQ, len(types) + 1, 0, AF_NETLINK),
+        (BPF_JEQ, len(protocols) + 1, 0, AF_NETLINK),
         _deny(EAFNOSUPPORT),
-        *types,
+        *protocols,
         *routes,
     ]
 

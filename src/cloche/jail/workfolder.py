@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 
 CHECK_EVERY = 5
+ENAMETOOLONG = 36
+BEYOND_MEASURE = 1 << 62
+MOST_ROUNDS = 200_000  # one removes a level of every tree; more than a disk limit's inodes allow
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PASSABLE = 0o711  # whoever knows a name below may go there; nobody may look around
 
 
@@ -34,8 +38,7 @@ class WorkFolder:
     def renew_tmp(self) -> None:
         """Empty /tmp between runs: only the workspace lives on. What overfills it may be cleared up by the next run."""
         self._excused, self._last = self._stored, False
-        _remove_below(self.tmp)
-        os.rmdir(self.tmp)
+        _remove(self.tmp)
         self._make(self.tmp)
 
     def is_over(self, size_bytes: int, inodes: int, *, is_fresh: bool) -> bool:
@@ -49,35 +52,76 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Remove everything, never following a link."""
-        _remove_below(self.folder)
-        os.rmdir(self.folder)
+        _remove(self.folder)
 
 
 def _measure(places: tuple[str, ...]) -> tuple[int, int]:
-    """Return bytes stored and number of files below `places`."""
+    """Return bytes stored and number of files below `places`, however deep: the guest decides how deep."""
     used = count = 0
-    for place in places:
-        for folder, folders, files in os.walk(place):
-            for name in folders + files:
-                try:
-                    state = os.lstat(f"{folder}/{name}")
-                except OSError:
-                    continue
-                used += state.st_blocks * 512
-                count += 1
+    pending = list(places)
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    used += _stored_bytes(entry)
+                    count += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+        except OSError as error:
+            if error.errno == ENAMETOOLONG:  # nobody can look there, so it counts as more than any limit
+                return BEYOND_MEASURE, count
     return used, count
 
 
-def _remove_below(path: str, dir_fd: int | None = None) -> None:
-    """Empty a directory by descriptors, so that a swapped link leads nowhere."""
-    here = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+def _stored_bytes(entry: os.DirEntry[str]) -> int:
     try:
-        for name in os.listdir(here):
-            try:
-                os.unlink(name, dir_fd=here)
-            except IsADirectoryError:
-                os.chmod(name, 0o700, dir_fd=here)
-                _remove_below(name, here)
-                os.rmdir(name, dir_fd=here)
+        return entry.stat(follow_symlinks=False).st_blocks * 512
+    except FileNotFoundError:
+        return 0  # it went away while we looked
+
+
+def _remove(path: str) -> None:
+    """Remove a folder with all that is in it, following no link, in bounded memory and descriptors.
+
+    Where a folder holds folders, these are moved up beside it first: however deep a guest built, nothing here recurses.
+    """
+    here = os.open(path, _DIRECTORY)
+    try:
+        for _ in range(MOST_ROUNDS):
+            names = os.listdir(here)
+            if not names:
+                break
+            for name in names:
+                _remove_one(name, here)
     finally:
         os.close(here)
+    os.rmdir(path)
+
+
+def _remove_one(name: str, here: int) -> None:
+    """Remove an entry of `here`: a file, or a folder, whose own folders then lie in `here`."""
+    try:
+        os.unlink(name, dir_fd=here)
+        return
+    except IsADirectoryError:
+        there = _open_unlocked(name, here)
+    try:
+        for inner in os.listdir(there):
+            try:
+                os.unlink(inner, dir_fd=there)
+            except IsADirectoryError:
+                os.close(_open_unlocked(inner, there))  # a folder moves only when its owner may write to it
+                os.rename(inner, f"{os.urandom(12).hex()}", src_dir_fd=there, dst_dir_fd=here)
+    finally:
+        os.close(there)
+    os.rmdir(name, dir_fd=here)
+
+
+def _open_unlocked(name: str, here: int) -> int:
+    """Open a folder, giving its owner back what the guest may have taken away. Through a link, nothing is changed."""
+    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", 0o700)
+        return os.open(".", _DIRECTORY, dir_fd=place)
+    finally:
+        os.close(place)

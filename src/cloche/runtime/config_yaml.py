@@ -7,6 +7,7 @@ import yaml
 from cloche.core.errors import InvalidRequest
 
 MAX_ENTRIES = 10_000
+MAX_DEPTH = 50  # libyaml composes by recursion: some ten thousand levels end the process
 # What PyYAML's constructors let through for malformed dates, numbers and deep nesting.
 _SLIPS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
@@ -41,6 +42,7 @@ def parse_yaml(text: str, file: str) -> object:
     line.
     """
     try:
+        _refuse_depth(text)
         return yaml.load(text, Loader=_Loader)  # noqa: S506  # the loader is a safe one
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -50,3 +52,16 @@ def parse_yaml(text: str, file: str) -> object:
         raise InvalidRequest(f"{file}: not YAML: {str(error).splitlines()[0]}") from None
     except _SLIPS as error:
         raise InvalidRequest(f"{file}: a value in it cannot be read: {type(error).__name__}") from None
+
+
+def _refuse_depth(text: str) -> None:
+    """Look at the document piece by piece, which takes no recursion, and stop where it goes too deep."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            problem = f"it is nested deeper than {MAX_DEPTH} levels"
+            raise yaml.MarkedYAMLError(None, None, problem, event.start_mark)  # type: ignore[arg-type]  # libyaml's own

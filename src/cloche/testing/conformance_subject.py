@@ -65,8 +65,7 @@ class Check:
     """Hold one claim and how to try it.
 
     `attempt` raises Broken when the claim does not hold. `rests_on` names the control without which no backend could
-    keep it. A check that is `alone` looks at the whole host, or needs nothing else of this user to start or end meanwhile:
-    nothing runs beside it.
+    keep it. Nothing runs beside a check that is `alone`: it looks at the whole host, or counts this user's processes.
     """
 
     name: str

@@ -37,7 +37,5 @@ def test_requirements(names: Any, level: Level | None, controls: tuple[Control, 
 
 def test_unknown_requirements_are_named() -> None:
     """A word that is neither is refused with all that are."""
-    with pytest.raises(
-        InvalidRequest, match="require: unknown level or control 'memroy'; known: none, process"
-    ):
+    with pytest.raises(InvalidRequest, match="require: unknown level or control 'memroy'; known: none, process"):
         parse_requirements("memroy")

@@ -20,9 +20,7 @@ def test_the_table_of_the_mission() -> None:
 @pytest.mark.parametrize(("number", "backend"), [(1, "docker"), (2, "local"), (3, "none"), (3, "subprocess")])
 def test_a_backend_outside_the_list(number: int, backend: str) -> None:
     """A backend that a tier does not list is refused with the tier, both sources and the list."""
-    with pytest.raises(
-        InvalidRequest, match=rf"tier {number} \(here\) does not allow backend '{backend}' \(there\)"
-    ):
+    with pytest.raises(InvalidRequest, match=rf"tier {number} \(here\) does not allow backend '{backend}' \(there\)"):
         check_backend(tier_numbered(number), backend, tier_origin="here", backend_origin="there")
 
 

@@ -12,9 +12,7 @@ from cloche.core.units import GIB, MIB, format_size, parse_count, parse_cpus, pa
 PARSERS: list[Any] = [parse_size, parse_duration, parse_count, parse_cpus]
 
 
-@pytest.mark.parametrize(
-    "text", ["256m", "256M", "256MB", "256MiB", "256 mib", "262144k", "268435456", "0.25g"]
-)
+@pytest.mark.parametrize("text", ["256m", "256M", "256MB", "256MiB", "256 mib", "262144k", "268435456", "0.25g"])
 def test_sizes_are_binary(text: str) -> None:
     """Every common spelling of 256 MiB is 256 MiB."""
     assert parse_size(text, name="memory") == 256 * MIB

@@ -29,9 +29,7 @@ class Host:
     def load(
         self, arguments: Mapping[str, Any] | None = None, *, config_file: Path | None = None, **environ: str
     ) -> Settings:
-        return load_settings(
-            arguments, environ=environ, cwd=self.cwd, home=self.home, config_file=config_file
-        )
+        return load_settings(arguments, environ=environ, cwd=self.cwd, home=self.home, config_file=config_file)
 
 
 @pytest.fixture
@@ -187,7 +185,7 @@ def test_spellings_of_limits(host: Host, text: str, word: str, value: float) -> 
         ("network: true", "open", ()),
         ("NetworkEnabled: true", "open", ()),
         ("NetworkEnabled: off", "off", ()),
-        ("NetworkEnabled: true, NetworkAllowList: [PyPI.org]", "allowlist", ("packages.example",)),
+        ("NetworkEnabled: true, NetworkAllowList: [Packages.Example]", "allowlist", ("packages.example",)),
         ("NetworkEnabled: true, NetworkAllowList: []", "allowlist", ()),
         ("NetworkEnabled: false, NetworkAllowList: [packages.example]", "off", ("packages.example",)),
         ("network: allowlist", "allowlist", ()),
@@ -321,9 +319,7 @@ def test_tier_3_requires_a_jail(host: Host) -> None:
 @pytest.mark.parametrize("backend", ["none", "subprocess"])
 def test_backend_outside_its_tier(host: Host, backend: str) -> None:
     """A backend that the tier does not list is a configuration error that names both sources."""
-    with pytest.raises(
-        InvalidRequest, match=rf"tier 3 \(argument\) does not allow backend '{backend}' \(environ"
-    ):
+    with pytest.raises(InvalidRequest, match=rf"tier 3 \(argument\) does not allow backend '{backend}' \(environ"):
         host.load({"tier": 3}, SANDBOX_TYPE=backend)
 
 
@@ -437,7 +433,5 @@ def test_yaml_is_imported_only_for_yaml(tmp_path: Path) -> None:
         "load_settings(environ={}, cwd=Path(sys.argv[1]), home=Path(sys.argv[1])); "
         "print('yaml' in sys.modules)"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"

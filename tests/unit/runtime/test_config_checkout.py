@@ -112,9 +112,7 @@ def test_a_tightening_key_holds(checkout: Checkout, text: str, word: str, value:
 
 def test_what_an_owner_allows_is_the_measure(checkout: Checkout) -> None:
     """The file is compared with what the owner's files say, not with the defaults."""
-    checkout.owner(
-        "sandbox: {memory: 1g, network: [a.example, b.example], packages: [numpy, pandas], screen: warn}"
-    )
+    checkout.owner("sandbox: {memory: 1g, network: [a.example, b.example], packages: [numpy, pandas], screen: warn}")
     checkout.says("cloche.yaml", "sandbox: {memory: 512m, network: [a.example], packages: [numpy]}")
     settings = checkout.load()
     assert settings.limits.memory_bytes == 512 * MIB

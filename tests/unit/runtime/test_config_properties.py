@@ -30,9 +30,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "backend": st.sampled_from(BACKENDS),
     "require": st.lists(st.sampled_from(["process", "jail", "vm", *CONTROLS]), min_size=1, max_size=2),
     "best_effort": st.lists(st.sampled_from(CONTROLS), min_size=1, max_size=2, unique=True),
-    "packages": st.one_of(
-        st.just("auto"), st.lists(st.sampled_from(["numpy", "pandas"]), unique=True, min_size=1)
-    ),
+    "packages": st.one_of(st.just("auto"), st.lists(st.sampled_from(["numpy", "pandas"]), unique=True, min_size=1)),
     "screen": st.sampled_from(["off", "warn", "block"]),
 }
 FILE_VALUES = VALUES | {
@@ -44,9 +42,7 @@ VARIABLES = ("memory", "cpus", "pids", "disk", "preset", "tier", "screen", "outp
 PLAIN = ("memory", "disk", "timeout", "cpus", "pids", "output_limit", "screen")
 
 
-def some(
-    values: Mapping[str, st.SearchStrategy[Any]], *, at_most: int = 5
-) -> st.SearchStrategy[dict[str, Any]]:
+def some(values: Mapping[str, st.SearchStrategy[Any]], *, at_most: int = 5) -> st.SearchStrategy[dict[str, Any]]:
     """Give a few keys with values."""
     keys = st.lists(st.sampled_from(sorted(values)), unique=True, max_size=at_most)
     return keys.flatmap(lambda chosen: st.fixed_dictionaries({key: values[key] for key in chosen}))
@@ -164,9 +160,7 @@ def assert_not_looser(held: Settings, before: Settings) -> None:
     assert mode <= old_mode
     assert set(policy.best_effort) <= set(old.best_effort)
     assert set(policy.languages) <= set(old.languages)
-    assert policy.packages == old.packages or (
-        old.packages != "auto" and set(policy.packages) <= set(old.packages)
-    )
+    assert policy.packages == old.packages or (old.packages != "auto" and set(policy.packages) <= set(old.packages))
     assert set(policy.require_controls) >= set(old.require_controls)
     assert held.tier in (1, 2) or (policy.require_level or 0) >= (old.require_level or 0)
     assert ["off", "warn", "block"].index(policy.screen) >= ["off", "warn", "block"].index(old.screen)

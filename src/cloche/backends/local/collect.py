@@ -52,7 +52,7 @@ def collect(root_fd: int, before: Mapping[str, Known], given: Mapping[str, str],
     changed: list[FileRecord] = []
     skipped, left = 0, max_bytes
     for path, state in _walk(root_fd):
-        if len(known) >= MAX_FILES or state.st_size > left or not stat.S_ISREG(state.st_mode):
+        if state is None or len(known) >= MAX_FILES or state.st_size > left or not stat.S_ISREG(state.st_mode):
             skipped += 1
             continue
         old = before.get(path)
@@ -76,8 +76,12 @@ def _identity(state: os.stat_result) -> tuple[int, int, int]:
     return state.st_ino, state.st_ctime_ns, state.st_size
 
 
-def _walk(root_fd: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield every entry that is not a directory, with its path below the root and its own state."""
+def _walk(root_fd: int) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Yield every entry that is not a directory, with its path below the root and its own state.
+
+    The state is None for what the guest closed to its own user: a folder that cannot be listed, or all that is in
+    one whose names can be listed and no more.
+    """
     device = os.fstat(root_fd).st_dev
     pending = [""]
     while pending:
@@ -85,17 +89,25 @@ def _walk(root_fd: int) -> Iterator[tuple[str, os.stat_result]]:
         try:
             here = _open_folder(root_fd, folder)
         except OSError:
+            yield folder, None
             continue
         try:
             for name in sorted(os.listdir(here)):
-                state = os.stat(name, dir_fd=here, follow_symlinks=False)
                 path = f"{folder}/{name}" if folder else name
-                if not stat.S_ISDIR(state.st_mode):
+                state = _state(name, here)
+                if state is None or not stat.S_ISDIR(state.st_mode):
                     yield path, state
                 elif state.st_dev == device and path.count("/") < MAX_DEPTH:
                     pending.append(path)
         finally:
             os.close(here)
+
+
+def _state(name: str, here: int) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=here, follow_symlinks=False)
+    except OSError:
+        return None
 
 
 def _open_folder(root_fd: int, folder: str) -> int:
@@ -146,7 +158,7 @@ def read_regular(root_fd: int, path: str, *, max_bytes: int) -> bytes:
 def list_paths(root_fd: int, path: str = ".") -> tuple[str, ...]:
     """Return the paths of the regular files below `path`, relative to the workspace, sorted."""
     top = "" if path in (".", "", "/workspace") else workspace_path(path) + "/"
-    found = (name for name, state in _walk(root_fd) if stat.S_ISREG(state.st_mode) and name.startswith(top))
+    found = (name for name, state in _walk(root_fd) if state and stat.S_ISREG(state.st_mode) and name.startswith(top))
     return tuple(sorted(found))
 
 

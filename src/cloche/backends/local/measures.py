@@ -32,7 +32,8 @@ _OUTPUT = Measure(state=ENFORCED, mechanism="bounded buffers outside, flood limi
 _FOLDER = Measure(
     state=PARTIAL,
     mechanism="RLIMIT_FSIZE per file; folder summed every 100 ms",
-    reason="a folder of the host stands in for the workspace; it can be overfilled for a moment",
+    reason="a folder of the host stands in for the workspace; it can be overfilled for a moment, and what a program "
+    "deleted and still holds open is not counted",
 )
 
 
@@ -52,7 +53,8 @@ def _confined(host: Host) -> Mapping[Control, Measure]:
         Control.FILESYSTEM: Measure(
             state=PARTIAL,
             mechanism=f"Landlock {host.landlock_abi}",
-            reason="contents are out of reach, but names, sizes and times of the host's files can still be asked for",
+            reason="contents are out of reach, but names, sizes and times of the host's files can still be asked for"
+            + ("" if host.owns_ids else ", and modes, times and attributes of the user's own files can be changed"),
         ),
         Control.NETWORK: Measure(state=ENFORCED, mechanism="seccomp refuses every socket"),
         Control.DISK: _FOLDER,
@@ -81,7 +83,8 @@ def _memory(host: Host) -> Measure:
     return Measure(
         state=PARTIAL,
         mechanism="RLIMIT_DATA per process; the tree's memory is summed every 20 ms",
-        reason=f"{host.cgroup_reason}; the tree can overshoot by what it touches in 20 ms",
+        reason=f"{host.cgroup_reason}; the tree can overshoot by what it touches in 20 ms, "
+        "and shared memory that no process has in its tables is not seen",
     )
 
 

@@ -31,7 +31,9 @@ class Pipes:
             self._guest.append(_stdin(stdin))
             for stream in ("stdout", "stderr"):
                 self._readers[stream] = self._reader(stream, limits, kill, sink)
-            self._readers["value"] = self._new_reader(MAX_VALUE_BYTES, MAX_VALUE_BYTES, _ignore, lambda: None)
+            self._readers["value"] = self._new_reader(
+                MAX_VALUE_BYTES, MAX_VALUE_BYTES, _ignore, lambda: kill(KillCause.OUTPUT_LIMIT)
+            )
         except BaseException:
             self.close()
             raise
