@@ -16,7 +16,7 @@ class Spill:
     """Hold the two files open during one run; a sink of its own, in front of another."""
 
     def __init__(self, folder: str | os.PathLike[str], behind: Sink | None):
-        self._paths = {stream: os.path.join(folder, name) for stream, name in NAMES.items()}
+        self._paths: dict[Stream, str] = {stream: os.path.join(folder, name) for stream, name in NAMES.items()}
         self._behind = behind
         self._files: dict[Stream, BinaryIO] = {}
         try:
