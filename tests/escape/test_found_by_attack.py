@@ -1,6 +1,5 @@
 """What attacks on Cloche found open once: each stays as an attempt, or as a claim where the host's own hands tell."""
 
-import os
 import subprocess
 import sys
 import time
@@ -135,7 +134,7 @@ def test_a_flood_of_values_ends_the_run(level: str) -> None:
     assert time.process_time() - began < 2
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs a control group")
+@pytest.mark.root
 def test_buffers_of_sockets_are_limited() -> None:
     """What sockets hold for their readers counts: a sandbox of 64 MiB does not get 180 MiB more of it."""
     result = cloche.run(COUNT_ARRIVED + SOCKET_BUFFERS, memory="64m", cpus=1, **level_keywords(JAIL))

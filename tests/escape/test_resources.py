@@ -295,7 +295,7 @@ ATTEMPTS = (
         import resource
         soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-        if hard:
+        if hard not in (0, 1):
             escaped(f"may leave cores of {hard} bytes")
         """,
     ),

@@ -107,8 +107,16 @@ class Helper:
                 for fd in fds:
                     os.close(fd)
         if watch is not None and watch.reaper:
-            watch.attend()
+            self._attend(watch)
         return None
+
+    def _attend(self, watch: Watch) -> None:
+        """See the run to its end. A fault of ours must neither free the guest nor keep the caller waiting."""
+        try:
+            watch.attend()
+        except Exception as error:
+            watch.kill()
+            self._tell("lost", _failure(f"{type(error).__name__}: {error}", "helper"))
 
     def _open(self) -> None:
         """Make what lives as long as the sandbox, once."""

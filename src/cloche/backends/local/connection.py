@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -76,7 +77,7 @@ class Connection:
                 return body
             if tag == "failed":
                 raise StartFailed(body["message"], step=body["step"], index=body["index"], errno=body["errno"])
-            if tag == "":
+            if tag in ("", "lost"):
                 self._drop()
                 raise self._loss()
             self._was_started = self._was_started or tag == "started"
@@ -96,7 +97,8 @@ class Connection:
         if self._process is not None:
             await _wait_for_exit(self._process)
             if self._process.returncode != 0:
-                await asyncio.to_thread(clear_remains, self._spec)
+                with contextlib.suppress(OSError):  # the result stands; what is left is named after us and empty
+                    await asyncio.to_thread(clear_remains, self._spec)
             self._process = None
 
     def _loss(self) -> Exception:

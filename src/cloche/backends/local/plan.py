@@ -24,6 +24,8 @@ from .host import Host
 OUTSIDE_IDS = (1_900_000_000, 100_000)
 USERS = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
 NOFILE = 1024
+# One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
+NO_CORE = 1
 # Below the cgroup, a process may be refused memory only after the sum of the tree was found too large: else a
 # program would see MemoryError in place of being told that it ran out of memory. V8 (deno) reserves 512 MiB for code
 # at once, writable but untouched, which counts here and nowhere else.
@@ -121,7 +123,7 @@ def _landlock(level: Level, places: Places, policy: Policy) -> list[tuple[str, s
 
 
 def _rlimits(level: Level, limits: Limits, host: Host) -> list[tuple[str, int]]:
-    rows = [("core", 0), ("nofile", NOFILE)]
+    rows = [("core", NO_CORE), ("nofile", NOFILE)]
     if level is Level.NONE:
         return rows
     rows += [("memlock", 64 * 1024), ("msgqueue", 819_200), ("fsize", limits.disk_bytes)]
