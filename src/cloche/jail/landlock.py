@@ -34,7 +34,7 @@ def abi() -> int:
 
 
 def all_rights(version: int) -> int:
-    """Return every right that `version` can handle."""
+    """Return every right that `version` can handle, as far as this table knows: rights younger than it stay open."""
     return (1 << _RIGHTS_BY_ABI[min(version, 5)]) - 1
 
 

@@ -62,9 +62,9 @@ def _seccomp() -> str:
 def _namespaces() -> str:
     """Enter all namespaces and build a root with a bind and a /proc in it; empty when that works."""
     from . import identity
-    from .helper import ALL_NAMESPACES
     from .mounts import Bind, stage_root
     from .syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, clone, mount
+    from .watch import ALL_NAMESPACES
 
     def build() -> None:
         system = Bind("/usr", "usr")

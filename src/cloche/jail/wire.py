@@ -1,7 +1,7 @@
 """Messages between the caller and its helper: a tag and a dict of plain values, with descriptors beside them.
 
-Both ends are Cloche's own code in the same version of the same interpreter, and no guest ever holds an end, so
-`marshal` serves. Whatever may be large (code, files, environment) travels in a sealed memory file.
+Both ends are Cloche's own code in the same version of the same interpreter, and no guest's program ever
+holds an end, so `marshal` serves. Whatever may be large (code, files, environment) travels in a sealed memory file.
 """
 
 from __future__ import annotations
