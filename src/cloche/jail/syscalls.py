@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 # Numbers by machine: x86-64 is tested; aarch64 follows the kernel's generic table and is untested.
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
-        "clone": 56, "clone3": 435, "capset": 126, "personality": 135, "prctl": 157, "pivot_root": 155,
+        "clone": 56, "clone3": 435, "capset": 126, "prctl": 157, "pivot_root": 155,
         "mount": 165, "umount2": 166,
         "sethostname": 170, "seccomp": 317, "unshare": 272, "setns": 308, "open_tree": 428, "move_mount": 429,
-        "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
-        "landlock_add_rule": 445, "landlock_restrict_self": 446, "setfsuid": 122, "setfsgid": 123, "keyctl": 250,
-        "umask": 95, "prlimit64": 302, "ioctl": 16, "memfd_create": 319, "gettid": 186,
+        "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444,
+        "landlock_add_rule": 445, "landlock_restrict_self": 446,
+        "prlimit64": 302, "ioctl": 16,
     },
     "aarch64": {
-        "clone": 220, "clone3": 435, "capset": 91, "personality": 92, "prctl": 167, "pivot_root": 41,
+        "clone": 220, "clone3": 435, "capset": 91, "prctl": 167, "pivot_root": 41,
         "mount": 40, "umount2": 39,
         "sethostname": 161, "seccomp": 277, "unshare": 97, "setns": 268, "open_tree": 428, "move_mount": 429,
-        "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
-        "landlock_add_rule": 445, "landlock_restrict_self": 446, "setfsuid": 151, "setfsgid": 152, "keyctl": 219,
-        "umask": 166, "prlimit64": 261, "ioctl": 29, "memfd_create": 279, "gettid": 178,
+        "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444,
+        "landlock_add_rule": 445, "landlock_restrict_self": 446,
+        "prlimit64": 261, "ioctl": 29,
     },
 }  # fmt: skip
 
@@ -54,9 +54,8 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2
 MOUNT_ATTR_IDMAP = 0x00100000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
-PR_SET_CHILD_SUBREAPER, PR_SET_SECCOMP, PR_CAP_AMBIENT, PR_SET_NAME = 36, 22, 47, 15
+PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT = 36, 47
 PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
-SECCOMP_MODE_FILTER = 2
 
 
 _ctypes: Any = __import__("_ctypes")  # private to CPython, so no type checker knows all of it

@@ -242,7 +242,7 @@ _FEATURES: Mapping[str, tuple[str, str]] = {
     "outside id": ("identity", "needed by root alone"),
     "no new privileges": (_CONFINED, "allow prctl in the container's seccomp profile"),
     "seccomp filter": (_CONFINED, "use a kernel with CONFIG_SECCOMP_FILTER"),
-    "seccomp listener": ("forks of live sessions", "use Linux 5.0 or later"),
+    "seccomp listener": ("jail, confined: locks", "use Linux 5.5 or later"),
     "landlock": ("confined; a second wall at jail", "use Linux 5.13 or later, with landlock in the kernel's lsm= list"),
     "landlock scopes": ("a second wall", "use Linux 6.12 or later"),
     "control groups": (_LIMITS, ""),
