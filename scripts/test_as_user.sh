@@ -25,7 +25,7 @@ pip=("$work/venv/bin/python" -m pip --quiet --disable-pip-version-check install)
     --requirement requirements/dev.txt
 "${pip[@]}" --no-deps "$work"/wheel/*.whl
 
-cp -R tests examples docs scripts README.md CHANGELOG.md pyproject.toml "$work/project/"
+cp -R tests examples docs bench scripts README.md CHANGELOG.md pyproject.toml "$work/project/"
 cp -R .toolchains "$work/toolchains"
 # Read by all, as an installation is; only what a user's own folder would be is theirs.
 chmod -R go=rX "$work/venv" "$work/toolchains"
