@@ -17,6 +17,7 @@ CLONE_NEW_ANY = 0x7E020080
 CLONE, CLONE3, UNSHARE = (220, 435, 97) if os.uname().machine == "aarch64" else (56, 435, 272)
 EPERM, ENOSYS, ALLOW = 0x00050001, 0x00050026, 0x7FFF0000
 LD, JEQ, JSET, RET = 0x20, 0x15, 0x45, 0x06
+PR_SET_SECCOMP, MODE_FILTER = 22, 2
 EVERYBODY = f"0 0 {2**32 - 1}"
 FILTER = (
     (LD, 0, 0, 0),
@@ -37,7 +38,7 @@ def refuse_by_seccomp() -> None:
     program = b"".join(struct.pack("<HBBI", *line) for line in FILTER)
     caps.forbid_new_privileges()
     header = len(FILTER).to_bytes(8, "little") + syscalls.address_of(program)
-    syscalls.prctl(syscalls.PR_SET_SECCOMP, syscalls.SECCOMP_MODE_FILTER, header, 0, 0)
+    syscalls.prctl(PR_SET_SECCOMP, MODE_FILTER, header, 0, 0)
 
 
 def refuse_by_sysctl() -> None:

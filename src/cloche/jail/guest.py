@@ -81,8 +81,9 @@ class Guest:
 
     def _filter_system_calls(self) -> None:
         listener = notify.install(self.spec.seccomp or b"")
-        wire.send(self.asking, "listener", fds=[listener])
-        os.close(listener)
+        if listener >= 0:
+            wire.send(self.asking, "listener", fds=[listener])
+            os.close(listener)
 
     def _close_descriptors(self) -> None:
         """Leave exactly the standard streams, and for a Python guest the pipe of its value."""

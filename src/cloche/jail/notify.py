@@ -20,13 +20,23 @@ SET_MODE_FILTER, NEW_LISTENER = 1, 1 << 3
 NOTIF_RECV, NOTIF_SEND = 0xC0502100, 0xC0182101
 NOTIF_BYTES = 80
 FLAG_CONTINUE = 1
-ENOLCK = 37
+EBUSY, ENOLCK = 16, 37
 
 
 def install(program: bytes) -> int:
-    """Install the filter for this process and return the descriptor on which it asks."""
+    """Install the filter for this process and return the descriptor on which it asks.
+
+    -1 where somebody outside listens already (some containers): the kernel knows one listener only. What would be
+    asked is then refused with ENOSYS.
+    """
     header = (len(program) // 8).to_bytes(8, "little") + address_of(program)
-    return call("seccomp", SET_MODE_FILTER, NEW_LISTENER, header)
+    try:
+        return call("seccomp", SET_MODE_FILTER, NEW_LISTENER, header)
+    except OSError as error:
+        if error.errno != EBUSY:
+            raise
+    call("seccomp", SET_MODE_FILTER, 0, header)
+    return -1
 
 
 def answer(listener: int, own_places: Sequence[str]) -> None:

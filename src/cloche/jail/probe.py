@@ -55,7 +55,7 @@ def _seccomp() -> str:
 
     def attempt() -> None:
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        os.close(install(program))
+        install(program)
 
     return _in_child(attempt)
 

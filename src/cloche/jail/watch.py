@@ -37,6 +37,7 @@ ALL_NAMESPACES = (
 # The control group's namespace is entered by the reaper, once it is in the group: its root is where its maker is.
 NAMESPACES_AT_BIRTH = ALL_NAMESPACES & ~CLONE_NEWCGROUP
 TICK_S = 0.02
+SETUP_PATIENCE_S, ETIMEDOUT = 60.0, 110
 GO = b"g"
 SIGKILL = 9
 
@@ -51,6 +52,7 @@ class Watch:
         self.cause = ""
         self.started_at = 0.0
         self.deadline = 0.0
+        self.setup_deadline = time.monotonic() + SETUP_PATIENCE_S
         self.ended: dict[str, Any] | None = None
         self.failed: dict[str, Any] | None = None
         self.peak_bytes = 0
@@ -167,10 +169,9 @@ class Watch:
         return usage
 
     def _patience_ms(self) -> int:
-        if not self.deadline:
-            return -1
-        left = max(0.0, self.deadline - time.monotonic())
-        return int(min(left, TICK_S if self.spec.accounting else left) * 1000) + 1
+        left = max(0.0, (self.deadline or self.setup_deadline) - time.monotonic())
+        is_summing = self.spec.accounting and self.deadline
+        return int(min(left, TICK_S if is_summing else left) * 1000) + 1
 
     def _hear_caller(self) -> bool:
         """Take one word of the caller's; False when it is gone."""
@@ -204,7 +205,12 @@ class Watch:
         self.helper.workspace_fd = fd
 
     def _check_limits(self) -> None:
-        if not self.deadline or self.ended is not None:
+        if self.ended is not None or self.failed is not None:
+            return
+        if not self.deadline:
+            if time.monotonic() >= self.setup_deadline:
+                said = f"the sandbox was not set up within {SETUP_PATIENCE_S:.0f} s; is a file system stuck?"
+                self.failed = failure(said, "helper", ETIMEDOUT)
             return
         if time.monotonic() >= self.deadline:
             self.cause = "timeout"
