@@ -60,6 +60,7 @@ def _archive(is_probe: bool) -> bytes:
     return marshal.dumps(codes)
 
 
+@functools.cache
 def _compile(path: str) -> types.CodeType:
     """Compile a module without docstrings, and with its `__future__` import done here instead of in every run."""
     with open(path, "rb") as file:
