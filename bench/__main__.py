@@ -23,8 +23,9 @@ TARGET_RATIO = 1.3  # a cold library call over bubblewrap with the same namespac
 def main() -> int:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="cloche-bench-") as folder:
-        venv.create(folder, with_pip=False, symlinks=True)
-        report = _measure(Path(folder) / "bin" / "python", options.rounds)
+        place = Path(folder) / "venv"  # the folder itself is closed to others, which no user's environment is
+        venv.create(place, with_pip=False, symlinks=True)
+        report = _measure(place / "bin" / "python", options.rounds)
     _print(report)
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -25,29 +25,37 @@ _signal: Any = __import__("_signal")
 MAX_VALUE_BYTES = 60_000  # what a pipe surely takes without a reader, so that a value can never block the guest
 EXIT_UNFLUSHED = 120
 _ONLY_AST = 0x400
+_BEGINS_NO_STATEMENT = (b"", b" ", b"\t", b"#", b")", b"]", b"}", b'"', b"'")
 _FUTURE_FLAGS = 0x1FF0000
+_FILE_INPUT, _EVAL_INPUT = 257, 258  # CPython's start symbols
 # The flags that `-I -S` set, and what they are without it.
 _PLAIN_FLAGS = {"isolated": 0, "ignore_environment": 0, "no_user_site": 0, "no_site": 0, "safe_path": False}
 
 
-def prepare(env: dict[str, str]) -> None:
-    """Undo what the helper's own options and streams left behind: all that needs no file of the sandbox's."""
+def prepare() -> None:
+    """Undo what the helper's own options left behind: all that needs neither a file of the sandbox's nor orders."""
+    import site  # noqa: F401 - nothing but loaded: it sets no path while the flags are still those of the helper
+
+    gc.freeze()  # what is here now will never be garbage of the script's
+    sys.dont_write_bytecode = True
+    _restore_flags()
+
+
+def _take_over(env: dict[str, str]) -> None:
+    """Take the environment, and the standard streams as they are now."""
     os.environ.clear()
     os.environ.update(env)
-    sys.dont_write_bytecode = True
-    sys.path_importer_cache.clear()
     this: Any = sys  # the originals are only final for those who did not start the interpreter
     this.stdin = this.__stdin__ = _stream(0, "r", "surrogateescape")
     this.stdout = this.__stdout__ = _stream(1, "w", "surrogateescape")
     this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
-    _restore_flags()
-    compile("", "", "exec")  # the first use of the compiler sets it up, which takes a millisecond
 
 
-def run(settings: dict[str, Any], value_fd: int) -> None:
+def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
     """Run the script at `settings["path"]` with `settings["argv"]` and leave the process as the interpreter does."""
     path: str = settings["path"]
     code = 0
+    _take_over(env)
     try:
         _restore_paths(settings)
         sys.argv = [path, *settings["argv"]]
@@ -124,6 +132,52 @@ def _execute(path: str, namespace: dict[str, Any]) -> Any:
 
 def _compile(source: bytes, path: str) -> tuple[CodeType, CodeType | None]:
     """Compile a script in two: everything, or everything before its last expression and that expression."""
+    return _compile_at_last_line(source, path) or _compile_by_tree(source, path)
+
+
+def _compile_at_last_line(source: bytes, path: str) -> tuple[CodeType, CodeType] | None:
+    """Cut before the last line that begins a statement, when both parts stand alone; None when that does not show.
+
+    What comes before is complete by itself, and what follows is one expression: so the cut is between statements.
+    It is tried because the built-in `compile` sets up all classes of syntax trees at its first use, which takes up to
+    two milliseconds. Encodings, and characters that would shift anything, are left to it.
+    """
+    lines = source.split(b"\n")
+    last = len(lines) - 1
+    while last >= 0 and lines[last][:1] in _BEGINS_NO_STATEMENT:
+        last -= 1
+    if last < 0 or any(one in source for one in (b"\r", b"\f", b"\0")) or any(b"coding" in line for line in lines[:2]):
+        return None
+    tail = b"\n" * last + b"\n".join(lines[last:])
+    try:
+        expression = _compile_source(tail, path, _EVAL_INPUT, 0)
+        body = _compile_source(b"\n".join(lines[:last]) + b"\n", path, _FILE_INPUT, 0)
+        if body.co_flags & _FUTURE_FLAGS:
+            expression = _compile_source(tail, path, _EVAL_INPUT, body.co_flags & _FUTURE_FLAGS)
+        return body, expression
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+
+
+def _compile_source(source: bytes, path: str, start: int, flags: int) -> CodeType:
+    """Compile as the interpreter itself does, by the function of its C interface."""
+    kind = _ctypes._SimpleCData
+    anything, text = type("Object", (kind,), {"_type_": "O"}), type("Text", (kind,), {"_type_": "z"})
+    integer = type("Integer", (kind,), {"_type_": "i"})
+    shape = {
+        "_flags_": _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI,
+        "_argtypes_": (text, anything, integer, text, integer),
+        "_restype_": anything,
+    }
+    function = type("Compile", (_ctypes.CFuncPtr,), shape)
+    compile_string: Any = function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "Py_CompileStringObject"))
+    settings = flags.to_bytes(4, sys.byteorder) + sys.version_info.minor.to_bytes(4, sys.byteorder)
+    code: CodeType = compile_string(source, path, start, settings, -1)
+    return code
+
+
+def _compile_by_tree(source: bytes, path: str) -> tuple[CodeType, CodeType | None]:
+    """Compile by way of a syntax tree: any script, and every error in one."""
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
     if not tree.body or type(tree.body[-1]).__name__ != "Expr":
         return compile(tree, path, "exec", dont_inherit=True), None
@@ -199,8 +253,12 @@ def _flag_order(names: list[str]) -> list[str]:
 
 def _restore_paths(settings: dict[str, Any]) -> None:
     """Give the script the import path that `python script` gives it."""
-    import site  # noqa: F401 - the import sets the paths, now that the flags are those of a plain start
-
+    site: Any = sys.modules["site"]
+    customize = site.execsitecustomize, site.execusercustomize
+    if not settings["customizes"]:  # looking for what is not there takes half a millisecond
+        site.execsitecustomize = site.execusercustomize = bool
+    site.main()  # the flags are those of a plain start, and the files are the sandbox's
+    site.execsitecustomize, site.execusercustomize = customize
     sys.path[:0] = [os.path.dirname(settings["path"])]
     sys.path += [folder for folder in settings["extra_paths"] if folder not in sys.path]
 

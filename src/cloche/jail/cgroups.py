@@ -6,7 +6,7 @@ began, so a group that lives for several runs tells each run's own hits.
 
 from __future__ import annotations
 
-import os
+import posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ class Cgroup:
         quota = max(1000, int(cpus * PERIOD_US))
         values = {"memory": memory_bytes, "sockets": memory_bytes // SOCKETS_SHARE, "pids": pids, "quota": quota}
         for controller, folder in self.folders.items():
-            os.makedirs(folder, exist_ok=True)
+            _make(folder)
             for name, template, is_required in FILES[self.version][controller]:
                 path = f"{folder}/{name}"
-                if is_required or os.path.exists(path):
+                if is_required or _exists(path):
                     _write(path, template.format(**values))
 
     def enter(self) -> None:
@@ -112,12 +112,27 @@ class Cgroup:
         for folder in dict.fromkeys(self.folders.values()):
             for _ in range(200):
                 try:
-                    os.rmdir(folder)
+                    posix.rmdir(folder)
                 except OSError as error:
                     if error.errno == EBUSY:
                         _nap()
                         continue
                 break
+
+
+def _make(folder: str) -> None:
+    try:
+        posix.mkdir(folder, 0o755)
+    except FileExistsError:
+        pass  # the next controller of the same tree
+
+
+def _exists(path: str) -> bool:
+    try:
+        posix.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _nap() -> None:
@@ -127,21 +142,21 @@ def _nap() -> None:
 
 
 def _read(path: str) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     try:
-        return os.read(fd, 65536).decode()
+        return posix.read(fd, 65536).decode()
     finally:
-        os.close(fd)
+        posix.close(fd)
 
 
 def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    fd = posix.open(path, posix.O_WRONLY | posix.O_CLOEXEC)
     try:
-        os.write(fd, text.encode())
+        posix.write(fd, text.encode())
     except OSError as error:
         raise OSError(error.errno, f"cannot write {text!r} to {path}: {error.strerror}") from None
     finally:
-        os.close(fd)
+        posix.close(fd)
 
 
 def _keyed(path: str) -> dict[str, int]:

@@ -1,204 +1,211 @@
-"""Enter the sandbox: the steps that build it, and those by which each process inside gives up what it must not keep.
+"""The way into the sandbox, compiled to calls: what the reaper builds, and what each guest gives up.
 
-The order is the point: see `mounts`, and the design's section on set-up. The reaper applies `Entrance.steps`; the
-guest, forked before the reaper gave anything up, goes through the lists of identity, limits and powers itself.
+The order is the point: see `mounts`, and the design's section on set-up. Everything here runs in the caller, while
+the helper's interpreter is still starting; the reaper makes the calls of `building`, and the guest, which was forked
+before the reaper gave anything up, goes through lists of its own.
 """
 
 from __future__ import annotations
 
 import os
 
-from . import caps, identity, mounts, netns, rlimits, wire
-from .steps import Step, StepFailed
+from . import caps, landlock, mounts, netns, rlimits
+from .calls import EEXIST, ENOENT, make
+from .spec import Building, Run, Spec
 from .syscalls import (
+    AT_FDCWD,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
     PR_SET_PDEATHSIG,
-    open_tree,
-    prctl,
-    sethostname,
 )  # fmt: skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
-    from collections.abc import Sequence
-
-    from .spec import Run, Spec
+    from .calls import Call, Step
 
 SIGKILL = 9
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Registers that the reaper or the guest fills before the calls are made, and the one in which the reaper looks.
+WORKSPACE, KEPT = "workspace", "kept"
+STREAMS = ("stdin", "stdout", "stderr")
 
 
-class Descriptors:
-    """Name the open descriptors of one run; -1 where there is none."""
-
-    __slots__ = ("stderr", "stdin", "stdout", "value", "workspace")
-
-    def __init__(self, stdin: int, stdout: int, stderr: int, value: int = -1, workspace: int = -1):
-        self.stdin, self.stdout, self.stderr, self.value = stdin, stdout, stderr, value
-        self.workspace = workspace
+def private_register(path: str) -> str:
+    """Name the register that holds the id-mapped mount of `path`."""
+    return f"private {path}"
 
 
-def limit_steps(spec: Spec) -> list[Step]:
+def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
+    """Return all that happens between a reaper's birth and the moment when its guest waits for orders."""
+    who, (limits, powers) = _identity(spec, run), (_limits(spec), _powers(spec))
+    die, session = who[-1:], _step("session", "lead a session of its own, without a terminal", make("setsid"))
+    return Building(
+        build=_build(spec, run, who, [*limits, *powers], has_workspace=has_workspace),
+        # The first guest was forked before the reaper gave these up; a later one is born without them.
+        first=[*who, *limits, *powers, session],
+        later=[*die, session],
+        late=_last_doors(spec, run),
+        private=run.private,
+    )
+
+
+def compile_files(spec: Spec, run: Run) -> list[Step]:
+    """Return how the input files come to be. Earlier runs may have left links: nothing is followed."""
+    folder = _FOLDER & ~os.O_NOFOLLOW
+    calls = [make("openat", AT_FDCWD, os.fsencode(spec.workspace), folder, keep="root")]
+    for path, mode, data in run.files:
+        calls += _file("root", path, mode, data)
+    calls.append(make("close", "root"))
+    if run.build:
+        calls.append(make("mkdirat", AT_FDCWD, os.fsencode(run.build), 0o700))
+    for path, text in run.generated.items():
+        calls += [
+            make("openat", AT_FDCWD, os.fsencode(path), _NEW_FILE, 0o644, keep="file"),
+            make("write", "file", text.encode()),
+            make("close", "file"),
+        ]
+    return [("files", f"write {len(run.files)} files into {spec.workspace}", calls)]
+
+
+def _step(name: str, description: str, *calls: Call) -> Step:
+    return name, description, list(calls)
+
+
+def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_workspace: bool) -> list[Step]:
+    """List the set-up. The order is the point: see `mounts` and the design's section 4."""
+    first = _step(
+        "offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", *_offer_to_oom_killer()
+    )
+    if spec.level != "jail":
+        adopt = _step("subreaper", "adopt what loses its parent", caps.prctl(PR_SET_CHILD_SUBREAPER, 1))
+        return [first, adopt, *who, *given_up]
+    values = _tree(spec, run, has_workspace=has_workspace)
+    sources = [value for value in values if isinstance(value, mounts.Bind)]
+    opening = [one for source in sources for one in source.opening()]
+    keep = mounts.open_tree(spec.workspace, KEPT, recursive=False)
+    host = spec.hostname.encode()
+    return [
+        first,
+        _step("open_sources", f"open {len(sources)} bind sources as the caller", *opening),
+        *who,
+        _step("stage_root", "make the root a tmpfs", *mounts.stage_root()),
+        *_without_repetition([(type(one).__name__.lower(), one.describe(), one.calls()) for one in values]),
+        _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
+        _step("keep_workspace", f"keep a copy of the mount of {spec.workspace}", keep),
+        _step("loopback", "bring the loopback device up", *netns.raise_loopback()),
+        _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
+        *given_up,
+    ]
+
+
+def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
+    """Return the mounts of this run: the spec's own, then the workspace, new or kept."""
+    private = frozenset(run.private)
+    rows = mounts.from_rows(spec.mounts)
+    rows += [
+        mounts.Bind(path, path[1:], register=private_register(path) if path in private else "") for path in run.binds
+    ]
+    workspace = spec.workspace.lstrip("/")
+    if has_workspace:
+        rows.append(mounts.Attach(WORKSPACE, workspace))
+    else:
+        rows.append(mounts.Tmpfs(workspace, spec.disk_bytes, spec.inodes, "0755"))
+    return [*rows, mounts.Proc(spec.masked)]
+
+
+def _without_repetition(steps: list[Step]) -> list[Step]:
+    """Leave out folders that an earlier step has made."""
+    made: set[Call] = set()
+    kept: list[Step] = []
+    for name, description, calls in steps:
+        kept.append((name, description, [one for one in calls if one[0] != "mkdirat" or one not in made]))
+        made.update(one for one in calls if one[0] == "mkdirat")
+    return kept
+
+
+def _limits(spec: Spec) -> list[Step]:
     """List the per-process limits."""
     text = "set " + ", ".join(f"{name}={amount}" for name, amount in spec.rlimits)
-    steps = [Step("limits", text, lambda: rlimits.apply(spec.rlimits))]
+    steps = [_step("limits", text, *rlimits.setting(spec.rlimits))]
     if spec.cpu_affinity:
-        steps.append(
-            Step("affinity", f"use at most {spec.cpu_affinity} processors", lambda: _use_processors(spec.cpu_affinity))
-        )
+        mask = sum(1 << number for number in sorted(os.sched_getaffinity(0))[: spec.cpu_affinity])
+        words = mask.to_bytes(128, "little")
+        text = f"use at most {spec.cpu_affinity} processors"
+        steps.append(_step("affinity", text, make("sched_setaffinity", 0, len(words), words)))
     return steps
 
 
-def power_steps(spec: Spec) -> list[Step]:
+def _powers(spec: Spec) -> list[Step]:
     """List the powers to give up for good."""
     steps = []
     if spec.level == "jail":
-        steps.append(Step("capabilities", "drop all capabilities, the bounding set too", caps.drop_all))
+        steps.append(_step("capabilities", "drop all capabilities, the bounding set too", *caps.drop_all()))
     if spec.level in ("jail", "confined"):
-        steps.append(Step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges))
+        steps.append(_step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges()))
     return steps
 
 
-def identity_steps(spec: Spec, run: Run) -> list[Step]:
+def _identity(spec: Spec, run: Run) -> list[Step]:
     """List who to become, and with whom to die; the kernel forgets the latter when the former changes."""
-    die = Step("die_with_parent", "die with the parent", _die_with_parent)
+    die = _step("die_with_parent", "die with the parent", caps.prctl(PR_SET_PDEATHSIG, SIGKILL))
     if spec.level == "jail":
-        can_set_groups = spec.outside is not None
-        text = f"become uid {spec.inside_id}"
-        return [
-            Step("switch_identity", text, lambda: identity.become(spec.inside_id, can_set_groups=can_set_groups)),
-            die,
-        ]
+        # The namespace has no id 0, so the kernel does not take the capabilities away.
+        switch = switch_identity(spec.inside_id, can_set_groups=spec.outside is not None)
+        return [_step("switch_identity", f"become uid {spec.inside_id}", *switch), die]
     if spec.outside is not None and spec.level == "confined":
-        outside_id = spec.outside[0]
-        switch = caps.become_keeping_read_search if run.keep_read_search else caps.become
-        return [Step("switch_identity", f"become uid {outside_id}", lambda: switch(outside_id)), die]
+        switch = switch_identity("outside", can_set_groups=True)
+        switch = caps.keep_read_search(switch) if run.keep_read_search else switch
+        return [_step("switch_identity", "become an outside id of its own", *switch), die]
     return [die]
 
 
-class Entrance:
-    """Build the sandbox."""
-
-    def __init__(self, spec: Spec, run: Run, fds: Descriptors, private: dict[str, int]):
-        self.spec, self.run, self.fds, self.private = spec, run, fds, private
-        self.kept: list[int] = []
-
-    def steps(self) -> list[Step]:
-        """List the set-up. The order is the point: see `mounts` and the design's section 4."""
-        first = Step(
-            "offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", _offer_to_oom_killer
-        )
-        files = Step("files", f"write {len(self.run.files)} files into {self.spec.workspace}", self._write_files)
-        identity_first = identity_steps(self.spec, self.run)
-        limits, powers = limit_steps(self.spec), power_steps(self.spec)
-        if self.spec.level != "jail":
-            adopt = Step("subreaper", "adopt what loses its parent", _adopt_orphans)
-            return [first, adopt, *identity_first, files, *limits, *powers]
-        values = self._tree()
-        sources = [value for value in values if isinstance(value, mounts.Bind)]
-        return [
-            first,
-            Step("open_sources", f"open {len(sources)} bind sources as the caller", lambda: _open_all(sources)),
-            *identity_first,
-            Step("stage_root", "make the root a tmpfs", mounts.stage_root),
-            *(Step(type(value).__name__.lower(), value.describe, value.apply) for value in values),
-            Step("pivot_root", "make the tree the root, read-only", mounts.pivot),
-            Step("keep_workspace", f"keep a copy of the mount of {self.spec.workspace}", self._keep_workspace),
-            Step("loopback", "bring the loopback device up", netns.raise_loopback),
-            Step("hostname", f"call the host {self.spec.hostname}", lambda: sethostname(self.spec.hostname.encode())),
-            files,
-            *limits,
-            *powers,
-        ]
-
-    def _tree(self) -> list[mounts.Mount]:
-        """Return the mounts of this run: the spec's own, then the workspace, new or kept."""
-        spec = self.spec
-        rows = mounts.from_rows(spec.mounts)
-        rows += [mounts.Bind(path, path[1:], fd=self.private.get(path, -1)) for path in self.run.binds]
-        workspace = spec.workspace.lstrip("/")
-        if self.fds.workspace >= 0:
-            rows.append(mounts.Attach(self.fds.workspace, workspace))
-        else:
-            rows.append(mounts.Tmpfs(workspace, spec.disk_bytes, spec.inodes, "0755"))
-        return [*rows, mounts.Proc(spec.masked)]
-
-    def _keep_workspace(self) -> None:
-        """Take a detached copy of the workspace's mount: the files outlive this run's namespaces by it."""
-        self.kept = [open_tree(self.spec.workspace, recursive=False)]
-
-    def _write_files(self) -> None:
-        """Write the input files. Earlier runs may have left links: nothing is followed."""
-        root = os.open(self.spec.workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for path, mode, data in self.run.files:
-                _write_below(root, path, mode, data)
-        finally:
-            os.close(root)
-        self.run.files = []
-        if self.run.build:
-            os.mkdir(self.run.build, 0o700)
-        for path, text in self.run.generated.items():
-            with open(path, "x", encoding="utf-8") as file:
-                file.write(text)
+def switch_identity(number: int | str, *, can_set_groups: bool) -> list[Call]:
+    """Become another user and group: an id, or the register that holds it."""
+    return [
+        *([make("setgroups", 0, None)] if can_set_groups else []),
+        make("setresgid", number, number, number),
+        make("setresuid", number, number, number),
+    ]
 
 
-def tell_failure(link: _socket.socket, error: StepFailed, kept: Sequence[int] = ()) -> None:
-    """Tell the helper which step failed, and give back the workspace: attaching took it out of the helper's hands."""
-    body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
-    wire.send(link, "failed", body, kept)
+def _last_doors(spec: Spec, run: Run) -> list[Step]:
+    """List the last doors to close, once the sandbox stands; the filter of system calls comes after them."""
+    steps = [
+        _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
+        _step("dumpable", "own its /proc entries", caps.prctl(PR_SET_DUMPABLE, 1)),
+    ]
+    if spec.landlock is not None:
+        rules = [*spec.landlock, *run.readable]
+        calls = landlock.restriction(rules, spec.landlock_abi)
+        steps.append(_step("landlock", f"restrict files to {len(rules)} trees", *calls))
+    return steps
 
 
-def _open_all(sources: list[mounts.Bind]) -> None:
-    for source in sources:
-        source.open()
+def _offer_to_oom_killer() -> list[Call]:
+    return [
+        caps.prctl(PR_SET_DUMPABLE, 1),  # an undumpable process's /proc entries belong to root alone
+        make("openat", AT_FDCWD, b"/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, 0, keep="score"),
+        caps.prctl(PR_SET_DUMPABLE, 0),
+        make("write", "score", b"1000"),
+        make("close", "score"),
+    ]
 
 
-def _adopt_orphans() -> None:
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _use_processors(count: int) -> None:
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
-
-
-def _die_with_parent() -> None:
-    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-
-
-def _offer_to_oom_killer() -> None:
-    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # an undumpable process's /proc entries belong to root alone
-    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    os.write(fd, b"1000")
-    os.close(fd)
-
-
-def _write_below(root: int, path: str, mode: int, data: bytes) -> None:
-    """Create or replace a file below the directory `root`, making folders, following no link."""
+def _file(root: str, path: str, mode: int, data: bytes) -> list[Call]:
+    """Create or replace a file below the directory in register `root`, making folders, following no link."""
     *folders, name = path.split("/")
-    here = os.dup(root)
-    try:
-        for folder in folders:
-            here = _descend(here, folder)
-        try:
-            os.unlink(name, dir_fd=here)
-        except FileNotFoundError:
-            pass
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=here)
-        with open(fd, "wb") as file:
-            file.write(data)
-            os.fchmod(fd, mode)
-    finally:
-        os.close(here)
-
-
-def _descend(here: int, folder: str) -> int:
-    try:
-        os.mkdir(folder, 0o755, dir_fd=here)
-    except FileExistsError:
-        pass
-    there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-    os.close(here)
-    return there
+    here, calls = root, []
+    for depth, folder in enumerate(folders):
+        there = f"folder {depth}"
+        calls.append(make("mkdirat", here, os.fsencode(folder), 0o755, excuse=(EEXIST,)))
+        calls.append(make("openat", here, os.fsencode(folder), _FOLDER, 0, keep=there))
+        here = there
+    calls += [
+        make("unlinkat", here, os.fsencode(name), 0, excuse=(ENOENT,)),
+        make("openat", here, os.fsencode(name), _NEW_FILE, 0o600, keep="file"),
+        *([make("write", "file", data)] if data else []),
+        make("fchmod", "file", mode),
+        make("close", "file"),
+    ]
+    return [*calls, *(make("close", f"folder {depth}") for depth in range(len(folders)))]

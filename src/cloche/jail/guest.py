@@ -1,113 +1,126 @@
-"""The guest before it is the guest's: get ready, wait, close the last doors, run the program."""
+"""The guest before it is the guest's: get ready, close the last doors, wait for orders, run the program."""
 
 from __future__ import annotations
 
-import os
+import posix
 import sys
 
-from . import landlock, notify, wire
-from .enter import identity_steps, limit_steps, power_steps, tell_failure
-from .steps import Step, StepFailed, perform
-from .syscalls import PR_SET_DUMPABLE, close_range, prctl
+from . import wire
+from .calls import StepFailed, perform
+from .spec import Building, Order
+from .syscalls import call, close_range
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
+    from typing import Any
 
+    from .calls import Step
     from .reaper import Reaper
 
 CANNOT_RUN, NOT_FOUND = 126, 127
-RELEASED = b"r"
+GO = b"g"
+FILTER: Step = ("seccomp", "filter system calls", [])
 
 
 class Guest:
-    """Be the guest: get ready, wait, close the last doors, run the program."""
+    """Be the guest: get ready, close the last doors, wait for orders, run the program."""
 
-    def __init__(self, reaper: Reaper, index: int, waiting: int, asking: _socket.socket):
-        self.spec, self.run, self.fds, self.link = reaper.spec, reaper.run, reaper.fds, reaper.link
-        self.command = self.run.commands[index] if index < len(self.run.commands) else None
-        self.is_first = index == 0
-        self.waiting, self.asking = waiting, asking
+    def __init__(self, reaper: Reaper, index: int, go: int, asking: int):
+        self.spec, self.link, self.registers = reaper.spec, reaper.link, dict(reaper.registers)
+        self.plan_fd, self.load_interpreter = reaper.plan_fd, reaper.load_interpreter
+        self.index, self.go, self.asking = index, go, asking
+        self.interpreter: Any = None
 
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
         try:
-            perform(self.early_steps())
-            if self.command is None and self.run.python is not None:
-                sys.modules["interpreter.oneshot"].prepare(self.run.env)
-            if os.read(self.waiting, 1) != RELEASED:
-                os._exit(1)
-            if self.command is None and self.run.python is None:
-                os._exit(0)
-            perform(self.late_steps())
+            building = Building(**wire.unpack(self.plan_fd))
+            self._get_ready()
+            if self.index == 0 and posix.read(self.go, 1) != GO:  # the helper has not given us an identity
+                posix._exit(1)
+            perform(building.first if self.index == 0 else building.later, self.registers)
+            self._await("built")
+            perform(building.late, self.registers)
+            self._filter_system_calls()
+            order, fds = self._take_order()
         except StepFailed as error:
             tell_failure(self.link, error)
-            os._exit(1)
-        self._close_descriptors()
-        if self.command is not None:
-            self._exec(self.command)
-        self._run_python()
+            posix._exit(1)
+        command = order.commands[self.index] if self.index < len(order.commands) else None
+        if command is None and order.python is None:
+            posix._exit(0)
+        is_compiling = command is not None and self.index < len(order.commands) - 1
+        self._take_streams(fds, is_compiling=is_compiling)
+        value = fds[3] if command is None else -1
+        self._close_descriptors(value)
+        if command is not None:
+            self._exec(command, order.env)
+        assert order.python is not None
+        self._run_python(order, value)
 
-    def early_steps(self) -> list[Step]:
-        """List what needs no file of the sandbox's, and so can be done while the reaper builds it."""
-        who = identity_steps(self.spec, self.run)
-        # The first guest was forked before the reaper gave these up; a later one is born without them.
-        return [
-            *([*who, *limit_steps(self.spec), *power_steps(self.spec)] if self.is_first else who[-1:]),
-            Step("session", "lead a session of its own, without a terminal", os.setsid),
-            Step("standard_streams", "take the given standard streams", self._take_streams),
-        ]
+    def _get_ready(self) -> None:
+        """Import and prepare what needs no file of the sandbox's and no privilege, while the reaper builds."""
+        import os  # noqa: F401 - for later, when the filter is in place
 
-    def late_steps(self) -> list[Step]:
-        """List the last doors to close, once the sandbox stands."""
-        spec = self.spec
-        steps = [
-            Step("directory", f"work in {spec.workspace}", lambda: os.chdir(spec.workspace)),
-            Step("dumpable", "own its /proc entries", lambda: prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)),
-        ]
-        if spec.landlock is not None:
-            rules = [*spec.landlock, *self.run.readable]
-            steps.append(Step("landlock", f"restrict files to {len(rules)} trees", lambda: landlock.restrict(rules)))
-        if spec.seccomp is not None:
-            steps.append(Step("seccomp", "filter system calls", self._filter_system_calls))
-        return steps
+        if self.load_interpreter is not None:
+            self.interpreter = self.load_interpreter()
+            self.interpreter.prepare()
 
-    def _take_streams(self) -> None:
-        os.umask(0o022)
-        is_compiling = self.command is not None and self.command is not self.run.commands[-1]
-        stdout = self.fds.stderr if is_compiling else self.fds.stdout  # a compiler's words are no output of the program
-        for number, fd in enumerate((self.fds.stdin, stdout, self.fds.stderr)):
-            os.dup2(fd, number, inheritable=True)
+    def _await(self, expected: str) -> list[int]:
+        tag, _, fds = wire.receive(self.asking)
+        if tag != expected:  # the reaper is gone, and so must we be
+            posix._exit(1)
+        return fds
 
     def _filter_system_calls(self) -> None:
-        listener = notify.install(self.spec.seccomp or b"")
+        if self.spec.seccomp is None:
+            return
+        from . import notify
+
+        try:
+            listener = notify.install(self.spec.seccomp)
+        except OSError as error:
+            raise StepFailed(FILTER, 0, 1, error) from error
         if listener >= 0:
             wire.send(self.asking, "listener", fds=[listener])
-            os.close(listener)
+            posix.close(listener)
 
-    def _close_descriptors(self) -> None:
+    def _take_order(self) -> tuple[Order, list[int]]:
+        """Wait for orders; return them and the streams: standard input, output, error, and the value's pipe."""
+        order, *fds = self._await("order")
+        return Order(**wire.unpack(order)), fds
+
+    def _take_streams(self, fds: list[int], *, is_compiling: bool) -> None:
+        posix.umask(0o022)
+        stdout = fds[2] if is_compiling else fds[1]  # a compiler's words are no output of the program
+        for number, fd in enumerate((fds[0], stdout, fds[2])):
+            call("dup3", fd, number, 0)
+
+    def _close_descriptors(self, keep: int) -> None:
         """Leave exactly the standard streams, and for a Python guest the pipe of its value."""
-        self.link.detach()
-        self.asking.detach()
-        keep = self.fds.value if self.command is None else -1
         if keep > 3:
             close_range(3, keep - 1)
         close_range(max(keep + 1, 3))
 
-    def _exec(self, command: list[str]) -> None:
+    def _exec(self, command: list[str], env: dict[str, str]) -> None:
+        import os
+
         try:
-            os.execvpe(command[0], command, self.run.env)
+            os.execvpe(command[0], command, env)
         except OSError as error:
             missing = isinstance(error, FileNotFoundError)
-            os.write(2, f"cloche: cannot run {command[0]!r}: {os.strerror(error.errno or 0)}\n".encode())
-            os._exit(NOT_FOUND if missing else CANNOT_RUN)
+            posix.write(2, f"cloche: cannot run {command[0]!r}: {posix.strerror(error.errno or 0)}\n".encode())
+            posix._exit(NOT_FOUND if missing else CANNOT_RUN)
 
-    def _run_python(self) -> None:
+    def _run_python(self, order: Order, value_fd: int) -> None:
         """Let the interpreter forget the helper and become the guest's."""
-        assert self.run.python is not None
-        settings, value_fd = self.run.python, self.fds.value
-        run_guest = sys.modules["interpreter.oneshot"].run
         for name in [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]:
             del sys.modules[name]
         del sys.meta_path[0]
-        run_guest(settings, value_fd)
+        self.interpreter.run(order.python, order.env, value_fd)
+
+
+def tell_failure(link: int, error: StepFailed, kept: tuple[int, ...] = ()) -> None:
+    """Tell the helper which step failed, and give back the workspace: attaching took it out of the helper's hands."""
+    body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
+    wire.send(link, "failed", body, kept)

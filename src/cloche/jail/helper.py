@@ -7,95 +7,114 @@ only one that says why it killed. It knows nothing of the caller but what the sp
 
 from __future__ import annotations
 
-import _socket
 import gc
-import os
+import posix
 
 from . import identity, wire
 from .cgroups import Cgroup
 from .spec import Spec
 from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, prctl
 from .watch import Watch, failure
-from .workfolder import WorkFolder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .workfolder import WorkFolder
+
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
 SIGINT = 2
 
 
-def main(fd: int, version: int, folders: dict[str, str]) -> Callable[[], None] | None:
+def main(
+    fd: int, version: int, folders: dict[str, str], load_interpreter: Callable[[], Any]
+) -> Callable[[], None] | None:
     """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end.
 
     `folders` are those of the control group that the caller is making meanwhile; removing them is ours, and so must
-    be known before the first message can come.
+    be known before the first message can come. `load_interpreter` returns the module that makes a Python guest.
     """
     _signal.signal(SIGINT, _signal.SIG_DFL)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    os.umask(0o077)
+    posix.umask(0o077)
     gc.freeze()  # what is here now is shared with every fork; collecting it would only copy its pages
-    helper = Helper(_socket.socket(fileno=fd), Cgroup(version, folders) if folders else None)
-    return helper.serve()
+    return Helper(fd, Cgroup(version, folders) if folders else None, load_interpreter).serve()
 
 
 class Helper:
-    """Serve one sandbox: open it, run in it, close it."""
+    """Serve one sandbox: open it, build in it, run in it, close it."""
 
-    def __init__(self, caller: _socket.socket, cgroup: Cgroup | None):
-        self.caller = caller
+    def __init__(self, caller: int, cgroup: Cgroup | None, load_interpreter: Callable[[], Any]):
+        self.caller, self.load_interpreter = caller, load_interpreter
         self.spec = Spec()
         self.claim: identity.Claim | None = None
         self.cgroup = cgroup
         self.folder: WorkFolder | None = None
         self.workspace_fd = -1
         self.is_open = False
+        self.watch: Watch | None = None
+        self.failed: dict[str, Any] | None = None
 
     def serve(self) -> Callable[[], None] | None:
         while True:
             tag, body, fds = wire.receive(self.caller)
+            guest = None
             if tag == "open":
                 self.spec = Spec(**wire.unpack(fds[0]))
-                os.close(fds[0])
+            elif tag == "prepare":
+                guest = self._prepare(body, fds[0])
             elif tag == "run":
-                guest = self._run(body, fds)
-                if guest is not None:
-                    return guest
+                self._run(body, fds)
+            if guest is not None:
+                return guest
+            for fd in fds:
+                posix.close(fd)
             if tag == "" or body.get("is_last"):
                 self._clear_up()
-                os._exit(0)
+                posix._exit(0)
 
-    def _run(self, body: dict[str, Any], fds: list[int]) -> Callable[[], None] | None:
-        """Run once and report; an error of ours before the guest's code began is reported as `failed`."""
+    def _prepare(self, body: dict[str, Any], plan_fd: int) -> Callable[[], None] | None:
+        """Start to build; an error of ours is kept and reported when the run comes that this was for."""
+        self._discard()
+        self.failed = None
         watch = None
         try:
             self._open()
-            watch = Watch(self, body["timeout_s"])
-            guest = watch.start(fds, body["private"])
+            watch = Watch(self, self.load_interpreter if body["wants_python"] else None)
+            guest = watch.start(plan_fd, body["private"])
             if guest is not None:
                 return guest
+            self.watch = watch
         except OSError as error:
             said = watch.last_words() if watch is not None else None
             ours = failure(f"cannot set up the sandbox: {error}", "helper", error.errno or 0)
-            self._tell("failed", said or ours)
-        finally:
-            if watch is None or os.getpid() == watch.owner:
-                for fd in fds:
-                    os.close(fd)
-        if watch is not None and watch.reaper:
-            self._attend(watch)
+            self.failed = said or ours
         return None
 
-    def _attend(self, watch: Watch) -> None:
-        """See the run to its end. A fault of ours must neither free the guest nor keep the caller waiting."""
+    def _run(self, body: dict[str, Any], fds: list[int]) -> None:
+        """Run once in what was prepared, and report. A fault of ours must neither free the guest nor go unsaid."""
+        watch, self.watch = self.watch, None
+        if watch is None:
+            self.tell("failed", self.failed or failure("nothing was prepared to run in", "helper"))
+            return
+        try:
+            watch.order(body, fds)
+        except OSError:
+            pass  # the reaper is gone; attending will find what it said
         try:
             watch.attend()
         except Exception as error:
             watch.kill()
-            self._tell("lost", failure(f"{type(error).__name__}: {error}", "helper"))
+            self.tell("lost", failure(f"{type(error).__name__}: {error}", "helper"))
+
+    def _discard(self) -> None:
+        """Let go of a sandbox that was prepared and is not needed."""
+        if self.watch is not None:
+            self.watch.kill()
+            posix.close(self.watch.link)
+            self.watch = None
 
     def _open(self) -> None:
         """Make what lives as long as the sandbox, once."""
@@ -110,17 +129,20 @@ class Helper:
         if spec.level != "jail":
             prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             owner = spec.outside[0] if spec.outside is not None and self.claim else None
+            from .workfolder import WorkFolder
+
             self.folder = WorkFolder(spec.folder, spec.workspace, spec.tmp, owner)
             self.folder.create()
         self.is_open = True
 
     def _clear_up(self) -> None:
+        self._discard()
         if self.cgroup is not None:
             self.cgroup.remove()
         if self.folder is not None:
             self.folder.remove()
 
-    def _tell(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    def tell(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Tell the caller; when it is gone, the loop will notice by itself."""
         try:
             wire.send(self.caller, tag, body, fds)

@@ -7,8 +7,9 @@ so nothing can leak. An ordinary user can only give their own id.
 
 from __future__ import annotations
 
-import _socket
-import os
+import posix
+
+from .syscalls import AF_UNIX, SOCK_DGRAM, call
 
 EADDRINUSE = 98
 
@@ -18,27 +19,28 @@ class Claim:
 
     __slots__ = ("_socket", "outside_id")
 
-    def __init__(self, outside_id: int, held: _socket.socket | None):
+    def __init__(self, outside_id: int, held: int):
         self.outside_id, self._socket = outside_id, held
 
     def forget(self) -> None:
         """Let go of this process's own hold; a forked child must not keep the id claimed."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._socket >= 0:
+            posix.close(self._socket)
+            self._socket = -1
 
 
 def claim_outside_id(first: int, count: int) -> Claim:
     """Claim a free id of the range, starting at a place that this process's pid spreads. Raises OSError when full."""
-    start = os.getpid() * 7919
+    start = posix.getpid() * 7919
     for at in range(count):
         outside_id = first + (start + at) % count
-        held = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+        held = call("socket", AF_UNIX, SOCK_DGRAM | posix.O_CLOEXEC, 0)
+        address = AF_UNIX.to_bytes(2, "little") + f"\0cloche-id-{outside_id}".encode()
         try:
-            held.bind(f"\0cloche-id-{outside_id}".encode())
+            call("bind", held, address, len(address))
             return Claim(outside_id, held)
         except OSError as error:
-            held.close()
+            posix.close(held)
             if error.errno != EADDRINUSE:
                 raise
     raise OSError(EADDRINUSE, f"all {count} outside ids from {first} are in use")
@@ -52,17 +54,9 @@ def write_maps(pid: int, *, inside_id: int, outside_uid: int, outside_gid: int, 
     _write(f"/proc/{pid}/uid_map", f"{inside_id} {outside_uid} 1")
 
 
-def become(inside_id: int, *, can_set_groups: bool) -> None:
-    """Switch to the mapped id. The namespace has no id 0, so the kernel does not take the capabilities away."""
-    if can_set_groups:
-        os.setgroups([])
-    os.setresgid(inside_id, inside_id, inside_id)
-    os.setresuid(inside_id, inside_id, inside_id)
-
-
 def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    fd = posix.open(path, posix.O_WRONLY | posix.O_CLOEXEC)
     try:
-        os.write(fd, text.encode())
+        posix.write(fd, text.encode())
     finally:
-        os.close(fd)
+        posix.close(fd)

@@ -5,16 +5,22 @@ The kernel takes the mapping from a user namespace; a child that does nothing bu
 
 from __future__ import annotations
 
-import os
+import posix
 
 from .identity import write_maps
 from .syscalls import (
+    AT_EMPTY_PATH,
+    AT_FDCWD,
+    AT_RECURSIVE,
     CLONE_NEWUSER,
     MOUNT_ATTR_IDMAP,
+    OPEN_TREE_CLOEXEC,
+    OPEN_TREE_CLONE,
+    call,
     clone,
-    mount_setattr,
-    open_tree,
 )  # fmt: skip
+
+MOUNT_ATTR_BYTES = 32
 
 
 def open_idmapped(sources: list[str], outside_id: int) -> dict[str, int]:
@@ -23,26 +29,28 @@ def open_idmapped(sources: list[str], outside_id: int) -> dict[str, int]:
     found = {}
     try:
         for source in sources:
-            fd = open_tree(source, recursive=True)
-            mount_setattr(fd, attr_set=MOUNT_ATTR_IDMAP, userns_fd=namespace, recursive=True)
+            flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
+            fd = call("open_tree", AT_FDCWD, source.encode("utf-8", "surrogateescape"), flags)
+            attr = b"".join(n.to_bytes(8, "little") for n in (MOUNT_ATTR_IDMAP, 0, 0, namespace))
+            call("mount_setattr", fd, b"", AT_EMPTY_PATH | AT_RECURSIVE, attr, MOUNT_ATTR_BYTES)
             found[source] = fd
     finally:
-        os.close(namespace)
+        posix.close(namespace)
     return found
 
 
 def _mapping_namespace(outside_id: int) -> int:
     """Return a user namespace that maps id 0 to `outside_id`."""
-    hold, release = os.pipe()
+    hold, release = posix.pipe()
     pid = clone(CLONE_NEWUSER)
     if pid == 0:
-        os.close(release)
-        os.read(hold, 1)
-        os._exit(0)
-    os.close(hold)
+        posix.close(release)
+        posix.read(hold, 1)
+        posix._exit(0)
+    posix.close(hold)
     try:
         write_maps(pid, inside_id=0, outside_uid=outside_id, outside_gid=outside_id, privileged=True)
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        return posix.open(f"/proc/{pid}/ns/user", posix.O_RDONLY | posix.O_CLOEXEC)
     finally:
-        os.close(release)
-        os.waitpid(pid, 0)
+        posix.close(release)
+        posix.waitpid(pid, 0)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 
-from .syscalls import call
+from .calls import ENOENT, make, perform_calls
+from .syscalls import AT_FDCWD, call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .calls import Call
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHAR, MAKE_BLOCK, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 15
@@ -40,7 +43,11 @@ def all_rights(version: int) -> int:
 
 def restrict(rules: Iterable[tuple[str, str]]) -> None:
     """Refuse this process every file access outside `rules`: pairs of path and `read`, `write` or `device`."""
-    version = abi()
+    perform_calls(restriction(rules, abi()))
+
+
+def restriction(rules: Iterable[tuple[str, str]], version: int) -> list[Call]:
+    """Return the calls of `restrict` for a kernel of `version`."""
     handled = all_rights(version)
     rights = {
         "read": READ,
@@ -50,23 +57,20 @@ def restrict(rules: Iterable[tuple[str, str]]) -> None:
     scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if version >= 6 else 0
     attr = b"".join(n.to_bytes(8, "little") for n in (handled, 0, scoped))
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    ruleset = call("landlock_create_ruleset", attr, size, 0)
-    for path, kind in rules:
-        _allow(ruleset, path, rights[kind])
-    call("landlock_restrict_self", ruleset, 0)
-    os.close(ruleset)
+    return [
+        make("landlock_create_ruleset", attr, size, 0, keep="ruleset"),
+        *(one for path, kind in rules for one in _allowing(path, kind, rights[kind])),
+        make("landlock_restrict_self", "ruleset", 0),
+        make("close", "ruleset"),
+    ]
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
-    """Add one rule; a path that does not exist needs none."""
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        if not os.path.isdir(path):
-            rights &= _FILE_RIGHTS
-        rule = rights.to_bytes(8, "little") + fd.to_bytes(4, "little", signed=True)
-        call("landlock_add_rule", ruleset, RULE_PATH_BENEATH, rule, 0)
-    finally:
-        os.close(fd)
+def _allowing(path: str, kind: str, rights: int) -> list[Call]:
+    """Add one rule; a path that does not exist needs none. What can be written to is always a folder."""
+    if kind != "write" and not os.path.isdir(path):
+        rights &= _FILE_RIGHTS
+    return [
+        make("openat", AT_FDCWD, os.fsencode(path), os.O_PATH | os.O_CLOEXEC, keep="allowed", excuse=(ENOENT,)),
+        make("landlock_add_rule", "ruleset", RULE_PATH_BENEATH, (rights.to_bytes(8, "little"), "allowed"), 0),
+        make("close", "allowed"),
+    ]

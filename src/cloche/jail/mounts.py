@@ -1,22 +1,28 @@
-"""The guest's file tree, as a list of small values that mount themselves.
+"""The guest's file tree, as a list of small values that say which system calls make them. Nothing is done here.
 
 The dance: a new user namespace cannot reach a private home once it runs under another identity, and cannot create
 files on its own tmpfs before it does. So every bind source is first opened as a detached copy of its mount, with
-the caller's identity (`Bind.open`); then the identity is switched; then the tree is built below a tmpfs from those
-descriptors (`apply`), and `pivot` makes it the root. Paths in `apply` are relative to the new root, which is the
+the caller's identity (`Bind.opening`); then the identity is switched; then the tree is built below a tmpfs from those
+descriptors (`calls`), and `pivot` makes it the root. Paths of targets are relative to the new root, which is the
 working directory while the tree is built.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 
+from .calls import EEXIST, ENOENT, make
 from .syscalls import (
+    AT_EMPTY_PATH,
+    AT_FDCWD,
+    AT_RECURSIVE,
     MNT_DETACH,
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOEXEC,
     MOUNT_ATTR_NOSUID,
     MOUNT_ATTR_RDONLY,
+    MOVE_MOUNT_F_EMPTY_PATH,
     MS_BIND,
     MS_NODEV,
     MS_NOEXEC,
@@ -25,12 +31,8 @@ from .syscalls import (
     MS_RDONLY,
     MS_REC,
     MS_REMOUNT,
-    mount,
-    mount_setattr,
-    move_mount,
-    open_tree,
-    pivot_root,
-    umount2,
+    OPEN_TREE_CLOEXEC,
+    OPEN_TREE_CLONE,
 )  # fmt: skip
 
 TYPE_CHECKING = False
@@ -38,38 +40,49 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Protocol
 
-    class Mount(Protocol):
-        """Be applied below the new root, which is the working directory, and say what that does."""
+    from .calls import Call
 
-        def apply(self) -> None: ...
+    class Mount(Protocol):
+        """Tell the calls that make it below the new root, which is the working directory, and what that does."""
+
+        def calls(self) -> list[Call]: ...
         def describe(self) -> str: ...
 
 
 READ_ONLY = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
 # Any directory that surely exists serves to attach the new root before it becomes one.
 STAGE = "/proc"
+_CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
 
 
 class Bind:
-    """Show a file or directory of the host, read-only, at `target`."""
+    """Show a file or directory of the host, read-only, at `target`.
 
-    __slots__ = ("attributes", "fd", "is_directory", "source", "target")
+    `register` holds its detached mount once it is open; `is_given` says that somebody else opened it.
+    """
 
-    def __init__(self, source: str, target: str, attributes: int = READ_ONLY, fd: int = -1):
-        self.source, self.target, self.attributes, self.fd = source, target, attributes, fd
-        self.is_directory = True
+    __slots__ = ("attributes", "is_directory", "is_given", "register", "source", "target")
 
-    def open(self) -> None:
-        """Take a detached copy of the source with the identity the process has now, unless one was handed in."""
-        self.is_directory = os.path.isdir(self.source)
-        if self.fd < 0:
-            self.fd = open_tree(self.source, recursive=self.is_directory)
-        mount_setattr(self.fd, attr_set=self.attributes, recursive=self.is_directory)
+    def __init__(self, source: str, target: str, attributes: int = READ_ONLY, register: str = ""):
+        self.source, self.target, self.attributes = source, target, attributes
+        self.register, self.is_given = register or f"bind {target}", bool(register)
+        self.is_directory = os.path.isdir(source)
 
-    def apply(self) -> None:
-        _make_place(self.target, is_directory=self.is_directory)
-        move_mount(self.fd, self.target)
-        os.close(self.fd)
+    def opening(self) -> list[Call]:
+        """Take a detached copy of the source with the identity the process has then, unless one is handed in."""
+        recursive = AT_RECURSIVE if self.is_directory else 0
+        opened = open_tree(self.source, self.register, recursive=self.is_directory)
+        return [
+            *([] if self.is_given else [opened]),
+            make("mount_setattr", self.register, b"", AT_EMPTY_PATH | recursive, mount_attr(self.attributes), 32),
+        ]
+
+    def calls(self) -> list[Call]:
+        return [
+            *_place(self.target, is_directory=self.is_directory),
+            move_mount(self.register, self.target),
+            make("close", self.register),
+        ]
 
     def describe(self) -> str:
         return f"bind {self.source} read-only at /{self.target}"
@@ -90,14 +103,13 @@ class Device(Bind):
 class Attach:
     """Put a mount that was kept from an earlier run of the same sandbox at `target`."""
 
-    __slots__ = ("fd", "target")
+    __slots__ = ("register", "target")
 
-    def __init__(self, fd: int, target: str):
-        self.fd, self.target = fd, target
+    def __init__(self, register: str, target: str):
+        self.register, self.target = register, target
 
-    def apply(self) -> None:
-        _make_place(self.target, is_directory=True)
-        move_mount(self.fd, self.target)
+    def calls(self) -> list[Call]:
+        return [*_place(self.target, is_directory=True), move_mount(self.register, self.target)]
 
     def describe(self) -> str:
         return f"attach the sandbox's own /{self.target}"
@@ -111,10 +123,10 @@ class Tmpfs:
     def __init__(self, target: str, size_bytes: int, inodes: int, mode: str = "0755"):
         self.target, self.size_bytes, self.inodes, self.mode = target, size_bytes, inodes, mode
 
-    def apply(self) -> None:
-        _make_place(self.target, is_directory=True)
+    def calls(self) -> list[Call]:
         data = f"size={self.size_bytes},nr_inodes={self.inodes},mode={self.mode}"
-        mount("tmpfs", self.target, "tmpfs", MS_NOSUID | MS_NODEV, data)
+        made = mount("tmpfs", self.target, "tmpfs", MS_NOSUID | MS_NODEV, data)
+        return [*_place(self.target, is_directory=True), made]
 
     def describe(self) -> str:
         return f"tmpfs of {self.size_bytes} bytes and {self.inodes} inodes at /{self.target}"
@@ -128,9 +140,9 @@ class Symlink:
     def __init__(self, points_to: str, target: str):
         self.points_to, self.target = points_to, target
 
-    def apply(self) -> None:
-        _make_place(os.path.dirname(self.target), is_directory=True)
-        os.symlink(self.points_to, self.target)
+    def calls(self) -> list[Call]:
+        link = make("symlinkat", os.fsencode(self.points_to), AT_FDCWD, os.fsencode(self.target))
+        return [*_place(os.path.dirname(self.target), is_directory=True), link]
 
     def describe(self) -> str:
         return f"link /{self.target} to {self.points_to}"
@@ -144,10 +156,13 @@ class Text:
     def __init__(self, target: str, content: str):
         self.target, self.content = target, content
 
-    def apply(self) -> None:
-        _make_place(self.target, is_directory=False)
-        with open(self.target, "w", encoding="utf-8") as file:
-            file.write(self.content)
+    def calls(self) -> list[Call]:
+        return [
+            *_place(os.path.dirname(self.target), is_directory=True),
+            make("openat", AT_FDCWD, os.fsencode(self.target), _CREATE, 0o644, keep="text"),
+            make("write", "text", self.content.encode()),
+            make("close", "text"),
+        ]
 
     def describe(self) -> str:
         return f"write /{self.target}"
@@ -161,20 +176,20 @@ class Proc:
     def __init__(self, masked: Sequence[str]):
         self.masked = masked
 
-    def apply(self) -> None:
-        _make_place("proc", is_directory=True)
-        mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
-        for name in self.masked:
-            self._cover(f"proc/{name}")
-
-    def _cover(self, path: str) -> None:
-        if os.path.isdir(path):
-            mount("tmpfs", path, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=0,nr_inodes=1,mode=0555")
-        elif os.path.lexists(path):
-            mount("dev/null", path, "", MS_BIND)
+    def calls(self) -> list[Call]:
+        made = mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
+        return [*_place("proc", is_directory=True), made, *(_cover(f"proc/{name}") for name in self.masked)]
 
     def describe(self) -> str:
         return f"own /proc, read-only, without {', '.join(self.masked)}"
+
+
+def _cover(path: str) -> Call:
+    """Cover a file or folder of /proc, which is what it is on the host; one that is not there needs no cover."""
+    if os.path.isdir(f"/{path}"):
+        flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
+        return mount("tmpfs", path, "tmpfs", flags, "size=0,nr_inodes=1,mode=0555", excuse=(ENOENT,))
+    return mount("dev/null", path, "", MS_BIND, excuse=(ENOENT,))
 
 
 KINDS: dict[str, Any] = {
@@ -193,25 +208,60 @@ def from_rows(rows: Iterable[Sequence[Any]]) -> list[Mount]:
     return [KINDS[kind](*arguments) for kind, *arguments in rows]
 
 
-def stage_root(inodes: int = 4096) -> None:
+def stage_root(inodes: int = 4096) -> list[Call]:
     """Attach the tmpfs that becomes the root, and make it the working directory."""
-    mount("none", "/", "", MS_REC | MS_PRIVATE)
-    mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, f"size=1m,nr_inodes={inodes},mode=0755")
-    os.chdir(STAGE)
+    return [
+        mount("none", "/", "", MS_REC | MS_PRIVATE),
+        mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, f"size=1m,nr_inodes={inodes},mode=0755"),
+        chdir(STAGE),
+    ]
 
 
-def pivot() -> None:
+def pivot() -> list[Call]:
     """Make the working directory the root, let go of the old one, and close the new one for writing."""
-    pivot_root(".", ".")
-    umount2(".", MNT_DETACH)
-    os.chdir("/")
-    mount("none", "/", "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    return [
+        make("pivot_root", b".", b"."),
+        make("umount2", b".", MNT_DETACH),
+        chdir("/"),
+        mount("none", "/", "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV),
+    ]
 
 
-def _make_place(path: str, *, is_directory: bool) -> None:
+def mount(source: str, target: str, kind: str, flags: int, data: str = "", *, excuse: tuple[int, ...] = ()) -> Call:
+    """Return a mount of the old kind; `excuse` names the errors that are no failure."""
+    paths = (os.fsencode(source), os.fsencode(target))
+    return make("mount", *paths, kind.encode(), flags, data.encode() or None, excuse=excuse)
+
+
+def chdir(path: str) -> Call:
+    """Change the working directory."""
+    return make("chdir", os.fsencode(path))
+
+
+def open_tree(path: str, register: str, *, recursive: bool) -> Call:
+    """Keep a descriptor of a detached copy of the mount at `path`."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    return make("open_tree", AT_FDCWD, os.fsencode(path), flags, keep=register)
+
+
+def move_mount(register: str, target: str) -> Call:
+    """Attach a detached mount at `target`."""
+    return make("move_mount", register, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def mount_attr(attr_set: int, userns_fd: int = 0) -> bytes:
+    """Return a `struct mount_attr` that sets attributes and clears none."""
+    return b"".join(n.to_bytes(8, "little") for n in (attr_set, 0, 0, userns_fd))
+
+
+def _place(path: str, *, is_directory: bool) -> list[Call]:
     """Make the mount point, with its parents."""
-    folder = path if is_directory else os.path.dirname(path)
-    if folder:
-        os.makedirs(folder, mode=0o755, exist_ok=True)
-    if not is_directory and not os.path.lexists(path):
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    parts = path.split("/") if path else []
+    folders = parts if is_directory else parts[:-1]
+    places = [
+        make("mkdirat", AT_FDCWD, os.fsencode("/".join(folders[: at + 1])), 0o755, excuse=(EEXIST,))
+        for at in range(len(folders))
+    ]
+    if not is_directory:
+        places.append(make("mknodat", AT_FDCWD, os.fsencode(path), stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
+    return places

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import _socket
+import os
 
-from .syscalls import call
+from .calls import make
+from .syscalls import SOCK_DGRAM
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .calls import Call
+
+AF_INET = 2
 SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
 IFREQ_BYTES, IFNAMSIZ = 40, 16
 
 
-def raise_loopback() -> None:
+def raise_loopback() -> list[Call]:
     """Bring `lo` up, so that a server and a client of the same run can meet."""
     request = b"lo".ljust(IFNAMSIZ, b"\0") + (IFF_UP | IFF_RUNNING).to_bytes(2, "little")
-    control = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
-    try:
-        call("ioctl", control.fileno(), SIOCSIFFLAGS, request.ljust(IFREQ_BYTES, b"\0"))
-    finally:
-        control.close()
+    return [
+        make("socket", AF_INET, SOCK_DGRAM | os.O_CLOEXEC, 0, keep="control"),
+        make("ioctl", "control", SIOCSIFFLAGS, request.ljust(IFREQ_BYTES, b"\0")),
+        make("close", "control"),
+    ]

@@ -8,9 +8,9 @@ so this stops programs and leaves a narrow channel to a determined pair (said in
 
 from __future__ import annotations
 
-import os
+import posix
 
-from .syscalls import address_of, call
+from .syscalls import address_of, call, fresh, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def install(program: bytes) -> int:
 
 def answer(listener: int, own_places: Sequence[str]) -> None:
     """Take one question and answer it; a process that ended meanwhile needs none."""
-    question = bytes(bytearray(NOTIF_BYTES))  # a fresh object that nobody else holds: the kernel writes into it
+    question = fresh(NOTIF_BYTES)
     try:
         _ioctl(listener, NOTIF_RECV, question)
-        pid, fd = _word(question, 8), _word(question, 32)
+        pid, fd = word(question, 8), word(question, 32)
         error, flags = (0, FLAG_CONTINUE) if _is_own(pid, fd, own_places) else (-ENOLCK, 0)
         reply = question[:8] + bytes(8) + error.to_bytes(4, "little", signed=True) + flags.to_bytes(4, "little")
         _ioctl(listener, NOTIF_SEND, reply)
@@ -62,14 +62,10 @@ def _ioctl(listener: int, request: int, data: bytes) -> None:
         return
 
 
-def _word(question: bytes, place: int) -> int:
-    return int.from_bytes(question[place : place + 4], "little")
-
-
 def _is_own(pid: int, fd: int, own_places: Sequence[str]) -> bool:
     """Tell whether descriptor `fd` of process `pid` is a file in one of the guest's own places."""
     try:
-        path = os.readlink(f"/proc/{pid}/fd/{fd}")
+        path = posix.readlink(f"/proc/{pid}/fd/{fd}")
     except OSError:
         return False
     return any(path.startswith(f"{place}/") for place in own_places)

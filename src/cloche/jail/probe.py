@@ -63,20 +63,25 @@ def _seccomp() -> str:
 def _namespaces() -> str:
     """Enter all namespaces and build a root with a bind and a /proc in it; empty when that works."""
     from . import identity
-    from .mounts import Bind, stage_root
-    from .syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, clone, mount
+    from .calls import perform_calls
+    from .enter import switch_identity
+    from .mounts import Bind, Proc, stage_root
+    from .syscalls import clone
     from .watch import ALL_NAMESPACES
 
-    def build() -> None:
-        system = Bind("/usr", "usr")
-        system.open()
-        identity.become(1000, can_set_groups=can_map)
-        stage_root()
-        system.apply()
-        os.mkdir("proc")
-        mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-
     can_map = owns_ids()
+    system = Bind("/usr", "usr")
+    calls = [
+        *system.opening(),
+        *switch_identity(1000, can_set_groups=can_map),
+        *stage_root(),
+        *system.calls(),
+        *Proc([]).calls(),
+    ]
+
+    def build() -> None:
+        perform_calls(calls)
+
     if os.geteuid() == 0 and not can_map and _is_outside_root():
         return "uid_map: this root may not give the guest another id, and the guest is never root"
     ready, go = os.pipe()

@@ -1,111 +1,161 @@
-"""The guest's parent, inside the sandbox: fork, build, wait, report.
+"""The guest's parent, inside the sandbox: fork, build, wait for orders, wait for the end, report.
 
 Three processes matter. The *helper* stays outside. The *reaper* is its child: at level jail it is pid 1 of new
-namespaces. It forks the guest at once, builds the sandbox around both, waits for the guest, reports the wait status
-over a link that the guest never holds, and exits, whereupon the kernel ends whatever is left. The *guest* is the
-reaper's child, so signals, exit codes and `abort()` behave as usual. While the reaper builds, a Python guest puts its
-interpreter in order, on the other processor; then it takes its identity, gives up every power, and runs the program.
-Landlock and seccomp are applied in the guest alone, which leaves the reaper outside of its Landlock domain: it cannot
-be signalled from inside even where there is no process namespace.
+namespaces. It forks the guest at once, builds the sandbox around both, hands the guest its orders when they come,
+waits for it, reports the wait status over a link that the guest never holds, and exits, whereupon the kernel ends
+whatever is left. The *guest* is the reaper's child, so signals, exit codes and `abort()` behave as usual. While the
+reaper builds, the guest puts its interpreter in order, on the other processor; then it takes its identity, gives up
+every power, closes the last doors, and waits. Landlock and seccomp are applied in the guest alone, which leaves the
+reaper outside of its Landlock domain: it cannot be signalled from inside even where there is no process namespace.
 """
 
 from __future__ import annotations
 
-import _socket
-import os
-import resource  # os.wait4 imports it when it is called, when the reaper may have no files left to import it from
-import select
-import time
+import posix
+from time import monotonic
 
-from . import notify, tree, wire
-from .enter import Entrance, tell_failure
-from .guest import RELEASED, Guest
-from .steps import StepFailed, perform
-from .syscalls import CLONE_NEWCGROUP, unshare
+from . import wire
+from .calls import StepFailed, perform
+from .guest import Guest, tell_failure
+from .spec import Building, Order
+from .syscalls import CLONE_NEWCGROUP, WNOHANG, ppoll, socketpair, unshare, wait4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, NoReturn
 
-    from .enter import Descriptors
-    from .spec import Run, Spec
+    from .spec import Spec
 
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 SIGCHLD = 17
+POLLIN = 1
 
 
 class Reaper:
-    """Be the guest's parent: fork, build, wait, report."""
+    """Be the guest's parent: fork, build, wait for orders, wait for the end, report.
 
-    def __init__(self, spec: Spec, run: Run, link: _socket.socket, fds: Descriptors, private: dict[str, int]):
-        self.spec, self.run, self.link, self.fds, self.private = spec, run, link, fds, private
+    `registers` hold what the helper gives the building: the kept workspace, the outside id. The helper says on `link`
+    when we have our identity; the first guest reads the same from the pipe `go`. `plan_fd` holds the building.
+    """
 
-    def live(self) -> Callable[[], None]:
+    def __init__(
+        self,
+        spec: Spec,
+        registers: dict[str, int],
+        *,
+        plan_fd: int,
+        link: int,
+        go: int,
+        load_interpreter: Callable[[], Any] | None,
+    ):
+        self.spec, self.registers, self.plan_fd, self.link, self.go = spec, registers, plan_fd, link, go
+        self.load_interpreter = load_interpreter
+        self.attendance = Attendance(spec)
+
+    def live(self, *, must_wait_first: bool) -> Callable[[], None]:
         """Do everything; returns only in a guest, with what it must call. The reaper itself exits in here."""
+        private = self._await_go() if must_wait_first else []
         if self.spec.level == "jail":
             unshare(CLONE_NEWCGROUP)
-        waiting, release = os.pipe()
+        pid = posix.fork()
+        if pid == 0:
+            return self._guest(0)
+        if not must_wait_first:
+            private = self._await_go()
+        self._build(private)
+        self._release_guest()
+        order, fds = self._take_order(pid)
+        self._tell_start()
         status = 0
-        attendance = Attendance(self.spec)
-        guests = max(1, len(self.run.commands) + (self.run.python is not None))
-        for index in range(guests):
-            pid = os.fork()
-            if pid == 0:
-                os.close(release)
-                return Guest(self, index, waiting, attendance.leave()).become
-            if index == guests - 1:
-                self._close_streams()
-            if index == 0:
-                self._build()
-                os.write(release, RELEASED)
-            status = attendance.wait_for(pid)
+        for index in range(order.guests):
+            if index > 0:
+                pid = posix.fork()
+                if pid == 0:
+                    return self._guest(index)
+                self._release_guest()
+            wire.send(self.attendance.ours, "order", fds=fds)
+            if index == order.guests - 1:
+                for fd in set(fds):  # so that the streams end with the guest
+                    posix.close(fd)
+            status = self.attendance.wait_for(pid)
             if status != 0:
                 break
-            os.write(release, RELEASED)
-        wire.send(self.link, "ended", {"wait_status": status, **attendance.conclude(), **self._observe(status)})
-        os._exit(0)
+        ended = {"wait_status": status, **self.attendance.conclude(), **self._observe(status)}
+        wire.send(self.link, "ended", ended)
+        posix._exit(0)
 
-    def _build(self) -> None:
-        """Build the sandbox and hand the helper the plan and the workspace."""
-        entrance = Entrance(self.spec, self.run, self.fds, self.private)
+    def _guest(self, index: int) -> Callable[[], None]:
+        return Guest(self, index, self.go, self.attendance.leave()).become
+
+    def _await_go(self) -> list[int]:
+        """Wait until the helper has set identity and group; return the mounts that it opened for us."""
+        tag, _, fds = wire.receive(self.link)
+        if tag != "go":  # the helper is gone, and so must we be
+            posix._exit(1)
+        return fds
+
+    def _build(self, private: list[int]) -> None:
+        """Build the sandbox, and hand the helper the seconds it took and the workspace."""
+        building = Building(**wire.unpack(self.plan_fd))
+        registers = self.registers
+        registers.update((f"private {path}", fd) for path, fd in zip(building.private, private, strict=True))
         try:
-            plan = perform(entrance.steps())
+            seconds = perform(building.build, registers)
         except StepFailed as error:
-            tell_failure(self.link, error, entrance.kept)
-            os._exit(1)
-        self._check_helper()
-        wire.send(self.link, "ready", {"plan": plan[:200]}, entrance.kept)
-        while entrance.kept:
-            os.close(entrance.kept.pop())
-        wire.send(self.link, "started", {"at": time.monotonic()})
+            self._fail(error)
+        kept = self._kept()
+        wire.send(self.link, "ready", {"seconds": seconds[:200]}, kept)
+        for fd in kept:
+            posix.close(fd)
 
-    def _close_streams(self) -> None:
-        """Let go of the guest's streams, so that they end with it."""
-        for fd in {self.fds.stdin, self.fds.stdout, self.fds.stderr, self.fds.value}:
-            os.close(fd)
-
-    def _check_helper(self) -> None:
-        """Make sure that the helper did not die before its death could reach us."""
+    def _release_guest(self) -> None:
         try:
-            if not self.link.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT):
-                os._exit(1)
-        except BlockingIOError:
-            pass  # it is there, and silent, as it should be
+            wire.send(self.attendance.ours, "built")
+        except OSError:
+            pass  # it failed, and has told the helper at what
+
+    def _kept(self) -> tuple[int, ...]:
+        return (self.registers.pop("kept"),) if "kept" in self.registers else ()
+
+    def _fail(self, error: StepFailed) -> NoReturn:
+        tell_failure(self.link, error, self._kept())
+        posix._exit(1)
+
+    def _take_order(self, guest: int) -> tuple[Order, list[int]]:
+        """Wait for orders, write the input files, and return the orders with the guest's descriptors."""
+        tag, body, fds = wire.receive(self.link)
+        if tag != "order":  # the helper is gone, or needs us no more
+            posix._exit(1)
+        if body["has_files"]:
+            files = fds.pop(1)
+            try:
+                perform(wire.unpack(files)["steps"], self.registers)
+            except StepFailed as error:
+                self._fail(error)
+            posix.close(files)
+        if wait4(guest, WNOHANG)[0]:  # it died while it waited, and not of the program
+            posix._exit(1)
+        return Order(**wire.unpack(fds[0])), fds
+
+    def _tell_start(self) -> None:
+        wire.send(self.link, "started", {"at": monotonic()})
 
     def _observe(self, status: int) -> dict[str, int]:
         """Look around before the kernel clears up: what is full, and after a failure how many tasks are left."""
         places = (self.spec.workspace, self.spec.tmp, "/dev/shm") if self.spec.level == "jail" else ()
         full = 0
         for place in places:
-            state = os.statvfs(place)
+            state = posix.statvfs(place)
             full += state.f_bfree == 0 or state.f_ffree == 0
         return {"tasks": self._count_tasks() if status else 0, "full": full}
 
     def _count_tasks(self) -> int:
+        from . import tree
+
         if self.spec.level != "jail":
-            return tree.count_tasks([os.getpid(), *tree.descendants(os.getpid())])
-        return tree.count_tasks([int(name) for name in os.listdir("/proc") if name.isdigit()])
+            return tree.count_tasks([posix.getpid(), *tree.descendants(posix.getpid())])
+        return tree.count_tasks([int(name) for name in posix.listdir("/proc") if name.isdigit()])
 
 
 class Attendance:
@@ -113,46 +163,45 @@ class Attendance:
 
     def __init__(self, spec: Spec):
         self.own_places = [spec.workspace, spec.tmp, *(["/dev/shm"] if spec.level == "jail" else [])]
-        self.ours, self.theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
-        self.woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.ours, self.theirs = socketpair()
+        self.woken, wake = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
         _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         _signal.signal(SIGCHLD, _wake)
         self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
-        self.poll = select.poll()
-        for fd in (self.woken, self.ours.fileno()):
-            self.poll.register(fd, select.POLLIN)
+        self.watched = [self.woken, self.ours]
 
-    def leave(self) -> _socket.socket:
-        """Undo, in a guest, what only the reaper needs; return the guest's end to send its listener on."""
+    def leave(self) -> int:
+        """Undo, in a guest, what only the reaper needs; return the guest's end of the link to it."""
         _signal.set_wakeup_fd(-1)
         _signal.signal(SIGCHLD, _signal.SIG_DFL)
-        self.ours.close()
-        os.close(self.woken)
+        posix.close(self.ours)
+        posix.close(self.woken)
         return self.theirs
 
     def wait_for(self, pid: int) -> int:
         """Wait until `pid` has ended, and return its wait status."""
         while True:
-            for fd, event in self.poll.poll():
+            for fd, event in ppoll(self.watched, None):
                 if fd == self.woken:
                     status = self._take_dead(pid)
                     if status is not None:
                         return status
-                elif fd == self.ours.fileno():
-                    for listener in wire.receive(self.ours)[2]:
-                        self.poll.register(listener, select.POLLIN)
-                elif event & select.POLLIN:
+                elif fd == self.ours:
+                    self.watched += wire.receive(self.ours)[2]
+                elif event & POLLIN:
+                    from . import notify
+
                     notify.answer(fd, self.own_places)
                 else:  # the last process behind this filter is gone
-                    self.poll.unregister(fd)
-                    os.close(fd)
+                    self.watched.remove(fd)
+                    posix.close(fd)
 
     def _take_dead(self, pid: int) -> int | None:
         """Take every dead child; return the wait status of `pid` when it is among them."""
-        os.read(self.woken, 512)
+        posix.read(self.woken, 512)
         while True:
             try:
-                found, status, usage = os.wait4(-1, os.WNOHANG)
+                found, status, usage = wait4(-1, WNOHANG)
             except ChildProcessError:
                 return None
             if found == 0:
@@ -161,15 +210,15 @@ class Attendance:
             if found == pid:
                 return status
 
-    def _add(self, usage: resource.struct_rusage) -> None:
-        self.user_s += usage.ru_utime
-        self.system_s += usage.ru_stime
-        self.most_kib = max(self.most_kib, usage.ru_maxrss)
+    def _add(self, usage: tuple[float, float, int]) -> None:
+        self.user_s += usage[0]
+        self.system_s += usage[1]
+        self.most_kib = max(self.most_kib, usage[2])
 
     def conclude(self) -> dict[str, Any]:
         """Return what the dead used, and whether nothing else is left alive."""
         try:
-            os.waitpid(-1, os.WNOHANG)
+            wait4(-1, WNOHANG)
             is_alone = False
         except ChildProcessError:
             is_alone = True

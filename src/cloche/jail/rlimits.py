@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from .syscalls import call
+import resource
+
+from .calls import make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# The kernel's numbers, the same on every machine Cloche runs on; `resource` would cost every run a module.
+    from .calls import Call
+
+# The kernel's numbers, the same on every machine Cloche runs on.
 NUMBERS = {
     "fsize": 1,
     "data": 2,
@@ -20,15 +24,13 @@ NUMBERS = {
     "nice": 13,
     "rtprio": 14,
 }
-_WORD_BYTES = 8
 
 
-def apply(limits: Iterable[tuple[str, int]]) -> None:
-    """Set each soft and hard limit, never above what the process already has."""
+def setting(limits: Iterable[tuple[str, int]]) -> list[Call]:
+    """Set each soft and hard limit, never above what this process, and so the helper it starts, already has."""
+    calls = []
     for name, amount in limits:
-        number = NUMBERS[name]
-        present = bytes(bytearray(2 * _WORD_BYTES))  # a fresh object that nobody else holds: the kernel writes into it
-        call("prlimit64", 0, number, None, present)
-        hard = int.from_bytes(present[_WORD_BYTES:], "little")
-        granted = min(amount, hard).to_bytes(_WORD_BYTES, "little")
-        call("prlimit64", 0, number, granted * 2, None)
+        _, hard = resource.getrlimit(NUMBERS[name])
+        granted = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+        calls.append(make("prlimit64", 0, NUMBERS[name], granted.to_bytes(8, "little") * 2, None))
+    return calls

@@ -1,36 +1,40 @@
 """What the helper must build and run, as plain data: written by the caller, read by the helper.
 
-A sandbox is opened once with a `Spec`; every run in it sends a `Run`. Both travel as dicts of plain values.
+A sandbox is opened once with a `Spec`; every run in it is a `Run`, which the caller compiles to a `Building`, an
+`Order` and the steps that write the files. All travel as dicts of plain values.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, ClassVar
+
+    from .calls import Step
 
 
 class _Record:
     """Hold the fields its class declares, given by keyword; defaults are the class's own values."""
 
     def __init__(self, **values: Any):
-        unknown = values.keys() - self.__annotations__.keys()
+        unknown = values.keys() - type(self).__annotations__.keys()
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         self.__dict__.update(values)
 
     def as_wire(self) -> dict[str, Any]:
         """Return every field as plain data."""
-        return {name: getattr(self, name) for name in self.__annotations__}
+        return {name: getattr(self, name) for name in type(self).__annotations__ if name.islower()}
 
 
 class Spec(_Record):
-    """Describe a sandbox.
+    """Describe a sandbox. What follows after `pids` is compiled into each building, and does not travel.
 
     `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level
     jail they are folders of the host inside `folder`, which the helper makes and removes. `outside` is None, or the
     first and the number of the outside ids to claim one from. `mounts` are the rows of `mounts.from_rows`.
-    `landlock` and `seccomp` are None where that wall is not used. `cgroup` is None or version, folders and amounts.
+    `landlock` and `seccomp` are None where that wall is not used; `landlock_abi` is the kernel's
+    version. `cgroup` is None or version, folders and amounts.
     `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
     """
 
@@ -40,23 +44,32 @@ class Spec(_Record):
     workspace: str = "/workspace"
     tmp: str = "/tmp"
     folder: str = ""
-    mounts: list[tuple[Any, ...]] = []
-    masked: list[str] = []
     disk_bytes: int = 0
     inodes: int = 0
-    hostname: str = "cloche"
-    rlimits: list[tuple[str, int]] = []
-    landlock: list[tuple[str, str]] | None = None
     seccomp: bytes | None = None
     cgroup: dict[str, Any] | None = None
     accounting: str = ""
     memory_bytes: int = 0
     pids: int = 0
+    mounts: list[tuple[Any, ...]] = []
+    masked: list[str] = []
+    hostname: str = "cloche"
+    rlimits: list[tuple[str, int]] = []
+    landlock: list[tuple[str, str]] | None = None
+    landlock_abi: int = 0
     cpu_affinity: int = 0
+
+    _COMPILED: ClassVar[tuple[str, ...]] = (
+        "mounts", "masked", "hostname", "rlimits", "landlock", "landlock_abi", "cpu_affinity",
+    )  # fmt: skip
+
+    def as_wire(self) -> dict[str, Any]:
+        """Return what the helper needs, as plain data."""
+        return {name: value for name, value in super().as_wire().items() if name not in self._COMPILED}
 
 
 class Run(_Record):
-    """Describe one run in an open sandbox.
+    """Describe one run in an open sandbox, as the caller sees it.
 
     `commands` are run one after the other until one fails; none at all only writes `files` (rows of path, mode,
     data). `python` is None, or what the helper's own interpreter needs to become the guest after the commands.
@@ -77,3 +90,39 @@ class Run(_Record):
     private: list[str] = []
     readable: list[tuple[str, str]] = []
     keep_read_search: bool = False
+
+    @property
+    def has_files(self) -> bool:
+        """Tell whether anything must be written before the program starts."""
+        return bool(self.files or self.build or self.generated)
+
+    def as_order(self) -> dict[str, Any]:
+        """Return what the guest must do, as plain data."""
+        return {"commands": self.commands, "python": self.python, "env": self.env}
+
+
+class Building(_Record):
+    """Hold the steps between a reaper's birth and the moment when its guest waits for orders; see `enter`.
+
+    `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
+    of a further guest in place of `first`. `private` are the paths whose mounts the helper opens id-mapped.
+    """
+
+    build: list[Step] = []
+    first: list[Step] = []
+    later: list[Step] = []
+    late: list[Step] = []
+    private: list[str] = []
+
+
+class Order(_Record):
+    """Tell a waiting guest what to do: see the fields of the same names in `Run`."""
+
+    commands: list[list[str]] = []
+    python: dict[str, Any] | None = None
+    env: dict[str, str] = {}
+
+    @property
+    def guests(self) -> int:
+        """Count the processes to run one after the other; one that has nothing to do stands for none."""
+        return max(1, len(self.commands) + (self.python is not None))

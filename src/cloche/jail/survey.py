@@ -30,10 +30,6 @@ from .syscalls import (
     call,
     clone,
     close_range,
-    mount,
-    mount_setattr,
-    move_mount,
-    open_tree,
     prctl,
 )  # fmt: skip
 
@@ -100,24 +96,28 @@ def _in_namespaces(flags: int, attempt: Callable[[], object]) -> str:
 
 
 def _own_proc() -> Finding:
-    def attempt() -> None:
-        mount("none", "/", "", MS_REC | MS_PRIVATE)
-        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    from .calls import perform_calls
+    from .mounts import mount
 
-    return _answer(_in_namespaces(CLONE_NEWNS | CLONE_NEWPID, attempt))
+    calls = [
+        mount("none", "/", "", MS_REC | MS_PRIVATE),
+        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC),
+    ]
+    return _answer(_in_namespaces(CLONE_NEWNS | CLONE_NEWPID, lambda: perform_calls(calls)))
 
 
 def _detached_mounts() -> Finding:
     """Copy a mount, make it read-only and attach it: the calls that the jail's root is built from."""
-    from .mounts import READ_ONLY, STAGE
+    from .calls import perform_calls
+    from .mounts import STAGE, Bind, mount, move_mount
 
-    def attempt() -> None:
-        mount("none", "/", "", MS_REC | MS_PRIVATE)
-        fd = open_tree("/usr", recursive=True)
-        mount_setattr(fd, attr_set=READ_ONLY)
-        move_mount(fd, STAGE)
-
-    return _answer(_in_namespaces(CLONE_NEWNS, attempt))
+    system = Bind("/usr", "usr")
+    calls = [
+        mount("none", "/", "", MS_REC | MS_PRIVATE),
+        *system.opening(),
+        move_mount(system.register, STAGE),
+    ]
+    return _answer(_in_namespaces(CLONE_NEWNS, lambda: perform_calls(calls)))
 
 
 def _whole_jail() -> Finding:

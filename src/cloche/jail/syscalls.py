@@ -1,34 +1,39 @@
 """One function per system call, with the kernel's own name.
 
-`_ctypes` is used directly because importing `ctypes` costs a cold run three milliseconds. Every call keeps the GIL,
-so that no other thread can run between a raw clone and the interpreter's own fork bookkeeping.
+`_ctypes` is used directly because importing `ctypes` costs a cold run three milliseconds; sockets, polling and
+waiting are here too because `_socket`, `select` and `resource` would cost one more, and `posix` stands for `os` for
+the same reason. Every call keeps the GIL, so that no other thread can run between a raw clone and the interpreter's
+own fork bookkeeping; so in a process with threads they must not be calls that wait.
 """
 
 from __future__ import annotations
 
-import os
+import posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 # Numbers by machine: x86-64 is tested; aarch64 follows the kernel's generic table and is untested.
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
-        "clone": 56, "clone3": 435, "capset": 126, "prctl": 157, "pivot_root": 155,
-        "mount": 165, "umount2": 166,
-        "sethostname": 170, "seccomp": 317, "unshare": 272, "setns": 308, "open_tree": 428, "move_mount": 429,
-        "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444,
-        "landlock_add_rule": 445, "landlock_restrict_self": 446,
-        "prlimit64": 302, "ioctl": 16,
+        "write": 1, "close": 3, "ioctl": 16, "dup3": 292, "socket": 41, "sendmsg": 46, "recvmsg": 47, "bind": 49,
+        "socketpair": 53, "clone": 56, "wait4": 61, "chdir": 80, "fchmod": 91, "setsid": 112, "setgroups": 116,
+        "setresuid": 117, "setresgid": 119, "capset": 126, "pivot_root": 155, "prctl": 157, "mount": 165,
+        "umount2": 166, "sethostname": 170, "sched_setaffinity": 203, "openat": 257, "mkdirat": 258, "mknodat": 259,
+        "unlinkat": 263, "symlinkat": 266, "ppoll": 271, "unshare": 272, "prlimit64": 302, "setns": 308,
+        "seccomp": 317, "open_tree": 428, "move_mount": 429, "clone3": 435, "close_range": 436,
+        "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
     },
     "aarch64": {
-        "clone": 220, "clone3": 435, "capset": 91, "prctl": 167, "pivot_root": 41,
-        "mount": 40, "umount2": 39,
-        "sethostname": 161, "seccomp": 277, "unshare": 97, "setns": 268, "open_tree": 428, "move_mount": 429,
-        "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444,
-        "landlock_add_rule": 445, "landlock_restrict_self": 446,
-        "prlimit64": 261, "ioctl": 29,
+        "write": 64, "close": 57, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212, "bind": 200,
+        "socketpair": 199, "clone": 220, "wait4": 260, "chdir": 49, "fchmod": 52, "setsid": 157, "setgroups": 159,
+        "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41, "prctl": 167, "mount": 40,
+        "umount2": 39, "sethostname": 161, "sched_setaffinity": 122, "openat": 56, "mkdirat": 34, "mknodat": 33,
+        "unlinkat": 35, "symlinkat": 36, "ppoll": 73, "unshare": 97, "prlimit64": 261, "setns": 268,
+        "seccomp": 277, "open_tree": 428, "move_mount": 429, "clone3": 435, "close_range": 436,
+        "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
     },
 }  # fmt: skip
 
@@ -48,7 +53,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 OPEN_TREE_CLONE = 1
-OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+OPEN_TREE_CLOEXEC = posix.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 4
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 MOUNT_ATTR_IDMAP = 0x00100000
@@ -57,6 +62,12 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 
 PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT = 36, 47
 PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 
+AF_UNIX, SOCK_SEQPACKET, SOCK_DGRAM = 1, 5, 2
+MSG_NOSIGNAL, MSG_CMSG_CLOEXEC = 0x4000, 0x40000000
+POLLIN = 1
+WNOHANG = 1
+# Of `struct cmsghdr`: its size, and level and type (SOL_SOCKET, SCM_RIGHTS); of `struct msghdr`, one field's place.
+_CMSG_HEADER, _SCM_RIGHTS, _CONTROL_LENGTH_AT = 16, bytes((1, 0, 0, 0, 1, 0, 0, 0)), 40
 
 _ctypes: Any = __import__("_ctypes")  # private to CPython, so no type checker knows all of it
 _KEEPS_GIL = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI
@@ -79,7 +90,7 @@ def _symbol(name: str) -> int:
     return address
 
 
-MACHINE = os.uname().machine
+MACHINE = posix.uname().machine
 _NUMBER = NUMBERS.get(MACHINE, {})
 _syscall: Any = _Syscall(_symbol("syscall"))
 _before_fork: Any = _Hook(_symbol("PyOS_BeforeFork"))
@@ -95,7 +106,7 @@ def call(name: str, *args: int | bytes | None) -> int:
     result: int = _syscall(number, *args, *(0,) * (6 - len(args)))
     if result < 0:
         code = _ctypes.get_errno()
-        raise OSError(code, f"{name}: {os.strerror(code)}")
+        raise OSError(code, f"{name}: {posix.strerror(code)}")
     return result
 
 
@@ -104,50 +115,12 @@ def address_of(data: bytes) -> bytes:
     return bytes(_Pointer(data))
 
 
-def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    call("mount", os.fsencode(source), os.fsencode(target), kind.encode(), flags, data.encode() or None)
-
-
-def umount2(target: str, flags: int) -> None:
-    call("umount2", os.fsencode(target), flags)
-
-
-def pivot_root(new_root: str, put_old: str) -> None:
-    call("pivot_root", os.fsencode(new_root), os.fsencode(put_old))
-
-
-def open_tree(path: str, *, recursive: bool) -> int:
-    """Return a descriptor of a detached copy of the mount at `path`."""
-    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
-    return call("open_tree", AT_FDCWD, os.fsencode(path), flags)
-
-
-def move_mount(tree_fd: int, target: str) -> None:
-    """Attach a detached mount at `target`."""
-    call("move_mount", tree_fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
-
-
-def mount_setattr(tree_fd: int, *, attr_set: int, userns_fd: int = 0, recursive: bool = True) -> None:
-    """Set attributes of the mount behind `tree_fd`, and of all below it when `recursive`."""
-    attr = b"".join(n.to_bytes(8, "little") for n in (attr_set, 0, 0, userns_fd))
-    flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
-    call("mount_setattr", tree_fd, b"", flags, attr, len(attr))
-
-
 def prctl(option: int, *args: int | bytes) -> int:
     return call("prctl", option, *args)
 
 
 def unshare(flags: int) -> None:
     call("unshare", flags)
-
-
-def setns(fd: int, kind: int) -> None:
-    call("setns", fd, kind)
-
-
-def sethostname(name: bytes) -> None:
-    call("sethostname", name, len(name))
 
 
 def close_range(first: int, last: int = 0xFFFFFFFF) -> None:
@@ -170,3 +143,85 @@ def clone(flags: int) -> int:
         else:
             _after_fork_parent()
     return pid
+
+
+def fresh(size: int) -> bytes:
+    """Return `size` zero bytes that nobody else holds, for the kernel to write into."""
+    return bytes(bytearray(size))
+
+
+def word(data: bytes, place: int, size: int = 4) -> int:
+    """Read an unsigned integer of the kernel's at `place`."""
+    return int.from_bytes(data[place : place + size], "little")
+
+
+def socketpair() -> tuple[int, int]:
+    """Return the two ends of a connected socket that keeps messages apart; children may inherit neither."""
+    pair = fresh(8)
+    call("socketpair", AF_UNIX, SOCK_SEQPACKET | posix.O_CLOEXEC, 0, pair)
+    return word(pair, 0), word(pair, 4)
+
+
+def sendmsg(fd: int, data: bytes, fds: Sequence[int] = ()) -> None:
+    """Send one message with descriptors; raises OSError when the other end is gone."""
+    control = b""
+    if fds:
+        words = b"".join(one.to_bytes(4, "little") for one in fds)
+        control = (_CMSG_HEADER + len(words)).to_bytes(8, "little") + _SCM_RIGHTS + words
+        control += bytes(-len(control) % 8)
+    header, _vector = _message(data, control)
+    _again("sendmsg", fd, header, MSG_NOSIGNAL)
+
+
+def recvmsg(fd: int, size: int, most_fds: int) -> tuple[bytes, list[int]]:
+    """Receive one message of at most `size` bytes with its descriptors; empty when the other end is gone."""
+    data, control = fresh(size), fresh(_CMSG_HEADER + 4 * most_fds + 8)
+    header, _vector = _message(data, control)
+    received = _again("recvmsg", fd, header, MSG_CMSG_CLOEXEC)
+    filled = word(header, _CONTROL_LENGTH_AT, 8)
+    fds, at = [], 0
+    while at + _CMSG_HEADER <= filled:
+        length = word(control, at, 8)
+        if control[at + 8 : at + _CMSG_HEADER] == _SCM_RIGHTS:
+            fds += [word(control, place) for place in range(at + _CMSG_HEADER, at + length, 4)]
+        at += max(_CMSG_HEADER, length + -length % 8)
+    return data[:received], fds
+
+
+def ppoll(fds: Sequence[int], timeout_s: float | None) -> list[tuple[int, int]]:
+    """Wait until a descriptor can be read or has ended; return those with their events. None waits for ever."""
+    table = b"".join(fd.to_bytes(4, "little") + POLLIN.to_bytes(4, "little") for fd in fds)
+    table = bytes(bytearray(table))  # the kernel writes into it
+    span = None
+    if timeout_s is not None:
+        nanoseconds = max(0, int(timeout_s * 1e9))
+        span = (nanoseconds // 10**9).to_bytes(8, "little") + (nanoseconds % 10**9).to_bytes(8, "little")
+    try:
+        call("ppoll", table, len(fds), span)
+    except InterruptedError:
+        return []
+    return [(fd, events) for at, fd in enumerate(fds) if (events := word(table, 8 * at + 6, 2))]
+
+
+def wait4(pid: int, options: int) -> tuple[int, int, tuple[float, float, int]]:
+    """Return pid, wait status and what it used (user and system seconds, largest resident KiB); pid 0 for none yet."""
+    status, usage = fresh(4), fresh(144)
+    found = _again("wait4", pid, status, options, usage)
+    seconds = [word(usage, at, 8) + word(usage, at + 8, 8) / 1e6 for at in (0, 16)]
+    return found, word(status, 0), (seconds[0], seconds[1], word(usage, 32, 8))
+
+
+def _again(name: str, *args: int | bytes | None) -> int:
+    """Make the call again when a signal (a child that ended, say) came in between."""
+    while True:
+        try:
+            return call(name, *args)
+        except InterruptedError:
+            continue
+
+
+def _message(data: bytes, control: bytes) -> tuple[bytes, bytes]:
+    """Return a `struct msghdr` for one buffer, and its vector: the caller keeps all four alive during the call."""
+    vector = address_of(data) + len(data).to_bytes(8, "little")
+    header = bytes(16) + address_of(vector) + (1).to_bytes(8, "little")
+    return header + address_of(control) + len(control).to_bytes(8, "little") + bytes(8), vector

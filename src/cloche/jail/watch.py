@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import _socket
-import os
-import select
-import time
+import posix
+from time import monotonic
 
-from . import identity, tree, wire
-from .enter import Descriptors
+from . import identity, wire
 from .reaper import Reaper
-from .spec import Run
 from .syscalls import (
     CLONE_NEWCGROUP,
     CLONE_NEWIPC,
@@ -21,7 +17,10 @@ from .syscalls import (
     CLONE_NEWUTS,
     PR_SET_DUMPABLE,
     clone,
+    ppoll,
     prctl,
+    socketpair,
+    wait4,
 )  # fmt: skip
 
 TYPE_CHECKING = False
@@ -45,97 +44,104 @@ SIGKILL = 9
 class Watch:
     """Watch over one run from the fork of its reaper to the last process's end."""
 
-    def __init__(self, helper: Helper, timeout_s: float):
-        self.helper, self.spec, self.timeout_s = helper, helper.spec, timeout_s
-        self.owner = os.getpid()
+    def __init__(self, helper: Helper, load_interpreter: Callable[[], Any] | None):
+        self.helper, self.spec, self.load_interpreter = helper, helper.spec, load_interpreter
         self.reaper = 0
         self.cause = ""
+        self.timeout_s = 0.0
         self.started_at = 0.0
         self.deadline = 0.0
-        self.setup_deadline = time.monotonic() + SETUP_PATIENCE_S
+        self.setup_deadline = monotonic() + SETUP_PATIENCE_S
         self.ended: dict[str, Any] | None = None
         self.failed: dict[str, Any] | None = None
         self.peak_bytes = 0
         self.peak_tasks = 0
-        self.link, self._reaper_link = _socket.socketpair(
-            _socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC
-        )
-        self.before: dict[str, int] = helper.cgroup.counters() if helper.cgroup else {}
+        self.link, self._reaper_link = socketpair()
+        self.before: dict[str, int] = {}
 
-    def start(self, fds: list[int], private_paths: list[str]) -> Callable[[], None] | None:
+    def start(self, plan_fd: int, private_paths: list[str]) -> Callable[[], None] | None:
         """Fork the reaper, give it its identity and limits, and let it go; returns a callable in the guest."""
         is_jail = self.spec.level == "jail"
-        private = self._open_private(private_paths)
-        ready, go = os.pipe()
+        cgroup = self.helper.cgroup
+        waiting, go = posix.pipe()
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
-        self.reaper = clone(NAMESPACES_AT_BIRTH) if is_jail else os.fork()
-        if self.reaper != 0 or not is_jail:
-            prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        self.reaper = clone(NAMESPACES_AT_BIRTH) if is_jail else posix.fork()
         if self.reaper == 0:
-            return self._be_reaper(fds, private, ready, go)
-        self._reaper_link.close()
-        os.close(ready)
+            posix.close(go)
+            return self._be_reaper(plan_fd, waiting)
+        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        posix.close(self._reaper_link)
+        posix.close(waiting)
+        private: list[int] = []
         try:
-            if self.helper.cgroup is not None and self.helper.cgroup.version == 2:
-                self.helper.cgroup.attach(self.reaper)
+            if cgroup is not None and cgroup.version == 2:
+                cgroup.attach(self.reaper)
             if is_jail:
                 self._map_ids()
-            os.write(go, GO)
+            posix.write(go, GO)
+            private = self._open_private(private_paths)
+            wire.send(self.link, "go", fds=private)
         finally:
-            os.close(go)
-            for fd in private.values():
-                os.close(fd)
+            for fd in (go, *private):
+                posix.close(fd)
+        self.before = cgroup.counters() if cgroup is not None else {}
         return None
 
-    def _be_reaper(self, fds: list[int], private: dict[str, int], ready: int, go: int) -> Callable[[], None]:
-        """Wait until the helper has set identity and limits, then live as the reaper."""
-        os.close(go)
-        self.link.close()
-        os.close(self.helper.caller.detach())
-        if self.helper.claim is not None:
-            self.helper.claim.forget()
+    def _be_reaper(self, plan_fd: int, waiting: int) -> Callable[[], None]:
+        """Enter the control group, and live as the reaper."""
+        helper = self.helper
+        posix.close(self.link)
+        posix.close(helper.caller)
         try:
-            if self.helper.cgroup is not None and self.helper.cgroup.version == 1:
-                self.helper.cgroup.enter()
-            if os.read(ready, 1) != GO:  # the helper is gone, and so must we be
-                os._exit(1)
-            prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-            run = Run(**wire.unpack(fds[0]))
-            streams = Descriptors(fds[1], fds[2], fds[3], fds[4], self.helper.workspace_fd)
-            return Reaper(self.spec, run, self._reaper_link, streams, private).live()
+            registers = {}
+            if helper.claim is not None:
+                registers["outside"] = helper.claim.outside_id
+                helper.claim.forget()
+            if helper.workspace_fd >= 0:
+                registers["workspace"] = helper.workspace_fd
+            in_version_2 = helper.cgroup is not None and helper.cgroup.version == 2
+            if helper.cgroup is not None and not in_version_2:
+                helper.cgroup.enter()
+            ends = {"plan_fd": plan_fd, "link": self._reaper_link, "go": waiting}
+            reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
+            return reaper.live(must_wait_first=in_version_2)
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
             wire.send(self._reaper_link, "failed", failure(f"{type(error).__name__}: {error}", "reaper"))
-            os._exit(1)
+            posix._exit(1)
 
     def _map_ids(self) -> None:
         outside = self.spec.outside
-        uid, gid = (outside[0], outside[0]) if outside else (os.geteuid(), os.getegid())
+        uid, gid = (outside[0], outside[0]) if outside else (posix.geteuid(), posix.getegid())
         identity.write_maps(
             self.reaper, inside_id=self.spec.inside_id, outside_uid=uid, outside_gid=gid, privileged=outside is not None
         )
 
-    def _open_private(self, paths: list[str]) -> dict[str, int]:
+    def _open_private(self, paths: list[str]) -> list[int]:
         """Open what only root may read through mounts that show it as the outside id's own."""
         if not paths:
-            return {}
+            return []
         from .idmapped import open_idmapped
 
         assert self.spec.outside is not None
-        return open_idmapped(paths, self.spec.outside[0])
+        return list(open_idmapped(paths, self.spec.outside[0]).values())
+
+    def order(self, body: dict[str, Any], fds: list[int]) -> None:
+        """Hand the reaper the orders of its guest. Raises OSError when it is gone."""
+        self.timeout_s = body["timeout_s"]
+        self.setup_deadline = monotonic() + SETUP_PATIENCE_S
+        wire.send(self.link, "order", {"has_files": body["has_files"]}, fds)
 
     def attend(self) -> None:
         """Wait for the end, whatever brings it; then report what the kernel says about it."""
-        poll = select.poll()
-        poll.register(self.link.fileno(), select.POLLIN)
-        poll.register(self.helper.caller.fileno(), select.POLLIN)
+        caller = self.helper.caller
         is_caller_here = True
         while self.ended is None and self.failed is None:
-            ready = {fd for fd, _ in poll.poll(self._patience_ms())}
-            if self.helper.caller.fileno() in ready and not self._hear_caller():
+            ready = {fd for fd, _ in ppoll((self.link, caller), self._patience_s())}
+            if caller in ready and not self._hear_caller():
                 is_caller_here = False
             if not is_caller_here or self.cause:
                 break
-            if self.link.fileno() in ready and not self._hear_reaper():
+            if self.link in ready and not self._hear_reaper():
                 break
             self._check_limits()
         if self.ended is not None and self.ended["is_alone"] and not self.cause:
@@ -146,7 +152,7 @@ class Watch:
             while self.ended is None and self.failed is None and self._hear_reaper():
                 pass
             self._report(usage)
-        self.link.close()
+        posix.close(self.link)
 
     def last_words(self) -> dict[str, Any] | None:
         """Kill the tree, and return what the reaper said it failed at: our own error may only follow from that."""
@@ -156,22 +162,24 @@ class Watch:
                 pass
         return self.failed
 
-    def kill(self) -> Any:
+    def kill(self) -> tuple[float, float, int] | None:
         """Kill the tree, wait until nothing of it is left, and return what it used."""
         if not self.reaper:
             return None
         if self.ended is None:
-            os.kill(self.reaper, SIGKILL)
-        _, _, usage = os.wait4(self.reaper, 0)
+            posix.kill(self.reaper, SIGKILL)
+        _, _, usage = wait4(self.reaper, 0)
         self.reaper = 0
         if self.spec.level != "jail":
-            tree.kill_descendants(os.getpid())
+            from . import tree
+
+            tree.kill_descendants(posix.getpid())
         return usage
 
-    def _patience_ms(self) -> int:
-        left = max(0.0, (self.deadline or self.setup_deadline) - time.monotonic())
+    def _patience_s(self) -> float:
+        left = max(0.0, (self.deadline or self.setup_deadline) - monotonic())
         is_summing = self.spec.accounting and self.deadline
-        return int(min(left, TICK_S if is_summing else left) * 1000) + 1
+        return min(left, TICK_S if is_summing else left) + 0.001
 
     def _hear_caller(self) -> bool:
         """Take one word of the caller's; False when it is gone."""
@@ -186,11 +194,11 @@ class Watch:
         if tag == "ready":
             if fds:
                 self._keep_workspace(fds[0])
-            self.helper._tell("ready", {**body, "outside": self.spec.outside}, tuple(fds))
+            self.helper.tell("ready", {**body, "outside": self.spec.outside}, tuple(fds))
         elif tag == "started":
             self.started_at = body["at"]
             self.deadline = self.started_at + self.timeout_s
-            self.helper._tell("started", body)
+            self.helper.tell("started", body)
         elif tag == "ended":
             self.ended = body
         elif tag == "failed":
@@ -201,18 +209,18 @@ class Watch:
 
     def _keep_workspace(self, fd: int) -> None:
         if self.helper.workspace_fd >= 0:
-            os.close(self.helper.workspace_fd)
+            posix.close(self.helper.workspace_fd)
         self.helper.workspace_fd = fd
 
     def _check_limits(self) -> None:
         if self.ended is not None or self.failed is not None:
             return
         if not self.deadline:
-            if time.monotonic() >= self.setup_deadline:
+            if monotonic() >= self.setup_deadline:
                 said = f"the sandbox was not set up within {SETUP_PATIENCE_S:.0f} s; is a file system stuck?"
                 self.failed = failure(said, "helper", ETIMEDOUT)
             return
-        if time.monotonic() >= self.deadline:
+        if monotonic() >= self.deadline:
             self.cause = "timeout"
         elif self.spec.accounting and self._is_memory_exceeded():
             self.cause = "out_of_memory"
@@ -227,6 +235,8 @@ class Watch:
                 return False
             used = cgroup.anonymous_bytes()
         else:
+            from . import tree
+
             pids = tree.descendants(self.reaper)
             self.peak_tasks = max(self.peak_tasks, tree.count_tasks(pids))
             used = tree.resident_bytes(pids)
@@ -245,11 +255,11 @@ class Watch:
         folder = self.helper.folder
         return folder is not None and folder.is_over(self.spec.disk_bytes, self.spec.inodes, is_fresh=at_end)
 
-    def _report(self, usage: Any) -> None:
+    def _report(self, usage: tuple[float, float, int] | None) -> None:
         if self.ended is None and not self.started_at and not self.cause:
             self.failed = self.failed or failure("the sandbox ended before the code was started", "reaper")
         if self.failed is not None and not self.cause:
-            self.helper._tell("failed", self.failed)
+            self.helper.tell("failed", self.failed)
             return
         cgroup = self.helper.cgroup
         now = cgroup.counters() if cgroup else {}
@@ -257,7 +267,7 @@ class Watch:
         body = {
             "cause": self.cause,
             "ended": self.ended,
-            "wall_s": time.monotonic() - self.started_at if self.started_at else 0.0,
+            "wall_s": monotonic() - self.started_at if self.started_at else 0.0,
             "cpu_user_s": user_s,
             "cpu_system_s": system_s,
             "peak_bytes": max(self.peak_bytes, most_kib * 1024),
@@ -266,12 +276,12 @@ class Watch:
             "is_task_limit_seen": self._is_task_limit_seen(),
             "is_folder_over": self._is_folder_over(at_end=True),
         }
-        self.helper._tell("ended", body)
+        self.helper.tell("ended", body)
 
-    def _spent(self, usage: Any) -> tuple[float, float, int]:
+    def _spent(self, usage: tuple[float, float, int] | None) -> tuple[float, float, int]:
         """Return user and system seconds and the largest process in KiB: by the reaper's count, or by the kernel's."""
         if usage is not None:
-            return usage.ru_utime, usage.ru_stime, usage.ru_maxrss
+            return usage
         ended = self.ended or {}
         return ended.get("user_s", 0.0), ended.get("system_s", 0.0), ended.get("most_kib", 0)
 

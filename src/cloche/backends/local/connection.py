@@ -8,13 +8,19 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.jail import wire
+from cloche.jail.enter import compile_building, compile_files
 from cloche.jail.launch import make_cgroup, start_helper
 from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Run, Spec
+
+from . import leaving
+
+if TYPE_CHECKING:
+    from cloche.jail.calls import Step
 
 CLOSE_PATIENCE_S = 10.0
 
@@ -37,6 +43,7 @@ class Connection:
 
     async def start(self) -> None:
         """Start the helper and tell it what to build. Raises StartFailed."""
+        leaving.collect()
         cgroup = self._spec.cgroup
         place = {"version": cgroup["version"], "folders": cgroup["folders"]} if cgroup else {}
         try:
@@ -55,15 +62,24 @@ class Connection:
         except OSError as error:
             raise StartFailed(f"cannot make the control group: {error}", step="cgroup", errno=error.errno) from error
 
-    def send_run(self, run: Run, streams: Sequence[int], *, is_last: bool = False) -> None:
-        """Send one run with its descriptors: standard input, output, error, and the value's pipe.
+    def send_run(
+        self, run: Run, streams: Sequence[int], *, has_workspace: bool = False, is_last: bool = False
+    ) -> tuple[Step, ...]:
+        """Send one run with its descriptors: standard input, output, error, and the value's pipe; return its plan.
 
         After the last one, the helper clears up and ends by itself.
         """
         self._was_started = False
-        self._send(
-            "run", {"timeout_s": run.timeout_s, "private": run.private, "is_last": is_last}, run.as_wire(), streams
-        )
+        building = compile_building(self._spec, run, has_workspace=has_workspace)
+        self._send("prepare", {"private": run.private, "wants_python": run.python is not None}, building.as_wire())
+        files = wire.pack({"steps": compile_files(self._spec, run)}) if run.has_files else -1
+        body = {"timeout_s": run.timeout_s, "has_files": run.has_files, "is_last": is_last}
+        try:
+            self._send("run", body, run.as_order(), [*([files] if files >= 0 else []), *streams])
+        finally:
+            if files >= 0:
+                os.close(files)
+        return tuple(building.build)
 
     async def attend(self, on_word: OnWord) -> dict[str, Any]:
         """Wait for the end of the run that was sent; every earlier word goes to `on_word`.
@@ -71,15 +87,42 @@ class Connection:
         Raises StartFailed when the sandbox could not be set up, OutcomeUnknown when the helper is gone although the
         code had been started.
         """
-        while True:
-            tag, body, fds = await self._receive()
-            if tag == "ended":
-                return body
-            if tag == "failed":
-                raise StartFailed(body["message"], step=body["step"], index=body["index"], errno=body["errno"])
-            if tag in ("", "lost"):
-                self._drop()
-                raise self._loss()
+        loop = asyncio.get_running_loop()
+        end: asyncio.Future[dict[str, Any]] = loop.create_future()
+        if self._link is None:
+            raise self._loss()
+        link = self._link.fileno()
+        loop.add_reader(link, self._listen, end, on_word)
+        try:
+            return await end
+        finally:
+            if self._link is not None:
+                loop.remove_reader(link)
+
+    def _listen(self, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
+        """Hear what there is to hear."""
+        try:
+            while self._link is not None and not end.done():
+                self._hear(end, on_word, *wire.receive(self._link.fileno()))
+        except BlockingIOError:
+            return
+        except Exception as error:
+            if not end.done():
+                end.set_exception(error)
+
+    def _hear(
+        self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, tag: str, body: dict[str, Any], fds: list[int]
+    ) -> None:
+        if tag == "ended":
+            end.set_result(body)
+        elif tag == "failed":
+            error = StartFailed(body["message"], step=body["step"], index=body["index"], errno=body["errno"])
+            end.set_exception(error)
+        elif tag in ("", "lost"):
+            asyncio.get_running_loop().remove_reader(self._link.fileno() if self._link else -1)
+            self._drop()
+            end.set_exception(self._loss())
+        else:
             self._was_started = self._was_started or tag == "started"
             on_word(tag, body, fds)
 
@@ -87,9 +130,16 @@ class Connection:
         """Ask the helper to kill the run; the end is still reported by `attend`."""
         if self._link is not None:
             try:
-                wire.send(self._link, "kill", {"cause": str(cause)})
+                wire.send(self._link.fileno(), "kill", {"cause": str(cause)})
             except OSError:
                 pass  # the helper is gone, which `attend` is about to find
+
+    def leave(self) -> None:
+        """Let a helper that ends by itself do so unattended: nothing of the guest's is left but its emptied places."""
+        self._drop()
+        if self._process is not None:
+            leaving.add(self._process, self._spec)
+            self._process = None
 
     async def close(self) -> None:
         """Let the helper clear up, and wait until it is gone; one that was killed is cleared up after."""
@@ -116,19 +166,11 @@ class Connection:
         try:
             if self._link is None:
                 raise BrokenPipeError(32, "the helper process is gone")
-            wire.send(self._link, tag, body, [packed, *fds])
+            wire.send(self._link.fileno(), tag, body, [packed, *fds])
         except OSError as error:
             raise StartFailed(f"cannot reach the helper process: {error}", step="helper", errno=error.errno) from error
         finally:
             os.close(packed)
-
-    async def _receive(self) -> tuple[str, dict[str, Any], list[int]]:
-        while self._link is not None:
-            try:
-                return wire.receive(self._link)
-            except BlockingIOError:
-                await _until_readable(self._link.fileno())
-        return "", {}, []
 
 
 async def _until_readable(fd: int) -> None:

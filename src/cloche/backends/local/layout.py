@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import glob
+import importlib.util
 import os
 import site
 import sys
@@ -116,6 +117,12 @@ def needs_private_mount(folder: str) -> bool:
 def is_reachable_by_others(path: str) -> bool:
     """Tell whether any user may walk to `path`: every folder above it grants execution to others."""
     return all(os.stat(folder).st_mode & 0o001 for folder in _ancestors(path))
+
+
+@functools.cache
+def has_customization() -> bool:
+    """Tell whether this environment has a `sitecustomize` or `usercustomize`, which every interpreter start runs."""
+    return any(importlib.util.find_spec(name) is not None for name in ("sitecustomize", "usercustomize"))
 
 
 @functools.cache

@@ -65,8 +65,9 @@ class Pipes:
     async def drain(self) -> None:
         """Read what is still in the pipes. Everything that could write is dead; a bound is there all the same."""
         self.close_guest_ends()
-        endings = [reader.ended for reader in self._readers.values()]
-        await asyncio.wait(endings, timeout=DRAIN_S)
+        endings = [reader.ended for reader in self._readers.values() if not reader.finish()]
+        if endings:
+            await asyncio.wait(endings, timeout=DRAIN_S)
 
     def close(self) -> None:
         self.close_guest_ends()

@@ -81,6 +81,7 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, places:
     if level in (Level.JAIL, Level.CONFINED):
         spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=bool(host.cgroup_version))
         spec.landlock = _landlock(level, places, policy) if host.landlock_abi else None
+        spec.landlock_abi = host.landlock_abi
     return spec
 
 

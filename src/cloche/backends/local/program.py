@@ -13,7 +13,7 @@ from cloche.core.languages import Language, language_named, render, render_env, 
 from cloche.core.request import Request
 from cloche.jail.spec import Run
 
-from .layout import user_site
+from .layout import has_customization, user_site
 from .plan import Places, guest_environment
 from .toolchain import Toolchain, engine_version, find_toolchain
 
@@ -73,6 +73,7 @@ def build_program(request: Request, places: Places, timeout_s: float) -> Program
     run = Run(env=guest_environment(places, request.env, env))
     if language.name == "python" and not _sets_interpreter_variables(request.env):
         run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
+        run.python["customizes"] = has_customization()
     else:
         run.commands = [list(words) for words in render(engine, toolchain.programs, source, build, request.argv)]
         run.build, run.generated = build, dict(render_generated(engine, source, build))

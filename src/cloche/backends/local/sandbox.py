@@ -44,7 +44,7 @@ class LocalOpenSandbox:
         self._known: dict[str, Known] = {}
         self._turn = asyncio.Lock()
         self._is_closed = False
-        self._is_last = False
+        self._is_last = self._is_over = False
 
     def expect_single_run(self) -> None:
         """Say that the next run is the last one; the helper then clears up while its result is being put together."""
@@ -84,7 +84,9 @@ class LocalOpenSandbox:
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
-        if self._connection is not None:
+        if self._connection is not None and self._is_over:
+            self._connection.leave()
+        elif self._connection is not None:
             await asyncio.shield(self._connection.close())
             self._connection = None
         if self._workspace_fd >= 0:
@@ -121,7 +123,12 @@ class LocalOpenSandbox:
     ) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
         connection = await self._connected()
-        connection.send_run(run, streams, is_last=self._is_last and self._spec.level == "jail")
+        steps = connection.send_run(
+            run,
+            streams,
+            has_workspace=self._workspace_fd >= 0 and self._spec.level == "jail",
+            is_last=self._is_last and self._spec.level == "jail",
+        )
         if on_sent is not None:
             on_sent()
         plan: list[PlanStep] = []
@@ -129,13 +136,16 @@ class LocalOpenSandbox:
         def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
             if tag == "ready":
                 self._keep_workspace(fds)
-                plan.extend(PlanStep(name=n, description=d, seconds=s) for n, d, s in body["plan"])
+                timed = zip(steps, body["seconds"], strict=False)
+                plan.extend(PlanStep(name=step[0], description=step[1], seconds=spent) for step, spent in timed)
             elif tag == "started" and (run.commands or run.python):
                 sink(Started(plan=tuple(plan)))
 
         attending = asyncio.ensure_future(connection.attend(hear))
         try:
-            return await asyncio.shield(attending)
+            ended = await asyncio.shield(attending)
+            self._is_over = self._is_last and self._spec.level == "jail"
+            return ended
         except asyncio.CancelledError:
             connection.kill(KillCause.CANCELLED)
             with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more

@@ -79,6 +79,15 @@ class StreamReader:
         else:
             self._take(data)
 
+    def finish(self) -> bool:
+        """Read what is there without waiting; tell whether that was the stream's end."""
+        while not self.ended.done():
+            before = self.output.total
+            self._read()
+            if self.output.total == before and not self.ended.done():
+                return False
+        return True
+
     def _take(self, data: bytes) -> None:
         was_flooded = self.output.total > self._flood_limit
         self.output.add(data)
