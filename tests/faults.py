@@ -18,6 +18,7 @@ from cloche.backends.local.host import Host, measure_host
 from cloche.backends.local.measures import measures
 from cloche.backends.local.plan import build_spec, choose_places
 from cloche.backends.local.sandbox import LocalOpenSandbox
+from cloche.backends.local.warm import pool_for
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.core.events import Event, Started
@@ -127,9 +128,9 @@ def _host(*, use_cgroups: bool) -> Host:
     return measure_host() if use_cgroups else measure_host().without_cgroups()
 
 
-def _sandbox(host: Host, level: Level) -> LocalOpenSandbox:
+def _sandbox(host: Host, level: Level, *, warm: bool = False) -> LocalOpenSandbox:
     enforcement = Enforcement(level=level, controls=measures(level, host))
-    return LocalOpenSandbox(policy=Policy(level=level), limits=Limits(), enforcement=enforcement, host=host)
+    return LocalOpenSandbox(policy=Policy(level=level, warm=warm), limits=Limits(), enforcement=enforcement, host=host)
 
 
 async def _run_and_close(sandbox: LocalOpenSandbox) -> None:
@@ -218,8 +219,25 @@ async def _kill_while_running(sandbox: LocalOpenSandbox) -> None:
 
 
 def _kill_helper(connection: Connection) -> None:
-    assert connection._process is not None
-    os.kill(connection._process.pid, 9)
+    assert connection.helper_pid
+    os.kill(connection.helper_pid, 9)
+
+
+async def _warm_sandbox(host: Host) -> LocalOpenSandbox:
+    """Return a sandbox that will take a warm helper; there is one as soon as its template has loaded."""
+    pool = pool_for(Policy(), host)
+    pool.start()
+    sandbox = _sandbox(host, Level.JAIL, warm=True)
+    for _ in range(500):
+        if pool.is_ready():
+            return sandbox
+        await asyncio.sleep(0.02)
+    raise AssertionError("the template was not ready within ten seconds")
+
+
+async def warm_helper_killed_while_running(host: Host) -> None:
+    """Kill a helper that a template forked when its code has begun."""
+    await _kill_while_running(await _warm_sandbox(host))
 
 
 OUR_FAULTS: Mapping[str, tuple[Callable[[Host], Awaitable[None]], type[Exception]]] = {
@@ -230,6 +248,7 @@ OUR_FAULTS: Mapping[str, tuple[Callable[[Host], Awaitable[None]], type[Exception
     "interpreter broken": (interpreter_broken, StartFailed),
     "helper killed before the start": (helper_killed_before_start, StartFailed),
     "helper killed while the code runs": (helper_killed_while_running, OutcomeUnknown),
+    "warm helper killed while the code runs": (warm_helper_killed_while_running, OutcomeUnknown),
     "confined helper killed while the code runs": (confined_helper_killed_while_running, OutcomeUnknown),
 }
 

@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloche.backends.local.warm import close_pools
+
 MARK = "cloche"
 DIRECTORY_PREFIX = "cloche-"
 MADE_BY = re.compile(DIRECTORY_PREFIX + r"(?:[a-z]+-)?(\d+)-")
@@ -121,7 +123,8 @@ class Snapshot:
 
     @classmethod
     def take(cls) -> "Snapshot":
-        """Look at the machine now."""
+        """Look at the machine now; what is kept warm for later runs is ended first."""
+        close_pools()
         processes = _processes()
         namespaces = frozenset(_proc_link(process.pid, "ns/mnt") for process in processes)
         return cls(_adopter(), processes, namespaces, _mounts(), _cgroups(), _temporary_directories())
@@ -159,6 +162,7 @@ class Snapshot:
 
 def wait_for_leftovers(before: Snapshot, *, patience_s: float) -> list[str]:
     """Return what stays for the whole of our patience: dying takes a moment, and others come and go."""
+    close_pools()
     deadline = time.monotonic() + patience_s
     left = before.leftovers()
     while left and time.monotonic() < deadline:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from cloche.backends.local import LocalBackend
+from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.core.levels import Control, Level
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
 from cloche.testing.conformance import run_conformance
 
 NO_WALLS = "level process is a child process with limits and no isolation"
@@ -29,9 +34,20 @@ def _deviations(level: Level, backend: LocalBackend) -> dict[str, str]:
     return AT_PROCESS if has_cgroups or os.geteuid() != 0 else {**AT_PROCESS, **AT_PROCESS_ROOT}
 
 
+class ColdBackend(LocalBackend):
+    """Start every run afresh."""
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[LocalOpenSandbox]:
+        """Open a sandbox that takes nothing warm."""
+        async with super().open(policy.with_changes(warm=False), limits) as sandbox:
+            yield sandbox
+
+
 # Level process with control groups is what `cloche conformance --backend subprocess` tries, in test_suite.py.
 ROWS = {
     "jail, control groups": (Level.JAIL, True),
+    "jail, control groups, cold": (Level.JAIL, True),
     "jail, rlimits only": (Level.JAIL, False),
     "confined, control groups": (Level.CONFINED, True),
     "confined, rlimits only": (Level.CONFINED, False),
@@ -39,10 +55,12 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(("level", "use_cgroups"), ROWS.values(), ids=list(ROWS))
-def test_local_conforms(level: Level, use_cgroups: bool) -> None:
+@pytest.mark.parametrize(
+    ("level", "use_cgroups", "is_cold"), [(*row, "cold" in name) for name, row in ROWS.items()], ids=list(ROWS)
+)
+def test_local_conforms(level: Level, use_cgroups: bool, is_cold: bool) -> None:
     """Every check is kept, but for deviations that are named and real."""
-    backend = LocalBackend(use_cgroups=use_cgroups)
+    backend = ColdBackend(use_cgroups=use_cgroups) if is_cold else LocalBackend(use_cgroups=use_cgroups)
     rows = run_conformance(backend, level=level, deviations=_deviations(level, backend), at_once=10)
     broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
     assert not broken, "\n".join(broken)

@@ -35,19 +35,21 @@ def test_what_we_cannot_do_is_an_exception(name: str, use_cgroups: bool) -> None
     assert not left, "\n".join(left)
 
 
-def test_a_sandbox_whose_helper_was_killed_says_so() -> None:
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_sandbox_whose_helper_was_killed_says_so(warm: bool) -> None:
     """A later run in it is refused with what to do; it does not begin again with an empty workspace."""
-    raised = asyncio.run(_run_after_loss())
+    raised = asyncio.run(_run_after_loss(warm=warm))
     assert "open another sandbox" in str(raised)
 
 
-async def _run_after_loss() -> BaseException:
+async def _run_after_loss(*, warm: bool) -> BaseException:
     from cloche.core.errors import OutcomeUnknown, StartFailed
     from cloche.core.levels import Level
     from cloche.core.request import Request
-    from tests.faults import _host, _kill_helper, _sandbox
+    from tests.faults import _host, _kill_helper, _sandbox, _warm_sandbox
 
-    sandbox = _sandbox(_host(use_cgroups=True), Level.JAIL)
+    host = _host(use_cgroups=True)
+    sandbox = await _warm_sandbox(host) if warm else _sandbox(host, Level.JAIL)
     try:
         await sandbox.write_file("kept", b"x")
         running = asyncio.ensure_future(sandbox.run(Request(code="import time; time.sleep(60)")))

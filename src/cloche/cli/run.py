@@ -69,7 +69,7 @@ def run_command(command: RunCommand) -> int:
             level=logging.INFO, stream=sys.stderr, format="%(relativeCreated)6.0f ms %(name)s: %(message)s"
         )
         logging.getLogger("cloche").setLevel(logging.DEBUG)
-    options = _with_backend(command)
+    options: SandboxOptions = {"warm": False, **_with_backend(command)}  # nobody would be there to use it
     source = read_source(command)
     language = command.language or _detect(source)
     stdout, stderr = Writer(1), Writer(2)

@@ -22,7 +22,8 @@ class Policy:
 
     `require_level` and `require_controls` refuse anything less; `best_effort` names controls that may be
     absent. `level` asks for one level exactly (`process` only ever this way); None takes the strongest the
-    backend has. `network_allow` lists the hosts that mode `allowlist` may reach: empty means none.
+    backend has. `warm` lets a run start in a sandbox that was made ready ahead, and `preload` names modules that are
+    already loaded there. `network_allow` lists the hosts that mode `allowlist` may reach: empty means none.
     """
 
     network: NetworkMode = "off"
@@ -40,13 +41,15 @@ class Policy:
     require_controls: tuple[Control, ...] = ()
     best_effort: tuple[Control, ...] = ()
     trusted: bool = False
+    warm: bool = True
+    preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.screen not in get_args(ScreenMode):
             raise InvalidRequest(f"screen: {self.screen!r} is unknown; use one of {', '.join(get_args(ScreenMode))}")
         if self.network not in get_args(NetworkMode):
             raise InvalidRequest(f"network: {self.network!r} is unknown; use one of {', '.join(get_args(NetworkMode))}")
-        for name in ("network_allow", "writable_paths", "languages", "require_controls", "best_effort"):
+        for name in ("network_allow", "writable_paths", "languages", "require_controls", "best_effort", "preload"):
             object.__setattr__(self, name, _as_tuple(getattr(self, name), name=name))
         if self.packages != "auto":
             object.__setattr__(self, "packages", _as_tuple(self.packages, name="packages"))

@@ -72,6 +72,15 @@ class SupportsBatchFiles(Protocol):
 
 
 @runtime_checkable
+class SupportsWarmth(Protocol):
+    """Keep things ready between runs."""
+
+    def cool_down(self) -> None:
+        """End what is kept ready, and wait until it is gone; the next run starts cold."""
+        ...
+
+
+@runtime_checkable
 class SupportsSingleRun(Protocol):
     """Prepare for the end while the only run is still being reported."""
 

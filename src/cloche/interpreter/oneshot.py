@@ -27,18 +27,76 @@ EXIT_UNFLUSHED = 120
 _ONLY_AST = 0x400
 _BEGINS_NO_STATEMENT = (b"", b" ", b"\t", b"#", b")", b"]", b"}", b'"', b"'")
 _FUTURE_FLAGS = 0x1FF0000
+_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# What a template does with a module once, so that its children find it set up.
+_FIRST_USES = {
+    "numpy": "import numpy; str(numpy.arange(3.0) @ numpy.arange(3.0))",
+    "pandas": "import pandas; str(pandas.DataFrame({'a': [1, 2], 'b': [0.5, 1.5], 'c': ['x', 'y']}).describe())",
+    "matplotlib": "import matplotlib; matplotlib.use('agg')",
+    "traceback": "import traceback; traceback.format_exception(ValueError('x'))",
+}
+_is_warm = False
+_loaded_before = 0  # how many modules came from a template
 _FILE_INPUT, _EVAL_INPUT = 257, 258  # CPython's start symbols
 # The flags that `-I -S` set, and what they are without it.
 _PLAIN_FLAGS = {"isolated": 0, "ignore_environment": 0, "no_user_site": 0, "no_site": 0, "safe_path": False}
 
 
+def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
+    """Become, in a template, what a plain interpreter is after its start; load `settings["preload"]`, and use it once.
+
+    Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
+    for packages of the user there, and must not find the caller's.
+    """
+    global _is_warm
+    os.environ["HOME"] = settings["home"]
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # numpy's libraries would start threads
+    prepare()
+    _restore_paths({**settings, "path": ""})
+    del sys.path[0]
+    failed = {}
+    for name in settings["preload"]:
+        try:
+            __import__(name)
+            exec(_FIRST_USES.get(name, ""), {})
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {error}"
+    compile("1", "", "exec", _ONLY_AST)
+    os.environ.clear()
+    sys.path_importer_cache.clear()
+    _is_warm = True
+    return {"failed": failed}
+
+
 def prepare() -> None:
     """Undo what the helper's own options left behind: all that needs neither a file of the sandbox's nor orders."""
+    if _is_warm:
+        return
     import site  # noqa: F401 - nothing but loaded: it sets no path while the flags are still those of the helper
 
     gc.freeze()  # what is here now will never be garbage of the script's
     sys.dont_write_bytecode = True
     _restore_flags()
+
+
+def rehearse() -> None:
+    """Go through a run of nothing while nothing waits: what it touches is then this process's own, and at hand."""
+    if not _is_warm:
+        return
+    environment = dict(os.environ)
+    _take_over(environment)
+    body, last = _compile_at_last_line(b"import sys\nprint(len(sys.path), file=sys.stdout)", "<rehearsal>") or ("", "")
+    namespace: dict[str, Any] = {}
+    exec(body, namespace)
+    eval(last, namespace)
+    _flush()
+    _main_module("")
+    del sys.modules["__main__"]
+    import _frozen_importlib_external
+
+    _frozen_importlib_external.PathFinder.find_spec("cloche_rehearses")
+    gc.collect()
+    gc.freeze()
 
 
 def _take_over(env: dict[str, str]) -> None:
@@ -53,11 +111,18 @@ def _take_over(env: dict[str, str]) -> None:
 
 def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
     """Run the script at `settings["path"]` with `settings["argv"]` and leave the process as the interpreter does."""
+    global _loaded_before
     path: str = settings["path"]
     code = 0
     _take_over(env)
     try:
-        _restore_paths(settings)
+        if _is_warm:
+            sys.path[:0] = [os.path.dirname(path)]
+            _reseed()
+            sys.modules.pop("__main__", None)
+            _loaded_before = len(sys.modules)
+        else:
+            _restore_paths(settings)
         sys.argv = [path, *settings["argv"]]
         main = _main_module(path)
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
@@ -69,6 +134,16 @@ def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
     except BaseException as error:
         code = _report(error)
     finish(code, os.path.dirname(path))
+
+
+def _reseed() -> None:
+    """Give this fork random numbers of its own, where a module does not see to it by itself."""
+    if "_ssl" in sys.modules:
+        sys.modules["_ssl"].RAND_add(os.urandom(32), 32.0)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(int.from_bytes(os.urandom(7), "little"))
 
 
 def finish(code: int, folder: str) -> None:
@@ -84,10 +159,23 @@ def finish(code: int, folder: str) -> None:
 
     atexit._run_exitfuncs()
     unflushed = _flush()
-    for module in [module for module in sys.modules.values() if _is_from(module, folder)]:
-        _clear(vars(module))
+    loaded = _loaded_here()
+    for module in loaded:
+        if _is_from(module, folder):
+            _clear(vars(module))
     gc.collect()
-    _leave(unflushed or _flush() or code)
+    _leave(unflushed or _flush() or code, has_libraries=not _is_warm or any(_is_library(one) for one in loaded))
+
+
+def _loaded_here() -> list[ModuleType]:
+    """Return the modules that this process has loaded, and not its template: touching those would copy their pages."""
+    last = reversed(sys.modules.values())
+    return [module for _, module in zip(range(len(sys.modules) - _loaded_before), last, strict=False)][::-1]
+
+
+def _is_library(module: ModuleType) -> bool:
+    """Tell whether a module brought, or could call, a C library with exit functions of its own."""
+    return getattr(module, "__name__", "") == "ctypes" or str(getattr(module, "__file__", "")).endswith(".so")
 
 
 def _is_from(module: ModuleType, folder: str) -> bool:
@@ -103,8 +191,13 @@ def _clear(namespace: dict[str, Any]) -> None:
                 namespace[name] = None
 
 
-def _leave(code: int) -> None:
-    """Call the C library's own exit, so that its exit functions and buffers have their turn."""
+def _leave(code: int, *, has_libraries: bool) -> None:
+    """Call the C library's own exit, so that its exit functions and buffers have their turn.
+
+    What a template loaded needs no exit function in its children; they would take libraries apart for nothing.
+    """
+    if not has_libraries:
+        os._exit(code)
     shape = {"_flags_": _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI, "_restype_": None}
     leave: Any = type("Exit", (_ctypes.CFuncPtr,), shape)(_ctypes.dlsym(_ctypes.dlopen(None, 0), "exit"))
     leave(code)

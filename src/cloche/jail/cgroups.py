@@ -53,14 +53,30 @@ class Cgroup:
 
     def create(self, *, memory_bytes: int, pids: int, cpus: float) -> None:
         """Make the directories and write the limits. Raises OSError naming the file that refused."""
-        quota = max(1000, int(cpus * PERIOD_US))
-        values = {"memory": memory_bytes, "sockets": memory_bytes // SOCKETS_SHARE, "pids": pids, "quota": quota}
+        values = {
+            "memory": memory_bytes,
+            "sockets": memory_bytes // SOCKETS_SHARE,
+            "pids": pids,
+            "quota": _quota(cpus),
+        }
         for controller, folder in self.folders.items():
             _make(folder)
             for name, template, is_required in FILES[self.version][controller]:
                 path = f"{folder}/{name}"
                 if is_required or _exists(path):
                     _write(path, template.format(**values))
+
+    def loosen(self) -> None:
+        """Lift the limit that stands in the way of changing another: version 1 wants memory below memory with swap."""
+        path = f"{self.folders.get('memory')}/memory.memsw.limit_in_bytes"
+        if self.version == 1 and _exists(path):
+            _write(path, "-1")
+
+    def renew_quota(self, cpus: float) -> None:
+        """Write the processor quota again, which refills it: one run shall not pay for the one before."""
+        controller = self.folders["cpu"]
+        name, template, _ = FILES[self.version]["cpu"][-1]
+        _write(f"{controller}/{name}", template.format(quota=_quota(cpus)))
 
     def enter(self) -> None:
         """Move the calling process in, which has one thread; whatever it forks is born inside.
@@ -118,6 +134,11 @@ class Cgroup:
                         _nap()
                         continue
                 break
+
+
+def _quota(cpus: float) -> int:
+    """Return microseconds per period."""
+    return max(1000, int(cpus * PERIOD_US))
 
 
 def _make(folder: str) -> None:

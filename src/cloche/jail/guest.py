@@ -8,7 +8,7 @@ import sys
 from . import wire
 from .calls import StepFailed, perform
 from .spec import Building, Order
-from .syscalls import call, close_range
+from .syscalls import call, close_range, ppoll
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class Guest:
             self._await("built")
             perform(building.late, self.registers)
             self._filter_system_calls()
+            if self.interpreter is not None and not ppoll((self.asking,), 0.0):
+                self.interpreter.rehearse()
             order, fds = self._take_order()
         except StepFailed as error:
             tell_failure(self.link, error)

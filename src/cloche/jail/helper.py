@@ -44,7 +44,11 @@ def main(
 
 
 class Helper:
-    """Serve one sandbox: open it, build in it, run in it, close it."""
+    """Serve one sandbox after the other: open it, build in it, run in it, close it.
+
+    What outlives a run is ours alone: the control group, the outside id. A jail, with all its processes, mounts and
+    files, is used by one run (by the runs of one sandbox, its workspace).
+    """
 
     def __init__(self, caller: int, cgroup: Cgroup | None, load_interpreter: Callable[[], Any]):
         self.caller, self.load_interpreter = caller, load_interpreter
@@ -56,6 +60,8 @@ class Helper:
         self.is_open = False
         self.watch: Watch | None = None
         self.failed: dict[str, Any] | None = None
+        self.plan_fd = -1
+        self.prepared: dict[str, Any] = {}
 
     def serve(self) -> Callable[[], None] | None:
         while True:
@@ -63,10 +69,16 @@ class Helper:
             guest = None
             if tag == "open":
                 self.spec = Spec(**wire.unpack(fds[0]))
+                if self.claim is not None:
+                    self.spec.outside = (self.claim.outside_id, 1)
             elif tag == "prepare":
-                guest = self._prepare(body, fds[0])
+                guest = self._prepare(body, fds.pop())
             elif tag == "run":
                 self._run(body, fds)
+                fds = []
+                if body["again"]:
+                    self.keep_workspace(-1)
+                    guest = self._prepare(self.prepared, self.plan_fd)
             if guest is not None:
                 return guest
             for fd in fds:
@@ -78,7 +90,9 @@ class Helper:
     def _prepare(self, body: dict[str, Any], plan_fd: int) -> Callable[[], None] | None:
         """Start to build; an error of ours is kept and reported when the run comes that this was for."""
         self._discard()
-        self.failed = None
+        if plan_fd != self.plan_fd and self.plan_fd >= 0:
+            posix.close(self.plan_fd)
+        self.plan_fd, self.prepared, self.failed = plan_fd, body, None
         watch = None
         try:
             self._open()
@@ -96,18 +110,27 @@ class Helper:
     def _run(self, body: dict[str, Any], fds: list[int]) -> None:
         """Run once in what was prepared, and report. A fault of ours must neither free the guest nor go unsaid."""
         watch, self.watch = self.watch, None
+        try:
+            if watch is not None:
+                watch.order(body, fds)
+        except OSError:
+            pass  # the reaper is gone; attending will find what it said
+        for fd in fds:  # before anything else is forked: nobody but this run's guest may hold them
+            posix.close(fd)
         if watch is None:
             self.tell("failed", self.failed or failure("nothing was prepared to run in", "helper"))
             return
-        try:
-            watch.order(body, fds)
-        except OSError:
-            pass  # the reaper is gone; attending will find what it said
         try:
             watch.attend()
         except Exception as error:
             watch.kill()
             self.tell("lost", failure(f"{type(error).__name__}: {error}", "helper"))
+
+    def keep_workspace(self, fd: int) -> None:
+        """Hold the workspace of the latest run in place of the one before; -1 for none."""
+        if self.workspace_fd >= 0:
+            posix.close(self.workspace_fd)
+        self.workspace_fd = fd
 
     def _discard(self) -> None:
         """Let go of a sandbox that was prepared and is not needed."""

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .cgroups import Cgroup
@@ -43,7 +43,7 @@ class Archive:
 posix.close({archive})
 sys.meta_path.insert(0, Archive)
 """
-_BOOT_HELPER = """
+_MAKE_MODULES = """
 for name in {modules}:
     parent, _, stem = name.rpartition(".")
     module = sys.modules[name] = type(sys)(name)
@@ -54,7 +54,14 @@ for name in {modules}:
 def load_interpreter():
     import interpreter.oneshot
     return interpreter.oneshot
+"""
+_BOOT_HELPER = """
 _guest = sys.modules["jail.helper"].main({fd}, {version}, {folders}, load_interpreter)
+if _guest: _guest()
+"""
+_BOOT_TEMPLATE = """
+import jail.template, jail.notify, jail.tree, jail.idmapped
+_guest = jail.template.main({fd}, {settings}, load_interpreter)
 if _guest: _guest()
 """
 _BOOT_PROBE = """
@@ -131,12 +138,23 @@ def start_helper(
 
     `version` and `folders` are those of its control group, which `make_cgroup` makes while it is starting.
     """
+    return _start(executable, lambda fd: _BOOT_HELPER.format(fd=fd, version=version, folders=dict(folders or {})))
+
+
+def start_template(
+    settings: Mapping[str, Any], executable: str = sys.executable
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a template and return its process and our end of its socket. Raises OSError."""
+    return _start(executable, lambda fd: _BOOT_TEMPLATE.format(fd=fd, settings=dict(settings)))
+
+
+def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start an interpreter with the modules of a helper; `words` gives its last words, told its end of the socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     archive = -1
     try:
         archive = _archive_fd()
-        orders = {"fd": theirs.fileno(), "version": version, "folders": dict(folders or {})}
-        boot = _boot(archive) + _BOOT_HELPER.format(modules=HELPER_MODULES, **orders)
+        boot = _boot(archive) + _MAKE_MODULES.format(modules=HELPER_MODULES) + words(theirs.fileno())
         process = subprocess.Popen(
             [executable, "-I", "-S", "-c", boot],
             stdin=subprocess.DEVNULL,
@@ -157,6 +175,9 @@ def start_helper(
     return process, ours
 
 
-def make_cgroup(cgroup: Mapping[str, Any]) -> None:
-    """Make a sandbox's control group with its limits, while its helper is still starting. Raises OSError."""
-    Cgroup(cgroup["version"], cgroup["folders"]).create(**cgroup["amounts"])
+def make_cgroup(cgroup: Mapping[str, Any], *, is_there: bool = False) -> None:
+    """Make a sandbox's control group with its limits, or give the one that is there new ones. Raises OSError."""
+    group = Cgroup(cgroup["version"], cgroup["folders"])
+    if is_there:
+        group.loosen()
+    group.create(**cgroup["amounts"])

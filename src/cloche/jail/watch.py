@@ -127,7 +127,11 @@ class Watch:
 
     def order(self, body: dict[str, Any], fds: list[int]) -> None:
         """Hand the reaper the orders of its guest. Raises OSError when it is gone."""
+        self.spec = self.helper.spec  # whose amounts may have changed since the sandbox was built
         self.timeout_s = body["timeout_s"]
+        cgroup = self.helper.cgroup
+        if cgroup is not None and body["again"] and self.spec.cgroup is not None:
+            cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
         self.setup_deadline = monotonic() + SETUP_PATIENCE_S
         wire.send(self.link, "order", {"has_files": body["has_files"]}, fds)
 
@@ -193,7 +197,7 @@ class Watch:
         tag, body, fds = wire.receive(self.link)
         if tag == "ready":
             if fds:
-                self._keep_workspace(fds[0])
+                self.helper.keep_workspace(fds[0])
             self.helper.tell("ready", {**body, "outside": self.spec.outside}, tuple(fds))
         elif tag == "started":
             self.started_at = body["at"]
@@ -203,14 +207,9 @@ class Watch:
             self.ended = body
         elif tag == "failed":
             if fds:
-                self._keep_workspace(fds[0])
+                self.helper.keep_workspace(fds[0])
             self.failed = body
         return tag != ""
-
-    def _keep_workspace(self, fd: int) -> None:
-        if self.helper.workspace_fd >= 0:
-            posix.close(self.helper.workspace_fd)
-        self.helper.workspace_fd = fd
 
     def _check_limits(self) -> None:
         if self.ended is not None or self.failed is not None:

@@ -41,7 +41,7 @@ _LIMIT_WORDS = {field: word for word, field in LIMIT_FIELDS.items()}
 # The words that are fields of `Policy` under the same name and need no further thought.
 POLICY_WORDS = (
     "network_allow", "packages", "languages", "screen", "require_controls", "best_effort",
-    "user", "seccomp", "level",
+    "user", "seccomp", "level", "warm", "preload",
 )  # fmt: skip
 
 ANY_LANGUAGE = "*"
@@ -49,6 +49,7 @@ MAX_TEXT_CHARS = 4096
 
 _HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PACKAGE = re.compile(r"[A-Za-z0-9][^\x00-\x1f\x7f]*")
 
 
@@ -130,6 +131,18 @@ def _read_packages(value: object, *, name: str) -> Words:
         return {"packages": "auto" if value.strip().lower() == "auto" else ()}
     listed = _read_list(value, name=name)
     return {"packages": _matching(_PACKAGE, listed, name=name, what="the name of a package")}
+
+
+def _read_warm(value: object, *, name: str) -> Words:
+    word = {"true": True, "on": True, "false": False, "off": False}.get(str(value).strip().lower())
+    if word is None or not isinstance(value, bool | str):
+        raise InvalidRequest(f"{name}: {_shown(value)} is neither true nor false")
+    return {"warm": word}
+
+
+def _read_preload(value: object, *, name: str) -> Words:
+    listed = _read_list(value, name=name)
+    return {"preload": _matching(_MODULE, listed, name=name, what="the name of a module")}
 
 
 def _read_languages(value: object, *, name: str) -> Words:
@@ -232,6 +245,8 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "image": _read_image,
     "images": _read_images,
     "screen": _read_screen,
+    "warm": _read_warm,
+    "preload": _read_preload,
     "require": _read_require,
     "best_effort": _read_best_effort,
 }
@@ -250,7 +265,7 @@ ARGUMENT_READERS: Mapping[str, Reader] = {
     if key in {
         "timeout", "memory", "cpus", "pids", "disk", "network", "network_allow", "preset", "tier",
         "backend", "image", "require", "best_effort", "packages", "output_limit", "screen",
-        "level", "languages",
+        "level", "languages", "warm", "preload",
     }
 }  # fmt: skip
 VARIABLE_READERS: Mapping[str, Reader] = {
@@ -260,7 +275,7 @@ VARIABLE_READERS: Mapping[str, Reader] = {
         f"CLOCHE_{word.upper()}": YAML_READERS[word]
         for word in (
             "memory", "cpus", "pids", "disk", "network",
-            "preset", "tier", "require", "screen", "output_limit",
+            "preset", "tier", "require", "screen", "output_limit", "warm", "preload",
         )
     },
     **{f"CLOCHE_IMAGE_{lang.upper()}": partial(_read_image, language=lang) for lang in LANGUAGES},

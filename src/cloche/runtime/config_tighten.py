@@ -117,6 +117,8 @@ _RULES: Mapping[str, Callable[[Any, Any], bool]] = {
     "packages": lambda new, old: new != old and new != () and (old == "auto" or not set(new) <= set(old)),
     "user": lambda new, old: old is not None and new != old,
     "seccomp": lambda new, old: old and not new,
+    "warm": lambda new, old: new and not old,  # fewer things shared between runs is the tighter choice
+    "preload": lambda new, old: not set(new) <= set(old),
 }
 
 
@@ -151,7 +153,7 @@ def _tighter(word: str, one: Wish, other: Wish) -> Wish:
     """Return what two accepted wishes come to together."""
     if word == "reach":
         return _joined(other, _narrower(one.value, other.value))
-    if word in ("best_effort", "languages", "packages") and "auto" not in (one.value, other.value):
+    if word in ("best_effort", "languages", "packages", "preload") and "auto" not in (one.value, other.value):
         return _joined(other, tuple(item for item in one.value if item in other.value))
     if word == "require_controls":
         return _joined(other, tuple(dict.fromkeys((*one.value, *other.value))))
@@ -178,6 +180,7 @@ def _tightness(word: str, value: Any) -> float:  # noqa: ANN401  # as many types
         "screen": _SCREENS.index,
         "require_level": lambda level: level,
         "packages": lambda packages: packages == (),
+        "warm": lambda is_warm: not is_warm,
     }
     return tables[word](value) if word in tables else 0.0
 

@@ -81,6 +81,8 @@ async def arun(
     languages: Sequence[str] | None = None,
     screen: ScreenMode | None = None,
     level: Level | str | None = None,
+    warm: bool | None = None,
+    preload: Sequence[str] | None = None,
     config: str | PathLike[str] | None = None,
     on_output: OnOutput | None = None,
     on_event: Sink | None = None,
@@ -104,7 +106,7 @@ async def arun(
         timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, output_limit=output_limit,
         network=network, network_allow=network_allow, preset=preset, tier=tier, backend=backend, image=image,
         require=require, best_effort=best_effort, packages=packages, languages=languages, screen=screen,
-        level=level, config=config,
+        level=level, warm=warm, preload=preload, config=config,
     )  # fmt: skip
     prepared = prepare(**options)
     job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)

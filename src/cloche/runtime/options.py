@@ -27,6 +27,8 @@ class SandboxOptions(TypedDict, total=False):
     - best_effort: names of controls that may be absent. level: ask for exactly one level.
     - packages: what to install first; "auto" resolves imports.
     - languages: the names that may be run; csharp is not among the default ones.
+    - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
+    - preload: modules that are already loaded when the code starts ("numpy", "pandas").
     - screen: the look at Python's syntax tree before a run: "off", "warn" or "block".
     """
 
@@ -47,6 +49,8 @@ class SandboxOptions(TypedDict, total=False):
     packages: Sequence[str] | Literal["auto"] | None
     languages: Sequence[str] | None
     screen: ScreenMode | None
+    warm: bool | None
+    preload: Sequence[str] | None
     level: Level | str | None
     config: str | PathLike[str] | None
 

@@ -73,6 +73,8 @@ class Settings:
             "screen": policy.screen,
             "packages": _listed(packages),
             "languages": _listed(policy.languages),
+            "warm": str(policy.warm).lower(),
+            "preload": _listed(policy.preload),
             "user": policy.user or "unprivileged",
             "level": str(policy.level) if policy.level is not None else "strongest",
         }

@@ -17,7 +17,7 @@ from cloche.core.enforcement import Enforcement
 from cloche.core.levels import Control, Level, State
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend, OpenSandbox
+from cloche.core.protocols import Backend, OpenSandbox, SupportsSingleRun, SupportsWarmth
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
 from cloche.core.units import MIB
@@ -50,7 +50,14 @@ class Subject:
     async def run(self, request: Request, **limits: Any) -> Result:  # noqa: ANN401 - checked by Limits
         """Run one request in a sandbox of its own."""
         async with self.open(**limits) as sandbox:
+            if isinstance(sandbox, SupportsSingleRun):
+                sandbox.expect_single_run()
             return await sandbox.run(request)
+
+    async def cool_down(self) -> None:
+        """Let the backend end what it keeps ready for later runs: that is none of one run's leftovers."""
+        if isinstance(self.backend, SupportsWarmth):
+            await asyncio.to_thread(self.backend.cool_down)
 
     def at(self, level: Level | None) -> Subject:
         """Return the same subject at one level; None leaves the choice to the backend."""

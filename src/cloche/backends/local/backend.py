@@ -17,6 +17,7 @@ from .host import Host, measure_host, namespace_remedy
 from .measures import measures
 from .sandbox import LocalOpenSandbox
 from .toolchain import Toolchain, find_toolchain
+from .warm import close_pools
 
 # Levels below `confined` are only ever taken when they are asked for by name.
 _ON_REQUEST = (Level.PROCESS, Level.NONE)
@@ -73,6 +74,10 @@ class LocalBackend:
             yield sandbox
         finally:
             await sandbox.close()
+
+    def cool_down(self) -> None:
+        """End this process's warm templates and the sandboxes made ahead; the next run starts cold."""
+        close_pools()
 
     def _host(self) -> Host:
         host = measure_host()

@@ -18,9 +18,11 @@ from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Run, Spec
 
 from . import leaving
+from .warm import WarmJail, open_in, send
 
 if TYPE_CHECKING:
     from cloche.jail.calls import Step
+    from cloche.zygote.pool import Slot
 
 CLOSE_PATIENCE_S = 10.0
 
@@ -28,22 +30,33 @@ OnWord = Callable[[str, dict[str, Any], list[int]], None]
 
 
 class Connection:
-    """Hold one helper process: start it, run in it, end it. Use from one event loop."""
+    """Hold one helper: start it or take a warm one over, run in it, end it. Use from one event loop."""
 
-    def __init__(self, spec: Spec, executable: str):
+    def __init__(self, spec: Spec, executable: str, slot: Slot | None = None):
         self._spec = spec
         self._executable = executable
+        self._slot = slot
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
-        self._was_started = False
+        self._was_started = self._is_lost = False
 
     @property
     def is_alive(self) -> bool:
         return self._link is not None
 
+    @property
+    def helper_pid(self) -> int:
+        """Return the helper's process, 0 when it is not known yet."""
+        return self._process.pid if self._process is not None else self._slot.pid if self._slot is not None else 0
+
     async def start(self) -> None:
         """Start the helper and tell it what to build. Raises StartFailed."""
         leaving.collect()
+        slot = self._slot
+        if slot is not None:
+            self._link = slot.link
+            self._checked(lambda: open_in(slot, self._spec))
+            return
         cgroup = self._spec.cgroup
         place = {"version": cgroup["version"], "folders": cgroup["folders"]} if cgroup else {}
         try:
@@ -67,19 +80,31 @@ class Connection:
     ) -> tuple[Step, ...]:
         """Send one run with its descriptors: standard input, output, error, and the value's pipe; return its plan.
 
-        After the last one, the helper clears up and ends by itself.
+        After the last one, a helper of our own clears up and ends by itself.
         """
-        self._was_started = False
         building = compile_building(self._spec, run, has_workspace=has_workspace)
         self._send("prepare", {"private": run.private, "wants_python": run.python is not None}, building.as_wire())
+        if self._slot is not None:
+            self._slot.key = None
+        self._send_order(run, streams, is_last=is_last, again=False)
+        return tuple(building.build)
+
+    def send_warm_run(self, run: Run, streams: Sequence[int], jail: WarmJail, slot: Slot) -> tuple[Step, ...]:
+        """Send the only run of a sandbox into a jail that was built ahead, or that is built now; another follows."""
+        if slot.key != jail.key:
+            self._checked(lambda: jail.prepare(slot))
+        self._send_order(run, streams, is_last=False, again=True)
+        return tuple(jail.building().build)
+
+    def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
+        self._was_started = False
         files = wire.pack({"steps": compile_files(self._spec, run)}) if run.has_files else -1
-        body = {"timeout_s": run.timeout_s, "has_files": run.has_files, "is_last": is_last}
+        body = {"timeout_s": run.timeout_s, "has_files": run.has_files, "is_last": is_last, "again": again}
         try:
             self._send("run", body, run.as_order(), [*([files] if files >= 0 else []), *streams])
         finally:
             if files >= 0:
                 os.close(files)
-        return tuple(building.build)
 
     async def attend(self, on_word: OnWord) -> dict[str, Any]:
         """Wait for the end of the run that was sent; every earlier word goes to `on_word`.
@@ -121,7 +146,10 @@ class Connection:
         elif tag in ("", "lost"):
             asyncio.get_running_loop().remove_reader(self._link.fileno() if self._link else -1)
             self._drop()
+            self._is_lost = True
             end.set_exception(self._loss())
+        elif tag == "here" and self._slot is not None:
+            self._slot.hear(tag, body)
         else:
             self._was_started = self._was_started or tag == "started"
             on_word(tag, body, fds)
@@ -143,6 +171,9 @@ class Connection:
 
     async def close(self) -> None:
         """Let the helper clear up, and wait until it is gone; one that was killed is cleared up after."""
+        if self._slot is not None:
+            await self._close_slot()
+            return
         self._drop()
         if self._process is not None:
             await _wait_for_exit(self._process)
@@ -150,6 +181,19 @@ class Connection:
                 with contextlib.suppress(OSError):  # the result stands; what is left is named after us and empty
                     await asyncio.to_thread(clear_remains, self._spec)
             self._process = None
+
+    async def _close_slot(self) -> None:
+        """Hang up and wait until the helper has hung up too."""
+        link, self._link = self._link, None
+        if link is not None:
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(_until_end(link), CLOSE_PATIENCE_S)
+            link.close()
+        if self._is_lost:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(clear_remains, self._spec)
 
     def _loss(self) -> Exception:
         if self._was_started:
@@ -162,15 +206,28 @@ class Connection:
             self._link = None
 
     def _send(self, tag: str, body: dict[str, Any], payload: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        packed = wire.pack(payload)
+        self._checked(lambda: send(self._link.fileno() if self._link else -1, tag, body, payload, tuple(fds)))
+
+    def _checked(self, talk: Callable[[], None]) -> None:
         try:
-            if self._link is None:
-                raise BrokenPipeError(32, "the helper process is gone")
-            wire.send(self._link.fileno(), tag, body, [packed, *fds])
+            talk()
         except OSError as error:
             raise StartFailed(f"cannot reach the helper process: {error}", step="helper", errno=error.errno) from error
-        finally:
-            os.close(packed)
+
+
+async def _until_end(link: socket.socket) -> None:
+    while True:
+        try:
+            tag, _, fds = wire.receive(link.fileno())
+        except BlockingIOError:
+            await _until_readable(link.fileno())
+            continue
+        except OSError:
+            return
+        for fd in fds:
+            os.close(fd)
+        if not tag:
+            return
 
 
 async def _until_readable(fd: int) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, SandboxFileRefused, StartFailed
 from cloche.core.events import Event, PlanStep, Sink, Started, discard
 from cloche.core.languages import limits_note
+from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, decide
 from cloche.core.policy import Policy
@@ -28,6 +30,13 @@ from .keep import keep_copies, keep_mount
 from .pipes import Pipes
 from .plan import build_spec, choose_places, show_toolchain
 from .program import Program, build_program
+from .warm import KEPT_BYTES, WarmJail, pool_for, warm_jail
+
+if TYPE_CHECKING:
+    from cloche.jail.calls import Step
+    from cloche.zygote.pool import Slot
+
+log = logging.getLogger("cloche.local")
 
 SMALL_BYTES, SMALL_FILES = 256 * 1024, 32
 
@@ -36,7 +45,10 @@ class LocalOpenSandbox:
     """Run requests one at a time; see core.protocols.OpenSandbox."""
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement, host: Host):
-        self._limits, self._enforcement, self._host = limits, enforcement, host
+        self._policy, self._limits, self._enforcement, self._host = policy, limits, enforcement, host
+        self._pool = pool_for(policy, host) if policy.warm and enforcement.level is Level.JAIL else None
+        self._slot: Slot | None = None
+        self._start = "cold"
         self._places = choose_places(enforcement.level)
         self._spec = build_spec(enforcement.level, policy, limits, host, self._places)
         self._connection: Connection | None = None
@@ -84,14 +96,29 @@ class LocalOpenSandbox:
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
-        if self._connection is not None and self._is_over:
-            self._connection.leave()
-        elif self._connection is not None:
-            await asyncio.shield(self._connection.close())
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if self._is_over and self._slot is None:
+                connection.leave()
+            elif not self._is_over or self._slot.kept_bytes > KEPT_BYTES:  # type: ignore[union-attr]  # not None
+                await asyncio.shield(connection.close())
+                self._is_over = False
+            self._release()
         if self._workspace_fd >= 0:
             os.close(self._workspace_fd)
             self._workspace_fd = -1
+
+    def _release(self) -> None:
+        """Give the pool its slot back, or tell it that there is one less; and make sure that it has begun."""
+        slot, self._slot = self._slot, None
+        if self._pool is None:
+            return
+        if slot is None:
+            self._pool.start()
+        elif self._is_over:
+            self._pool.give_back(slot)
+        else:
+            self._pool.write_off(slot)
 
     async def _write(self, files: Sequence[InputFile]) -> None:
         run = Run(files=[(file.path, file.mode, file.data) for file in files], timeout_s=self._limits.timeout_s)
@@ -107,6 +134,22 @@ class LocalOpenSandbox:
             await self._write(())
 
     async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
+        """Run, and start afresh when a warm helper turns out to be unfit before anything of the program was started."""
+        was_open = self._connection is not None
+        try:
+            return await self._run_once(request, program, sink)
+        except StartFailed as error:
+            if was_open or self._slot is None or self._is_closed:
+                raise
+            log.warning("a warm start failed, starting afresh: %s", error)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await asyncio.shield(connection.close())
+        self._release()
+        self._pool = None
+        return await self._run_once(request, program, sink)
+
+    async def _run_once(self, request: Request, program: Program, sink: Sink) -> Result:
         show_toolchain(program.run, self._spec, program.paths(), self._host)
         sink = started_first(sink)
         pipes = Pipes(request.stdin, self._limits, self._kill, sink)
@@ -122,13 +165,7 @@ class LocalOpenSandbox:
         self, run: Run, streams: Sequence[int], sink: Sink, on_sent: Callable[[], None] | None = None
     ) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
-        connection = await self._connected()
-        steps = connection.send_run(
-            run,
-            streams,
-            has_workspace=self._workspace_fd >= 0 and self._spec.level == "jail",
-            is_last=self._is_last and self._spec.level == "jail",
-        )
+        connection, steps = await self._send(run, streams)
         if on_sent is not None:
             on_sent()
         plan: list[PlanStep] = []
@@ -156,11 +193,27 @@ class LocalOpenSandbox:
                 raise SandboxFileRefused(f"cannot write the input files: {error}", path="/workspace") from error
             raise
 
-    async def _connected(self) -> Connection:
+    async def _send(self, run: Run, streams: Sequence[int]) -> tuple[Connection, tuple[Step, ...]]:
+        """Send a run to the helper: a warm one where there is one, and then into a jail built ahead if it can be."""
+        jail = warm_jail(self._policy, self._limits, self._spec, run)
+        connection = await self._connected(jail)
+        if self._slot is not None and self._is_last:
+            self._start = "pooled" if self._slot.key == jail.key else "forked"
+            return connection, connection.send_warm_run(run, streams, jail, self._slot)
+        self._start = "cold" if self._slot is None else "forked"
+        is_jail = self._spec.level == "jail"
+        has_workspace = self._workspace_fd >= 0 and is_jail
+        steps = connection.send_run(run, streams, has_workspace=has_workspace, is_last=self._is_last and is_jail)
+        return connection, steps
+
+    async def _connected(self, jail: WarmJail) -> Connection:
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
         if self._connection is None:
-            connection = Connection(self._spec, sys.executable)
+            if self._slot is not None:  # of a start that failed
+                self._release()
+            self._slot = self._pool.take(jail) if self._pool is not None else None
+            connection = Connection(self._spec, sys.executable, self._slot)
             try:
                 await connection.start()
             except BaseException:
@@ -209,6 +262,8 @@ class LocalOpenSandbox:
         value, is_repr = pipes.value()
         enforcement = dataclasses.replace(self._enforcement, hits=verdict.hits)
         save = self._saver(found) if found.changed else None
+        if save is not None and self._slot is not None:
+            self._slot.kept_bytes += sum(record.size for record in found.changed)
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         return Result(
             out.decode("utf-8", "replace"),
@@ -238,6 +293,7 @@ class LocalOpenSandbox:
             "duration": ended["wall_s"],
             "backend": "local",
             "level": str(self._enforcement.level),
+            "start": self._start,
         }
         if engine is not None and engine.stand_in:
             meta["stand_in"] = engine.stand_in

@@ -1,0 +1,136 @@
+"""The pools of this process, and what a warm jail is to the local backend."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.jail import wire
+from cloche.jail.enter import compile_building
+from cloche.jail.launch import make_cgroup
+from cloche.jail.spec import Building, Run, Spec
+from cloche.zygote.pool import Pool, Slot
+
+from .host import Host
+from .layout import has_customization, user_site
+
+# What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
+# (typing, dataclasses, pathlib, subprocess) is loaded by those who want it, by themselves or with `preload`.
+USUAL_MODULES = (
+    "traceback", "re", "math", "json", "random", "datetime", "collections", "itertools", "functools", "string", "copy",
+    "contextlib", "bisect", "heapq",
+)  # fmt: skip
+SLOTS_PER_CORE = 4
+LEAST_SLOTS = 2
+KEPT_BYTES = 4 * 1024 * 1024  # files of earlier results that a slot's control group may still have to pay for
+
+
+@dataclass(slots=True)
+class WarmJail:
+    """Be a jail that can be built ahead of the code that will run in it."""
+
+    key: Hashable
+    spec: Spec
+    run: Run
+    _building: Building | None = field(default=None)
+
+    def building(self) -> Building:
+        """Return the steps that build it, compiled once."""
+        if self._building is None:
+            self._building = compile_building(self.spec, self.run, has_workspace=False)
+        return self._building
+
+    def prepare(self, slot: Slot) -> None:
+        """Tell the slot's helper whose jail this is to be, and to build it."""
+        open_in(slot, self.spec)
+        body = {"private": self.run.private, "wants_python": self.run.python is not None}
+        send(slot.link.fileno(), "prepare", body, self.building().as_wire())
+        slot.key = self.key
+
+
+def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJail:
+    """Return the jail that a run needs; its key is what two runs must have in common to use the same kind."""
+    key = (
+        policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
+        tuple(run.binds), tuple(run.private), run.python is not None,
+    )  # fmt: skip
+    bare = Run(binds=run.binds, private=run.private, python=None if run.python is None else {})
+    return WarmJail(key, spec, bare)
+
+
+def open_in(slot: Slot, spec: Spec) -> None:
+    """Give a slot's helper the amounts of a sandbox, where they are not the same as before. Raises OSError."""
+    if spec.cgroup is not None and slot.cgroup is not None:
+        spec.cgroup = {**slot.cgroup, "amounts": spec.cgroup["amounts"]}
+    told = spec.as_wire()
+    if told == slot.spec:
+        return
+    if spec.cgroup is not None:
+        make_cgroup(spec.cgroup, is_there=slot.spec is not None)
+    send(slot.link.fileno(), "open", {}, told)
+    slot.spec = told
+
+
+def send(link: int, tag: str, body: Mapping[str, Any], payload: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    """Send a message with a payload in a memory file. Raises OSError when the helper is gone."""
+    packed = wire.pack(payload)
+    try:
+        wire.send(link, tag, dict(body), [packed, *fds])
+    finally:
+        os.close(packed)
+
+
+_pools: dict[Hashable, Pool] = {}
+_lock = threading.Lock()
+
+
+def pool_for(policy: Policy, host: Host) -> Pool:
+    """Return this process's pool for what a policy wants loaded."""
+    key = (policy.preload, host.cgroup_version)
+    with _lock:
+        if key not in _pools:
+            _pools[key] = _new_pool(policy, host)
+        return _pools[key]
+
+
+def _new_pool(policy: Policy, host: Host) -> Pool:
+    settings = {
+        "preload": list(dict.fromkeys((*USUAL_MODULES, *policy.preload))),
+        "extra_paths": list(user_site()),
+        "customizes": has_customization(),
+        "home": "/workspace",
+    }
+    return Pool(
+        settings,
+        cgroup_version=host.cgroup_version,
+        cgroup_folders=host.cgroup_folders,
+        least=LEAST_SLOTS,
+        most=SLOTS_PER_CORE * len(os.sched_getaffinity(0)),
+    )
+
+
+def close_pools() -> None:
+    """End all that is kept warm, and wait until it is gone; the next run starts cold."""
+    with _lock:
+        pools = list(_pools.values())
+        _pools.clear()
+    for pool in pools:
+        pool.close()
+
+
+def _forget_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for pool in _pools.values():
+        pool.forget()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+atexit.register(close_pools)

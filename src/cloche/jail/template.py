@@ -1,0 +1,54 @@
+"""The template: an interpreter with everything loaded that forks helpers, and nothing else.
+
+It is a fresh `python -I -S` process of the caller's, never a fork of the caller. It hears from the caller which
+sockets new helpers shall serve, and learns nothing else: what a run is about goes to its reaper and guest directly, so
+that nothing of one run can be found in the memory of the next. It has one thread, which is checked: a fork with
+others would leave their locks held for ever.
+"""
+
+from __future__ import annotations
+
+import gc
+import posix
+
+from . import wire
+from .cgroups import Cgroup
+from .helper import Helper
+from .syscalls import PR_SET_DUMPABLE, prctl
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_signal: Any = __import__("_signal")
+SIGINT, SIGCHLD = 2, 17
+
+
+def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[], Any]) -> Callable[[], None] | None:
+    """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end.
+
+    `settings` are those of the interpreter's `warm_up`.
+    """
+    _signal.signal(SIGINT, _signal.SIG_DFL)
+    _signal.signal(SIGCHLD, _signal.SIG_IGN)  # helpers that end leave nothing to wait for
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    posix.umask(0o077)
+    interpreter = load_interpreter()
+    said = interpreter.warm_up(settings)
+    said["threads"] = len(posix.listdir("/proc/self/task"))
+    gc.collect()
+    gc.freeze()  # collecting what is here now would copy its pages in every child
+    wire.send(fd, "ready", said)
+    while True:
+        tag, body, fds = wire.receive(fd)
+        if tag != "fork":
+            posix._exit(0)
+        if posix.fork() == 0:
+            posix.close(fd)
+            _signal.signal(SIGCHLD, _signal.SIG_DFL)
+            cgroup = Cgroup(body["version"], body["folders"]) if body["folders"] else None
+            wire.send(fds[0], "here", {"pid": posix.getpid()})
+            return Helper(fds[0], cgroup, lambda: interpreter).serve()
+        for one in fds:
+            posix.close(one)

@@ -1,0 +1,299 @@
+"""Warm slots, ready before they are asked for.
+
+Theory of operation: a slot is a helper, forked from a template, with a control group and an outside id of its own. It
+builds a jail ahead, and another as soon as one was used; a jail is used once, a slot often. `core.pool.plan` decides
+how many there are; this class does what it says, under a lock that is never held while anything waits: all it does
+are messages that need no answer. A slot leaves the pool while a run uses it and comes back only when that run left
+nothing behind. Threads and event loops share one pool; a forked child of the caller starts without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Hashable, Mapping
+from typing import Any, Protocol
+
+from cloche.core.pool import Demand, plan
+from cloche.jail import wire
+from cloche.jail.cgroups import Cgroup
+
+from .template import Template
+
+PEAK_MEMORY_S = 60.0
+END_PATIENCE_S = 10.0
+RETRY_S = 60.0
+
+log = logging.getLogger("cloche.zygote")
+
+
+class Slot:
+    """Hold one helper of a template. `key` names the jail that it has built ahead, None for none."""
+
+    def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
+        self.link, self.cgroup, self.template = link, cgroup, template
+        self.key: Hashable = None
+        self.spec: Mapping[str, Any] | None = None
+        self.kept_bytes = 0
+        self.pid = 0  # the helper's, as far as we know it
+        self.is_here = self.is_dead = False
+        self.idle_since = time.monotonic()
+
+    def look(self) -> bool:
+        """Tell whether the helper is there and well; raises nothing."""
+        try:
+            tag, body, fds = wire.receive(self.link.fileno())
+        except BlockingIOError:
+            return self.is_here
+        except OSError:
+            tag, body, fds = "", {}, []
+        for fd in fds:
+            os.close(fd)
+        self.hear(tag, body)
+        return self.is_here
+
+    def hear(self, tag: str, body: Mapping[str, Any]) -> None:
+        """Take note of the helper's first word, or of its end."""
+        self.is_here, self.is_dead, self.pid = tag == "here", tag == "", body.get("pid", self.pid)
+
+
+class Jail(Protocol):
+    """Be a jail that a slot can build ahead: what makes two of them the same, and how to have one built."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+    def prepare(self, slot: Slot) -> None:
+        """Tell the slot's helper to build; raises OSError when it is gone or the control group is refused."""
+        ...
+
+
+class Pool:
+    """Keep slots of one template. `settings` are those of the interpreter's `warm_up`."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        cgroup_version: int,
+        cgroup_folders: Mapping[str, str],
+        least: int,
+        most: int,
+    ):
+        self._settings = settings
+        self._version, self._folders = cgroup_version, dict(cgroup_folders)
+        self._least, self._most = least, most
+        self._lock = threading.Lock()
+        self._template: Template | None = None
+        self._retry_at = 0.0
+        self._idle: list[Slot] = []
+        self._busy: set[Slot] = set()
+        self._peak, self._peak_at = 0, 0.0
+        self._leaving: list[Any] = []
+        self._links: list[socket.socket] = []
+        self._latest: Jail | None = None
+
+    def start(self) -> None:
+        """Start the template when there is none; returns at once."""
+        with self._lock:
+            self._have_template()
+
+    def is_ready(self) -> bool:
+        """Tell whether the next run can start warm."""
+        with self._lock:
+            return self._template is not None and self._template.is_ready()
+
+    def take(self, jail: Jail) -> Slot | None:
+        """Return a slot, with `jail` built ahead if there is one; None where only a cold start is left."""
+        with self._lock:
+            self._latest = jail
+            template = self._have_template()
+            slot = self._choose(jail.key)
+            if slot is None and template is not None and template.is_ready():
+                slot = self._open(template)
+            if slot is not None:
+                self._busy.add(slot)
+                self._note_demand()
+            return slot
+
+    def give_back(self, slot: Slot) -> None:
+        """Take back a slot whose run has ended and left nothing."""
+        with self._lock:
+            self._busy.discard(slot)
+            if slot.template.is_gone or slot.template is not self._template:
+                self._close(slot)
+            else:
+                slot.idle_since = time.monotonic()
+                self._idle.append(slot)
+            self._follow_plan()
+
+    def write_off(self, slot: Slot) -> None:
+        """Count a slot no more that its user has ended."""
+        with self._lock:
+            self._busy.discard(slot)
+            self._follow_plan()
+
+    def close(self) -> None:
+        """End everything that waits here, and wait until it is gone."""
+        with self._lock:
+            for slot in self._idle:
+                self._close(slot)
+            self._idle.clear()
+            if self._template is not None:
+                self._leaving.append(self._template.close())
+                self._template = None
+            leaving, self._leaving = self._leaving, []
+            links, self._links = self._links, []
+        deadline = time.monotonic() + END_PATIENCE_S
+        _await_end(links, deadline)
+        for process in leaving:
+            with contextlib.suppress(Exception):
+                process.wait(max(0.1, deadline - time.monotonic()))
+
+    def forget(self) -> None:
+        """Let go of everything in a forked child, whose it is not."""
+        for slot in (*self._idle, *self._busy):
+            slot.link.close()
+        for link in self._links:
+            link.close()
+        if self._template is not None:
+            self._template.forget()
+
+    def _have_template(self) -> Template | None:
+        """Return the template, starting one where there is none; a worn one is replaced and lives on in its slots."""
+        template = self._template
+        if template is not None and (template.is_ready() or not template.is_gone) and not template.is_worn:
+            return template
+        now = time.monotonic()
+        if template is not None:
+            if template.is_gone:
+                log.warning("no warm starts for %d s: %s", RETRY_S, template.reason)
+                self._retry_at = now + RETRY_S
+            self._leaving.append(template.close())
+            self._template = None
+        if now < self._retry_at:
+            return None
+        try:
+            self._template = Template(self._settings, sys.executable)
+        except OSError as error:
+            log.warning("no warm starts for %d s: cannot start a template: %s", RETRY_S, error)
+            self._retry_at = now + RETRY_S
+        return self._template
+
+    def _choose(self, key: Hashable) -> Slot | None:
+        """Take the idle slot that fits best and is well."""
+        for wanted in (True, False):
+            for slot in [slot for slot in reversed(self._idle) if (slot.key == key) is wanted]:
+                if slot.look():
+                    self._idle.remove(slot)
+                    return slot
+                if slot.is_dead:
+                    self._idle.remove(slot)
+                    slot.link.close()
+                    remove_cgroup(slot.cgroup)
+        return None
+
+    def _open(self, template: Template) -> Slot | None:
+        """Let the template fork a helper with a control group of its own."""
+        name = f"cloche-{os.getpid()}-{secrets.token_hex(6)}"
+        folders = {controller: f"{folder}/{name}" for controller, folder in self._folders.items()}
+        cgroup = {"version": self._version, "folders": folders} if self._version else None
+        try:
+            link = template.fork_helper(self._version, folders)
+        except OSError:
+            return None
+        return Slot(link, cgroup, template)
+
+    def _build_ahead(self, slot: Slot) -> None:
+        """Let a new slot build what was wanted last."""
+        try:
+            if self._latest is not None:
+                self._latest.prepare(slot)
+        except OSError as error:
+            log.warning("cannot build a sandbox ahead: %s", error)
+            self._close(slot)
+            return
+        self._idle.insert(0, slot)
+
+    def _close(self, slot: Slot) -> None:
+        """Hang up, and keep the other direction to see the helper's end."""
+        self._links = [link for link in self._links if not _has_ended(link)]
+        with contextlib.suppress(OSError):
+            slot.link.shutdown(socket.SHUT_WR)
+        self._links.append(slot.link)
+
+    def _note_demand(self) -> None:
+        now = time.monotonic()
+        if len(self._busy) >= self._peak or now - self._peak_at > PEAK_MEMORY_S:
+            self._peak, self._peak_at = len(self._busy), now
+
+    def _follow_plan(self) -> None:
+        """Open or close idle slots as the plan says."""
+        self._note_demand()
+        template = self._template
+        if template is None or not template.is_ready():
+            return
+        oldest = min((slot.idle_since for slot in self._idle), default=time.monotonic())
+        moves = plan(
+            Demand(
+                idle=len(self._idle),
+                busy=len(self._busy),
+                peak=self._peak,
+                least=self._least,
+                most=self._most,
+                free_memory_bytes=free_memory_bytes(),
+                longest_idle_s=time.monotonic() - oldest,
+            )
+        )
+        for _ in range(moves.open):
+            slot = self._open(template)
+            if slot is not None:
+                self._build_ahead(slot)
+        for slot in sorted(self._idle, key=lambda one: one.idle_since)[: moves.close]:
+            self._idle.remove(slot)
+            self._close(slot)
+
+
+def free_memory_bytes() -> int:
+    """Return what the kernel says could still be had, in bytes."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def remove_cgroup(cgroup: Mapping[str, Any] | None) -> None:
+    """Remove a control group whose helper was killed."""
+    if cgroup is not None:
+        Cgroup(cgroup["version"], cgroup["folders"]).remove()
+
+
+def _has_ended(link: socket.socket) -> bool:
+    """Tell whether the helper at the other end has closed it."""
+    try:
+        while True:
+            tag, _, fds = wire.receive(link.fileno())
+            for fd in fds:
+                os.close(fd)
+            if not tag:
+                link.close()
+                return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        link.close()
+        return True
+
+
+def _await_end(links: list[socket.socket], deadline: float) -> None:
+    while links and time.monotonic() < deadline:
+        links = [link for link in links if not _has_ended(link)]
+        if links:
+            time.sleep(0.002)
