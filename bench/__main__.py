@@ -57,6 +57,10 @@ def _print(report: dict[str, object]) -> None:
             row["p50"] / rows[other]["p50"] if other in rows else float("nan") for other in ("plain", "bubblewrap")
         ]
         print(f"{name:24}{row['p50']:>10.2f}{row['p99']:>10.2f}{against[0]:>10.2f}{against[1]:>14.2f}")
+    speeds = report["runs_per_second"]
+    assert isinstance(speeds, dict)
+    for name, speed in speeds.items():
+        print(f"{name}, 4 threads: {speed:.0f} runs a second, {speed / speeds['plain']:.2f} x plain")
     if "bubblewrap" in rows:
         ratio = rows["cold library call"]["p50"] / rows["bubblewrap"]["p50"]
         print(f"target: cold library call at most {TARGET_RATIO} x bubblewrap; measured {ratio:.2f}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import json
 import os
 import platform
@@ -11,20 +13,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+sys.path += sys.argv[2].split(os.pathsep)  # after start-up, so that no interpreter of a contestant sees it
+cloche = importlib.import_module("cloche")
 
 CODE = "print(1)"
+THREADS = 4
 WARM_UP_ROUNDS = 3
 
 
 def main() -> None:
     rounds, paths = int(sys.argv[1]), sys.argv[2].split(os.pathsep)
-    sys.path += paths
     times = _take_turns(_contestants(), rounds)
+    times |= _take_turns(_living_sandbox(), rounds)
+    throughput = {name: _runs_per_second(contestant, rounds * 10) for name, contestant in _at_full_speed().items()}
     # The whole command line takes ten times as long as the others: in their turns it would cool what they warm.
     times |= _take_turns(_command_line(paths), max(5, rounds // 5))
     rows = {name: _row(values) for name, values in times.items()}
     host = {"python": platform.python_version(), "kernel": platform.release(), "processors": os.cpu_count()}
-    print(json.dumps({"code": CODE, "rounds": rounds, "host": host, "rows": rows}))
+    print(json.dumps({"code": CODE, "rounds": rounds, "host": host, "rows": rows, "runs_per_second": throughput}))
 
 
 def _take_turns(contestants: dict[str, Callable[[], bytes]], rounds: int) -> dict[str, list[float]]:
@@ -50,16 +58,46 @@ def _row(values: list[float]) -> dict[str, object]:
 
 def _contestants() -> dict[str, Callable[[], bytes]]:
     """Return the contestants by name; bubblewrap only where it is installed."""
-    import cloche
-
     plain = [sys.executable, "-c", CODE]
     found: dict[str, Callable[[], bytes]] = {"plain": lambda: _output(plain)}
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is not None:
         jailed = [bubblewrap, *_bubblewrap_options(), *plain]
         found["bubblewrap"] = lambda: _output(jailed)
-    found["cold library call"] = lambda: cloche.run(CODE).stdout_bytes
+    found["cold library call"] = lambda: cloche.run(CODE, warm=False).stdout_bytes
+    found["warm library call"] = _warm_run
     return found
+
+
+def _warm_run() -> bytes:
+    """Run in a sandbox that was made ready ahead; the first turns, which find none yet, are not counted."""
+    result = cloche.run(CODE)
+    return result.stdout_bytes
+
+
+def _living_sandbox() -> dict[str, Callable[[], bytes]]:
+    """Return the row of a further run in an open sandbox: a jail is forked on demand around its workspace."""
+    sandbox = cloche.Sandbox(cpus=2).__enter__()
+    atexit.register(sandbox.__exit__, None, None, None)
+    return {"run in an open sandbox": lambda: sandbox.run(CODE).stdout_bytes}
+
+
+def _at_full_speed() -> dict[str, Callable[[], bytes]]:
+    plain = [sys.executable, "-c", CODE]
+    return {"plain": lambda: _output(plain), "warm library call": _warm_run}
+
+
+def _runs_per_second(contestant: Callable[[], bytes], runs: int) -> float:
+    """Return how many runs a second four threads of this process get done."""
+    for _ in range(WARM_UP_ROUNDS):
+        contestant()
+    started = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as threads:
+        outputs = list(threads.map(lambda _: contestant(), range(runs)))
+    elapsed = time.perf_counter() - started
+    if set(outputs) != {b"1\n"}:
+        raise SystemExit(f"printed {set(outputs)!r}")
+    return runs / elapsed
 
 
 def _command_line(paths: list[str]) -> dict[str, Callable[[], bytes]]:

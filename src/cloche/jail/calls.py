@@ -3,9 +3,10 @@
 A *call* is a tuple: the kernel's name, the arguments, the name of the register that keeps the result (or empty), the
 errors that are no failure, and whether it needs no register. An argument is an integer, bytes (the kernel gets their
 address), None, the name of a register, or a pair of bytes and a register, whose value is appended to them. A call
-that needs a register which an excused failure left empty is skipped. A *step* is a tuple as well: name, description,
-calls; the first that fails says which it was. The helper, its children and the caller all share this one small
-module, so nobody pays for the rest: what the calls mean is in `mounts`, `landlock`, `caps`, `netns` and `rlimits`.
+that needs a register which an excused failure left empty is skipped; one that nobody filled is an error. A *step* is
+a tuple as well: name, description, calls; the first that fails says which it was. The helper, its children and the
+caller all share this one small module, so nobody pays for the rest: what the calls mean is in `mounts`, `landlock`,
+`caps`, `netns` and `rlimits`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     Call: TypeAlias = tuple[str, tuple[Argument, ...], str, tuple[int, ...], bool]
     Step: TypeAlias = tuple[str, str, list[Call]]
 
+EXCUSED = -1  # what a register holds whose call failed with an error that is no failure
 ENOENT, EEXIST, EINVAL, ENOSPC = 2, 17, 22, 28
 
 
@@ -73,26 +75,23 @@ def _perform_call(one: Call, registers: dict[str, int]) -> None:
     except OSError as error:
         if error.errno not in excuse:
             raise
-        registers.pop(keep, None)
+        registers[keep] = EXCUSED
         return
     if keep:
         registers[keep] = result
 
 
 def _filled_in(arguments: Sequence[Argument], registers: dict[str, int]) -> list[Any] | None:
-    """Put the registers' values in; None when one that is needed is empty."""
+    """Put the registers' values in; None when one that is needed was excused. Raises KeyError for one never filled."""
     values: list[Any] = []
     for argument in arguments:
-        if type(argument) is str:
-            if argument not in registers:
-                return None
-            values.append(registers[argument])
-        elif type(argument) is tuple:
-            if argument[1] not in registers:
-                return None
-            values.append(argument[0] + registers[argument[1]].to_bytes(4, "little"))
-        else:
+        if not isinstance(argument, str | tuple):
             values.append(argument)
+            continue
+        value = registers[argument if isinstance(argument, str) else argument[1]]
+        if value == EXCUSED:
+            return None
+        values.append(value if isinstance(argument, str) else argument[0] + value.to_bytes(4, "little"))
     return values
 
 

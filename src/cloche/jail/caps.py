@@ -29,9 +29,18 @@ def prctl(option: int, *arguments: int) -> Call:
 
 def drop_all() -> list[Call]:
     """Drop every capability for good; the bounding set needs CAP_SETPCAP, which a namespace's creator has."""
+    return [*drop_bounding(), *drop_own()]
+
+
+def drop_bounding() -> list[Call]:
+    """Drop every capability that executing a file could grant."""
     last, excuse = _last_capability()
-    bounding = [make("prctl", PR_CAPBSET_DROP, number, 0, 0, 0, excuse=excuse) for number in range(last + 1)]
-    return [*bounding, prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL), set_capabilities(0)]
+    return [make("prctl", PR_CAPBSET_DROP, number, 0, 0, 0, excuse=excuse) for number in range(last + 1)]
+
+
+def drop_own() -> list[Call]:
+    """Drop every capability that the process has, or would hand on."""
+    return [prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL), set_capabilities(0)]
 
 
 @functools.cache

@@ -14,6 +14,8 @@ from .calls import EEXIST, ENOENT, make
 from .spec import Building, Run, Spec
 from .syscalls import (
     AT_FDCWD,
+    CLONE_NEWIPC,
+    CLONE_NEWNS,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
     PR_SET_PDEATHSIG,
@@ -21,9 +23,12 @@ from .syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .calls import Call, Step
 
 SIGKILL = 9
+OFFER = "make the guest the first choice of the out-of-memory killer"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Registers that the reaper or the guest fills before the calls are made, and the one in which the reaper looks.
@@ -50,6 +55,69 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
     )
 
 
+def compile_nursery(spec: Spec, run: Run) -> Building:
+    """Return the same for a nursery, whose tree stays, and whose guests each make their own places in it."""
+    places = {
+        "workspace": mounts.Tmpfs(spec.workspace[1:], spec.disk_bytes, spec.inodes, _owned("0755", spec)),
+        **{
+            _register(row): mounts.Tmpfs(row[1], row[2], row[3], _owned(row[4], spec))
+            for row in spec.mounts
+            if _is_own(row)
+        },
+    }
+    tree = [*mounts.from_rows(row for row in spec.mounts if not _is_own(row)), *_binds(run), mounts.Proc(spec.masked)]
+    sources = [value for value in tree if isinstance(value, mounts.Bind)]
+    host = spec.hostname.encode()
+    die = _step("die_with_parent", "die with the parent", caps.prctl(PR_SET_PDEATHSIG, SIGKILL))
+    build = [
+        _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer()),
+        _step("open_sources", f"open {len(sources)} bind sources as the caller",
+              *(one for source in sources for one in source.opening())),
+        _step("switch_identity", "become an id that no guest has", *switch_identity(0, can_set_groups=True)),
+        die,
+        _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
+        *_without_repetition([
+            *((type(one).__name__.lower(), one.describe(), one.calls()) for one in tree),
+            *(("place", f"make room for /{one.target}", one.calls()[:-1]) for one in places.values()),
+        ]),
+        _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
+        _step("loopback", "bring the loopback device up", *netns.raise_loopback()),
+        _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
+    ]  # fmt: skip
+    mine = [
+        _step("unshare", "enter mount and IPC namespaces of its own", make("unshare", CLONE_NEWNS | CLONE_NEWIPC)),
+        _step("umask", "keep files to itself", make("umask", 0o077)),
+        *(_step("tmpfs", one.describe(), one.calls()[-1], _look_at(one.target, name)) for name, one in places.items()),
+        *_limits(spec, beside=-1),
+        _step("bounding", "give up what a program file could grant", *caps.drop_bounding()),
+        _step("switch_identity", f"become uid {spec.inside_id}", *switch_identity(spec.inside_id, can_set_groups=True)),
+        _step("capabilities", "drop all capabilities", *caps.drop_own()),
+        _step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges()),
+        die,
+        _step("session", "lead a session of its own, without a terminal", make("setsid")),
+    ]
+    return Building(build=build, first=mine, late=_last_doors(spec, run), private=run.private)
+
+
+def _is_own(row: tuple[Any, ...]) -> bool:
+    """Tell whether a mount of the spec is one that each guest must have for itself."""
+    return bool(row[0] == "tmpfs")
+
+
+def _register(row: tuple[Any, ...]) -> str:
+    return os.path.basename(str(row[1]))
+
+
+def _owned(mode: str, spec: Spec) -> str:
+    """Return a tmpfs's mode with its owner, who does not mount it himself."""
+    return f"{mode},uid={spec.inside_id},gid={spec.inside_id}"
+
+
+def _look_at(target: str, register: str) -> Call:
+    """Keep a place at hand: by it the files are found when the guest is gone."""
+    return make("openat", AT_FDCWD, os.fsencode(f"/{target}"), _FOLDER, 0, keep=register)
+
+
 def compile_files(spec: Spec, run: Run) -> list[Step]:
     """Return how the input files come to be. Earlier runs may have left links: nothing is followed."""
     folder = _FOLDER & ~os.O_NOFOLLOW
@@ -74,9 +142,7 @@ def _step(name: str, description: str, *calls: Call) -> Step:
 
 def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_workspace: bool) -> list[Step]:
     """List the set-up. The order is the point: see `mounts` and the design's section 4."""
-    first = _step(
-        "offer_to_oom_killer", "make the guest the first choice of the out-of-memory killer", *_offer_to_oom_killer()
-    )
+    first = _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer())
     if spec.level != "jail":
         adopt = _step("subreaper", "adopt what loses its parent", caps.prctl(PR_SET_CHILD_SUBREAPER, 1))
         return [first, adopt, *who, *given_up]
@@ -101,17 +167,20 @@ def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_w
 
 def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
     """Return the mounts of this run: the spec's own, then the workspace, new or kept."""
-    private = frozenset(run.private)
-    rows = mounts.from_rows(spec.mounts)
-    rows += [
-        mounts.Bind(path, path[1:], register=private_register(path) if path in private else "") for path in run.binds
-    ]
+    rows = [*mounts.from_rows(spec.mounts), *_binds(run)]
     workspace = spec.workspace.lstrip("/")
     if has_workspace:
         rows.append(mounts.Attach(WORKSPACE, workspace))
     else:
         rows.append(mounts.Tmpfs(workspace, spec.disk_bytes, spec.inodes, "0755"))
     return [*rows, mounts.Proc(spec.masked)]
+
+
+def _binds(run: Run) -> list[mounts.Bind]:
+    private = frozenset(run.private)
+    return [
+        mounts.Bind(path, path[1:], register=private_register(path) if path in private else "") for path in run.binds
+    ]
 
 
 def _without_repetition(steps: list[Step]) -> list[Step]:
@@ -124,10 +193,11 @@ def _without_repetition(steps: list[Step]) -> list[Step]:
     return kept
 
 
-def _limits(spec: Spec) -> list[Step]:
-    """List the per-process limits."""
-    text = "set " + ", ".join(f"{name}={amount}" for name, amount in spec.rlimits)
-    steps = [_step("limits", text, *rlimits.setting(spec.rlimits))]
+def _limits(spec: Spec, *, beside: int = 0) -> list[Step]:
+    """List the per-process limits; `beside` is how many more processes of ours the kernel counts than it would."""
+    rows = [(name, amount + beside if name == "nproc" else amount) for name, amount in spec.rlimits]
+    text = "set " + ", ".join(f"{name}={amount}" for name, amount in rows)
+    steps = [_step("limits", text, *rlimits.setting(rows))]
     if spec.cpu_affinity:
         mask = sum(1 << number for number in sorted(os.sched_getaffinity(0))[: spec.cpu_affinity])
         words = mask.to_bytes(128, "little")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posix
 import sys
+from time import monotonic
 
 from . import wire
 from .calls import StepFailed, perform
@@ -15,36 +16,45 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .calls import Step
+    from .nursery import Nursery
     from .reaper import Reaper
 
 CANNOT_RUN, NOT_FOUND = 126, 127
 GO = b"g"
+PLACES = ("workspace", "tmp", "shm")  # the registers in which a nursed guest has its own places
 FILTER: Step = ("seccomp", "filter system calls", [])
 
 
 class Guest:
     """Be the guest: get ready, close the last doors, wait for orders, run the program."""
 
-    def __init__(self, reaper: Reaper, index: int, go: int, asking: int):
-        self.spec, self.link, self.registers = reaper.spec, reaper.link, dict(reaper.registers)
-        self.plan_fd, self.load_interpreter = reaper.plan_fd, reaper.load_interpreter
-        self.index, self.go, self.asking = index, go, asking
+    def __init__(self, parent: Reaper | Nursery, index: int, go: int, asking: int, building: Building | None):
+        """Take what the parent knows; `building` is given by a nursery, which has read it."""
+        self.spec, self.link, self.registers = parent.spec, parent.link, dict(parent.registers)
+        self.plan_fd, self.load_interpreter = parent.plan_fd, parent.load_interpreter
+        self.index, self.go, self.asking, self.building = index, go, asking, building
         self.interpreter: Any = None
 
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
         try:
-            building = Building(**wire.unpack(self.plan_fd))
+            is_nursed = self.building is not None
+            building = self.building or Building(**wire.unpack(self.plan_fd))
             self._get_ready()
-            if self.index == 0 and posix.read(self.go, 1) != GO:  # the helper has not given us an identity
+            if self.go >= 0 and self.index == 0 and posix.read(self.go, 1) != GO:  # nobody gives us an identity
                 posix._exit(1)
             perform(building.first if self.index == 0 else building.later, self.registers)
-            self._await("built")
+            if is_nursed:
+                wire.send(self.asking, "made", fds=[self.registers[name] for name in PLACES])
+            else:
+                self._await("built")
             perform(building.late, self.registers)
             self._filter_system_calls()
             if self.interpreter is not None and not ppoll((self.asking,), 0.0):
                 self.interpreter.rehearse()
             order, fds = self._take_order()
+            if is_nursed:
+                wire.send(self.link, "started", {"at": monotonic()})
         except StepFailed as error:
             tell_failure(self.link, error)
             posix._exit(1)
@@ -68,11 +78,11 @@ class Guest:
             self.interpreter = self.load_interpreter()
             self.interpreter.prepare()
 
-    def _await(self, expected: str) -> list[int]:
-        tag, _, fds = wire.receive(self.asking)
+    def _await(self, expected: str) -> tuple[dict[str, Any], list[int]]:
+        tag, body, fds = wire.receive(self.asking)
         if tag != expected:  # the reaper is gone, and so must we be
             posix._exit(1)
-        return fds
+        return body, fds
 
     def _filter_system_calls(self) -> None:
         if self.spec.seccomp is None:
@@ -88,8 +98,13 @@ class Guest:
             posix.close(listener)
 
     def _take_order(self) -> tuple[Order, list[int]]:
-        """Wait for orders; return them and the streams: standard input, output, error, and the value's pipe."""
-        order, *fds = self._await("order")
+        """Wait for orders; return them and the streams: standard input, output, error, and the value's pipe.
+
+        A reaper has written the input files by then; a nursery, which is somebody else, leaves that to us.
+        """
+        body, (order, *fds) = self._await("order")
+        if body.get("has_files"):
+            perform(wire.unpack(fds.pop(0))["steps"], self.registers)
         return Order(**wire.unpack(order)), fds
 
     def _take_streams(self, fds: list[int], *, is_compiling: bool) -> None:

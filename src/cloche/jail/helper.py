@@ -54,6 +54,8 @@ class Helper:
         self.caller, self.load_interpreter = caller, load_interpreter
         self.spec = Spec()
         self.claim: identity.Claim | None = None
+        self.keeper: identity.Claim | None = None
+        self.outside_ids = (0, 0)
         self.cgroup = cgroup
         self.folder: WorkFolder | None = None
         self.workspace_fd = -1
@@ -78,7 +80,8 @@ class Helper:
                 fds = []
                 if body["again"]:
                     self.keep_workspace(-1)
-                    guest = self._prepare(self.prepared, self.plan_fd)
+                    if self.watch is None:
+                        guest = self._prepare(self.prepared, self.plan_fd)
             if guest is not None:
                 return guest
             for fd in fds:
@@ -96,7 +99,8 @@ class Helper:
         watch = None
         try:
             self._open()
-            watch = Watch(self, self.load_interpreter if body["wants_python"] else None)
+            loader = self.load_interpreter if body["wants_python"] else None
+            watch = Watch(self, loader, is_nursing=body["is_nursing"])
             guest = watch.start(plan_fd, body["private"])
             if guest is not None:
                 return guest
@@ -125,6 +129,18 @@ class Helper:
         except Exception as error:
             watch.kill()
             self.tell("lost", failure(f"{type(error).__name__}: {error}", "helper"))
+            return
+        if watch.can_go_on and body["again"]:
+            watch.renew()
+            self.watch = watch
+        else:
+            watch.kill()
+
+    def claim_keeper(self) -> int:
+        """Return a second outside id, for the process that keeps a jail between its guests."""
+        if self.keeper is None:
+            self.keeper = identity.claim_outside_id(*self.outside_ids)
+        return self.keeper.outside_id
 
     def keep_workspace(self, fd: int) -> None:
         """Hold the workspace of the latest run in place of the one before; -1 for none."""
@@ -147,6 +163,7 @@ class Helper:
                 self.folder.renew_tmp()
             return
         if spec.outside is not None and spec.level in ("jail", "confined"):
+            self.outside_ids = spec.outside
             self.claim = identity.claim_outside_id(*spec.outside)
             spec.outside = (self.claim.outside_id, 1)
         if spec.level != "jail":

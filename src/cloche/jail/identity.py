@@ -46,12 +46,18 @@ def claim_outside_id(first: int, count: int) -> Claim:
     raise OSError(EADDRINUSE, f"all {count} outside ids from {first} are in use")
 
 
-def write_maps(pid: int, *, inside_id: int, outside_uid: int, outside_gid: int, privileged: bool) -> None:
-    """Map one id of process `pid`'s new user namespace; without privilege only the writer's own id can be mapped."""
+def write_maps(
+    pid: int, *, inside_id: int, outside_uid: int, outside_gid: int, privileged: bool, keeper: int | None = None
+) -> None:
+    """Map one id of process `pid`'s new user namespace; without privilege only the writer's own id can be mapped.
+
+    `keeper` is the outside id of a second one, 0 inside, which no guest ever has.
+    """
     if not privileged:
         _write(f"/proc/{pid}/setgroups", "deny")
-    _write(f"/proc/{pid}/gid_map", f"{inside_id} {outside_gid} 1")
-    _write(f"/proc/{pid}/uid_map", f"{inside_id} {outside_uid} 1")
+    second = "" if keeper is None else f"\n0 {keeper} 1"
+    _write(f"/proc/{pid}/gid_map", f"{inside_id} {outside_gid} 1{second}")
+    _write(f"/proc/{pid}/uid_map", f"{inside_id} {outside_uid} 1{second}")
 
 
 def _write(path: str, text: str) -> None:

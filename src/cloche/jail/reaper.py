@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 SIGCHLD = 17
 POLLIN = 1
+SIGKILL, EVERYBODY = 9, -1
 
 
 class Reaper:
@@ -86,7 +87,7 @@ class Reaper:
         posix._exit(0)
 
     def _guest(self, index: int) -> Callable[[], None]:
-        return Guest(self, index, self.go, self.attendance.leave()).become
+        return Guest(self, index, self.go, self.attendance.leave(), None).become
 
     def _await_go(self) -> list[int]:
         """Wait until the helper has set identity and group; return the mounts that it opened for us."""
@@ -164,8 +165,8 @@ class Attendance:
     def __init__(self, spec: Spec):
         self.own_places = [spec.workspace, spec.tmp, *(["/dev/shm"] if spec.level == "jail" else [])]
         self.ours, self.theirs = socketpair()
-        self.woken, wake = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
-        _signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self.woken, self.wake = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
+        _signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
         _signal.signal(SIGCHLD, _wake)
         self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
         self.watched = [self.woken, self.ours]
@@ -177,6 +178,24 @@ class Attendance:
         posix.close(self.ours)
         posix.close(self.woken)
         return self.theirs
+
+    def close(self) -> None:
+        """Let go of what one guest was attended to with."""
+        _signal.set_wakeup_fd(-1)
+        for fd in {*self.watched, self.theirs, self.wake}:
+            posix.close(fd)
+
+    def end_everybody(self) -> None:
+        """Kill all that is left in this process namespace but us, and wait until nothing is."""
+        try:
+            posix.kill(EVERYBODY, SIGKILL)
+        except ProcessLookupError:
+            pass  # nobody is left
+        try:
+            while True:
+                self._add(wait4(-1, 0)[2])
+        except ChildProcessError:
+            return
 
     def wait_for(self, pid: int) -> int:
         """Wait until `pid` has ended, and return its wait status."""

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
         "write": 1, "close": 3, "ioctl": 16, "dup3": 292, "socket": 41, "sendmsg": 46, "recvmsg": 47, "bind": 49,
-        "socketpair": 53, "clone": 56, "wait4": 61, "chdir": 80, "fchmod": 91, "setsid": 112, "setgroups": 116,
-        "setresuid": 117, "setresgid": 119, "capset": 126, "pivot_root": 155, "prctl": 157, "mount": 165,
-        "umount2": 166, "sethostname": 170, "sched_setaffinity": 203, "openat": 257, "mkdirat": 258, "mknodat": 259,
-        "unlinkat": 263, "symlinkat": 266, "ppoll": 271, "unshare": 272, "prlimit64": 302, "setns": 308,
+        "socketpair": 53, "clone": 56, "wait4": 61, "chdir": 80, "fchmod": 91, "umask": 95, "setsid": 112,
+        "setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126, "pivot_root": 155, "prctl": 157,
+        "mount": 165, "umount2": 166, "sethostname": 170, "sched_setaffinity": 203, "openat": 257, "mkdirat": 258,
+        "mknodat": 259, "unlinkat": 263, "symlinkat": 266, "ppoll": 271, "unshare": 272, "prlimit64": 302, "setns": 308,
         "seccomp": 317, "open_tree": 428, "move_mount": 429, "clone3": 435, "close_range": 436,
         "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
     },
     "aarch64": {
         "write": 64, "close": 57, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212, "bind": 200,
-        "socketpair": 199, "clone": 220, "wait4": 260, "chdir": 49, "fchmod": 52, "setsid": 157, "setgroups": 159,
-        "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41, "prctl": 167, "mount": 40,
+        "socketpair": 199, "clone": 220, "wait4": 260, "chdir": 49, "fchmod": 52, "umask": 166, "setsid": 157,
+        "setgroups": 159, "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41, "prctl": 167, "mount": 40,
         "umount2": 39, "sethostname": 161, "sched_setaffinity": 122, "openat": 56, "mkdirat": 34, "mknodat": 33,
         "unlinkat": 35, "symlinkat": 36, "ppoll": 73, "unshare": 97, "prlimit64": 261, "setns": 268,
         "seccomp": 277, "open_tree": 428, "move_mount": 429, "clone3": 435, "close_range": 436,

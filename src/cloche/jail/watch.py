@@ -44,7 +44,7 @@ SIGKILL = 9
 class Watch:
     """Watch over one run from the fork of its reaper to the last process's end."""
 
-    def __init__(self, helper: Helper, load_interpreter: Callable[[], Any] | None):
+    def __init__(self, helper: Helper, load_interpreter: Callable[[], Any] | None, *, is_nursing: bool = False):
         self.helper, self.spec, self.load_interpreter = helper, helper.spec, load_interpreter
         self.reaper = 0
         self.cause = ""
@@ -58,6 +58,8 @@ class Watch:
         self.peak_tasks = 0
         self.link, self._reaper_link = socketpair()
         self.before: dict[str, int] = {}
+        self.is_nursing = is_nursing
+        self.can_go_on = False
 
     def start(self, plan_fd: int, private_paths: list[str]) -> Callable[[], None] | None:
         """Fork the reaper, give it its identity and limits, and let it go; returns a callable in the guest."""
@@ -78,7 +80,8 @@ class Watch:
                 cgroup.attach(self.reaper)
             if is_jail:
                 self._map_ids()
-            posix.write(go, GO)
+            if not self.is_nursing:
+                posix.write(go, GO)
             private = self._open_private(private_paths)
             wire.send(self.link, "go", fds=private)
         finally:
@@ -97,12 +100,18 @@ class Watch:
             if helper.claim is not None:
                 registers["outside"] = helper.claim.outside_id
                 helper.claim.forget()
+            if helper.keeper is not None:
+                helper.keeper.forget()
             if helper.workspace_fd >= 0:
                 registers["workspace"] = helper.workspace_fd
             in_version_2 = helper.cgroup is not None and helper.cgroup.version == 2
             if helper.cgroup is not None and not in_version_2:
                 helper.cgroup.enter()
             ends = {"plan_fd": plan_fd, "link": self._reaper_link, "go": waiting}
+            if self.is_nursing:
+                from .nursery import Nursery
+
+                return Nursery(self.spec, registers, **ends, load_interpreter=self.load_interpreter).live()
             reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
             return reaper.live(must_wait_first=in_version_2)
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
@@ -112,8 +121,14 @@ class Watch:
     def _map_ids(self) -> None:
         outside = self.spec.outside
         uid, gid = (outside[0], outside[0]) if outside else (posix.geteuid(), posix.getegid())
+        keeper = self.helper.claim_keeper() if self.is_nursing else None
         identity.write_maps(
-            self.reaper, inside_id=self.spec.inside_id, outside_uid=uid, outside_gid=gid, privileged=outside is not None
+            self.reaper,
+            inside_id=self.spec.inside_id,
+            outside_uid=uid,
+            outside_gid=gid,
+            privileged=outside is not None,
+            keeper=keeper,
         )
 
     def _open_private(self, paths: list[str]) -> list[int]:
@@ -150,6 +165,9 @@ class Watch:
             self._check_limits()
         if self.ended is not None and self.ended["is_alone"] and not self.cause:
             self._report(None)  # nothing but the reaper is left: its own end need not be waited for
+            if self.is_nursing and not self.ended["is_worn"]:
+                self.can_go_on = True
+                return
             self.kill()
         else:
             usage = self.kill()
@@ -157,6 +175,13 @@ class Watch:
                 pass
             self._report(usage)
         posix.close(self.link)
+
+    def renew(self) -> None:
+        """Begin the watch over the next guest of a nursery."""
+        self.cause, self.ended, self.failed, self.can_go_on = "", None, None, False
+        self.started_at = self.deadline = 0.0
+        self.peak_bytes = self.peak_tasks = 0
+        self.before = self.helper.cgroup.counters() if self.helper.cgroup is not None else {}
 
     def last_words(self) -> dict[str, Any] | None:
         """Kill the tree, and return what the reaper said it failed at: our own error may only follow from that."""

@@ -83,7 +83,11 @@ class Connection:
         After the last one, a helper of our own clears up and ends by itself.
         """
         building = compile_building(self._spec, run, has_workspace=has_workspace)
-        self._send("prepare", {"private": run.private, "wants_python": run.python is not None}, building.as_wire())
+        self._send(
+            "prepare",
+            {"private": run.private, "wants_python": run.python is not None, "is_nursing": False},
+            building.as_wire(),
+        )
         if self._slot is not None:
             self._slot.key = None
         self._send_order(run, streams, is_last=is_last, again=False)

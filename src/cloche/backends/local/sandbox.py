@@ -104,6 +104,9 @@ class LocalOpenSandbox:
                 await asyncio.shield(connection.close())
                 self._is_over = False
             self._release()
+        self._drop_workspace()
+
+    def _drop_workspace(self) -> None:
         if self._workspace_fd >= 0:
             os.close(self._workspace_fd)
             self._workspace_fd = -1
@@ -147,6 +150,8 @@ class LocalOpenSandbox:
             await asyncio.shield(connection.close())
         self._release()
         self._pool = None
+        self._drop_workspace()
+        self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
         return await self._run_once(request, program, sink)
 
     async def _run_once(self, request: Request, program: Program, sink: Sink) -> Result:

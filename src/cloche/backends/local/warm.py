@@ -6,13 +6,13 @@ import atexit
 import os
 import threading
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.jail import wire
-from cloche.jail.enter import compile_building
+from cloche.jail.enter import compile_building, compile_nursery
 from cloche.jail.launch import make_cgroup
 from cloche.jail.spec import Building, Run, Spec
 from cloche.zygote.pool import Pool, Slot
@@ -31,37 +31,55 @@ LEAST_SLOTS = 2
 KEPT_BYTES = 4 * 1024 * 1024  # files of earlier results that a slot's control group may still have to pay for
 
 
+MOST_BUILDINGS = 64
+_buildings: dict[Hashable, Building] = {}
+
+
 @dataclass(slots=True)
 class WarmJail:
-    """Be a jail that can be built ahead of the code that will run in it."""
+    """Be a jail that can be built ahead of the code that will run in it.
+
+    In a nursery, namespaces and tree stay for the next guest: only root can keep them apart from it, and one guest
+    there is one process, so what is compiled first has a jail of its own.
+    """
 
     key: Hashable
     spec: Spec
     run: Run
-    _building: Building | None = field(default=None)
+    is_nursery: bool
 
     def building(self) -> Building:
-        """Return the steps that build it, compiled once."""
-        if self._building is None:
-            self._building = compile_building(self.spec, self.run, has_workspace=False)
-        return self._building
+        """Return the steps that build it; they are compiled once for all of the same kind."""
+        found = _buildings.get(self.key)
+        if found is None:
+            if len(_buildings) >= MOST_BUILDINGS:
+                _buildings.clear()
+            found = _buildings[self.key] = (
+                compile_nursery(self.spec, self.run)
+                if self.is_nursery
+                else compile_building(self.spec, self.run, has_workspace=False)
+            )
+        return found
 
     def prepare(self, slot: Slot) -> None:
         """Tell the slot's helper whose jail this is to be, and to build it."""
         open_in(slot, self.spec)
         body = {"private": self.run.private, "wants_python": self.run.python is not None}
+        body["is_nursing"] = self.is_nursery
         send(slot.link.fileno(), "prepare", body, self.building().as_wire())
         slot.key = self.key
 
 
 def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJail:
     """Return the jail that a run needs; its key is what two runs must have in common to use the same kind."""
+    is_nursery = spec.outside is not None and len(run.commands) <= 1
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
-        tuple(run.binds), tuple(run.private), run.python is not None,
+        tuple(run.binds), tuple(run.private), run.python is not None, is_nursery, spec.landlock_abi,
+        bool(spec.cgroup),
     )  # fmt: skip
     bare = Run(binds=run.binds, private=run.private, python=None if run.python is None else {})
-    return WarmJail(key, spec, bare)
+    return WarmJail(key, spec, bare, is_nursery)
 
 
 def open_in(slot: Slot, spec: Spec) -> None:

@@ -1,0 +1,122 @@
+"""A reaper that stays: pid 1 of a jail in which one guest after the other lives, each in places of its own.
+
+Making namespaces and a root costs more than running a small program, so where the kernel lets us keep them apart from
+the guest they are kept. What stays: the namespaces of users, processes, network, host name and control group, and the
+read-only tree. What is new for every guest: its process and all its descendants, its mount namespace with empty
+/workspace, /tmp and /dev/shm, its System V IPC namespace, its limits, its Landlock domain and its filter. This process
+has an identity that no guest has, so no guest can signal, slow down or limit it; that takes a second outside id, which
+only root can give. After each guest everything else in the process namespace is killed and waited for, and the
+network namespace is compared with what it was when it was new: one in which anything was sent is not used again.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from . import wire
+from .calls import StepFailed, perform
+from .guest import Guest, tell_failure
+from .reaper import Attendance
+from .spec import Building
+from .syscalls import CLONE_NEWCGROUP, WNOHANG, unshare, wait4
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .spec import Spec
+
+# What tells of traffic and of sockets that outlive their process.
+TRACES = ("/proc/net/dev", "/proc/net/snmp", "/proc/net/netstat", "/proc/net/sockstat")
+MOST_BYTES = 65_536
+
+
+class Nursery:
+    """Be pid 1 for one guest after the other. The helper hands over orders on `link` and hears of each end."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        registers: dict[str, int],
+        *,
+        plan_fd: int,
+        link: int,
+        go: int,
+        load_interpreter: Callable[[], Any] | None,
+    ):
+        self.spec, self.registers, self.plan_fd, self.link = spec, registers, plan_fd, link
+        self.load_interpreter = load_interpreter
+        self.building = Building()
+        posix.close(go)
+        self.seconds: list[float] = []
+
+    def live(self) -> Callable[[], None]:
+        """Do everything; returns only in a guest, with what it must call."""
+        tag, _, private = wire.receive(self.link)
+        if tag != "go":  # the helper is gone, and so must we be
+            posix._exit(1)
+        unshare(CLONE_NEWCGROUP)
+        self._build(private)
+        clean: list[bytes] = []
+        while True:
+            attendance = Attendance(self.spec)
+            clean = clean or _traces()  # our own sockets, which are counted too, are the same whenever we look
+            pid = posix.fork()
+            if pid == 0:
+                return Guest(self, 0, -1, attendance.leave(), self.building).become
+            ended = self._raise(pid, attendance)
+            ended["is_worn"] = _traces() != clean
+            attendance.close()
+            wire.send(self.link, "ended", ended)
+            if ended["is_worn"]:
+                posix._exit(0)
+
+    def _build(self, private: list[int]) -> None:
+        self.building = Building(**wire.unpack(self.plan_fd))
+        self.registers.update((f"private {path}", fd) for path, fd in zip(self.building.private, private, strict=True))
+        try:
+            self.seconds = perform(self.building.build, self.registers)[:200]
+        except StepFailed as error:
+            tell_failure(self.link, error)
+            posix._exit(1)
+
+    def _raise(self, pid: int, attendance: Attendance) -> dict[str, Any]:
+        """See one guest from its orders to its end, and return what there is to tell of it."""
+        tag, body, fds = wire.receive(self.link)
+        if tag != "order":  # the helper is gone, or needs us no more
+            posix._exit(1)
+        made, _, places = wire.receive(attendance.ours)
+        if made != "made" or wait4(pid, WNOHANG)[0]:  # it failed, and has told the helper at what
+            posix._exit(1)
+        wire.send(self.link, "ready", {"seconds": self.seconds}, places[:1])
+        wire.send(attendance.ours, "order", body, fds)
+        for fd in fds:  # so that the streams end with the guest
+            posix.close(fd)
+        status = attendance.wait_for(pid)
+        ended = {"wait_status": status, "tasks": _count_tasks() if status else 0, "full": _count_full(places)}
+        for fd in places:
+            posix.close(fd)
+        attendance.end_everybody()
+        return ended | attendance.conclude()
+
+
+def _count_full(places: list[int]) -> int:
+    states = [posix.fstatvfs(fd) for fd in places]
+    return sum(state.f_bfree == 0 or state.f_ffree == 0 for state in states)
+
+
+def _count_tasks() -> int:
+    from . import tree
+
+    return tree.count_tasks([int(name) for name in posix.listdir("/proc") if name.isdigit()])
+
+
+def _traces() -> list[bytes]:
+    """Return what the network namespace tells of what went on in it."""
+    found = []
+    for path in TRACES:
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+        found.append(posix.read(fd, MOST_BYTES))
+        posix.close(fd)
+    return found
