@@ -88,6 +88,7 @@ def compile_nursery(spec: Spec, run: Run) -> Building:
         _step("unshare", "enter mount and IPC namespaces of its own", make("unshare", CLONE_NEWNS | CLONE_NEWIPC)),
         _step("umask", "keep files to itself", make("umask", 0o077)),
         *(_step("tmpfs", one.describe(), one.calls()[-1], _look_at(one.target, name)) for name, one in places.items()),
+        _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
         *_limits(spec, beside=-1),
         _step("bounding", "give up what a program file could grant", *caps.drop_bounding()),
         _step("switch_identity", f"become uid {spec.inside_id}", *switch_identity(spec.inside_id, can_set_groups=True)),
@@ -116,6 +117,11 @@ def _owned(mode: str, spec: Spec) -> str:
 def _look_at(target: str, register: str) -> Call:
     """Keep a place at hand: by it the files are found when the guest is gone."""
     return make("openat", AT_FDCWD, os.fsencode(f"/{target}"), _FOLDER, 0, keep=register)
+
+
+def _look_at_namespace() -> Call:
+    """Keep the mount namespace: the last process in it would otherwise take it down before its end is known."""
+    return make("openat", AT_FDCWD, b"/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, 0, keep="namespace")
 
 
 def compile_files(spec: Spec, run: Run) -> list[Step]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 CANNOT_RUN, NOT_FOUND = 126, 127
 GO = b"g"
-PLACES = ("workspace", "tmp", "shm")  # the registers in which a nursed guest has its own places
+PLACES = ("workspace", "tmp", "shm")  # the registers in which a nursed guest has its own places …
+NAMESPACE = "namespace"  # … and the one that keeps its mount namespace, to be taken down when nobody waits for it
 FILTER: Step = ("seccomp", "filter system calls", [])
 
 
@@ -45,7 +46,7 @@ class Guest:
                 posix._exit(1)
             perform(building.first if self.index == 0 else building.later, self.registers)
             if is_nursed:
-                wire.send(self.asking, "made", fds=[self.registers[name] for name in PLACES])
+                wire.send(self.asking, "made", fds=[self.registers[name] for name in (*PLACES, NAMESPACE)])
             else:
                 self._await("built")
             perform(building.late, self.registers)

@@ -65,12 +65,13 @@ class Nursery:
             pid = posix.fork()
             if pid == 0:
                 return Guest(self, 0, -1, attendance.leave(), self.building).become
-            ended = self._raise(pid, attendance)
+            ended, namespace = self._raise(pid, attendance)
             ended["is_worn"] = _traces() != clean
-            attendance.close()
             wire.send(self.link, "ended", ended)
             if ended["is_worn"]:
                 posix._exit(0)
+            attendance.close()
+            posix.close(namespace)
 
     def _build(self, private: list[int]) -> None:
         self.building = Building(**wire.unpack(self.plan_fd))
@@ -81,14 +82,15 @@ class Nursery:
             tell_failure(self.link, error)
             posix._exit(1)
 
-    def _raise(self, pid: int, attendance: Attendance) -> dict[str, Any]:
-        """See one guest from its orders to its end, and return what there is to tell of it."""
+    def _raise(self, pid: int, attendance: Attendance) -> tuple[dict[str, Any], int]:
+        """See one guest from its orders to its end; return what there is to tell of it, and its mount namespace."""
         tag, body, fds = wire.receive(self.link)
         if tag != "order":  # the helper is gone, or needs us no more
             posix._exit(1)
-        made, _, places = wire.receive(attendance.ours)
+        made, _, kept = wire.receive(attendance.ours)
         if made != "made" or wait4(pid, WNOHANG)[0]:  # it failed, and has told the helper at what
             posix._exit(1)
+        *places, namespace = kept
         wire.send(self.link, "ready", {"seconds": self.seconds}, places[:1])
         wire.send(attendance.ours, "order", body, fds)
         for fd in fds:  # so that the streams end with the guest
@@ -98,7 +100,7 @@ class Nursery:
         for fd in places:
             posix.close(fd)
         attendance.end_everybody()
-        return ended | attendance.conclude()
+        return ended | attendance.conclude(), namespace
 
 
 def _count_full(places: list[int]) -> int:

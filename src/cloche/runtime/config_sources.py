@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -104,6 +104,28 @@ class Places:
         """Return the path of the file that the caller, else the environment, names."""
         name = self.config_file or self.environ.get("CLOCHE_CONFIG")
         return os.path.abspath(os.path.join(self.cwd or "", name)) if name else None
+
+
+def fingerprint(places: Places) -> Hashable:
+    """Return what tells whether any source says something else than before: the variables, and facts of each file."""
+    try:
+        folder = os.fspath(places.cwd) if places.cwd is not None else os.getcwd()
+    except FileNotFoundError:
+        folder = ""
+    files = [
+        *(path for path, _ in _standing_files(places.environ, places.home)),
+        *((os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")) if folder else ()),
+        *([places.named] if places.named is not None else []),
+    ]
+    return tuple(places.environ.items()), folder, str(places.config_file), tuple((path, _facts(path)) for path in files)
+
+
+def _facts(path: str) -> tuple[int, ...] | str:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return str(error.errno)
+    return found.st_mode, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
 def operator_layers(places: Places) -> list[Layer]:

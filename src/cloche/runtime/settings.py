@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from cloche.core.tiers import TIERS
 
 from .config import settle
 from .config_keys import ANY_LANGUAGE, LIMIT_FIELDS, POLICY_WORDS, Layer, Wish, shown_limit
-from .config_sources import Places
+from .config_sources import Places, fingerprint
 from .config_tighten import effective_network
 
 HOST_TIER = 4
@@ -97,7 +97,22 @@ def load_settings(
     asked = dict(arguments or {})
     named = asked.pop("config", None) or config_file
     variables = os.environ if environ is None else environ
-    held, ceilings = settle(asked, Places(environ=variables, cwd=cwd, home=home, config_file=named))
+    places = Places(environ=variables, cwd=cwd, home=home, config_file=named)
+    known = (repr(asked), fingerprint(places))
+    found = _settled.get(known)
+    if found is None:
+        if len(_settled) >= MOST_SETTLED:
+            _settled.clear()
+        found = _settled[known] = _settle(asked, places)
+    return found
+
+
+MOST_SETTLED = 64
+_settled: dict[tuple[str, Hashable], Settings] = {}
+
+
+def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
+    held, ceilings = settle(asked, places)
     images = {word.partition(".")[2]: wish.value for word, wish in held.items() if word.startswith("image.")}
     return Settings(
         backend=held["backend"].value,
