@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import cloche
+from cloche.backends.local.warm import close_pools
+from tests.leftovers import Snapshot, wait_for_leftovers
 
 PATIENCE_S = 240
 THREADS, RUNS_EACH, AT_ONCE = 50, 10, 100
@@ -31,6 +33,7 @@ async def _arun(number: int) -> None:
 
 
 def _descriptors() -> int:
+    close_pools()
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
@@ -97,6 +100,15 @@ def test_cancelled_storm() -> None:
 
     before, after = asyncio.run(storm())
     assert after <= before
+
+
+def test_two_thousand_from_four_threads() -> None:
+    """Two thousand short runs from four threads are all answered, and nothing at all is left on the host."""
+    before = Snapshot.take()
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda number: cloche.run(f"print({number})").stdout, range(2000)))
+    assert outputs == [f"{number}\n" for number in range(2000)]
+    assert wait_for_leftovers(before, patience_s=20) == []
 
 
 def test_memory_does_not_creep() -> None:

@@ -36,6 +36,7 @@ _FIRST_USES = {
     "traceback": "import traceback; traceback.format_exception(ValueError('x'))",
 }
 _is_warm = False
+_built_in_paths = 0  # how many entries of `sys.path` are there whether they exist or not
 _loaded_before = 0  # how many modules came from a template
 _FILE_INPUT, _EVAL_INPUT = 257, 258  # CPython's start symbols
 # The flags that `-I -S` set, and what they are without it.
@@ -48,10 +49,11 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
     for packages of the user there, and must not find the caller's.
     """
-    global _is_warm
+    global _is_warm, _built_in_paths
     os.environ["HOME"] = settings["home"]
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # numpy's libraries would start threads
     prepare()
+    _built_in_paths = len(sys.path)
     _restore_paths({**settings, "path": ""})
     del sys.path[0]
     failed = {}
@@ -117,7 +119,7 @@ def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
     _take_over(env)
     try:
         if _is_warm:
-            sys.path[:0] = [os.path.dirname(path)]
+            sys.path[:] = [os.path.dirname(path), *_visible_paths()]
             _reseed()
             sys.modules.pop("__main__", None)
             _loaded_before = len(sys.modules)
@@ -134,6 +136,12 @@ def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
     except BaseException as error:
         code = _report(error)
     finish(code, os.path.dirname(path))
+
+
+def _visible_paths() -> list[str]:
+    """Leave out what the site module found outside and would not have found in here."""
+    always, found = sys.path[:_built_in_paths], sys.path[_built_in_paths:]
+    return [*always, *(folder for folder in found if os.path.exists(folder))]
 
 
 def _reseed() -> None:

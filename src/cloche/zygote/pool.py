@@ -173,8 +173,9 @@ class Pool:
         now = time.monotonic()
         if template is not None:
             if template.is_gone:
-                log.warning("no warm starts for %d s: %s", RETRY_S, template.reason)
-                self._retry_at = now + RETRY_S
+                pause = 0.0 if template.was_well else RETRY_S
+                log.warning("no warm starts for %d s: %s", pause, template.reason)
+                self._retry_at = now + pause
             self._leaving.append(template.close())
             self._template = None
         if now < self._retry_at:

@@ -18,6 +18,7 @@ from cloche.jail.launch import start_template
 
 MOST_FORKS = 5_000
 OLDEST_S = 3600.0
+LEAST_LIFE_S = 1.0
 
 
 class Template:
@@ -43,6 +44,11 @@ class Template:
     def is_gone(self) -> bool:
         """Tell whether it has ended, or must not be used; `reason` says why."""
         return self._is_gone
+
+    @property
+    def was_well(self) -> bool:
+        """Tell whether it had been of use, so that its end was an accident and another one may be started at once."""
+        return self._is_ready and time.monotonic() - self._born_at > LEAST_LIFE_S
 
     @property
     def is_worn(self) -> bool:

@@ -1,0 +1,171 @@
+"""Attempts that only a warm start makes possible: on what forked the guest, and on what was there before it.
+
+Each is first made where it works: on a process of the attempt's own, or within one run.
+"""
+
+import os
+import secrets
+from textwrap import dedent
+
+import pytest
+
+import cloche
+from tests.warm import run_pooled
+
+IS_ROOT = os.geteuid() == 0
+# Ways to hurt, hold or read another process; each returns whether it worked.
+REACH = {
+    "kill": "os.kill(pid, 9); time.sleep(0.1); worked = not os.path.exists(f'/proc/{pid}') or gone(pid)",
+    "stop": "os.kill(pid, 19); time.sleep(0.1); worked = state(pid) in 'Tt'",
+    "renice": "os.setpriority(os.PRIO_PROCESS, pid, 19); worked = os.getpriority(os.PRIO_PROCESS, pid) == 19",
+    "pin to one processor": "os.sched_setaffinity(pid, {0}); worked = os.sched_getaffinity(pid) == {0}",
+    "limit": "resource.prlimit(pid, 7, (3, 3)); worked = resource.prlimit(pid, 7)[0] == 3",
+    "read memory": "open(f'/proc/{pid}/mem', 'rb').close(); worked = True",
+    "read descriptors": "worked = bool(os.listdir(f'/proc/{pid}/fd'))",
+    "read the environment": "worked = bool(open(f'/proc/{pid}/environ', 'rb').read())",
+    "enter its root": "worked = bool(os.listdir(f'/proc/{pid}/root'))",
+}  # fmt: skip
+AIM = """
+import os, resource, subprocess, sys, time
+def gone(pid):
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return False
+def state(pid):
+    return open('/proc/%d/stat' % pid).read().rsplit(')')[-1].split()[0]
+pid = {pid}
+try:
+    {attempt}
+except (OSError, ValueError) as error:
+    worked = False
+print(worked)
+"""
+OWN_CHILD = "subprocess.Popen(['sleep', '30']).pid"
+# Below root there is one id for all, so pid 1 of a jail can be slowed down by its own guest, whom alone it serves.
+BY_ITSELF = ("renice", "pin to one processor", "limit")
+# The secret is given masked, and never put together: whoever looks for it would else find their own copy.
+SCAN = """
+import sys
+masked = bytes.fromhex(sys.argv[1])
+found = False
+with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb', 0) as memory:
+    for line in maps.readlines():
+        first, last = (int(word, 16) for word in line.split()[0].split('-'))
+        if 'r' not in line.split()[1] or '[v' in line:
+            continue
+        memory.seek(first)
+        try:
+            data = memory.read(last - first)
+        except OSError:
+            continue
+        at = data.find(b'canary-')
+        while at >= 0:
+            found = found or all(data[at + 7 + k : at + 8 + k] == bytes([one ^ 90]) for k, one in enumerate(masked))
+            at = data.find(b'canary-', at + 1)
+        del data
+print(found)
+"""
+
+
+def _masked(secret: str) -> str:
+    return bytes(byte ^ 90 for byte in secret.removeprefix("canary-").encode()).hex()
+
+
+@pytest.mark.parametrize("name", REACH)
+def test_the_process_that_forked_it_is_out_of_reach(name: str) -> None:
+    """Pid 1 of a jail can be neither hurt nor read by its guest, who could do all that to a child of its own."""
+    outside = cloche.run(AIM.format(pid=OWN_CHILD, attempt=REACH[name]), warm=False, cpus=2)
+    assert outside.stdout == "True\n", f"the attempt does not work even on a child: {outside.stderr}"
+    if not IS_ROOT and name in BY_ITSELF:
+        return
+    assert run_pooled(AIM.format(pid=1, attempt=REACH[name]), cpus=2).stdout == "False\n"
+
+
+def test_no_run_finds_what_the_one_before_was_told() -> None:
+    """Code, arguments, environment, input and files of one run are nowhere in the memory of the next ones."""
+    secret = f"canary-{secrets.token_hex(16)}"
+    control = run_pooled(f"kept = {secret!r}\n{SCAN}", argv=[_masked(secret)])
+    assert control.stdout == "True\n", control.stderr
+    for _ in range(4):
+        told = run_pooled(
+            f"x = {secret!r}; print(len(x))", argv=[secret], env={"SECRET": secret}, stdin=secret, files={"f": secret}
+        )
+        assert told.ok
+        found = run_pooled(SCAN, argv=[_masked(secret)])
+        assert found.stdout == "False\n", found.stderr
+
+
+RESIDUE = {
+    "shared memory of System V": (
+        "libc.shmget(0xC10C, 4096, 0o1666)",
+        "libc.shmget(0xC10C, 0, 0o666)",
+    ),
+    "a semaphore of System V": ("libc.semget(0xC10C, 1, 0o1666)", "libc.semget(0xC10C, 0, 0o666)"),
+    "a message queue of System V": ("libc.msgget(0xC10C, 0o1666)", "libc.msgget(0xC10C, 0o666)"),
+    "a file in the temporary folder": ("os.open('/tmp/left', os.O_CREAT | os.O_RDWR)", "os.open('/tmp/left', 0)"),
+    "a file in shared memory": ("os.open('/dev/shm/left', os.O_CREAT | os.O_RDWR)", "os.open('/dev/shm/left', 0)"),
+    "a file in the workspace": ("os.open('left', os.O_CREAT | os.O_RDWR)", "os.open('left', 0)"),
+    "a process": ("(os.fork() or (os.setsid(), time.sleep(60)))", "next(p for p in os.listdir('/proc') if others(p))"),
+    "a listening socket": ("listen()", "socket.create_connection(('127.0.0.1', 9999), 1).fileno()"),
+    "counters of the network": ("listen() and 0 or connect()", "counted()"),
+}
+TOOLS = """
+import ctypes, os, socket, sys, time
+libc = ctypes.CDLL(None)
+def others(name):
+    return name.isdigit() and int(name) not in (1, os.getpid())
+kept = []
+def listen():
+    kept.append(socket.create_server(('127.0.0.1', 9999))); return 1
+def connect():
+    kept.append(socket.create_connection(('127.0.0.1', 9999))); return 1
+def counted():
+    line = next(line for line in open('/proc/net/dev') if line.strip().startswith('lo:'))
+    return 1 if int(line.split()[1]) else -1
+def said(value):
+    print('no' if isinstance(value, int) and value < 0 else 'yes', flush=True)
+try:
+    {attempt}
+except (OSError, StopIteration):
+    print('no')
+"""
+
+
+@pytest.mark.parametrize("name", RESIDUE)
+def test_nothing_is_left_for_the_next_guest(name: str) -> None:
+    """What one guest leaves behind it finds itself, and no later guest of the same slot does."""
+    leave, find = RESIDUE[name]
+    control = run_pooled(TOOLS.format(attempt=f"said({leave}); said({find})"), cpus=2)
+    assert control.stdout.split()[:2] == ["yes", "yes"], control.stderr
+    for _ in range(4):
+        left = run_pooled(TOOLS.format(attempt=f"said({leave})"), cpus=2)
+        assert left.stdout.startswith("yes"), left.stderr
+        assert run_pooled(TOOLS.format(attempt=f"said({find})"), cpus=2).stdout == "no\n"
+
+
+RANDOM = dedent("""
+    import os, random, secrets, tempfile, uuid
+    found = [random.random(), random.SystemRandom().random(), os.urandom(8), secrets.token_hex(8), uuid.uuid4(),
+             uuid.uuid1(), tempfile.mktemp()]
+    try:
+        import ssl
+        found.append(ssl.RAND_bytes(8))
+    except ImportError:
+        found.append(os.urandom(8))
+    try:
+        import numpy
+        found += [float(numpy.random.random()), float(numpy.random.default_rng().random())]
+    except ImportError:
+        found += [os.urandom(8), os.urandom(8)]
+    print(*found, sep="\\n")
+""")
+
+
+@pytest.mark.parametrize("preload", [(), ("ssl", "numpy", "uuid", "tempfile")])
+def test_siblings_draw_different_numbers(preload: tuple[str, ...]) -> None:
+    """Children of one template share no random number, whichever generator was loaded before they were forked."""
+    drawn = [run_pooled(RANDOM, preload=list(preload), cpus=2).stdout.splitlines() for _ in range(6)]
+    assert all(len(row) == len(drawn[0]) for row in drawn)
+    for column in zip(*drawn, strict=True):
+        assert len(set(column)) == len(drawn), f"drawn twice: {column}"

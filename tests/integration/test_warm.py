@@ -1,0 +1,193 @@
+"""A warm start is a start like any other: same results, same limits, nothing of the run before."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+import cloche
+from cloche.backends.local.host import measure_host
+from cloche.backends.local.warm import close_pools, pool_for
+from cloche.core.errors import OutcomeUnknown
+from cloche.core.policy import Policy
+from cloche.zygote.pool import Pool, Slot
+from tests.warm import run_pooled, run_warm
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STARTS_THREAD = "starts_a_thread"
+NO_CGROUP: dict[str, Any] = {"cgroup_version": 0, "cgroup_folders": {}, "least": 1, "most": 1}
+# What a program can see of how it was started, and how it may end.
+SCRIPTS = {
+    "flags": "import sys; print(sys.flags, sys.dont_write_bytecode, sys.flags.isolated)",
+    "paths": "import sys; print(sys.path, sys.prefix, sys.executable, sys.argv, sys.orig_argv[:1])",
+    "main": "print(sorted(globals()), __name__, __file__, __builtins__.__name__)",
+    "environment": "import os; print(sorted(os.environ.items()), os.getcwd(), os.getuid(), os.umask(0o22))",
+    "streams": "import sys; print(sys.stdin, sys.stdout, sys.stderr, sys.stdout.line_buffering)",
+    "descriptors": "import os; print(sorted(os.listdir('/proc/self/fd')))",
+    "limits": "import resource as r; print([r.getrlimit(n) for n in range(16)], '')",
+    "powers": "print([line for line in open('/proc/self/status') if line[:3] in ('Cap', 'NoN', 'Sec', 'Uid', 'Gid')])",
+    "places": "import os; print(sorted(os.listdir('/')), [os.listdir(p) for p in ('/workspace', '/tmp', '/dev/shm')])",
+    "room": "import os; print([os.statvfs(p)[1:] for p in ('/workspace', '/tmp', '/dev/shm')])",
+    "signals": "import signal as s; print([s.getsignal(n) for n in (1, 2, 13, 15, 17, 25)], s.pthread_sigmask(0, []))",
+    "traceback": "def f():\n    return 1 / 0\n\nf()",
+    "syntax": "x = (1,\ny = 2",
+    "warning": "import warnings\nwarnings.warn('look')\nx = 1 is 1",
+    "exit": "import sys; sys.exit('gone')",
+    "code": "raise SystemExit(7)",
+    "abort": "import os; os.abort()",
+    "killed by itself": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "segmentation fault": "import ctypes; ctypes.string_at(0)",
+    "interrupt": "raise KeyboardInterrupt",
+    "value": "x = [1, 2]\nx + [3]",
+    "value on two lines": "[\n1,\n2,\n]",
+    "value after a semicolon": "x = 1; x + 1",
+    "value behind a comment": "5  # five\n# more",
+    "value with the future": "from __future__ import annotations\ndef f(x: y): ...\nf.__annotations__",
+    "no value": "x = 5",
+    "exit function": "import atexit; atexit.register(print, 'at exit'); print('before')",
+    "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
+    "unflushed": "f = open('f', 'w'); f.write('kept')",
+    "finalizer": "class A:\n    def __del__(self): print('gone')\na = A()",
+    "child": "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'print(1)'], capture_output=True))",
+    "multiprocessing": "import multiprocessing as m\np = m.Process(target=print, args=(1,))\np.start(), p.join()",
+    "own module": "import helper; print(helper.x, helper.__file__)",
+}  # fmt: skip
+
+
+def _kill(slots: Iterable[Slot]) -> None:
+    known = [slot.pid for slot in slots if slot.pid]
+    assert known
+    for pid in known:
+        os.kill(pid, 9)
+
+
+def _shown(result: cloche.Result) -> tuple[object, ...]:
+    files = [(record.path, record.size) for record in result.files]
+    return result.stdout, result.stderr, result.exit_code, result.status, result.value, result.value_is_repr, files
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_nobody_can_tell_a_warm_start(name: str) -> None:
+    """A program prints, raises, returns and leaves the same, whether its interpreter was forked or started."""
+    files = {"helper.py": "x = 5"}
+    options = {"argv": ["a", "b"], "env": {"MINE": "1"}, "files": files, "cpus": 2}
+    cold = cloche.run(SCRIPTS[name], warm=False, **options)
+    assert cold.meta["start"] == "cold"
+    assert _shown(run_warm(SCRIPTS[name], **options)) == _shown(cold)
+    assert _shown(run_pooled(SCRIPTS[name], **options)) == _shown(cold)
+
+
+def test_the_same_enforcement() -> None:
+    """What is enforced does not depend on how a run started."""
+    assert run_pooled("1").enforcement == cloche.run("1", warm=False).enforcement
+
+
+def test_limits_follow_the_run() -> None:
+    """Each run has its own limits, though sandboxes are made ahead and control groups are used again."""
+    take = "x = bytearray({} << 20); print(len(x) >> 20)"
+    assert run_pooled(take.format(100)).stdout == "100\n"
+    assert run_warm(take.format(100), memory="64m").status == "out_of_memory"
+    assert run_warm(take.format(400), memory="512m").stdout == "400\n"
+    assert run_warm(take.format(100), memory="64m").status == "out_of_memory"
+    assert run_warm("import time; time.sleep(9)", timeout=0.3).status == "timeout"
+    assert run_warm("open('f', 'wb').write(bytes(9 << 20))", disk="8m").status == "disk_limit"
+    assert run_pooled("print(1)").stdout == "1\n"
+
+
+def test_quota_is_each_run_s_own() -> None:
+    """A run that used up its share of the processor does not slow down the one after it in the same sandbox."""
+    for _ in range(4):
+        run_warm("import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass", cpus=0.5)
+    started = time.monotonic()
+    assert run_warm("print(1)", cpus=0.5).stdout == "1\n"
+    assert time.monotonic() - started < 1.0
+
+
+def test_modules_can_be_loaded_ahead() -> None:
+    """What `preload` names is there when the code starts."""
+    look = "import sys; print('decimal' in sys.modules)"
+    assert run_warm(look, preload=["decimal"]).stdout == "True\n"
+    assert run_warm(look).stdout == "False\n"
+
+
+def test_a_module_that_cannot_be_loaded_ahead_is_no_obstacle() -> None:
+    """A missing module is the program's affair, at the moment when it imports it."""
+    assert run_warm("print(1)", preload=["no_such_module_anywhere"]).stdout == "1\n"
+
+
+def test_a_template_with_threads_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """A module that starts threads when it is loaded makes warm starts impossible, and that is said."""
+    caplog.set_level("WARNING", logger="cloche.zygote")
+    pool = Pool({"preload": [STARTS_THREAD], "extra_paths": [HERE], "customizes": False, "home": "/"}, **NO_CGROUP)
+    pool.start()
+    deadline = time.monotonic() + 20
+    while "threads" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.02)
+        pool.start()
+    assert "loading started 1 threads" in caplog.text
+    assert not pool.is_ready()
+    pool.close()
+
+
+def test_a_killed_template_is_replaced() -> None:
+    """Runs go on, cold or warm, when somebody kills the template."""
+    run_pooled("1")
+    pool = pool_for(Policy(), measure_host())
+    assert pool._template is not None
+    os.kill(pool._template._process.pid, 9)
+    for number in range(5):
+        assert cloche.run(f"print({number})").stdout == f"{number}\n"
+    assert run_warm("print(1)").stdout == "1\n"
+
+
+def test_a_helper_killed_while_it_waits_is_not_missed() -> None:
+    """A slot whose helper died is passed over, or its run starts afresh: nothing of the program had begun."""
+    run_pooled("1")
+    pool = pool_for(Policy(), measure_host())
+    _kill(pool._idle)
+    for number in range(5):
+        assert cloche.run(f"print({number})").stdout == f"{number}\n"
+
+
+def test_a_helper_killed_while_it_works_leaves_the_outcome_unknown() -> None:
+    """When the code may have run, nobody says that it did not."""
+    run_pooled("1")
+
+    async def kill_it() -> None:
+        running = asyncio.ensure_future(cloche.arun("import time; time.sleep(30)"))
+        await asyncio.sleep(0.5)
+        pool = pool_for(Policy(), measure_host())
+        _kill(pool._busy)
+        await running
+
+    with pytest.raises(OutcomeUnknown):
+        asyncio.run(kill_it())
+    assert cloche.run("print(1)").stdout == "1\n"
+
+
+def test_a_forked_caller_starts_anew() -> None:
+    """A child of the caller neither uses nor ends what its parent keeps warm."""
+    program = """
+import os, cloche, sys, time
+cloche.run("1"); time.sleep(0.5); cloche.run("1")
+pid = os.fork()
+if pid == 0:
+    print(cloche.run("print('child')").stdout, end="", flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+print(cloche.run("print('parent')").stdout, end="")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "child\nparent\n", done.stderr
+
+
+def test_it_can_be_switched_off() -> None:
+    """Without warm starts every interpreter is a fresh one, and nothing is kept ready."""
+    close_pools()
+    for _ in range(3):
+        assert cloche.run("1", warm=False).meta["start"] == "cold"
