@@ -75,10 +75,10 @@ def _masked(secret: str) -> str:
 @pytest.mark.parametrize("name", REACH)
 def test_the_process_that_forked_it_is_out_of_reach(name: str) -> None:
     """Pid 1 of a jail can be neither hurt nor read by its guest, who could do all that to a child of its own."""
-    outside = cloche.run(AIM.format(pid=OWN_CHILD, attempt=REACH[name]), warm=False, cpus=2)
-    assert outside.stdout == "True\n", f"the attempt does not work even on a child: {outside.stderr}"
     if not IS_ROOT and name in BY_ITSELF:
         return
+    outside = cloche.run(AIM.format(pid=OWN_CHILD, attempt=REACH[name]), warm=False, cpus=2)
+    assert outside.stdout == "True\n", f"the attempt does not work even on a child: {outside.stderr}"
     assert run_pooled(AIM.format(pid=1, attempt=REACH[name]), cpus=2).stdout == "False\n"
 
 
@@ -109,6 +109,8 @@ RESIDUE = {
     "a process": ("(os.fork() or (os.setsid(), time.sleep(60)))", "next(p for p in os.listdir('/proc') if others(p))"),
     "a listening socket": ("listen()", "socket.create_connection(('127.0.0.1', 9999), 1).fileno()"),
     "counters of the network": ("listen() and 0 or connect()", "counted()"),
+    "counters of what failed": ("unreachable()", "counted6()"),
+    "flow labels of IPv6": ("label()", "labelled()"),
 }
 TOOLS = """
 import ctypes, os, socket, sys, time
@@ -123,6 +125,22 @@ def connect():
 def counted():
     line = next(line for line in open('/proc/net/dev') if line.strip().startswith('lo:'))
     return 1 if int(line.split()[1]) else -1
+def unreachable():
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).connect(('2001:db8::1', 1))
+    except OSError:
+        return 1
+def counted6():
+    rows = dict(line.split() for line in open('/proc/net/snmp6'))
+    return 1 if int(rows['Ip6OutNoRoutes']) else -1
+def label():
+    kept.append(socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
+    name, share = (0xC10C).to_bytes(4, 'big'), bytes((0, 255, 1, 0, 140, 0, 0, 0, 0, 0, 0, 0))
+    request = b'said to the next'.ljust(16, bytes(1)) + name + share
+    kept[-1].setsockopt(41, 32, request)
+    return 1
+def labelled():
+    return 1 if len(open('/proc/net/ip6_flowlabel').readlines()) > 1 else -1
 def said(value):
     print('no' if isinstance(value, int) and value < 0 else 'yes', flush=True)
 try:
@@ -136,6 +154,8 @@ except (OSError, StopIteration):
 def test_nothing_is_left_for_the_next_guest(name: str) -> None:
     """What one guest leaves behind it finds itself, and no later guest of the same slot does."""
     leave, find = RESIDUE[name]
+    if not IS_ROOT and name == "shared memory of System V":
+        return  # refused altogether where no control group counts it
     control = run_pooled(TOOLS.format(attempt=f"said({leave}); said({find})"), cpus=2)
     assert control.stdout.split()[:2] == ["yes", "yes"], control.stderr
     for _ in range(4):

@@ -11,6 +11,7 @@ import struct
 import sys
 
 from cloche.jail import caps, syscalls
+from cloche.jail.calls import perform_calls
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEW_ANY = 0x7E020080
@@ -36,7 +37,7 @@ FILTER = (
 def refuse_by_seccomp() -> None:
     """Let every call that would make a namespace fail, here and in all children."""
     program = b"".join(struct.pack("<HBBI", *line) for line in FILTER)
-    caps.forbid_new_privileges()
+    perform_calls([caps.forbid_new_privileges()])
     header = len(FILTER).to_bytes(8, "little") + syscalls.address_of(program)
     syscalls.prctl(PR_SET_SECCOMP, MODE_FILTER, header, 0, 0)
 
@@ -50,7 +51,7 @@ def refuse_by_sysctl() -> None:
         enter_namespace(f"{uid} {uid} 1", f"{gid} {gid} 1")
     write("/proc/sys/user/max_user_namespaces", "0")
     if uid != 0:
-        caps.drop_all()
+        perform_calls(caps.drop_all())
 
 
 def enter_namespace(uid_map: str, gid_map: str) -> None:

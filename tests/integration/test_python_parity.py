@@ -20,6 +20,20 @@ SCRIPTS = {
     "syntax error": "x = 1\ndef (",
     "finalizer at exit": "class A:\n    def __del__(self): print('gone')\na = A()",
     "finalizer in a cycle": "class A:\n    def __del__(self): print('gone')\na = A(); a.a = a; del a",
+    "finalizer that uses a module": "import json\nclass A:\n    def __del__(self): print(json.dumps(1))\na = A()",
+    "finalizer of the last value": "class A:\n    def __del__(self): print('gone')\nA()",
+    "stream of its own": (
+        "import sys\nclass Tee:\n    def write(self, text): sys.__stdout__.write(text.upper())\n"
+        "    def flush(self): pass\nsys.stdout = Tee()\nprint('hi')"
+    ),
+    "modules taken away": (
+        "import sys, json\nclass A:\n    def __del__(self): print('gone')\na = A()\n"
+        "[sys.modules.pop(m) for m in list(sys.modules) if m.startswith('json')]"
+    ),
+    "descriptors closed": "import os; os.closerange(3, 256)\nprint('closed')\n5",
+    "huge exit code": "import sys; sys.exit(2 ** 80)",
+    "time zone": "import os, time; os.environ['TZ'] = 'XYZ5'; time.tzset(); print(time.localtime(0).tm_hour)",
+    "warning in the future": "from __future__ import annotations\nx = 1\nx is 1",
     "exit functions": "import atexit; atexit.register(print, 'last'); print('first')",
     "late thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
     "buffered C output": "import ctypes; ctypes.CDLL(None).printf(b'from C\\n')",

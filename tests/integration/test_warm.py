@@ -12,7 +12,7 @@ import pytest
 
 import cloche
 from cloche.backends.local.host import measure_host
-from cloche.backends.local.warm import close_pools, pool_for
+from cloche.backends.local.warm import WarmJail, close_pools, pool_for
 from cloche.core.errors import OutcomeUnknown
 from cloche.core.policy import Policy
 from cloche.zygote.pool import Pool, Slot
@@ -184,6 +184,56 @@ print(cloche.run("print('parent')").stdout, end="")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "child\nparent\n", done.stderr
+
+
+def test_cancelled_again_and_again() -> None:
+    """However often a call is cancelled while it ends, its slot comes back and no descriptor stays open."""
+
+    async def cancel_thrice() -> None:
+        for _ in range(8):
+            task = asyncio.ensure_future(cloche.arun("import time; time.sleep(3)"))
+            await asyncio.sleep(0.03)
+            for _ in range(3):
+                task.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    run_pooled("1")
+    asyncio.run(cancel_thrice())
+    assert not pool_for(Policy(), measure_host())._busy
+
+
+def test_a_slot_s_group_is_its_own() -> None:
+    """A sandbox that is built ahead leaves the description of the one that it was copied from alone."""
+    run_pooled("1")
+    pool = pool_for(Policy(), measure_host())
+    jail = pool._latest
+    assert isinstance(jail, WarmJail)
+    before = jail.spec.cgroup
+    slot = pool.take(jail)
+    assert slot is not None
+    jail.prepare(slot)
+    pool.give_back(slot)
+    assert jail.spec.cgroup == before
+
+
+def test_files_in_cycles_are_flushed() -> None:
+    """What a script wrote and never closed is in the file, wherever the file object was kept."""
+    code = """
+class L: pass
+l = L(); l.me = l; l.f = open("log", "w"); l.f.write("hello")
+f = open("g", "w"); f.write("x")
+f
+"""
+    for result in (cloche.run(code, warm=False), run_pooled(code)):
+        assert [(record.path, record.size) for record in result.files] == [("g", 1), ("log", 5)]
+
+
+def test_own_names_are_free() -> None:
+    """A program may call its modules as Cloche calls its own."""
+    files = {"interpreter.py": "x = 1", "jail.py": "x = 2"}
+    assert run_pooled("import interpreter, jail; print(interpreter.x + jail.x)", files=files).stdout == "3\n"
 
 
 def test_it_can_be_switched_off() -> None:

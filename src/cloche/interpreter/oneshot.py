@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 # Private to CPython, and cheap: `ctypes` and `signal` would cost every run milliseconds.
 _ctypes: Any = __import__("_ctypes")
 _signal: Any = __import__("_signal")
+_weakref: Any = __import__("_weakref")
 
 MAX_VALUE_BYTES = 60_000  # what a pipe surely takes without a reader, so that a value can never block the guest
 EXIT_UNFLUSHED = 120
 _ONLY_AST = 0x400
+_FOR_THE_TREE = (b"\r", b"\f", b"\0", b"__future__")
 _BEGINS_NO_STATEMENT = (b"", b" ", b"\t", b"#", b")", b"]", b"}", b'"', b"'")
 _FUTURE_FLAGS = 0x1FF0000
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -37,7 +39,8 @@ _FIRST_USES = {
 }
 _is_warm = False
 _built_in_paths = 0  # how many entries of `sys.path` are there whether they exist or not
-_loaded_before = 0  # how many modules came from a template
+_of_template: dict[str, ModuleType] = {}
+OLD_IN_A_ROW = 16  # so many modules of the template's, one after the other, and all before them are its too
 _FILE_INPUT, _EVAL_INPUT = 257, 258  # CPython's start symbols
 # The flags that `-I -S` set, and what they are without it.
 _PLAIN_FLAGS = {"isolated": 0, "ignore_environment": 0, "no_user_site": 0, "no_site": 0, "safe_path": False}
@@ -66,7 +69,10 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     compile("1", "", "exec", _ONLY_AST)
     os.environ.clear()
     sys.path_importer_cache.clear()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # what loading said is no guest's output
     _is_warm = True
+    _of_template.update(sys.modules)
     return {"failed": failed}
 
 
@@ -105,6 +111,8 @@ def _take_over(env: dict[str, str]) -> None:
     """Take the environment, and the standard streams as they are now."""
     os.environ.clear()
     os.environ.update(env)
+    if "TZ" in env:
+        __import__("time").tzset()
     this: Any = sys  # the originals are only final for those who did not start the interpreter
     this.stdin = this.__stdin__ = _stream(0, "r", "surrogateescape")
     this.stdout = this.__stdout__ = _stream(1, "w", "surrogateescape")
@@ -113,35 +121,33 @@ def _take_over(env: dict[str, str]) -> None:
 
 def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
     """Run the script at `settings["path"]` with `settings["argv"]` and leave the process as the interpreter does."""
-    global _loaded_before
     path: str = settings["path"]
-    code = 0
     _take_over(env)
+    code = _run_script(settings, path, value_fd)
+    finish(code, os.path.dirname(path))
+
+
+def _run_script(settings: dict[str, Any], path: str, value_fd: int) -> int:
+    """Run the script and return the exit code; nothing of it is held here afterwards."""
     try:
         if _is_warm:
             sys.path[:] = [os.path.dirname(path), *_visible_paths()]
             _reseed()
             sys.modules.pop("__main__", None)
-            _loaded_before = len(sys.modules)
         else:
             _restore_paths(settings)
         sys.argv = [path, *settings["argv"]]
-        main = _main_module(path)
+        pipe = os.fstat(value_fd).st_ino if value_fd >= 0 else 0
+        namespace = _main_module(path).__dict__
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-        value = _execute(path, main.__dict__)
-        if value_fd >= 0:
-            _send_value(value_fd, value)
+        value = _execute(path, namespace)
+        if pipe:
+            _send_value(value_fd, pipe, value)
     except SystemExit as request:
-        code = _exit_code(request.code)
+        return _exit_code(request.code)
     except BaseException as error:
-        code = _report(error)
-    finish(code, os.path.dirname(path))
-
-
-def _visible_paths() -> list[str]:
-    """Leave out what the site module found outside and would not have found in here."""
-    always, found = sys.path[:_built_in_paths], sys.path[_built_in_paths:]
-    return [*always, *(folder for folder in found if os.path.exists(folder))]
+        return _report(error)
+    return 0
 
 
 def _reseed() -> None:
@@ -154,12 +160,18 @@ def _reseed() -> None:
         sys.modules["torch"].manual_seed(int.from_bytes(os.urandom(7), "little"))
 
 
+def _visible_paths() -> list[str]:
+    """Leave out what the site module found outside and would not have found in here."""
+    always, found = sys.path[:_built_in_paths], sys.path[_built_in_paths:]
+    return [*always, *(folder for folder in found if os.path.exists(folder))]
+
+
 def finish(code: int, folder: str) -> None:
     """End the process: threads, exit functions, streams, then the script's own objects; the rest goes unvisited.
 
     The interpreter would take every module apart, which copies most pages of a forked process for nothing. What a
-    script can tell is done: threads are joined, exit functions run, and what its own modules (those of `folder`)
-    hold is let go, so that files are flushed and finalizers run.
+    script can tell is done: threads are joined, exit functions run, and its own modules (those of `folder`) are let
+    go, first as garbage, so that finalizers still find the names they use, then name by name.
     """
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
@@ -167,23 +179,57 @@ def finish(code: int, folder: str) -> None:
 
     atexit._run_exitfuncs()
     unflushed = _flush()
-    loaded = _loaded_here()
-    for module in loaded:
-        if _is_from(module, folder):
+    has_libraries = _has_libraries()
+    left = _let_go(folder)
+    _flush_files()
+    gc.collect()
+    for reference in left:
+        module = reference()
+        if module is not None:
             _clear(vars(module))
     gc.collect()
-    _leave(unflushed or _flush() or code, has_libraries=not _is_warm or any(_is_library(one) for one in loaded))
+    _leave(unflushed or _flush() or code, has_libraries=has_libraries)
 
 
-def _loaded_here() -> list[ModuleType]:
+def _flush_files() -> None:
+    """Flush what the script never closed: collecting a cycle may close a file before the buffer that writes to it."""
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+        for file in [one for one in gc.get_objects() if type(one) is kind]:
+            try:
+                file.flush()
+            except (OSError, ValueError):
+                pass  # it is closed, or its other end is
+
+
+def _let_go(folder: str) -> list[Any]:
+    """Take the script's modules out of the table of modules; return weak references to them."""
+    found = []
+    for name, module in _loaded_here():
+        if _is_from(module, folder):
+            found.append(_weakref.ref(module))
+            sys.modules.pop(name, None)
+    return found
+
+
+def _has_libraries() -> bool:
+    """Tell whether a C library may have buffers or exit functions of its own that a template did not bring."""
+    if not _is_warm or "ctypes" in sys.modules:
+        return True
+    return any(str(getattr(module, "__file__", "")).endswith(".so") for _, module in _loaded_here())
+
+
+def _loaded_here() -> list[tuple[str, ModuleType]]:
     """Return the modules that this process has loaded, and not its template: touching those would copy their pages."""
-    last = reversed(sys.modules.values())
-    return [module for _, module in zip(range(len(sys.modules) - _loaded_before), last, strict=False)][::-1]
-
-
-def _is_library(module: ModuleType) -> bool:
-    """Tell whether a module brought, or could call, a C library with exit functions of its own."""
-    return getattr(module, "__name__", "") == "ctypes" or str(getattr(module, "__file__", "")).endswith(".so")
+    found, in_a_row = [], 0
+    for name, module in reversed(list(sys.modules.items()) if not _is_warm else sys.modules.items()):
+        if _of_template.get(name) is module:
+            in_a_row += 1
+            if in_a_row > OLD_IN_A_ROW:
+                break
+        else:
+            in_a_row = 0
+            found.append((name, module))
+    return found[::-1]
 
 
 def _is_from(module: ModuleType, folder: str) -> bool:
@@ -216,7 +262,7 @@ def _exit_code(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF
+        return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
     _flush()
     sys.stderr.write(f"{code}\n")
     return 1
@@ -241,20 +287,23 @@ def _compile_at_last_line(source: bytes, path: str) -> tuple[CodeType, CodeType]
 
     What comes before is complete by itself, and what follows is one expression: so the cut is between statements.
     It is tried because the built-in `compile` sets up all classes of syntax trees at its first use, which takes up to
-    two milliseconds. Encodings, and characters that would shift anything, are left to it.
+    two milliseconds. Encodings, and characters that would shift anything, are left to it; so are scripts that change
+    the language.
     """
     lines = source.split(b"\n")
     last = len(lines) - 1
     while last >= 0 and lines[last][:1] in _BEGINS_NO_STATEMENT:
         last -= 1
-    if last < 0 or any(one in source for one in (b"\r", b"\f", b"\0")) or any(b"coding" in line for line in lines[:2]):
+    if (
+        last < 0
+        or any(one in source for one in (b"\r", b"\f", b"\0", b"__future__"))
+        or any(b"coding" in line for line in lines[:2])
+    ):
         return None
     tail = b"\n" * last + b"\n".join(lines[last:])
     try:
         expression = _compile_source(tail, path, _EVAL_INPUT, 0)
         body = _compile_source(b"\n".join(lines[:last]) + b"\n", path, _FILE_INPUT, 0)
-        if body.co_flags & _FUTURE_FLAGS:
-            expression = _compile_source(tail, path, _EVAL_INPUT, body.co_flags & _FUTURE_FLAGS)
         return body, expression
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
@@ -306,11 +355,12 @@ def _report(error: BaseException) -> int:
 def _flush() -> int:
     """Flush the standard streams; 120, as the interpreter says, when standard output does not take it."""
     failed = 0
-    for stream in (sys.stdout, sys.stderr):
+    now = (sys.stdout, sys.stderr)
+    for stream in (*now, *(one for one in (sys.__stdout__, sys.__stderr__) if not any(one is other for other in now))):
         try:
-            if stream is not None and not stream.closed:
+            if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-        except (OSError, ValueError) as error:
+        except Exception as error:
             failed = EXIT_UNFLUSHED
             if stream is sys.stdout and sys.stderr is not None:
                 sys.stderr.write(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n")
@@ -375,8 +425,11 @@ def _main_module(path: str) -> ModuleType:
     return main
 
 
-def _send_value(fd: int, value: Any) -> None:
-    """Send the value unless it is None; what JSON cannot hold exactly, or is too large, goes as a repr."""
+def _send_value(fd: int, pipe: int, value: Any) -> None:
+    """Send the value unless it is None; what JSON cannot hold exactly, or is too large, goes as a repr.
+
+    `pipe` tells the pipe that was given from whatever a script that closed it may have opened under its number.
+    """
     if value is None:
         return
     text = _as_json(value, 0)
@@ -386,8 +439,12 @@ def _send_value(fd: int, value: Any) -> None:
             data = b"R" + repr(value).encode("utf-8", "backslashreplace")[:MAX_VALUE_BYTES]
         except Exception as error:
             data = b"R" + f"<{type(value).__name__} whose repr failed: {type(error).__name__}>".encode()
-    os.write(fd, data)
-    os.close(fd)
+    try:
+        if os.fstat(fd).st_ino == pipe:
+            os.write(fd, data)
+            os.close(fd)
+    except OSError:
+        pass  # the script has closed it; then it has no value
 
 
 def _as_json(value: Any, depth: int) -> str | None:

@@ -52,6 +52,7 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
         later=[*die, session],
         late=_last_doors(spec, run),
         private=run.private,
+        seccomp=spec.seccomp,
     )
 
 
@@ -97,7 +98,9 @@ def compile_nursery(spec: Spec, run: Run) -> Building:
         die,
         _step("session", "lead a session of its own, without a terminal", make("setsid")),
     ]
-    return Building(build=build, first=mine, late=_last_doors(spec, run), private=run.private)
+    return Building(
+        build=build, first=mine, late=_last_doors(spec, run), private=run.private, seccomp=spec.nursery_filter
+    )
 
 
 def _is_own(row: tuple[Any, ...]) -> bool:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .nursery import Nursery
     from .reaper import Reaper
 
-VALUE = 3
+VALUE = 1023  # the last number below the limit: out of the way of programs that close what they did not open
 CANNOT_RUN, NOT_FOUND = 126, 127
-GO = b"g"
+GO, EBUSY = b"g", 16
 PLACES = ("workspace", "tmp", "shm")  # the registers in which a nursed guest has its own places …
 NAMESPACE = "namespace"  # … and the one that keeps its mount namespace, to be taken down when nobody waits for it
 FILTER: Step = ("seccomp", "filter system calls", [])
@@ -51,11 +51,11 @@ class Guest:
             else:
                 self._await("built")
             perform(building.late, self.registers)
-            self._filter_system_calls()
+            self._filter_system_calls(building.seccomp, must_ask=is_nursed)
             if self.interpreter is not None and not ppoll((self.asking,), 0.0):
                 self.interpreter.rehearse()
             order, fds = self._take_order()
-            if is_nursed:
+            if self.index == 0:
                 wire.send(self.link, "started", {"at": monotonic()})
         except StepFailed as error:
             tell_failure(self.link, error)
@@ -88,13 +88,15 @@ class Guest:
             posix._exit(1)
         return body, fds
 
-    def _filter_system_calls(self) -> None:
-        if self.spec.seccomp is None:
+    def _filter_system_calls(self, program: bytes | None, *, must_ask: bool) -> None:
+        if program is None:
             return
         from . import notify
 
         try:
-            listener = notify.install(self.spec.seccomp)
+            listener = notify.install(program)
+            if must_ask and listener < 0:
+                raise OSError(EBUSY, "somebody outside listens already, so nobody would hear of a socket")
         except OSError as error:
             raise StepFailed(FILTER, 0, 1, error) from error
         if listener >= 0:
@@ -137,7 +139,7 @@ class Guest:
         """Let the interpreter forget the helper and become the guest's."""
         for name in [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]:
             del sys.modules[name]
-        del sys.meta_path[0]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "codes")]  # our archive's mark
         self.interpreter.run(order.python, order.env, value_fd)
 
 

@@ -63,6 +63,7 @@ class Helper:
         self.watch: Watch | None = None
         self.failed: dict[str, Any] | None = None
         self.plan_fd = -1
+        self.has_run = False
         self.prepared: dict[str, Any] = {}
 
     def serve(self) -> Callable[[], None] | None:
@@ -114,6 +115,7 @@ class Helper:
     def _run(self, body: dict[str, Any], fds: list[int]) -> None:
         """Run once in what was prepared, and report. A fault of ours must neither free the guest nor go unsaid."""
         watch, self.watch = self.watch, None
+        self.has_run = True
         try:
             if watch is not None:
                 watch.order(body, fds)

@@ -4,13 +4,16 @@ File locks live on inodes, and what the jail shows read-only of the host has the
 would tell about, and speak to, the host and other sandboxes. So locking calls ask first, and go on only for files in
 the guest's own places. The look comes before the call: a guest with two threads can swap the descriptor in between,
 so this stops programs and leaves a narrow channel to a determined pair (said in the limitations).
+
+Where the network namespace may be used again (see `nursery`), making a socket of the network asks as well: it is
+always allowed, and remembered.
 """
 
 from __future__ import annotations
 
 import posix
 
-from .syscalls import address_of, call, fresh, word
+from .syscalls import MACHINE, NUMBERS, address_of, call, fresh, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,17 +42,20 @@ def install(program: bytes) -> int:
     return -1
 
 
-def answer(listener: int, own_places: Sequence[str]) -> None:
-    """Take one question and answer it; a process that ended meanwhile needs none."""
+def answer(listener: int, own_places: Sequence[str]) -> bool:
+    """Take one question and answer it; a process that ended meanwhile needs none. Tell whether it was for a socket."""
     question = fresh(NOTIF_BYTES)
     try:
         _ioctl(listener, NOTIF_RECV, question)
         pid, fd = word(question, 8), word(question, 32)
-        error, flags = (0, FLAG_CONTINUE) if _is_own(pid, fd, own_places) else (-ENOLCK, 0)
+        is_socket = word(question, 16) == NUMBERS[MACHINE]["socket"]
+        may_go_on = is_socket or _is_own(pid, fd, own_places)
+        error, flags = (0, FLAG_CONTINUE) if may_go_on else (-ENOLCK, 0)
         reply = question[:8] + bytes(8) + error.to_bytes(4, "little", signed=True) + flags.to_bytes(4, "little")
         _ioctl(listener, NOTIF_SEND, reply)
     except OSError:
-        return
+        return True  # we do not know what it was for
+    return is_socket
 
 
 def _ioctl(listener: int, request: int, data: bytes) -> None:

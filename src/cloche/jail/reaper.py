@@ -12,7 +12,6 @@ reaper outside of its Landlock domain: it cannot be signalled from inside even w
 from __future__ import annotations
 
 import posix
-from time import monotonic
 
 from . import wire
 from .calls import StepFailed, perform
@@ -67,7 +66,6 @@ class Reaper:
         self._build(private)
         self._release_guest()
         order, fds = self._take_order(pid)
-        self._tell_start()
         status = 0
         for index in range(order.guests):
             if index > 0:
@@ -139,9 +137,6 @@ class Reaper:
             posix._exit(1)
         return Order(**wire.unpack(fds[0])), fds
 
-    def _tell_start(self) -> None:
-        wire.send(self.link, "started", {"at": monotonic()})
-
     def _observe(self, status: int) -> dict[str, int]:
         """Look around before the kernel clears up: what is full, and after a failure how many tasks are left."""
         places = (self.spec.workspace, self.spec.tmp, "/dev/shm") if self.spec.level == "jail" else ()
@@ -170,6 +165,7 @@ class Attendance:
         _signal.signal(SIGCHLD, _wake)
         self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
         self.watched = [self.woken, self.ours]
+        self.has_used_network = False
 
     def leave(self) -> int:
         """Undo, in a guest, what only the reaper needs; return the guest's end of the link to it."""
@@ -182,8 +178,14 @@ class Attendance:
     def close(self) -> None:
         """Let go of what one guest was attended to with."""
         _signal.set_wakeup_fd(-1)
-        for fd in {*self.watched, self.theirs, self.wake}:
+        for fd in {*self.watched, self.ours, self.theirs, self.wake} - {-1}:
             posix.close(fd)
+        self.theirs = -1
+
+    def leave_to_guest(self) -> None:
+        """Let go of the guest's end, so that its death is heard on ours."""
+        posix.close(self.theirs)
+        self.theirs = -1
 
     def end_everybody(self) -> None:
         """Kill all that is left in this process namespace but us, and wait until nothing is."""
@@ -206,11 +208,14 @@ class Attendance:
                     if status is not None:
                         return status
                 elif fd == self.ours:
-                    self.watched += wire.receive(self.ours)[2]
+                    tag, _, listeners = wire.receive(self.ours)
+                    self.watched += listeners
+                    if not tag:  # a nursed guest has let go of its end, and nobody else has one
+                        self.watched.remove(fd)
                 elif event & POLLIN:
                     from . import notify
 
-                    notify.answer(fd, self.own_places)
+                    self.has_used_network = notify.answer(fd, self.own_places) or self.has_used_network
                 else:  # the last process behind this filter is gone
                     self.watched.remove(fd)
                     posix.close(fd)

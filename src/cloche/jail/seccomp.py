@@ -62,16 +62,20 @@ def errno_action(code: int) -> int:
     return 0x00050000 | code
 
 
-def build_filter(machine: str, *, confined: bool, counted: bool = True) -> bytes:
+def build_filter(machine: str, *, confined: bool, counted: bool = True, nursed: bool = False) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
     connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
+    `nursed` is for a jail whose network namespace may be used again: its reaper is told of every socket that could
+    leave a trace there.
     Raises KeyError for a machine without a table.
     """
     arch = AUDIT_ARCH[machine]
     names = ALLOWED[machine]
-    special = _special_blocks(confined=confined) | ({} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED})
+    special = _special_blocks(confined=confined, nursed=nursed) | (
+        {} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED}
+    )
     plain = sorted(number for name, number in names.items() if name not in special)
     picky = {names[name]: block for name, block in special.items() if name in names}
     head = [
@@ -110,13 +114,13 @@ def _tree(ranges: Sequence[tuple[int, int]]) -> list[Instruction]:
     return [(BPF_JGE, len(low), 0, ranges[middle][0]), *low, *high]
 
 
-def _special_blocks(*, confined: bool) -> dict[str, list[Instruction]]:
+def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, list[Instruction]]:
     """Return the calls whose answer depends on an argument, each with the lines that decide it."""
     blocks = {
         "clone": [_argument(0), (BPF_JSET, 0, 1, CLONE_NEW_ANY), _deny(EPERM), _ALLOWED],
         "clone3": [_deny(ENOSYS)],
         "memfd_create": [_deny(ENOSYS)],
-        "socket": _socket_block(),
+        "socket": _socket_block(_ASKED if nursed else _ALLOWED),
         "flock": [_ASKED],
         "fcntl": [
             _argument(1),
@@ -161,9 +165,9 @@ def _self_block(kind: int) -> list[Instruction]:
     return [_argument(0), (BPF_JEQ, 1, 0, kind), _deny(EPERM), *whoever]
 
 
-def _socket_block() -> list[Instruction]:
+def _socket_block(granted: Instruction) -> list[Instruction]:
     """Allow stream, datagram and packet-sequence sockets of three families, TCP or UDP, and netlink for routes only."""
-    types = [_argument(1), (BPF_AND, 0, 0, SOCK_TYPE_MASK), *_if_any(SOCKET_TYPES, _ALLOWED), _deny(EPERM)]
+    types = [_argument(1), (BPF_AND, 0, 0, SOCK_TYPE_MASK), *_if_any(SOCKET_TYPES, granted), _deny(EPERM)]
     last = len(SOCKET_PROTOCOLS)
     protocols = [
         _argument(2),
@@ -171,7 +175,7 @@ def _socket_block() -> list[Instruction]:
         _deny(EPROTONOSUPPORT),
         *types,
     ]
-    routes = [_argument(2), *_if_any((NETLINK_ROUTE,), _ALLOWED), _deny(EPERM)]
+    routes = [_argument(2), *_if_any((NETLINK_ROUTE,), granted), _deny(EPERM)]
     behind = len(SOCKET_FAMILIES) + 1  # lines from the first family to the protocols: the others, netlink, refusal
     return [
         _argument(0),

@@ -33,7 +33,7 @@ class Spec(_Record):
     `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level
     jail they are folders of the host inside `folder`, which the helper makes and removes. `outside` is None, or the
     first and the number of the outside ids to claim one from. `mounts` are the rows of `mounts.from_rows`.
-    `landlock` and `seccomp` are None where that wall is not used; `landlock_abi` is the kernel's
+    `landlock` and the two filters are None where that wall is not used; `landlock_abi` is the kernel's
     version. `cgroup` is None or version, folders and amounts.
     `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
     """
@@ -46,7 +46,6 @@ class Spec(_Record):
     folder: str = ""
     disk_bytes: int = 0
     inodes: int = 0
-    seccomp: bytes | None = None
     cgroup: dict[str, Any] | None = None
     accounting: str = ""
     memory_bytes: int = 0
@@ -58,9 +57,12 @@ class Spec(_Record):
     landlock: list[tuple[str, str]] | None = None
     landlock_abi: int = 0
     cpu_affinity: int = 0
+    seccomp: bytes | None = None
+    nursery_filter: bytes | None = None
 
     _COMPILED: ClassVar[tuple[str, ...]] = (
         "mounts", "masked", "hostname", "rlimits", "landlock", "landlock_abi", "cpu_affinity",
+        "seccomp", "nursery_filter",
     )  # fmt: skip
 
     def as_wire(self) -> dict[str, Any]:
@@ -105,7 +107,8 @@ class Building(_Record):
     """Hold the steps between a reaper's birth and the moment when its guest waits for orders; see `enter`.
 
     `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
-    of a further guest in place of `first`. `private` are the paths whose mounts the helper opens id-mapped.
+    of a further guest in place of `first`. `seccomp` is the filter, None for none. `private` are the paths whose mounts
+    the helper opens id-mapped.
     """
 
     build: list[Step] = []
@@ -113,6 +116,7 @@ class Building(_Record):
     later: list[Step] = []
     late: list[Step] = []
     private: list[str] = []
+    seccomp: bytes | None = None
 
 
 class Order(_Record):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _signal: Any = __import__("_signal")
 SIGINT, SIGCHLD = 2, 17
+LOADING_S = 60
 
 
 def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[], Any]) -> Callable[[], None] | None:
@@ -34,9 +35,11 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[], Any])
     _signal.signal(SIGCHLD, _signal.SIG_IGN)  # helpers that end leave nothing to wait for
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     posix.umask(0o077)
+    _signal.alarm(LOADING_S)  # a module that never finishes loading must not outlive the caller
     interpreter = load_interpreter()
     said = interpreter.warm_up(settings)
     said["threads"] = len(posix.listdir("/proc/self/task"))
+    _signal.alarm(0)
     gc.collect()
     gc.freeze()  # collecting what is here now would copy its pages in every child
     wire.send(fd, "ready", said)

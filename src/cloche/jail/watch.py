@@ -58,6 +58,7 @@ class Watch:
         self.peak_tasks = 0
         self.link, self._reaper_link = socketpair()
         self.before: dict[str, int] = {}
+        self.pids_before = 0
         self.is_nursing = is_nursing
         self.can_go_on = False
 
@@ -87,7 +88,7 @@ class Watch:
         finally:
             for fd in (go, *private):
                 posix.close(fd)
-        self.before = cgroup.counters() if cgroup is not None else {}
+        self._count()
         return None
 
     def _be_reaper(self, plan_fd: int, waiting: int) -> Callable[[], None]:
@@ -181,7 +182,13 @@ class Watch:
         self.cause, self.ended, self.failed, self.can_go_on = "", None, None, False
         self.started_at = self.deadline = 0.0
         self.peak_bytes = self.peak_tasks = 0
-        self.before = self.helper.cgroup.counters() if self.helper.cgroup is not None else {}
+        self._count()
+
+    def _count(self) -> None:
+        """Take note of what the control group says before the run."""
+        cgroup = self.helper.cgroup
+        self.before = cgroup.counters() if cgroup is not None else {}
+        self.pids_before = cgroup.most_pids() if cgroup is not None and self.helper.has_run else 0
 
     def last_words(self) -> dict[str, Any] | None:
         """Kill the tree, and return what the reaper said it failed at: our own error may only follow from that."""
@@ -195,7 +202,7 @@ class Watch:
         """Kill the tree, wait until nothing of it is left, and return what it used."""
         if not self.reaper:
             return None
-        if self.ended is None:
+        if self.ended is None or self.is_nursing:
             posix.kill(self.reaper, SIGKILL)
         _, _, usage = wait4(self.reaper, 0)
         self.reaper = 0
@@ -280,7 +287,7 @@ class Watch:
         return folder is not None and folder.is_over(self.spec.disk_bytes, self.spec.inodes, is_fresh=at_end)
 
     def _report(self, usage: tuple[float, float, int] | None) -> None:
-        if self.ended is None and not self.started_at and not self.cause:
+        if not self.started_at and not self.cause:
             self.failed = self.failed or failure("the sandbox ended before the code was started", "reaper")
         if self.failed is not None and not self.cause:
             self.helper.tell("failed", self.failed)
@@ -295,12 +302,17 @@ class Watch:
             "cpu_user_s": user_s,
             "cpu_system_s": system_s,
             "peak_bytes": max(self.peak_bytes, most_kib * 1024),
-            "tasks": max(self.peak_tasks, cgroup.most_pids() if cgroup else 0),
+            "tasks": max(self.peak_tasks, self._most_pids()),
             "counters": {name: count - self.before.get(name, 0) for name, count in now.items()},
             "is_task_limit_seen": self._is_task_limit_seen(),
             "is_folder_over": self._is_folder_over(at_end=True),
         }
         self.helper.tell("ended", body)
+
+    def _most_pids(self) -> int:
+        """Return the most processes at once; what was reached before this run began is not its own."""
+        most = self.helper.cgroup.most_pids() if self.helper.cgroup is not None else 0
+        return most if most > self.pids_before else 0
 
     def _spent(self, usage: tuple[float, float, int] | None) -> tuple[float, float, int]:
         """Return user and system seconds and the largest process in KiB: by the reaper's count, or by the kernel's."""

@@ -117,7 +117,8 @@ def fingerprint(places: Places) -> Hashable:
         *((os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")) if folder else ()),
         *([places.named] if places.named is not None else []),
     ]
-    return tuple(places.environ.items()), folder, str(places.config_file), tuple((path, _facts(path)) for path in files)
+    variables = tuple(places.environ.get(name) for name in (*VARIABLE_READERS, "CLOCHE_CONFIG"))
+    return variables, folder, str(places.config_file), tuple((path, _facts(path)) for path in files)
 
 
 def _facts(path: str) -> tuple[int, ...] | str:
@@ -208,7 +209,7 @@ def _own_files(places: Places) -> set[str]:
     return {os.path.realpath(path) for path in (*paths, places.named) if path is not None}
 
 
-_cache: dict[tuple[str, bool], tuple[tuple[int, int, int], Layer]] = {}
+_cache: dict[tuple[str, bool], tuple[tuple[int, int, int, int], Layer]] = {}
 
 
 def _load(path: str, format_: Format) -> Layer | None:
@@ -236,13 +237,13 @@ def _cached(path: str, is_ours: bool, read: Callable[[str], Layer]) -> Layer | N
             return None  # a virtual environment called .env, say
         raise InvalidRequest(f"{path}: is not a regular file; remove it, or put a file in its place")
     known = _cache.get((path, is_ours))
-    if known is not None and known[0] == (facts.st_mtime_ns, facts.st_size, facts.st_ino):
+    if known is not None and known[0] == (facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size, facts.st_ino):
         return known[1]
     text, facts = _read_text(path)
     layer = read(text)
     if len(_cache) >= _MAX_CACHED:
         _cache.clear()
-    _cache[path, is_ours] = ((facts.st_mtime_ns, facts.st_size, facts.st_ino), layer)
+    _cache[path, is_ours] = ((facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size, facts.st_ino), layer)
     return layer
 
 

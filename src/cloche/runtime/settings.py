@@ -98,7 +98,9 @@ def load_settings(
     named = asked.pop("config", None) or config_file
     variables = os.environ if environ is None else environ
     places = Places(environ=variables, cwd=cwd, home=home, config_file=named)
-    known = (repr(asked), fingerprint(places))
+    if not all(type(value) in _PLAIN for value in asked.values()):
+        return _settle(asked, places)
+    known = (tuple(sorted(asked.items())), fingerprint(places))
     found = _settled.get(known)
     if found is None:
         if len(_settled) >= MOST_SETTLED:
@@ -108,7 +110,9 @@ def load_settings(
 
 
 MOST_SETTLED = 64
-_settled: dict[tuple[str, Hashable], Settings] = {}
+# Values that say all by being equal; anything else is settled anew each time.
+_PLAIN = (bool, int, float, str, type(None), Level)
+_settled: dict[Hashable, Settings] = {}
 
 
 def _settle(asked: Mapping[str, Any], places: Places) -> Settings:

@@ -29,6 +29,7 @@ from .template import Template
 PEAK_MEMORY_S = 60.0
 END_PATIENCE_S = 10.0
 RETRY_S = 60.0
+LOOK_AGAIN_S = 65.0
 
 log = logging.getLogger("cloche.zygote")
 
@@ -60,7 +61,8 @@ class Slot:
 
     def hear(self, tag: str, body: Mapping[str, Any]) -> None:
         """Take note of the helper's first word, or of its end."""
-        self.is_here, self.is_dead, self.pid = tag == "here", tag == "", body.get("pid", self.pid)
+        self.is_here, self.is_dead = tag == "here", tag != "here"  # any other word, while it waits, is a fault
+        self.pid = body.get("pid", self.pid)
 
 
 class Jail(Protocol):
@@ -98,6 +100,8 @@ class Pool:
         self._leaving: list[Any] = []
         self._links: list[socket.socket] = []
         self._latest: Jail | None = None
+        self._is_closed = False
+        self._timer: threading.Timer | None = None
 
     def start(self) -> None:
         """Start the template when there is none; returns at once."""
@@ -126,7 +130,7 @@ class Pool:
         """Take back a slot whose run has ended and left nothing."""
         with self._lock:
             self._busy.discard(slot)
-            if slot.template.is_gone or slot.template is not self._template:
+            if self._is_closed or slot.template.is_gone or slot.template is not self._template:
                 self._close(slot)
             else:
                 slot.idle_since = time.monotonic()
@@ -145,6 +149,9 @@ class Pool:
             for slot in self._idle:
                 self._close(slot)
             self._idle.clear()
+            self._is_closed = True
+            if self._timer is not None:
+                self._timer.cancel()
             if self._template is not None:
                 self._leaving.append(self._template.close())
                 self._template = None
@@ -153,8 +160,7 @@ class Pool:
         deadline = time.monotonic() + END_PATIENCE_S
         _await_end(links, deadline)
         for process in leaving:
-            with contextlib.suppress(Exception):
-                process.wait(max(0.1, deadline - time.monotonic()))
+            process.wait()
 
     def forget(self) -> None:
         """Let go of everything in a forked child, whose it is not."""
@@ -167,7 +173,10 @@ class Pool:
 
     def _have_template(self) -> Template | None:
         """Return the template, starting one where there is none; a worn one is replaced and lives on in its slots."""
+        if self._is_closed:
+            return None
         template = self._template
+        self._leaving = [process for process in self._leaving if process.poll() is None]
         if template is not None and (template.is_ready() or not template.is_gone) and not template.is_worn:
             return template
         now = time.monotonic()
@@ -259,6 +268,17 @@ class Pool:
         for slot in sorted(self._idle, key=lambda one: one.idle_since)[: moves.close]:
             self._idle.remove(slot)
             self._close(slot)
+        if len(self._idle) > self._least and self._timer is None:
+            self._timer = threading.Timer(LOOK_AGAIN_S, self._tidy)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _tidy(self) -> None:
+        """Look at the plan again when nobody calls: what was needed once is not kept for ever."""
+        with self._lock:
+            self._timer = None
+            if not self._is_closed:
+                self._follow_plan()
 
 
 def free_memory_bytes() -> int:

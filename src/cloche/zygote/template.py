@@ -6,6 +6,7 @@ Everything here is a message that does not wait, so it may be called from any th
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 
 from cloche.jail import wire
 from cloche.jail.launch import start_template
+
+log = logging.getLogger("cloche.zygote")
 
 MOST_FORKS = 5_000
 OLDEST_S = 3600.0
@@ -63,14 +66,17 @@ class Template:
         else:
             self._is_ready = True
             self.failed = body["failed"]
+            for name, reason in self.failed.items():
+                log.warning("preload: %s cannot be loaded ahead: %s", name, reason)
 
     def fork_helper(self, version: int, folders: Mapping[str, str]) -> socket.socket:
         """Return our end of a new helper's socket; the helper says `here` on it. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             wire.send(self._link.fileno(), "fork", {"version": version, "folders": dict(folders)}, [theirs.fileno()])
-        except OSError:
-            self._is_gone, self.reason = True, "the template process has ended"
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                self._is_gone, self.reason = True, f"the template process cannot be reached: {error}"
             ours.close()
             raise
         finally:
@@ -81,6 +87,8 @@ class Template:
 
     def close(self) -> subprocess.Popen[bytes]:
         """Let it end, and return its process to be waited for; helpers that it forked live on."""
+        if not self._is_ready:
+            self._process.kill()  # it is still loading, and would not hear us
         self._is_gone = True
         self._link.close()
         return self._process

@@ -79,8 +79,8 @@ def _identity(state: os.stat_result) -> tuple[int, int, int]:
 def _walk(root_fd: int) -> Iterator[tuple[str, os.stat_result | None]]:
     """Yield every entry that is not a directory, with its path below the root and its own state.
 
-    The state is None for what the guest closed to its own user: a folder that cannot be listed, or all that is in
-    one whose names can be listed and no more.
+    The state is None for what is left out: a folder that cannot be listed or lies too deep, and all that is in one
+    whose names can be listed and no more.
     """
     device = os.fstat(root_fd).st_dev
     pending = [""]
@@ -99,6 +99,8 @@ def _walk(root_fd: int) -> Iterator[tuple[str, os.stat_result | None]]:
                     yield path, state
                 elif state.st_dev == device and path.count("/") < MAX_DEPTH:
                     pending.append(path)
+                else:
+                    yield path, None
         finally:
             os.close(here)
 

@@ -144,6 +144,8 @@ class Connection:
     ) -> None:
         if tag == "ended":
             end.set_result(body)
+        elif tag == "failed" and self._was_started:
+            end.set_exception(OutcomeUnknown(f"{body['message']}; the code had been started, and may have run in part"))
         elif tag == "failed":
             error = StartFailed(body["message"], step=body["step"], index=body["index"], errno=body["errno"])
             end.set_exception(error)
@@ -195,9 +197,9 @@ class Connection:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(_until_end(link), CLOSE_PATIENCE_S)
             link.close()
-        if self._is_lost:
+        if self._is_lost and self._slot is not None and self._slot.spec is not None:
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(clear_remains, self._spec)
+                await asyncio.to_thread(clear_remains, Spec(**self._slot.spec))
 
     def _loss(self) -> Exception:
         if self._was_started:
@@ -216,6 +218,7 @@ class Connection:
         try:
             talk()
         except OSError as error:
+            self._is_lost = self._slot is not None  # what it made has nobody else to remove it
             raise StartFailed(f"cannot reach the helper process: {error}", step="helper", errno=error.errno) from error
 
 

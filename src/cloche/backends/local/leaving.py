@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import subprocess
 import threading
 import time
@@ -48,4 +49,11 @@ def _see_all_out() -> None:
         time.sleep(NAP_S)
 
 
+def _forget_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _helpers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
 atexit.register(_see_all_out)

@@ -36,7 +36,7 @@ REAPERS = 1
 # the guest would be refused processes before its own limit, which nobody could see.
 COMING_TASKS = 8
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-_FILTERS: dict[tuple[str, bool, bool], bytes] = {}
+_FILTERS: dict[tuple[str, bool, bool, bool], bytes] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,7 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, places:
         spec.masked = list(layout.masked_proc())
     if level in (Level.JAIL, Level.CONFINED):
         spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=bool(host.cgroup_version))
+        spec.nursery_filter = filter_for(confined=False, counted=bool(host.cgroup_version), nursed=True)
         spec.landlock = _landlock(level, places, policy) if host.landlock_abi else None
         spec.landlock_abi = host.landlock_abi
     return spec
@@ -96,11 +97,11 @@ def show_toolchain(run: Run, spec: Spec, paths: Sequence[str], host: Host) -> No
         run.keep_read_search = host.owns_ids and not all(layout.is_reachable_by_others(path) for path in paths)
 
 
-def filter_for(*, confined: bool, counted: bool = True) -> bytes:
+def filter_for(*, confined: bool, counted: bool = True, nursed: bool = False) -> bytes:
     """Return the assembled system call filter for this machine, once per process."""
-    key = (os.uname().machine, confined, counted)
+    key = (os.uname().machine, confined, counted, nursed)
     if key not in _FILTERS:
-        _FILTERS[key] = build_filter(key[0], confined=confined, counted=counted)
+        _FILTERS[key] = build_filter(key[0], confined=confined, counted=counted, nursed=nursed)
     return _FILTERS[key]
 
 

@@ -8,8 +8,8 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, SandboxFileRefused, StartFailed
@@ -35,6 +35,8 @@ from .warm import KEPT_BYTES, WarmJail, pool_for, warm_jail
 if TYPE_CHECKING:
     from cloche.jail.calls import Step
     from cloche.zygote.pool import Slot
+
+T = TypeVar("T")
 
 log = logging.getLogger("cloche.local")
 
@@ -97,14 +99,19 @@ class LocalOpenSandbox:
         """Kill and remove everything, for good."""
         self._is_closed = True
         connection, self._connection = self._connection, None
-        if connection is not None:
-            if self._is_over and self._slot is None:
+        try:
+            if connection is not None and self._is_over and self._slot is None:
                 connection.leave()
-            elif not self._is_over or self._slot.kept_bytes > KEPT_BYTES:  # type: ignore[union-attr]  # not None
-                await asyncio.shield(connection.close())
+            elif connection is not None and not self._can_go_back():
                 self._is_over = False
-            self._release()
-        self._drop_workspace()
+                await finish(connection.close())
+        finally:
+            if connection is not None or self._slot is not None:
+                self._release()
+            self._drop_workspace()
+
+    def _can_go_back(self) -> bool:
+        return self._is_over and self._slot is not None and self._slot.kept_bytes <= KEPT_BYTES
 
     def _drop_workspace(self) -> None:
         if self._workspace_fd >= 0:
@@ -147,7 +154,7 @@ class LocalOpenSandbox:
             log.warning("a warm start failed, starting afresh: %s", error)
         connection, self._connection = self._connection, None
         if connection is not None:
-            await asyncio.shield(connection.close())
+            await finish(connection.close())
         self._release()
         self._pool = None
         self._drop_workspace()
@@ -191,7 +198,7 @@ class LocalOpenSandbox:
         except asyncio.CancelledError:
             connection.kill(KillCause.CANCELLED)
             with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more
-                await asyncio.shield(attending)
+                await finish(attending)
             raise
         except StartFailed as error:
             if error.step == "files":
@@ -253,8 +260,11 @@ class LocalOpenSandbox:
     def _is_small(self) -> bool:
         """Tell whether hashing the whole workspace takes less time than handing the work to a thread."""
         state = os.fstatvfs(self._workspace_fd)
-        used_bytes = (state.f_blocks - state.f_bfree) * state.f_frsize
-        return used_bytes < SMALL_BYTES and state.f_files - state.f_ffree < SMALL_FILES
+        return self._stored_bytes() < SMALL_BYTES and state.f_files - state.f_ffree < SMALL_FILES
+
+    def _stored_bytes(self) -> int:
+        state = os.fstatvfs(self._workspace_fd)
+        return (state.f_blocks - state.f_bfree) * state.f_frsize
 
     def _collect(self, given: Mapping[str, str]) -> Collection:
         return collect(self._workspace_fd, self._known, given, max_bytes=self._limits.disk_bytes)
@@ -268,7 +278,7 @@ class LocalOpenSandbox:
         enforcement = dataclasses.replace(self._enforcement, hits=verdict.hits)
         save = self._saver(found) if found.changed else None
         if save is not None and self._slot is not None:
-            self._slot.kept_bytes += sum(record.size for record in found.changed)
+            self._slot.kept_bytes += self._stored_bytes()  # all of it, whether it was found or not
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         return Result(
             out.decode("utf-8", "replace"),
@@ -312,6 +322,20 @@ class LocalOpenSandbox:
         """Keep what `Result.save` needs as long as the result lives."""
         keep = keep_mount if self._spec.level == "jail" else keep_copies
         return keep(self._workspace_fd, found.changed)
+
+
+async def finish(work: Awaitable[T]) -> T:
+    """Wait until `work` is done, however often the waiting is cancelled; then be cancelled."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
 
 
 def started_first(sink: Sink) -> Sink:

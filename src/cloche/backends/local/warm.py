@@ -28,6 +28,7 @@ USUAL_MODULES = (
 )  # fmt: skip
 SLOTS_PER_CORE = 4
 LEAST_SLOTS = 2
+MOST_POOLS = 4  # each set of modules to preload has one; the one that was not used for the longest time makes room
 KEPT_BYTES = 4 * 1024 * 1024  # files of earlier results that a slot's control group may still have to pay for
 
 
@@ -76,7 +77,7 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJail:
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
         tuple(run.binds), tuple(run.private), run.python is not None, is_nursery, spec.landlock_abi,
-        bool(spec.cgroup),
+        bool(spec.cgroup), spec.cpu_affinity,
     )  # fmt: skip
     bare = Run(binds=run.binds, private=run.private, python=None if run.python is None else {})
     return WarmJail(key, spec, bare, is_nursery)
@@ -84,13 +85,13 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJail:
 
 def open_in(slot: Slot, spec: Spec) -> None:
     """Give a slot's helper the amounts of a sandbox, where they are not the same as before. Raises OSError."""
-    if spec.cgroup is not None and slot.cgroup is not None:
-        spec.cgroup = {**slot.cgroup, "amounts": spec.cgroup["amounts"]}
     told = spec.as_wire()
+    if spec.cgroup is not None and slot.cgroup is not None:
+        told["cgroup"] = {**slot.cgroup, "amounts": spec.cgroup["amounts"]}  # the slot's own, not the sandbox's
     if told == slot.spec:
         return
-    if spec.cgroup is not None:
-        make_cgroup(spec.cgroup, is_there=slot.spec is not None)
+    if told["cgroup"] is not None:
+        make_cgroup(told["cgroup"], is_there=slot.spec is not None)
     send(slot.link.fileno(), "open", {}, told)
     slot.spec = told
 
@@ -112,9 +113,12 @@ def pool_for(policy: Policy, host: Host) -> Pool:
     """Return this process's pool for what a policy wants loaded."""
     key = (policy.preload, host.cgroup_version)
     with _lock:
-        if key not in _pools:
-            _pools[key] = _new_pool(policy, host)
-        return _pools[key]
+        found = _pools.pop(key, None) or _new_pool(policy, host)
+        _pools[key] = found  # the last one used is the last one to go
+        surplus = [_pools.pop(next(iter(_pools)))] if len(_pools) > MOST_POOLS else []
+    for pool in surplus:
+        pool.close()
+    return found
 
 
 def _new_pool(policy: Policy, host: Host) -> Pool:
