@@ -41,7 +41,8 @@ class WarmJail:
     """Be a jail that can be built ahead of the code that will run in it.
 
     In a nursery, namespaces and tree stay for the next guest: only root can keep them apart from it, and one guest
-    there is one process, so what is compiled first has a jail of its own.
+    there is one process, so what is compiled first has a jail of its own. So has an interpreter that lies below a place
+    which each guest has for itself, such as a virtual environment in /tmp.
     """
 
     key: Hashable
@@ -73,7 +74,9 @@ class WarmJail:
 
 def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJail:
     """Return the jail that a run needs; its key is what two runs must have in common to use the same kind."""
-    is_nursery = spec.outside is not None and len(run.commands) <= 1
+    covers = (f"{spec.workspace}/", f"{spec.tmp}/", "/dev/shm/")  # what each guest has for itself, laid over the tree
+    is_covered = any(path.startswith(covers) for path in run.binds)
+    is_nursery = spec.outside is not None and len(run.commands) <= 1 and not is_covered
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
         tuple(run.binds), tuple(run.private), run.python is not None, is_nursery, spec.landlock_abi,
