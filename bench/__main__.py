@@ -22,7 +22,7 @@ TARGET_RATIO = 1.3  # a cold library call over bubblewrap with the same namespac
 
 def main() -> int:
     options = _options()
-    with tempfile.TemporaryDirectory(prefix="cloche-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="cloche-bench-", dir="/var/tmp") as folder:
         place = Path(folder) / "venv"  # the folder itself is closed to others, which no user's environment is
         venv.create(place, with_pip=False, symlinks=True)
         report = _measure(place / "bin" / "python", options.rounds)
