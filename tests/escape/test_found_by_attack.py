@@ -20,7 +20,7 @@ DEEPER_THAN_RECURSION = 1500
 DEEPER_THAN_PATHS = 2100
 VALUE_PIPE = """
 import os, stat
-fd = next(fd for fd in range(3, 64) if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode))
+fd = next(fd for fd in range(3, 1024) if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode))
 while True:
     os.write(fd, bytes(65536))
 """
