@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from cloche.backends.local.host import measure_host
 from cloche.backends.local.warm import WarmJail, close_pools, pool_for
 from cloche.core.errors import OutcomeUnknown
 from cloche.core.policy import Policy
-from cloche.zygote.pool import Pool, Slot
+from cloche.zygote.pool import Pool, Slot, remove_cgroup
+from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -152,6 +154,29 @@ def test_a_helper_killed_while_it_waits_is_not_missed() -> None:
     _kill(pool._idle)
     for number in range(5):
         assert cloche.run(f"print({number})").stdout == f"{number}\n"
+
+
+@pytest.mark.parametrize("is_nursery", [False, True])
+def test_a_helper_killed_while_it_builds_takes_all_along(is_nursery: bool) -> None:
+    """Killed at any moment of the building, a helper leaves no reaper that goes on in its place."""
+    run_pooled("1")
+    pool = pool_for(Policy(), measure_host())
+    known = pool._latest
+    assert isinstance(known, WarmJail)
+    jail = replace(known, key=("built in vain", is_nursery), is_nursery=is_nursery and known.is_nursery)
+    before = Snapshot.take()
+    for number in range(40):
+        run_warm("1")
+        pool = pool_for(Policy(), measure_host())
+        slot = pool.take(known)
+        assert slot is not None
+        jail.prepare(slot)
+        time.sleep(number * 0.0001)
+        os.kill(slot.pid, 9)
+        pool.write_off(slot)
+        slot.link.close()
+        remove_cgroup(slot.cgroup)
+    assert wait_for_leftovers(before, patience_s=10) == []
 
 
 def test_a_helper_killed_while_it_works_leaves_the_outcome_unknown() -> None:

@@ -116,8 +116,10 @@ class Watch:
             reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
             return reaper.live(must_wait_first=in_version_2)
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
-            wire.send(self._reaper_link, "failed", failure(f"{type(error).__name__}: {error}", "reaper"))
-            posix._exit(1)
+            try:
+                wire.send(self._reaper_link, "failed", failure(f"{type(error).__name__}: {error}", "reaper"))
+            finally:  # also when there is nobody left to tell
+                posix._exit(1)
 
     def _map_ids(self) -> None:
         outside = self.spec.outside
