@@ -162,3 +162,11 @@ def test_a_checkout_cannot_crash_the_caller(piece: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "nested deeper" in done.stdout
+
+
+def test_a_pair_of_sockets_asks_for_no_module() -> None:
+    """Only pairs of local sockets can be made; asking for another family would make the host load its module."""
+    code = "import socket\nsocket.socketpair(socket.AF_UNIX)\nsocket.socketpair(socket.AF_INET)"
+    outside = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Operation not supported" in outside.stderr  # the kernel looked for a module, and found one
+    assert "Address family not supported" in cloche.run(code).stderr

@@ -11,7 +11,7 @@ import os
 
 from . import caps, landlock, mounts, netns, rlimits
 from .calls import EEXIST, ENOENT, make
-from .spec import Building, Run, Spec
+from .spec import Building, Run, Spec, private_register
 from .syscalls import (
     AT_FDCWD,
     CLONE_NEWIPC,
@@ -31,14 +31,8 @@ SIGKILL = 9
 OFFER = "make the guest the first choice of the out-of-memory killer"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Registers that the reaper or the guest fills before the calls are made, and the one in which the reaper looks.
+# Registers: the one that the helper fills with a kept workspace, and the one in which the reaper looks for it.
 WORKSPACE, KEPT = "workspace", "kept"
-STREAMS = ("stdin", "stdout", "stderr")
-
-
-def private_register(path: str) -> str:
-    """Name the register that holds the id-mapped mount of `path`."""
-    return f"private {path}"
 
 
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:

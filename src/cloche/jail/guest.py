@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .calls import Step
-    from .nursery import Nursery
-    from .reaper import Reaper
+    from .reaper import Parent
 
 VALUE = 1023  # the last number below the limit: out of the way of programs that close what they did not open
 CANNOT_RUN, NOT_FOUND = 126, 127
@@ -30,7 +29,7 @@ FILTER: Step = ("seccomp", "filter system calls", [])
 class Guest:
     """Be the guest: get ready, close the last doors, wait for orders, run the program."""
 
-    def __init__(self, parent: Reaper | Nursery, index: int, go: int, asking: int, building: Building | None):
+    def __init__(self, parent: Parent, index: int, go: int, asking: int, building: Building | None):
         """Take what the parent knows; `building` is given by a nursery, which has read it."""
         self.spec, self.link, self.registers = parent.spec, parent.link, dict(parent.registers)
         self.plan_fd, self.load_interpreter = parent.plan_fd, parent.load_interpreter
@@ -65,9 +64,7 @@ class Guest:
             posix._exit(0)
         is_compiling = command is not None and self.index < len(order.commands) - 1
         self._take_streams(fds, is_compiling=is_compiling)
-        value = -1
-        if command is None:  # always the same number, for whoever looks
-            value = VALUE if fds[3] == VALUE else call("dup3", fds[3], VALUE, posix.O_CLOEXEC)
+        value = _out_of_the_way(fds[3]) if command is None else -1
         self._close_descriptors(value)
         if command is not None:
             self._exec(command, order.env)
@@ -141,6 +138,14 @@ class Guest:
             del sys.modules[name]
         sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "codes")]  # our archive's mark
         self.interpreter.run(order.python, order.env, value_fd)
+
+
+def _out_of_the_way(fd: int) -> int:
+    """Give the value's pipe a number that does not depend on how we got here; a host may allow no number so high."""
+    try:
+        return call("dup3", fd, VALUE, posix.O_CLOEXEC)
+    except OSError:
+        return fd
 
 
 def tell_failure(link: int, error: StepFailed, kept: tuple[int, ...] = ()) -> None:

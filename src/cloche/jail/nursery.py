@@ -16,9 +16,8 @@ from __future__ import annotations
 import posix
 
 from . import wire
-from .calls import StepFailed, perform
-from .guest import Guest, tell_failure
-from .reaper import Attendance
+from .guest import Guest
+from .reaper import Attendance, Parent
 from .spec import Building
 from .syscalls import CLONE_NEWCGROUP, WNOHANG, unshare, wait4
 
@@ -27,42 +26,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .spec import Spec
 
-
-class Nursery:
+class Nursery(Parent):
     """Be pid 1 for one guest after the other. The helper hands over orders on `link` and hears of each end."""
-
-    def __init__(
-        self,
-        spec: Spec,
-        registers: dict[str, int],
-        *,
-        plan_fd: int,
-        link: int,
-        go: int,
-        load_interpreter: Callable[[], Any] | None,
-    ):
-        self.spec, self.registers, self.plan_fd, self.link = spec, registers, plan_fd, link
-        self.load_interpreter = load_interpreter
-        self.building = Building()
-        posix.close(go)
-        self.seconds: list[float] = []
 
     def live(self) -> Callable[[], None]:
         """Do everything; returns only in a guest, with what it must call."""
-        tag, _, private = wire.receive(self.link)
-        if tag != "go":  # the helper is gone, and so must we be
-            posix._exit(1)
+        posix.close(self.go)  # our guests are forked when we have our identity
+        private = self.await_go()
         unshare(CLONE_NEWCGROUP)
-        self._build(private)
+        building = Building(**wire.unpack(self.plan_fd))
+        seconds = self.build(building, private)
         while True:
             attendance = Attendance(self.spec)
             pid = posix.fork()
             if pid == 0:
-                return Guest(self, 0, -1, attendance.leave(), self.building).become
+                return Guest(self, 0, -1, attendance.leave(), building).become
             attendance.leave_to_guest()
-            ended, namespace = self._raise(pid, attendance)
+            ended, namespace = self._raise(pid, attendance, seconds)
             ended["is_worn"] = attendance.has_used_network
             wire.send(self.link, "ended", ended)
             if ended["is_worn"]:
@@ -70,16 +51,7 @@ class Nursery:
             attendance.close()
             posix.close(namespace)
 
-    def _build(self, private: list[int]) -> None:
-        self.building = Building(**wire.unpack(self.plan_fd))
-        self.registers.update((f"private {path}", fd) for path, fd in zip(self.building.private, private, strict=True))
-        try:
-            self.seconds = perform(self.building.build, self.registers)[:200]
-        except StepFailed as error:
-            tell_failure(self.link, error)
-            posix._exit(1)
-
-    def _raise(self, pid: int, attendance: Attendance) -> tuple[dict[str, Any], int]:
+    def _raise(self, pid: int, attendance: Attendance, seconds: list[float]) -> tuple[dict[str, Any], int]:
         """See one guest from its orders to its end; return what there is to tell of it, and its mount namespace."""
         tag, body, fds = wire.receive(self.link)
         if tag != "order":  # the helper is gone, or needs us no more
@@ -88,7 +60,7 @@ class Nursery:
         if made != "made" or wait4(pid, WNOHANG)[0]:  # it failed, and has told the helper at what
             posix._exit(1)
         *places, namespace = kept
-        wire.send(self.link, "ready", {"seconds": self.seconds}, places[:1])
+        wire.send(self.link, "ready", {"seconds": seconds}, places[:1])
         wire.send(attendance.ours, "order", body, fds)
         for fd in fds:  # so that the streams end with the guest
             posix.close(fd)

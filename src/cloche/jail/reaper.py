@@ -30,13 +30,15 @@ _signal: Any = __import__("_signal")  # `signal` would cost every run millisecon
 SIGCHLD = 17
 POLLIN = 1
 SIGKILL, EVERYBODY = 9, -1
+MOST_STEPS = 200  # that a message tells of
 
 
-class Reaper:
-    """Be the guest's parent: fork, build, wait for orders, wait for the end, report.
+class Parent:
+    """Hold what every process that builds for guests is given.
 
     `registers` hold what the helper gives the building: the kept workspace, the outside id. The helper says on `link`
-    when we have our identity; the first guest reads the same from the pipe `go`. `plan_fd` holds the building.
+    when we have our identity; a guest that was forked before reads the same from the pipe `go`. `plan_fd` holds the
+    building.
     """
 
     def __init__(
@@ -51,19 +53,47 @@ class Reaper:
     ):
         self.spec, self.registers, self.plan_fd, self.link, self.go = spec, registers, plan_fd, link, go
         self.load_interpreter = load_interpreter
-        self.attendance = Attendance(spec)
+
+    def await_go(self) -> list[int]:
+        """Wait until the helper has set identity and group; return the mounts that it opened for us."""
+        tag, _, fds = wire.receive(self.link)
+        if tag != "go":  # the helper is gone, and so must we be
+            posix._exit(1)
+        return fds
+
+    def build(self, building: Building, private: list[int]) -> list[float]:
+        """Build the sandbox, and return the seconds that each step took."""
+        self.registers.update(building.name_private(private))
+        try:
+            return perform(building.build, self.registers)[:MOST_STEPS]
+        except StepFailed as error:
+            self.fail(error)
+
+    def fail(self, error: StepFailed) -> NoReturn:
+        tell_failure(self.link, error, self.take_kept())
+        posix._exit(1)
+
+    def take_kept(self) -> tuple[int, ...]:
+        """Return the workspace that was made or attached, which belongs to the helper from then on."""
+        return (self.registers.pop("kept"),) if "kept" in self.registers else ()
+
+
+class Reaper(Parent):
+    """Be the parent of one program's guests: fork, build, wait for orders, wait for the end, report."""
 
     def live(self, *, must_wait_first: bool) -> Callable[[], None]:
         """Do everything; returns only in a guest, with what it must call. The reaper itself exits in here."""
-        private = self._await_go() if must_wait_first else []
+        self.attendance = Attendance(self.spec)
+        private = self.await_go() if must_wait_first else []
         if self.spec.level == "jail":
             unshare(CLONE_NEWCGROUP)
         pid = posix.fork()
         if pid == 0:
             return self._guest(0)
         if not must_wait_first:
-            private = self._await_go()
-        self._build(private)
+            private = self.await_go()
+        seconds = self.build(Building(**wire.unpack(self.plan_fd)), private)
+        self._hand_over(seconds)
         self._release_guest()
         order, fds = self._take_order(pid)
         status = 0
@@ -87,24 +117,10 @@ class Reaper:
     def _guest(self, index: int) -> Callable[[], None]:
         return Guest(self, index, self.go, self.attendance.leave(), None).become
 
-    def _await_go(self) -> list[int]:
-        """Wait until the helper has set identity and group; return the mounts that it opened for us."""
-        tag, _, fds = wire.receive(self.link)
-        if tag != "go":  # the helper is gone, and so must we be
-            posix._exit(1)
-        return fds
-
-    def _build(self, private: list[int]) -> None:
-        """Build the sandbox, and hand the helper the seconds it took and the workspace."""
-        building = Building(**wire.unpack(self.plan_fd))
-        registers = self.registers
-        registers.update((f"private {path}", fd) for path, fd in zip(building.private, private, strict=True))
-        try:
-            seconds = perform(building.build, registers)
-        except StepFailed as error:
-            self._fail(error)
-        kept = self._kept()
-        wire.send(self.link, "ready", {"seconds": seconds[:200]}, kept)
+    def _hand_over(self, seconds: list[float]) -> None:
+        """Tell the helper what the building took, and hand it the workspace."""
+        kept = self.take_kept()
+        wire.send(self.link, "ready", {"seconds": seconds}, kept)
         for fd in kept:
             posix.close(fd)
 
@@ -113,13 +129,6 @@ class Reaper:
             wire.send(self.attendance.ours, "built")
         except OSError:
             pass  # it failed, and has told the helper at what
-
-    def _kept(self) -> tuple[int, ...]:
-        return (self.registers.pop("kept"),) if "kept" in self.registers else ()
-
-    def _fail(self, error: StepFailed) -> NoReturn:
-        tell_failure(self.link, error, self._kept())
-        posix._exit(1)
 
     def _take_order(self, guest: int) -> tuple[Order, list[int]]:
         """Wait for orders, write the input files, and return the orders with the guest's descriptors."""
@@ -131,7 +140,7 @@ class Reaper:
             try:
                 perform(wire.unpack(files)["steps"], self.registers)
             except StepFailed as error:
-                self._fail(error)
+                self.fail(error)
             posix.close(files)
         if wait4(guest, WNOHANG)[0]:  # it died while it waited, and not of the program
             posix._exit(1)

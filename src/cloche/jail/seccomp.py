@@ -25,6 +25,7 @@ NR_OFFSET, ARCH_OFFSET = 0, 4
 
 CLONE_NEW_ANY = 0x7E020080  # user, pid, net, ipc, uts, cgroup, mount, and time namespaces
 SOCKET_FAMILIES = (1, 2, 10)  # unix, inet, inet6
+AF_UNIX = 1
 AF_NETLINK, NETLINK_ROUTE = 16, 0
 SOCKET_PROTOCOLS = (0, 6, 17)  # the family's own, TCP, UDP; asking for another makes the host's kernel load its module
 SOCKET_TYPES, SOCK_TYPE_MASK = (1, 2, 5), 0xF  # stream, dgram, seqpacket; the mask drops SOCK_CLOEXEC and its kind
@@ -121,6 +122,7 @@ def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, list[Instructi
         "clone3": [_deny(ENOSYS)],
         "memfd_create": [_deny(ENOSYS)],
         "socket": _socket_block(_ASKED if nursed else _ALLOWED),
+        "socketpair": [_argument(0), *_if_any((AF_UNIX,), _ALLOWED), _deny(EAFNOSUPPORT)],  # another asks for modules
         "flock": [_ASKED],
         "fcntl": [
             _argument(1),

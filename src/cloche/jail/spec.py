@@ -118,6 +118,15 @@ class Building(_Record):
     private: list[str] = []
     seccomp: bytes | None = None
 
+    def name_private(self, fds: list[int]) -> dict[str, int]:
+        """Return the registers of the mounts that the helper opened for `private`, in its order."""
+        return {private_register(path): fd for path, fd in zip(self.private, fds, strict=True)}
+
+
+def private_register(path: str) -> str:
+    """Name the register that holds the id-mapped mount of `path`."""
+    return f"private {path}"
+
 
 class Order(_Record):
     """Tell a waiting guest what to do: see the fields of the same names in `Run`."""

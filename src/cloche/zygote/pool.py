@@ -183,7 +183,7 @@ class Pool:
         if template is not None:
             if template.is_gone:
                 pause = 0.0 if template.was_well else RETRY_S
-                log.warning("no warm starts for %d s: %s", pause, template.reason)
+                log.warning("%s; the next one is started %s", template.reason, f"in {pause:.0f} s" if pause else "now")
                 self._retry_at = now + pause
             self._leaving.append(template.close())
             self._template = None
