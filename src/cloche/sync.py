@@ -21,6 +21,7 @@ from .runtime.execute import OnOutput, arun, prepare
 from .runtime.inputs import Files
 from .runtime.options import SandboxOptions, given
 from .runtime.sandbox import READ_BYTES, AsyncSandbox
+from .runtime.session import AsyncSession, HistoryEntry
 from .runtime.settings import load_settings
 
 P = ParamSpec("P")
@@ -121,6 +122,96 @@ class Sandbox:
     def list_files(self, path: str = ".") -> tuple[str, ...]:
         """Return the paths of the files below `path`, relative to the workspace, if the backend can."""
         return bridge.call(lambda _: self._sandbox.list_files(path))
+
+    def session(
+        self,
+        language: str = "python",
+        *,
+        env: Mapping[str, str] | None = None,
+        idle_timeout: float | str | None = None,
+    ) -> Session:
+        """Start an interpreter that keeps its state between runs; see `AsyncSandbox.session`."""
+        return Session(bridge.call(lambda _: self._sandbox.session(language, env=env, idle_timeout=idle_timeout)), self)
+
+
+class Session:
+    """Run cells in one interpreter that keeps its state; the blocking twin of AsyncSession.
+
+    with Sandbox() as sandbox:
+        session = sandbox.session()
+        session.run("x = 20")
+        result = session.run("x + 1")
+    """
+
+    def __init__(self, session: AsyncSession, sandbox: Sandbox) -> None:
+        self._session, self._sandbox = session, sandbox
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Return the sandbox whose workspace this session works in."""
+        return self._sandbox
+
+    @property
+    def language(self) -> str:
+        """Return the language of the cells."""
+        return self._session.language
+
+    @property
+    def runtime(self) -> str:
+        """Name the engine with its version, as it calls itself."""
+        return self._session.runtime
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether the next run will find the state of the last one."""
+        return self._session.is_alive
+
+    @property
+    def history(self) -> tuple[HistoryEntry, ...]:
+        """Return what was run, oldest first: the last thousand cells."""
+        return self._session.history
+
+    def run(
+        self,
+        code: str,
+        *,
+        timeout: float | str | None = None,
+        on_output: OnOutput | None = None,
+        on_event: Sink | None = None,
+        out: str | PathLike[str] | None = None,
+    ) -> Result:
+        """Run one cell and return what came of it; see `AsyncSession.run`."""
+        return _blocking(self._session.run, name="run")(
+            code, timeout=timeout, on_output=on_output, on_event=on_event, out=out
+        )
+
+    def interrupt(self) -> None:
+        """Interrupt the cell that runs in another thread, as Ctrl-C does."""
+        bridge.call(lambda _: self._session.interrupt())
+
+    def restart(self) -> None:
+        """Begin again with an interpreter that knows nothing; the workspace and the history stay."""
+        bridge.call(lambda _: self._session.restart())
+
+    def close(self) -> None:
+        """End the interpreter and everything it started; the sandbox and its workspace stay."""
+        bridge.call(lambda _: self._session.close())
+
+    def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
+        """Return a file of the workspace. Raises SandboxFileError, also for one larger than `max_bytes`."""
+        return bridge.call(lambda _: self._session.read_file(path, max_bytes=max_bytes))
+
+    def write_file(self, path: str, data: bytes | str) -> None:
+        """Create or replace a file of the workspace, with its folders; text is written as UTF-8."""
+        bridge.call(lambda _: self._session.write_file(path, data))
 
 
 class _Keeper:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .result import Result
+from .result import Output, Result
 
 Stream = Literal["stdout", "stderr"]
 
@@ -40,13 +40,20 @@ class OutputChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Displayed:
+    """Carry a rich output that a session's code displayed."""
+
+    output: Output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """Carry the result; the last event of a run."""
 
     result: Result
 
 
-Event = Started | OutputChunk | Ended
+Event = Started | OutputChunk | Displayed | Ended
 Sink = Callable[[Event], None]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
@@ -59,6 +59,41 @@ class SupportsStreaming(Protocol):
 
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        ...
+
+
+class OpenSession(Protocol):
+    """Offer an interpreter that lives: every run finds what the ones before it left in memory."""
+
+    @property
+    def runtime(self) -> str:
+        """Name the engine with its version."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether it can still run anything."""
+        ...
+
+    async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
+        """Run one cell. What outlives the time-out is interrupted, and its state kept if it lets itself be."""
+        ...
+
+    async def interrupt(self) -> None:
+        """Interrupt the cell that runs, as Ctrl-C does; without one, do nothing."""
+        ...
+
+    async def close(self) -> None:
+        """Kill and remove everything, for good."""
+        ...
+
+
+@runtime_checkable
+class SupportsSessions(Protocol):
+    """Keep interpreters alive between runs."""
+
+    async def open_session(self, language: str, env: Mapping[str, str]) -> OpenSession:
+        """Start an interpreter in this sandbox's workspace. Raises BackendUnavailable for a language without one."""
         ...
 
 

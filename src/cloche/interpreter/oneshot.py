@@ -119,6 +119,28 @@ def _take_over(env: dict[str, str]) -> None:
     this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
 
 
+def session() -> ModuleType:
+    """Return the module that serves sessions, which no script needs."""
+    from . import session as module
+
+    return module
+
+
+def settle(settings: dict[str, Any], env: dict[str, str]) -> None:
+    """Take the environment, the streams, the import path and random numbers of one's own."""
+    _take_over(env)
+    _settle_paths(settings)
+
+
+def _settle_paths(settings: dict[str, Any]) -> None:
+    if _is_warm:
+        sys.path[:] = [os.path.dirname(settings["path"]), *_visible_paths()]
+        _reseed()
+        sys.modules.pop("__main__", None)
+    else:
+        _restore_paths(settings)
+
+
 def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
     """Run the script at `settings["path"]` with `settings["argv"]` and leave the process as the interpreter does."""
     path: str = settings["path"]
@@ -130,12 +152,7 @@ def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
 def _run_script(settings: dict[str, Any], path: str, value_fd: int) -> int:
     """Run the script and return the exit code; nothing of it is held here afterwards."""
     try:
-        if _is_warm:
-            sys.path[:] = [os.path.dirname(path), *_visible_paths()]
-            _reseed()
-            sys.modules.pop("__main__", None)
-        else:
-            _restore_paths(settings)
+        _settle_paths(settings)
         sys.argv = [path, *settings["argv"]]
         pipe = os.fstat(value_fd).st_ino if value_fd >= 0 else 0
         namespace = _main_module(path).__dict__
@@ -158,6 +175,13 @@ def _reseed() -> None:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(int.from_bytes(os.urandom(7), "little"))
+
+
+def reseed_all() -> None:
+    """Give this fork random numbers of its own, whatever was drawn or set before."""
+    _reseed()
+    if "random" in sys.modules:
+        sys.modules["random"].seed()
 
 
 def _visible_paths() -> list[str]:

@@ -97,6 +97,39 @@ def compile_nursery(spec: Spec, run: Run) -> Building:
     )
 
 
+def compile_rehousing(spec: Spec) -> tuple[list[Step], list[Step]]:
+    """Return how a clone of a live session gets places of its own: what is made outside, and what is done inside.
+
+    Outside are the namespaces of its parent and a copy of the host's mounts, where file systems can be made; inside
+    are its own, in which the registers `mounts` and `network` hold two. The new places cover the old ones, which
+    are locked there: nobody can take them down, and whoever builds here looks that the clone holds none of them open.
+    """
+    sizes = {
+        "workspace": (spec.workspace, spec.disk_bytes, spec.inodes, "0755"),
+        **{_register(row): (f"/{row[1]}", *row[2:5]) for row in spec.mounts if _is_own(row)},
+    }
+    make_places = [
+        _step("tmpfs", f"make a new {path}", *mounts.detached_tmpfs(name, size, inodes, mode))
+        for name, (path, size, inodes, mode) in sizes.items()
+    ]
+    covers = [
+        *(_step("cover", f"cover {path} with the new one", mounts.move_mount(name, path))
+          for name, (path, *_) in sizes.items()),
+        _step("proc", "cover /proc with its own", mounts.move_mount("proc", "/proc"),
+              *mounts.Proc(spec.masked).covers()),
+        _step("keep_workspace", "keep a copy of the new workspace's mount",
+              mounts.open_tree(spec.workspace, KEPT, recursive=False)),
+    ]  # fmt: skip
+    inside = [
+        _step("proc", "make a /proc of its own", *mounts.detached_proc("proc")),
+        _step("setns", "enter its network and its mounts", make("setns", "network", 0), make("setns", "mounts", 0),
+              mounts.chdir("/")),
+        *covers,
+        _step("loopback", "bring the loopback device up", *netns.raise_loopback()),
+    ]  # fmt: skip
+    return make_places, inside
+
+
 def _is_own(row: tuple[Any, ...]) -> bool:
     """Tell whether a mount of the spec is one that each guest must have for itself."""
     return bool(row[0] == "tmpfs")

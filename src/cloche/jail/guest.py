@@ -9,7 +9,7 @@ from time import monotonic
 from . import wire
 from .calls import StepFailed, perform
 from .spec import Building, Order
-from .syscalls import call, close_range, ppoll
+from .syscalls import call, clone, close_range, ppoll, recvmsg
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ class Guest:
         self._close_descriptors(value)
         if command is not None:
             self._exec(command, order.env)
-        assert order.python is not None
         self._run_python(order, value)
 
     def _get_ready(self) -> None:
@@ -134,10 +133,16 @@ class Guest:
 
     def _run_python(self, order: Order, value_fd: int) -> None:
         """Let the interpreter forget the helper and become the guest's."""
+        assert order.python is not None
+        run = self.interpreter.run
+        if order.is_session:
+            module = self.interpreter.session()
+            module.clone, module.recvmsg = clone, recvmsg  # the filter lets a clone ask whether it may be
+            run = module.serve
         for name in [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]:
             del sys.modules[name]
         sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "codes")]  # our archive's mark
-        self.interpreter.run(order.python, order.env, value_fd)
+        run(order.python, order.env, value_fd)
 
 
 def _out_of_the_way(fd: int) -> int:

@@ -72,17 +72,15 @@ class Helper:
             guest = None
             if tag == "open":
                 self.spec = Spec(**wire.unpack(fds[0]))
-                if self.claim is not None:
-                    self.spec.outside = (self.claim.outside_id, 1)
+                self._take_claim(fds)
             elif tag == "prepare":
+                self.keep_workspace(fds.pop() if body["has_workspace"] else -1)
                 guest = self._prepare(body, fds.pop())
             elif tag == "run":
                 self._run(body, fds)
                 fds = []
-                if body["again"]:
-                    self.keep_workspace(-1)
-                    if self.watch is None:
-                        guest = self._prepare(self.prepared, self.plan_fd)
+                if body["again"] and self.watch is None:
+                    guest = self._prepare(self.prepared, self.plan_fd)
             if guest is not None:
                 return guest
             for fd in fds:
@@ -124,7 +122,7 @@ class Helper:
         for fd in fds:  # before anything else is forked: nobody but this run's guest may hold them
             posix.close(fd)
         if watch is None:
-            self.tell("failed", self.failed or failure("nothing was prepared to run in", "helper"))
+            self.tell_failure(self.failed or failure("nothing was prepared to run in", "helper"))
             return
         try:
             watch.attend()
@@ -144,8 +142,17 @@ class Helper:
             self.keeper = identity.claim_outside_id(*self.outside_ids)
         return self.keeper.outside_id
 
+    def _take_claim(self, fds: list[int]) -> None:
+        """Take over the outside id that came along, else go on with our own, if we have one."""
+        if len(fds) > 1 and self.spec.outside is not None:
+            if self.claim is not None:
+                self.claim.forget()
+            self.claim = identity.Claim(self.spec.outside[0], fds.pop())
+        if self.claim is not None:
+            self.spec.outside = (self.claim.outside_id, 1)
+
     def keep_workspace(self, fd: int) -> None:
-        """Hold the workspace of the latest run in place of the one before; -1 for none."""
+        """Hold a workspace that the next reaper shall attach, in place of the one before; -1 for none."""
         if self.workspace_fd >= 0:
             posix.close(self.workspace_fd)
         self.workspace_fd = fd
@@ -161,12 +168,13 @@ class Helper:
         """Make what lives as long as the sandbox, once."""
         spec = self.spec
         if self.is_open:
-            if self.folder is not None:
+            if self.folder is not None and not spec.shares_folder:
                 self.folder.renew_tmp()
             return
         if spec.outside is not None and spec.level in ("jail", "confined"):
             self.outside_ids = spec.outside
-            self.claim = identity.claim_outside_id(*spec.outside)
+            if self.claim is None:
+                self.claim = identity.claim_outside_id(*spec.outside)
             spec.outside = (self.claim.outside_id, 1)
         if spec.level != "jail":
             prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -174,15 +182,21 @@ class Helper:
             from .workfolder import WorkFolder
 
             self.folder = WorkFolder(spec.folder, spec.workspace, spec.tmp, owner)
-            self.folder.create()
+            if not spec.shares_folder:
+                self.folder.create()
         self.is_open = True
 
     def _clear_up(self) -> None:
         self._discard()
         if self.cgroup is not None:
             self.cgroup.remove()
-        if self.folder is not None:
+        if self.folder is not None and not self.spec.shares_folder:
             self.folder.remove()
+
+    def tell_failure(self, said: dict[str, Any]) -> None:
+        """Tell of a failure, and give the workspace back: attaching may have taken it out of the caller's hands."""
+        self.tell("failed", said, (self.workspace_fd,) if self.workspace_fd >= 0 else ())
+        self.keep_workspace(-1)
 
     def tell(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Tell the caller; when it is gone, the loop will notice by itself."""

@@ -15,18 +15,18 @@ EADDRINUSE = 98
 
 
 class Claim:
-    """Hold an outside id that no other live sandbox on this host has."""
+    """Hold an outside id that no other live sandbox on this host has; `held` is the descriptor that does it."""
 
-    __slots__ = ("_socket", "outside_id")
+    __slots__ = ("held", "outside_id")
 
     def __init__(self, outside_id: int, held: int):
-        self.outside_id, self._socket = outside_id, held
+        self.outside_id, self.held = outside_id, held
 
     def forget(self) -> None:
         """Let go of this process's own hold; a forked child must not keep the id claimed."""
-        if self._socket >= 0:
-            posix.close(self._socket)
-            self._socket = -1
+        if self.held >= 0:
+            posix.close(self.held)
+            self.held = -1
 
 
 def claim_outside_id(first: int, count: int) -> Claim:

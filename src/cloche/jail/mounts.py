@@ -17,6 +17,10 @@ from .syscalls import (
     AT_EMPTY_PATH,
     AT_FDCWD,
     AT_RECURSIVE,
+    FSCONFIG_CMD_CREATE,
+    FSCONFIG_SET_STRING,
+    FSMOUNT_CLOEXEC,
+    FSOPEN_CLOEXEC,
     MNT_DETACH,
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOEXEC,
@@ -178,7 +182,11 @@ class Proc:
 
     def calls(self) -> list[Call]:
         made = mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
-        return [*_place("proc", is_directory=True), made, *(_cover(f"proc/{name}") for name in self.masked)]
+        return [*_place("proc", is_directory=True), made, *self.covers()]
+
+    def covers(self) -> list[Call]:
+        """Cover what is masked of the /proc that is mounted in the working directory."""
+        return [_cover(f"proc/{name}") for name in self.masked]
 
     def describe(self) -> str:
         return f"own /proc, read-only, without {', '.join(self.masked)}"
@@ -231,6 +239,30 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "", *, ex
     """Return a mount of the old kind; `excuse` names the errors that are no failure."""
     paths = (os.fsencode(source), os.fsencode(target))
     return make("mount", *paths, kind.encode(), flags, data.encode() or None, excuse=excuse)
+
+
+def detached_tmpfs(register: str, size_bytes: int, inodes: int, mode: str) -> list[Call]:
+    """Keep a new, bounded file system of memory that is attached nowhere yet."""
+    settings = {"size": str(size_bytes), "nr_inodes": str(inodes), "mode": mode}
+    return _detached("tmpfs", settings, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, register)
+
+
+def detached_proc(register: str) -> list[Call]:
+    """Keep a new, read-only /proc of the process namespace one is in, attached nowhere yet."""
+    return _detached("proc", {}, READ_ONLY | MOUNT_ATTR_NOEXEC, register)
+
+
+def _detached(kind: str, settings: dict[str, str], attributes: int, register: str) -> list[Call]:
+    return [
+        make("fsopen", kind.encode(), FSOPEN_CLOEXEC, keep="context"),
+        *(
+            make("fsconfig", "context", FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)
+            for name, value in settings.items()
+        ),
+        make("fsconfig", "context", FSCONFIG_CMD_CREATE, None, None, 0),
+        make("fsmount", "context", FSMOUNT_CLOEXEC, attributes, keep=register),
+        make("close", "context"),
+    ]
 
 
 def chdir(path: str) -> Call:

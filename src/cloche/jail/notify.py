@@ -6,24 +6,25 @@ the guest's own places. The look comes before the call: a guest with two threads
 so this stops programs and leaves a narrow channel to a determined pair (said in the limitations).
 
 Where the network namespace may be used again (see `nursery`), making a socket of the network asks as well: it is
-always allowed, and remembered.
+always allowed, and remembered. A live session asks before it clones itself into new namespaces, and may only while
+that is being waited for. What is compared are registers, which cannot change between the look and the call.
 """
 
 from __future__ import annotations
 
 import posix
 
-from .syscalls import MACHINE, NUMBERS, address_of, call, fresh, word
+from .syscalls import FORK_FLAGS, MACHINE, NUMBERS, address_of, call, fresh, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 SET_MODE_FILTER, NEW_LISTENER = 1, 1 << 3
 NOTIF_RECV, NOTIF_SEND = 0xC0502100, 0xC0182101
 NOTIF_BYTES = 80
 FLAG_CONTINUE = 1
-EBUSY, ENOLCK = 16, 37
+EPERM, EBUSY, ENOLCK = 1, 16, 37
 
 
 def install(program: bytes) -> int:
@@ -42,20 +43,33 @@ def install(program: bytes) -> int:
     return -1
 
 
-def answer(listener: int, own_places: Sequence[str]) -> bool:
-    """Take one question and answer it; a process that ended meanwhile needs none. Tell whether it was for a socket."""
+def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> bool:
+    """Take one question and answer it; a process that ended meanwhile needs none. Tell whether it was for a socket.
+
+    `may_fork` tells whether the process of that number may clone itself, this once.
+    """
     question = fresh(NOTIF_BYTES)
     try:
         _ioctl(listener, NOTIF_RECV, question)
-        pid, fd = word(question, 8), word(question, 32)
-        is_socket = word(question, 16) == NUMBERS[MACHINE]["socket"]
-        may_go_on = is_socket or _is_own(pid, fd, own_places)
-        error, flags = (0, FLAG_CONTINUE) if may_go_on else (-ENOLCK, 0)
-        reply = question[:8] + bytes(8) + error.to_bytes(4, "little", signed=True) + flags.to_bytes(4, "little")
+        number = word(question, 16)
+        refusal = _refusal(number, word(question, 8), word(question, 32), own_places, may_fork)
+        flags = 0 if refusal else FLAG_CONTINUE
+        reply = question[:8] + bytes(8) + (-refusal).to_bytes(4, "little", signed=True) + flags.to_bytes(4, "little")
         _ioctl(listener, NOTIF_SEND, reply)
     except OSError:
         return True  # we do not know what it was for
-    return is_socket
+    return number == NUMBERS[MACHINE]["socket"]
+
+
+def _refusal(
+    number: int, pid: int, argument: int, own_places: Sequence[str], may_fork: Callable[[int], bool]
+) -> int:
+    """Return the errno to refuse a call with, 0 to let it go on; `argument` is its first."""
+    if number == NUMBERS[MACHINE]["socket"]:
+        return 0
+    if number == NUMBERS[MACHINE]["clone"]:
+        return 0 if argument == FORK_FLAGS and may_fork(pid) else EPERM
+    return 0 if _is_own(pid, argument, own_places) else ENOLCK
 
 
 def _ioctl(listener: int, request: int, data: bytes) -> None:

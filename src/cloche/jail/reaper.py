@@ -107,6 +107,8 @@ class Reaper(Parent):
             if index == order.guests - 1:
                 for fd in set(fds):  # so that the streams end with the guest
                     posix.close(fd)
+            if order.is_session:
+                self.attendance.listen_to(self.link)
             status = self.attendance.wait_for(pid)
             if status != 0:
                 break
@@ -175,6 +177,29 @@ class Attendance:
         self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
         self.watched = [self.woken, self.ours]
         self.has_used_network = False
+        self.helper_link = self.armed = -1
+        self.must_stay = False
+
+    def listen_to(self, helper_link: int) -> None:
+        """Hear the helper while the guest lives, as the reaper of a session does."""
+        self.helper_link = helper_link
+        self.watched.append(helper_link)
+
+    def _hear_helper(self) -> None:
+        tag, body, _ = wire.receive(self.helper_link)
+        if tag == "arm":
+            self.armed = body["pid"]
+        elif tag == "stay":
+            self.must_stay = True
+        else:  # the helper is gone, and so must we be
+            posix._exit(1)
+
+    def may_fork(self, pid: int) -> bool:
+        """Tell whether this process may clone itself, this once: the helper has said so before it was asked to."""
+        while self.helper_link >= 0 and ppoll((self.helper_link,), 0.0):
+            self._hear_helper()
+        is_armed, self.armed = pid == self.armed, -1
+        return is_armed
 
     def leave(self) -> int:
         """Undo, in a guest, what only the reaper needs; return the guest's end of the link to it."""
@@ -214,8 +239,10 @@ class Attendance:
             for fd, event in ppoll(self.watched, None):
                 if fd == self.woken:
                     status = self._take_dead(pid)
-                    if status is not None:
+                    if status is not None and not self.must_stay:
                         return status
+                elif fd == self.helper_link:
+                    self._hear_helper()
                 elif fd == self.ours:
                     tag, _, listeners = wire.receive(self.ours)
                     self.watched += listeners
@@ -224,7 +251,8 @@ class Attendance:
                 elif event & POLLIN:
                     from . import notify
 
-                    self.has_used_network = notify.answer(fd, self.own_places) or self.has_used_network
+                    asked_for_socket = notify.answer(fd, self.own_places, self.may_fork)
+                    self.has_used_network = asked_for_socket or self.has_used_network
                 else:  # the last process behind this filter is gone
                     self.watched.remove(fd)
                     posix.close(fd)

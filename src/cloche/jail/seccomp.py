@@ -15,6 +15,7 @@ import struct
 from collections.abc import Sequence
 
 from .syscall_table import ALLOWED, LAST_KNOWN
+from .syscalls import FORK_FLAGS
 
 BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
@@ -63,13 +64,15 @@ def errno_action(code: int) -> int:
     return 0x00050000 | code
 
 
-def build_filter(machine: str, *, confined: bool, counted: bool = True, nursed: bool = False) -> bytes:
+def build_filter(
+    machine: str, *, confined: bool, counted: bool = True, nursed: bool = False, forkable: bool = False
+) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
     connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
     `nursed` is for a jail whose network namespace may be used again: its reaper is told of every socket that could
-    leave a trace there.
+    leave a trace there. `forkable` is for a session: a clone into new namespaces, by one exact word of flags, asks too.
     Raises KeyError for a machine without a table.
     """
     arch = AUDIT_ARCH[machine]
@@ -77,6 +80,8 @@ def build_filter(machine: str, *, confined: bool, counted: bool = True, nursed: 
     special = _special_blocks(confined=confined, nursed=nursed) | (
         {} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED}
     )
+    if forkable:
+        special["clone"] = [_argument(0), *_if_any((FORK_FLAGS,), _ASKED), *special["clone"][1:]]
     plain = sorted(number for name, number in names.items() if name not in special)
     picky = {names[name]: block for name, block in special.items() if name in names}
     head = [

@@ -31,8 +31,9 @@ class Spec(_Record):
     """Describe a sandbox. What follows after `pids` is compiled into each building, and does not travel.
 
     `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level
-    jail they are folders of the host inside `folder`, which the helper makes and removes. `outside` is None, or the
-    first and the number of the outside ids to claim one from. `mounts` are the rows of `mounts.from_rows`.
+    jail they are folders of the host inside `folder`, which the helper makes and removes unless it
+    `shares_folder`. `outside` is None, or the first and the number of the outside ids to claim one from. `mounts` are
+    the rows of `mounts.from_rows`.
     `landlock` and the two filters are None where that wall is not used; `landlock_abi` is the kernel's
     version. `cgroup` is None or version, folders and amounts.
     `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
@@ -44,6 +45,7 @@ class Spec(_Record):
     workspace: str = "/workspace"
     tmp: str = "/tmp"
     folder: str = ""
+    shares_folder: bool = False
     disk_bytes: int = 0
     inodes: int = 0
     cgroup: dict[str, Any] | None = None
@@ -79,6 +81,7 @@ class Run(_Record):
     `binds` are the toolchain's paths to show besides the spec's mounts, `private` those of them whose files only the
     caller may read (shown through an id-mapped mount), `readable` the rules Landlock needs for them,
     `keep_read_search` that Landlock alone must decide what can be read (see `caps.become_keeping_read_search`).
+    `is_session` says that it lives until it is ended, and that the value's pipe is a link on which it is asked.
     """
 
     commands: list[list[str]] = []
@@ -92,6 +95,7 @@ class Run(_Record):
     private: list[str] = []
     readable: list[tuple[str, str]] = []
     keep_read_search: bool = False
+    is_session: bool = False
 
     @property
     def has_files(self) -> bool:
@@ -100,7 +104,9 @@ class Run(_Record):
 
     def as_order(self) -> dict[str, Any]:
         """Return what the guest must do, as plain data."""
-        return {"commands": self.commands, "python": self.python, "env": self.env}
+        return {
+            "commands": self.commands, "python": self.python, "env": self.env, "is_session": self.is_session,
+        }  # fmt: skip
 
 
 class Building(_Record):
@@ -134,6 +140,7 @@ class Order(_Record):
     commands: list[list[str]] = []
     python: dict[str, Any] | None = None
     env: dict[str, str] = {}
+    is_session: bool = False
 
     @property
     def guests(self) -> int:

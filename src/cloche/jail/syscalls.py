@@ -23,7 +23,8 @@ NUMBERS: dict[str, dict[str, int]] = {
         "setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126, "pivot_root": 155, "prctl": 157,
         "mount": 165, "umount2": 166, "sethostname": 170, "sched_setaffinity": 203, "openat": 257, "mkdirat": 258,
         "mknodat": 259, "unlinkat": 263, "symlinkat": 266, "ppoll": 271, "unshare": 272, "prlimit64": 302, "setns": 308,
-        "seccomp": 317, "open_tree": 428, "move_mount": 429, "clone3": 435, "close_range": 436,
+        "seccomp": 317, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
+        "clone3": 435, "close_range": 436,
         "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
     },
     "aarch64": {
@@ -32,7 +33,8 @@ NUMBERS: dict[str, dict[str, int]] = {
         "setgroups": 159, "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41, "prctl": 167, "mount": 40,
         "umount2": 39, "sethostname": 161, "sched_setaffinity": 122, "openat": 56, "mkdirat": 34, "mknodat": 33,
         "unlinkat": 35, "symlinkat": 36, "ppoll": 73, "unshare": 97, "prlimit64": 261, "setns": 268,
-        "seccomp": 277, "open_tree": 428, "move_mount": 429, "clone3": 435, "close_range": 436,
+        "seccomp": 277, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
+        "clone3": 435, "close_range": 436,
         "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
     },
 }  # fmt: skip
@@ -48,6 +50,10 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
+# The one word with which a live session may be cloned into a jail of its own; 17 is SIGCHLD.
+FORK_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | 17
+FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
+FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18

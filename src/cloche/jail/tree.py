@@ -17,13 +17,14 @@ def descendants(root: int) -> list[int]:
     found: list[int] = []
     queue = [root]
     while queue:
-        children = _children(queue.pop())
+        children = children(queue.pop())
         found += children
         queue += children
     return found
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """Return the live children of a process, oldest first, and the dead that nobody has waited for."""
     found: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")

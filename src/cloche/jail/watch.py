@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .family import Family
     from .helper import Helper
 
 ALL_NAMESPACES = (
@@ -35,7 +36,7 @@ ALL_NAMESPACES = (
 )
 # The control group's namespace is entered by the reaper, once it is in the group: its root is where its maker is.
 NAMESPACES_AT_BIRTH = ALL_NAMESPACES & ~CLONE_NEWCGROUP
-TICK_S = 0.02
+TICK_S, IDLE_TICK_S = 0.02, 0.5  # how often memory is summed while something runs, and while a session waits
 SETUP_PATIENCE_S, ETIMEDOUT = 60.0, 110
 GO = b"g"
 SIGKILL = 9
@@ -61,6 +62,8 @@ class Watch:
         self.pids_before = 0
         self.is_nursing = is_nursing
         self.can_go_on = False
+        self.tick_s = TICK_S
+        self.family: Family | None = None
 
     def start(self, plan_fd: int, private_paths: list[str]) -> Callable[[], None] | None:
         """Fork the reaper, give it its identity and limits, and let it go; returns a callable in the guest."""
@@ -158,7 +161,10 @@ class Watch:
         caller = self.helper.caller
         is_caller_here = True
         while self.ended is None and self.failed is None:
-            ready = {fd for fd, _ in ppoll((self.link, caller), self._patience_s())}
+            more = self.family.watched() if self.family is not None else ()
+            ready = {fd for fd, _ in ppoll((self.link, caller, *more), self._patience_s())}
+            if self.family is not None:
+                self.family.look(ready)
             if caller in ready and not self._hear_caller():
                 is_caller_here = False
             if not is_caller_here or self.cause:
@@ -208,6 +214,8 @@ class Watch:
             posix.kill(self.reaper, SIGKILL)
         _, _, usage = wait4(self.reaper, 0)
         self.reaper = 0
+        if self.family is not None:
+            self.family.clear_up()
         if self.spec.level != "jail":
             from . import tree
 
@@ -217,22 +225,42 @@ class Watch:
     def _patience_s(self) -> float:
         left = max(0.0, (self.deadline or self.setup_deadline) - monotonic())
         is_summing = self.spec.accounting and self.deadline
-        return min(left, TICK_S if is_summing else left) + 0.001
+        return min(left, self.tick_s if is_summing else left) + 0.001
 
     def _hear_caller(self) -> bool:
         """Take one word of the caller's; False when it is gone."""
-        tag, body, _ = wire.receive(self.helper.caller)
+        tag, body, fds = wire.receive(self.helper.caller)
+        if fds:
+            body |= wire.unpack(fds[0])
+            for fd in fds:
+                posix.close(fd)
         if tag == "kill" and not self.cause:
             self.cause = body["cause"]
+        elif tag == "pace":
+            self.tick_s = TICK_S if body["is_busy"] else IDLE_TICK_S
+        elif tag and tag != "kill":
+            self._hear_family(tag, body)
         return tag != ""
+
+    def _hear_family(self, tag: str, body: dict[str, Any]) -> None:
+        """Do what is asked for a session and what was cloned from it."""
+        if self.family is None:
+            from .family import Family
+
+            self.family = Family(self)
+        if tag == "interrupt":
+            self.family.interrupt(body["node"])
+        else:
+            self.family.hear(tag, body)
 
     def _hear_reaper(self) -> bool:
         """Take one word of the reaper's; False when it is gone."""
         tag, body, fds = wire.receive(self.link)
         if tag == "ready":
-            if fds:
-                self.helper.keep_workspace(fds[0])
             self.helper.tell("ready", {**body, "outside": self.spec.outside}, tuple(fds))
+            self.helper.keep_workspace(-1)  # the caller has the new one
+            for fd in fds:
+                posix.close(fd)
         elif tag == "started":
             self.started_at = body["at"]
             self.deadline = self.started_at + self.timeout_s
@@ -259,6 +287,8 @@ class Watch:
             self.cause = "out_of_memory"
         elif self._is_folder_over():
             self.cause = "disk_limit"
+        elif self.family is not None:
+            self.family.check_memory(self.spec.memory_bytes)
 
     def _is_memory_exceeded(self) -> bool:
         """Sum the tree's memory: a cheap figure first, the fair one only when the cheap one is over."""
@@ -292,7 +322,7 @@ class Watch:
         if not self.started_at and not self.cause:
             self.failed = self.failed or failure("the sandbox ended before the code was started", "reaper")
         if self.failed is not None and not self.cause:
-            self.helper.tell("failed", self.failed)
+            self.helper.tell_failure(self.failed)
             return
         cgroup = self.helper.cgroup
         now = cgroup.counters() if cgroup else {}

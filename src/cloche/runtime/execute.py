@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal, Unpack
@@ -151,7 +151,7 @@ async def make_job(
     """Check the arguments of one run against the rules, and read what they name."""
     if code is not None and not isinstance(code, str):
         raise InvalidRequest(f"code: give text, not {type(code).__name__}")
-    name = _check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
+    name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
     findings = apply_screen(prepared.policy.screen, name, code) if code is not None else ()
     inputs = await _gather(files, prepared.limits)
     request = Request(
@@ -174,7 +174,8 @@ async def _gather(files: Files | None, limits: Limits) -> Inputs:
     return await asyncio.to_thread(gather_files, files, max_bytes=limits.disk_bytes, max_files=limits.inodes)
 
 
-def _check_language(policy: Policy, language: str) -> str:
+def check_language(policy: Policy, language: str) -> str:
+    """Return a language's own name. Raises InvalidRequest for an unknown one, PolicyDenied for one not allowed."""
     name = language_named(language).name
     if name not in policy.languages:
         allowed = ", ".join(policy.languages)
@@ -242,11 +243,21 @@ async def run_in(
         result.duration,
     )
     if out is not None:
-        await _finish_in_thread(result.save, out)
+        await copy_out(result, out)
     return result
 
 
+async def copy_out(result: Result, folder: str | PathLike[str]) -> None:
+    """Copy a result's files to a folder of the host."""
+    await _finish_in_thread(result.save, folder)
+
+
 async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
+    """Run a request and hand events to `sink`."""
+    return await with_sink(lambda guarded: _run_reporting(opened, request, guarded), sink)
+
+
+async def with_sink(run: Callable[[Sink], Coroutine[Any, Any, Result]], sink: Sink) -> Result:
     """Run and hand events to `sink`. If it raises, that ends the run and is raised once all is killed."""
     failures: list[BaseException] = []
 
@@ -258,7 +269,7 @@ async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Re
             failures.append(error)
             task.cancel()
 
-    task = asyncio.ensure_future(_run_reporting(opened, request, guarded))
+    task = asyncio.ensure_future(run(guarded))
     try:
         result = await task
     except asyncio.CancelledError:

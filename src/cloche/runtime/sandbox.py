@@ -13,14 +13,15 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.events import Ended, Event, Sink
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.protocols import OpenSandbox, SupportsBatchFiles
+from cloche.core.protocols import OpenSandbox, OpenSession, SupportsBatchFiles, SupportsSessions
 from cloche.core.request import InputFile
 from cloche.core.result import Result
-from cloche.core.units import MIB
+from cloche.core.units import MIB, parse_duration
 
-from .execute import Job, OnOutput, Prepared, make_job, make_sink, prepare, run_in
+from .execute import Job, OnOutput, Prepared, check_language, make_job, make_sink, prepare, run_in
 from .inputs import Files, gather_files, read_env
 from .options import SandboxOptions
+from .session import AsyncSession
 from .slots import shared_slots
 
 READ_BYTES = 16 * MIB
@@ -112,7 +113,7 @@ class AsyncSandbox:
         opened = self._require_open()
         job = await make_job(
             self._prepared, code, language=language, argv=argv, stdin=stdin, env={**self._env, **(env or {})},
-            files=files, timeout_s=self._timeout_s(timeout),
+            files=files, timeout_s=self.timeout_s(timeout) if timeout is not None else None,
         )  # fmt: skip
         return await self._take_turn(opened, job, make_sink(on_output, on_event), out, spill)
 
@@ -171,10 +172,39 @@ class AsyncSandbox:
         async with self._turn, shared_slots().hold():
             return await run_in(opened, self._prepared, job, sink=sink, out=out, spill=spill)
 
-    def _timeout_s(self, timeout: float | str | None) -> float | None:
+    async def session(
+        self,
+        language: str = "python",
+        *,
+        env: Mapping[str, str] | None = None,
+        idle_timeout: float | str | None = None,
+    ) -> AsyncSession:
+        """Start an interpreter that keeps its state between runs, in this sandbox's workspace.
+
+        `language` is python, javascript or bash. `env` comes on top of the sandbox's own. A session that was not used
+        for `idle_timeout` (seconds, or text such as `30m`) is ended. It is ended with the sandbox in any case.
+
+        Raises PolicyDenied, InvalidRequest, BackendUnavailable, StartFailed.
+        """
+        name = check_language(self.policy, language)
+        variables = {**self._env, **read_env(env)}
+        limit = None if idle_timeout is None else parse_duration(idle_timeout, name="idle_timeout")
+        opened = await self.open_interpreter(name, variables)
+        session = AsyncSession(self, opened, language=name, env=variables, idle_timeout_s=limit)
+        self._stack.push_async_callback(session.close)
+        return session
+
+    async def open_interpreter(self, language: str, env: Mapping[str, str]) -> OpenSession:
+        """Start what a session talks to; `session` is what one usually wants."""
+        opened = self._require_open()
+        if not isinstance(opened, SupportsSessions):
+            raise BackendUnavailable(f"backend {self.backend!r} has no sessions; use run, or another backend")
+        return await opened.open_session(language, env)
+
+    def timeout_s(self, timeout: float | str | None) -> float:
         """Settle one run's own time-out as settings do: ceilings and the global override hold for it too."""
         if timeout is None:
-            return None
+            return self.limits.timeout_s
         options: SandboxOptions = {**self._options, "timeout": timeout}
         return prepare(**options).limits.timeout_s
 

@@ -126,6 +126,15 @@ class Pool:
                 self._note_demand()
             return slot
 
+    def fork(self) -> Slot | None:
+        """Return a fresh slot for something that lives long; it is not counted, and never comes back.
+
+        None where there is no template yet.
+        """
+        with self._lock:
+            template = self._have_template()
+            return self._open(template) if template is not None and template.is_ready() else None
+
     def give_back(self, slot: Slot) -> None:
         """Take back a slot whose run has ended and left nothing."""
         with self._lock:

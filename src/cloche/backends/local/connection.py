@@ -32,13 +32,16 @@ OnWord = Callable[[str, dict[str, Any], list[int]], None]
 class Connection:
     """Hold one helper: start it or take a warm one over, run in it, end it. Use from one event loop."""
 
-    def __init__(self, spec: Spec, executable: str, slot: Slot | None = None):
-        self._spec = spec
+    def __init__(self, spec: Spec, executable: str, slot: Slot | None = None, claim: int = -1):
+        """Take a sandbox's spec, perhaps a warm slot, and perhaps the descriptor that holds its outside id."""
+        self._spec, self._claim = spec, [claim] if claim >= 0 else []
         self._executable = executable
         self._slot = slot
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._was_started = self._is_lost = False
+        self._questions = 0
+        self._answers: dict[int, asyncio.Future[list[int]]] = {}
 
     @property
     def is_alive(self) -> bool:
@@ -55,7 +58,7 @@ class Connection:
         slot = self._slot
         if slot is not None:
             self._link = slot.link
-            self._checked(lambda: open_in(slot, self._spec))
+            self._checked(lambda: open_in(slot, self._spec, self._claim))
             return
         cgroup = self._spec.cgroup
         place = {"version": cgroup["version"], "folders": cgroup["folders"]} if cgroup else {}
@@ -66,7 +69,7 @@ class Connection:
         self._link.setblocking(False)
         if cgroup is not None:
             self._make_cgroup(cgroup)
-        self._send("open", {}, self._spec.as_wire())
+        self._send("open", {}, self._spec.as_wire(), self._claim)
 
     def _make_cgroup(self, cgroup: Mapping[str, Any]) -> None:
         """Make the control group here and now, while the helper's interpreter starts on the other processor."""
@@ -76,18 +79,18 @@ class Connection:
             raise StartFailed(f"cannot make the control group: {error}", step="cgroup", errno=error.errno) from error
 
     def send_run(
-        self, run: Run, streams: Sequence[int], *, has_workspace: bool = False, is_last: bool = False
+        self, run: Run, streams: Sequence[int], *, workspace: int = -1, is_last: bool = False
     ) -> tuple[Step, ...]:
         """Send one run with its descriptors: standard input, output, error, and the value's pipe; return its plan.
 
+        `workspace` is the mount that an earlier one left, which the sandbox attaches: it comes back as another one.
         After the last one, a helper of our own clears up and ends by itself.
         """
+        has_workspace = workspace >= 0
         building = compile_building(self._spec, run, has_workspace=has_workspace)
-        self._send(
-            "prepare",
-            {"private": run.private, "wants_python": run.python is not None, "is_nursing": False},
-            building.as_wire(),
-        )
+        body = {"private": run.private, "wants_python": run.python is not None, "is_nursing": False}
+        body["has_workspace"] = has_workspace
+        self._send("prepare", body, building.as_wire(), [workspace] if has_workspace else [])
         if self._slot is not None:
             self._slot.key = None
         self._send_order(run, streams, is_last=is_last, again=False)
@@ -142,6 +145,8 @@ class Connection:
     def _hear(
         self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, tag: str, body: dict[str, Any], fds: list[int]
     ) -> None:
+        if tag == "failed":
+            on_word(tag, body, fds)
         if tag == "ended":
             end.set_result(body)
         elif tag == "failed" and self._was_started:
@@ -152,21 +157,53 @@ class Connection:
         elif tag in ("", "lost"):
             asyncio.get_running_loop().remove_reader(self._link.fileno() if self._link else -1)
             self._drop()
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(OSError("the helper process is gone"))
             self._is_lost = True
             end.set_exception(self._loss())
         elif tag == "here" and self._slot is not None:
             self._slot.hear(tag, body)
+        elif tag == "answer":
+            self._take_answer(body, fds)
         else:
             self._was_started = self._was_started or tag == "started"
             on_word(tag, body, fds)
 
     def kill(self, cause: str) -> None:
         """Ask the helper to kill the run; the end is still reported by `attend`."""
+        self.tell("kill", cause=str(cause))
+
+    def tell(self, tag: str, **body: str | bool | int) -> None:
+        """Tell the helper something that needs no answer; one that is gone need not hear it."""
         if self._link is not None:
-            try:
-                wire.send(self._link.fileno(), "kill", {"cause": str(cause)})
-            except OSError:
-                pass  # the helper is gone, which `attend` is about to find
+            with contextlib.suppress(OSError):
+                wire.send(self._link.fileno(), tag, body)
+
+    async def ask(self, tag: str, payload: Mapping[str, Any] | None = None, **body: Any) -> list[int]:  # noqa: ANN401
+        """Ask the helper something while a run is attended; return the descriptors of its answer.
+
+        Raises OSError with what it says went wrong.
+        """
+        self._questions += 1
+        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self._answers[self._questions] = answer
+        told = {**body, "id": self._questions}
+        if payload is None:
+            self.tell(tag, **told)
+        else:
+            self._send(tag, told, dict(payload))
+        return await answer
+
+    def _take_answer(self, body: Mapping[str, Any], fds: list[int]) -> None:
+        answer = self._answers.pop(body["id"], None)
+        if answer is None or answer.done():
+            for fd in fds:
+                os.close(fd)
+        elif "error" in body:
+            answer.set_exception(OSError(body["error"]))
+        else:
+            answer.set_result(fds)
 
     def leave(self) -> None:
         """Let a helper that ends by itself do so unattended: nothing of the guest's is left but its emptied places."""

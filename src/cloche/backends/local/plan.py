@@ -36,7 +36,7 @@ REAPERS = 1
 # the guest would be refused processes before its own limit, which nobody could see.
 COMING_TASKS = 8
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-_FILTERS: dict[tuple[str, bool, bool, bool], bytes] = {}
+_FILTERS: dict[tuple[str, bool, bool, bool, bool], bytes] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +97,23 @@ def show_toolchain(run: Run, spec: Spec, paths: Sequence[str], host: Host) -> No
         run.keep_read_search = host.owns_ids and not all(layout.is_reachable_by_others(path) for path in paths)
 
 
-def filter_for(*, confined: bool, counted: bool = True, nursed: bool = False) -> bytes:
+def make_forkable(spec: Spec, host: Host) -> None:
+    """Let the session that will live here be cloned, by the one call that its reaper lets pass.
+
+    A clone's /workspace is another file system than the one which Landlock's rules would name, and no rule can be
+    added later: so what can be written to is left to the mounts, of which all others are read-only.
+    """
+    spec.seccomp = filter_for(confined=False, counted=bool(host.cgroup_version), forkable=True)
+    if spec.landlock is not None:
+        devices = [rule for rule in spec.landlock if rule[1] == "device"]
+        spec.landlock = [("/", "write"), *devices]
+
+
+def filter_for(*, confined: bool, counted: bool = True, nursed: bool = False, forkable: bool = False) -> bytes:
     """Return the assembled system call filter for this machine, once per process."""
-    key = (os.uname().machine, confined, counted, nursed)
+    key = (os.uname().machine, confined, counted, nursed, forkable)
     if key not in _FILTERS:
-        _FILTERS[key] = build_filter(key[0], confined=confined, counted=counted, nursed=nursed)
+        _FILTERS[key] = build_filter(key[0], confined=confined, counted=counted, nursed=nursed, forkable=forkable)
     return _FILTERS[key]
 
 

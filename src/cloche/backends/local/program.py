@@ -71,7 +71,7 @@ def build_program(request: Request, places: Places, timeout_s: float) -> Program
     engine = toolchain.engine
     env = {**render_env(engine, source, build), **toolchain.env}
     run = Run(env=guest_environment(places, request.env, env))
-    if language.name == "python" and not _sets_interpreter_variables(request.env):
+    if language.name == "python" and not sets_interpreter_variables(request.env):
         run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
         run.python["customizes"] = has_customization()
     else:
@@ -92,5 +92,6 @@ def _finished(
     return Program(run=run, toolchain=toolchain, language=language, given=given)
 
 
-def _sets_interpreter_variables(env: Mapping[str, str]) -> bool:
+def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
+    """Tell whether a variable is among them that takes effect when the interpreter starts."""
     return any(name.startswith(_INTERPRETER_VARIABLES) and name not in _HARMLESS for name in env)

@@ -8,8 +8,8 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, SandboxFileRefused, StartFailed
@@ -17,30 +17,30 @@ from cloche.core.events import Event, PlanStep, Sink, Started, discard
 from cloche.core.languages import limits_note
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
-from cloche.core.outcome import KillCause, Observed, decide
+from cloche.core.outcome import KillCause, decide
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
-from cloche.core.result import TIMEOUT_NOTE, Result, SaveFiles, Status, Usage
+from cloche.core.result import TIMEOUT_NOTE, Result, SaveFiles, Status
+from cloche.jail.identity import Claim, claim_outside_id
 from cloche.jail.spec import Run
 
-from .collect import Collection, Known, collect, list_paths, read_regular
+from .collect import Collection, list_paths, read_regular
 from .connection import Connection
 from .host import Host
-from .keep import keep_copies, keep_mount
 from .pipes import Pipes
 from .plan import build_spec, choose_places, show_toolchain
 from .program import Program, build_program
+from .reports import finish, observed, usage
+from .session import FOR_EVER_S, LocalSession
+from .session_program import SessionProgram, build_session_program
 from .warm import KEPT_BYTES, WarmJail, pool_for, warm_jail
+from .workspace import Workspace
 
 if TYPE_CHECKING:
     from cloche.jail.calls import Step
     from cloche.zygote.pool import Slot
 
-T = TypeVar("T")
-
 log = logging.getLogger("cloche.local")
-
-SMALL_BYTES, SMALL_FILES = 256 * 1024, 32
 
 
 class LocalOpenSandbox:
@@ -54,11 +54,12 @@ class LocalOpenSandbox:
         self._places = choose_places(enforcement.level)
         self._spec = build_spec(enforcement.level, policy, limits, host, self._places)
         self._connection: Connection | None = None
-        self._workspace_fd = -1
-        self._known: dict[str, Known] = {}
+        self._workspace = Workspace(limits, "" if enforcement.level is Level.JAIL else self._places.workspace)
         self._turn = asyncio.Lock()
         self._is_closed = False
         self._is_last = self._is_over = False
+        self._claim: Claim | None = None
+        self._sessions: list[LocalSession] = []
 
     def expect_single_run(self) -> None:
         """Say that the next run is the last one; the helper then clears up while its result is being put together."""
@@ -78,13 +79,13 @@ class LocalOpenSandbox:
         """Return a regular file of the workspace. Raises the SandboxFile errors."""
         async with self._turn:
             await self._have_workspace()
-            return await asyncio.to_thread(read_regular, self._workspace_fd, path, max_bytes=max_bytes)
+            return await asyncio.to_thread(read_regular, self._workspace.fd, path, max_bytes=max_bytes)
 
     async def list_files(self, path: str = ".") -> tuple[str, ...]:
         """Return the paths of all regular files below `path`, relative to the workspace."""
         async with self._turn:
             await self._have_workspace()
-            return await asyncio.to_thread(list_paths, self._workspace_fd, path)
+            return await asyncio.to_thread(list_paths, self._workspace.fd, path)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""
@@ -95,9 +96,76 @@ class LocalOpenSandbox:
         async with self._turn:
             await self._write(files)
 
+    async def open_session(self, language: str, env: Mapping[str, str]) -> LocalSession:
+        """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
+        program = build_session_program(language, env, self._places, FOR_EVER_S)
+        async with self._turn:
+            if self._is_closed:
+                raise InvalidRequest("this sandbox is closed; open another one")
+            if self._spec.level != "jail":  # whose folder this sandbox's own helper makes, and removes
+                await self._have_workspace()
+            session = LocalSession(self, program, self._limits)
+            self._sessions.append(session)
+            try:
+                await self._start_session(session, program)
+            except BaseException:
+                self._sessions.remove(session)
+                await finish(session.close())
+                raise
+            return session
+
+    async def _start_session(self, session: LocalSession, program: SessionProgram) -> None:
+        """Start a helper of the session's own, with this sandbox's identity and workspace."""
+        self._claim_id()
+        spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
+        spec.outside, spec.shares_folder = self._spec.outside, True
+        show_toolchain(program.run, spec, program.paths(), self._host)
+        slot = self._pool.fork() if self._pool is not None else None
+        session.start = "cold" if slot is None else "forked"
+        if slot is None and self._pool is not None:
+            self._pool.start()
+        connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1)
+
+        def hear(tag: str, _: dict[str, Any], fds: list[int]) -> None:
+            if tag in ("ready", "failed"):
+                self._workspace.take(fds)
+
+        def send(streams: list[int]) -> None:
+            workspace = self._workspace.fd if spec.level == "jail" else -1
+            connection.send_run(program.run, streams, workspace=workspace)
+
+        try:
+            await connection.start()
+            await session.open(connection, send, connection.attend(hear))
+        except BaseException:
+            await finish(connection.close())
+            raise
+
+    @property
+    def level(self) -> Level:
+        """Return the level that is reached here."""
+        return self._enforcement.level
+
+    def enforcement_with(self, hits: Mapping[str, int]) -> Enforcement:
+        """Return what is enforced here, and which limits were hit."""
+        return dataclasses.replace(self._enforcement, hits=hits)
+
+    async def collected(self) -> Collection | None:
+        """Look at the workspace after a cell; None when there is nothing to see."""
+        if self._workspace.is_untouched():
+            return None
+        async with self._turn:
+            return await self._workspace.collected({}) if self._workspace.fd >= 0 else None
+
+    def saver(self, found: Collection) -> SaveFiles | None:
+        """Keep what `Result.save` needs as long as the result lives."""
+        return self._workspace.saver(found)
+
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
+        for session in self._sessions:
+            await finish(session.close())
         connection, self._connection = self._connection, None
         try:
             if connection is not None and self._is_over and self._slot is None:
@@ -108,15 +176,16 @@ class LocalOpenSandbox:
         finally:
             if connection is not None or self._slot is not None:
                 self._release()
-            self._drop_workspace()
+            self._workspace.drop()
+            self._drop_claim()
 
     def _can_go_back(self) -> bool:
         return self._is_over and self._slot is not None and self._slot.kept_bytes <= KEPT_BYTES
 
-    def _drop_workspace(self) -> None:
-        if self._workspace_fd >= 0:
-            os.close(self._workspace_fd)
-            self._workspace_fd = -1
+    def _drop_claim(self) -> None:
+        if self._claim is not None:
+            self._claim.forget()
+            self._claim = None
 
     def _release(self) -> None:
         """Give the pool its slot back, or tell it that there is one less; and make sure that it has begun."""
@@ -137,10 +206,10 @@ class LocalOpenSandbox:
             await self._attend(run, (null, null, null, null), discard)
         finally:
             os.close(null)
-        await self._collected({})
+        await self._workspace.collected({})
 
     async def _have_workspace(self) -> None:
-        if self._workspace_fd < 0:
+        if self._workspace.fd < 0:
             await self._write(())
 
     async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
@@ -157,7 +226,7 @@ class LocalOpenSandbox:
             await finish(connection.close())
         self._release()
         self._pool = None
-        self._drop_workspace()
+        self._workspace.forget()
         self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
         return await self._run_once(request, program, sink)
 
@@ -170,7 +239,7 @@ class LocalOpenSandbox:
             await pipes.drain()
         finally:
             pipes.close()
-        found = await self._collected(program.given)
+        found = await self._workspace.collected(program.given)
         return await self._result(program, pipes, ended, found)
 
     async def _attend(
@@ -183,8 +252,9 @@ class LocalOpenSandbox:
         plan: list[PlanStep] = []
 
         def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
+            if tag in ("ready", "failed"):
+                self._workspace.take(fds)
             if tag == "ready":
-                self._keep_workspace(fds)
                 timed = () if sink is discard else zip(steps, body["seconds"], strict=False)
                 plan.extend(PlanStep(name=step[0], description=step[1], seconds=spent) for step, spent in timed)
             elif tag == "started" and (run.commands or run.python):
@@ -214,8 +284,8 @@ class LocalOpenSandbox:
             return connection, connection.send_warm_run(run, streams, jail, self._slot)
         self._start = "cold" if self._slot is None else "forked"
         is_jail = self._spec.level == "jail"
-        has_workspace = self._workspace_fd >= 0 and is_jail
-        steps = connection.send_run(run, streams, has_workspace=has_workspace, is_last=self._is_last and is_jail)
+        workspace = self._workspace.fd if is_jail else -1
+        steps = connection.send_run(run, streams, workspace=workspace, is_last=self._is_last and is_jail)
         return connection, steps
 
     async def _connected(self, jail: WarmJail) -> Connection:
@@ -225,7 +295,8 @@ class LocalOpenSandbox:
             if self._slot is not None:  # of a start that failed
                 self._release()
             self._slot = self._pool.take(jail) if self._pool is not None else None
-            connection = Connection(self._spec, sys.executable, self._slot)
+            self._claim_id()
+            connection = Connection(self._spec, sys.executable, self._slot, self._claim.held if self._claim else -1)
             try:
                 await connection.start()
             except BaseException:
@@ -237,37 +308,17 @@ class LocalOpenSandbox:
             raise StartFailed(lost, step="helper")
         return self._connection
 
+    def _claim_id(self) -> None:
+        """Claim an outside id for all that this sandbox will start; a single run's helper does it by itself."""
+        if self._spec.outside is None or self._is_last:
+            return
+        if self._claim is None:
+            self._claim = claim_outside_id(*self._spec.outside)
+        self._spec.outside = (self._claim.outside_id, 1)
+
     def _kill(self, cause: KillCause) -> None:
         if self._connection is not None:
             self._connection.kill(cause)
-
-    def _keep_workspace(self, fds: Sequence[int]) -> None:
-        """Hold the workspace as the latest run left it; below level jail it is a folder that stays the same."""
-        fresh = fds[0] if fds else -1
-        if fresh < 0 and self._workspace_fd < 0:
-            fresh = os.open(self._places.workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if fresh >= 0:
-            if self._workspace_fd >= 0:
-                os.close(self._workspace_fd)
-            self._workspace_fd = fresh
-
-    async def _collected(self, given: Mapping[str, str]) -> Collection:
-        """Look at the workspace; in a thread when there is much of it."""
-        found = self._collect(given) if self._is_small() else await asyncio.to_thread(self._collect, given)
-        self._known = dict(found.known)
-        return found
-
-    def _is_small(self) -> bool:
-        """Tell whether hashing the whole workspace takes less time than handing the work to a thread."""
-        state = os.fstatvfs(self._workspace_fd)
-        return self._stored_bytes() < SMALL_BYTES and state.f_files - state.f_ffree < SMALL_FILES
-
-    def _stored_bytes(self) -> int:
-        state = os.fstatvfs(self._workspace_fd)
-        return (state.f_blocks - state.f_bfree) * state.f_frsize
-
-    def _collect(self, given: Mapping[str, str]) -> Collection:
-        return collect(self._workspace_fd, self._known, given, max_bytes=self._limits.disk_bytes)
 
     async def _result(self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Collection) -> Result:
         verdict = decide(observed(ended))
@@ -275,10 +326,9 @@ class LocalOpenSandbox:
         if verdict.status is Status.TIMEOUT:
             err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
         value, is_repr = pipes.value()
-        enforcement = dataclasses.replace(self._enforcement, hits=verdict.hits)
-        save = self._saver(found) if found.changed else None
+        save = self._workspace.saver(found)
         if save is not None and self._slot is not None:
-            self._slot.kept_bytes += self._stored_bytes()  # all of it, whether it was found or not
+            self._slot.kept_bytes += self._workspace.stored_bytes()  # all of it, whether it was found or not
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         return Result(
             out.decode("utf-8", "replace"),
@@ -291,8 +341,8 @@ class LocalOpenSandbox:
             value=value,
             value_is_repr=is_repr,
             files=found.changed,
-            usage=_usage(ended),
-            enforcement=enforcement,
+            usage=usage(ended),
+            enforcement=self.enforcement_with(verdict.hits),
             stdout_bytes=out,
             stderr_bytes=err,
             save_files=save,
@@ -318,25 +368,6 @@ class LocalOpenSandbox:
             meta["files_skipped"] = found.skipped
         return meta
 
-    def _saver(self, found: Collection) -> SaveFiles:
-        """Keep what `Result.save` needs as long as the result lives."""
-        keep = keep_mount if self._spec.level == "jail" else keep_copies
-        return keep(self._workspace_fd, found.changed)
-
-
-async def finish(work: Awaitable[T]) -> T:
-    """Wait until `work` is done, however often the waiting is cancelled; then be cancelled."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return task.result()
-
 
 def started_first(sink: Sink) -> Sink:
     """Hold output back until `Started` was handed on: it comes another way, and may be faster."""
@@ -354,29 +385,3 @@ def started_first(sink: Sink) -> Sink:
                 sink(one)
 
     return hand_on
-
-
-def observed(ended: dict[str, Any]) -> Observed:
-    """Read the helper's report of an end."""
-    report = ended["ended"]
-    status = report["wait_status"] if report else None
-    signal = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
-    counters = ended["counters"]
-    return Observed(
-        exit_code=os.WEXITSTATUS(status) if status is not None and signal is None else None,
-        signal=signal,
-        cause=KillCause(ended["cause"]) if ended["cause"] else None,
-        oom_kills=counters.get("oom_kills", 0),
-        pids_hits=counters.get("pids_hits", 0) + int(ended["is_task_limit_seen"]),
-        workspace_full=bool(ended["is_folder_over"] or (report and report["full"])),
-    )
-
-
-def _usage(ended: dict[str, Any]) -> Usage:
-    return Usage(
-        wall_s=ended["wall_s"],
-        cpu_user_s=ended["cpu_user_s"],
-        cpu_system_s=ended["cpu_system_s"],
-        peak_memory_bytes=ended["peak_bytes"],
-        processes=max(1, ended["tasks"]),
-    )

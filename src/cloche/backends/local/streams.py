@@ -18,25 +18,25 @@ class HeadTail:
 
     def __init__(self, limit: int):
         self._half = max(1, limit // 2)
-        self._limit = limit
+        self.limit = limit
         self._head = bytearray()
         self._tail = bytearray()
         self.total = 0
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
-        room = self._limit - len(self._head) if not self._tail else 0
+        room = self.limit - len(self._head) if not self._tail else 0
         if room > 0:
             self._head += data[:room]
             data = data[room:]
         if data:
             self._tail += data
-            if len(self._tail) > 4 * self._limit:
-                del self._tail[: -self._limit]
+            if len(self._tail) > 4 * self.limit:
+                del self._tail[: -self.limit]
 
     @property
     def is_truncated(self) -> bool:
-        return self.total > self._limit
+        return self.total > self.limit
 
     def kept(self) -> bytes:
         """Return everything, or head, a line that says how much is missing, and tail."""
@@ -66,6 +66,16 @@ class StreamReader:
         self.ended: asyncio.Future[None] = self._loop.create_future()
         os.set_blocking(fd, False)
         self._loop.add_reader(fd, self._read)
+
+    def renew(self) -> None:
+        """Begin anew with what comes from now on, for a stream that outlives a run."""
+        self.output, self._on_chunk = HeadTail(self.output.limit), _ignore
+
+    def hand_on_to(self, on_chunk: Callable[[bytes], None]) -> None:
+        """Hand on what comes, and first what has come since it began anew."""
+        self._on_chunk = on_chunk
+        if self.output.total:
+            on_chunk(self.output.kept())
 
     def _read(self) -> None:
         try:
@@ -105,3 +115,7 @@ class StreamReader:
             self._fd = -1
         if not self.ended.done():
             self.ended.set_result(None)
+
+
+def _ignore(data: bytes) -> None:
+    """Keep a chunk nowhere else than in the bounded buffer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,7 @@ class WarmJail:
         """Tell the slot's helper whose jail this is to be, and to build it."""
         open_in(slot, self.spec)
         body = {"private": self.run.private, "wants_python": self.run.python is not None}
-        body["is_nursing"] = self.is_nursery
+        body |= {"is_nursing": self.is_nursery, "has_workspace": False}
         send(slot.link.fileno(), "prepare", body, self.building().as_wire())
         slot.key = self.key
 
@@ -86,16 +86,19 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJail:
     return WarmJail(key, spec, bare, is_nursery)
 
 
-def open_in(slot: Slot, spec: Spec) -> None:
-    """Give a slot's helper the amounts of a sandbox, where they are not the same as before. Raises OSError."""
+def open_in(slot: Slot, spec: Spec, claim: Sequence[int] = ()) -> None:
+    """Give a slot's helper the amounts of a sandbox, where they are not the same as before. Raises OSError.
+
+    `claim` is empty, or the descriptor that holds the sandbox's outside id, for a helper that shall not use its own.
+    """
     told = spec.as_wire()
     if spec.cgroup is not None and slot.cgroup is not None:
         told["cgroup"] = {**slot.cgroup, "amounts": spec.cgroup["amounts"]}  # the slot's own, not the sandbox's
-    if told == slot.spec:
+    if told == slot.spec and not claim:
         return
     if told["cgroup"] is not None:
         make_cgroup(told["cgroup"], is_there=slot.spec is not None)
-    send(slot.link.fileno(), "open", {}, told)
+    send(slot.link.fileno(), "open", {}, told, tuple(claim))
     slot.spec = told
 
 

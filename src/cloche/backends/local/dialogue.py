@@ -1,0 +1,274 @@
+"""What a session says and hears: frames on its link, and its output streams, one run after the other.
+
+Everything that comes from the other end is the guest's word: bounded, checked for its shape, and believed in nothing
+that matters. Kinds that are not known are left out; what does not even parse ends the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cloche.core.events import Displayed, OutputChunk, Sink, Stream, discard
+from cloche.core.frames import FrameReader, encode
+from cloche.core.limits import Limits
+from cloche.core.result import Output
+from cloche.jail.syscalls import FORK_FLAGS
+
+from .streams import StreamReader
+
+MIB = 1024 * 1024
+MAX_FRAME_BYTES = 16 * MIB
+MAX_SHOWN_BYTES, MAX_SHOWN = 32 * MIB, 500  # of one run
+CHUNK_BYTES = 1 << 18
+
+
+class Codec(Protocol):
+    """Turn requests into bytes, and bytes into frames."""
+
+    def encode_run(self, request_id: int, code: str) -> bytes: ...
+    def feed(self, data: bytes) -> list[dict[str, Any]]: ...
+
+
+class JsonCodec:
+    """Speak frames of JSON in both directions."""
+
+    def __init__(self) -> None:
+        self._reader = FrameReader(MAX_FRAME_BYTES)
+
+    def encode_run(self, request_id: int, code: str) -> bytes:
+        return encode({"op": "run", "id": request_id, "code": code})
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        return self._reader.feed(data)
+
+
+@dataclass(slots=True)
+class Heard:
+    """Collect what is heard of one run."""
+
+    sink: Sink = discard
+    outputs: list[Output] = field(default_factory=list)
+    shown_bytes: int = 0
+    is_cut: bool = False
+
+    def add(self, frame: Mapping[str, Any]) -> None:
+        """Take a bundle, while there is room."""
+        output = read_output(frame)
+        if output is None:
+            return
+        self.shown_bytes += sum(len(content) for content in output.data.values())
+        if self.shown_bytes > MAX_SHOWN_BYTES or len(self.outputs) >= MAX_SHOWN:
+            self.is_cut = True
+            return
+        self.outputs.append(output)
+        self.sink(Displayed(output=output))
+
+
+class Dialogue:
+    """Hold the caller's ends of a session's link and streams. Use from one event loop, and close in any case."""
+
+    def __init__(self, limits: Limits, codec: Codec, on_flood: Callable[[], None]):
+        self._loop = asyncio.get_running_loop()
+        self._codec, self._on_flood = codec, on_flood
+        self._heard = Heard()
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._link, self._theirs = socket.socketpair()
+        self._link.setblocking(False)
+        self._guest: list[int] = []
+        self._readers: dict[Stream, StreamReader] = {}
+        self.born: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.wait_status: int | None = None
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+        try:
+            self._guest.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            for stream in ("stdout", "stderr"):
+                self._readers[stream] = self._new_reader(limits)  # type: ignore[index]  # the two names of Stream
+        except BaseException:
+            self.close()
+            raise
+        self._loop.add_reader(self._link.fileno(), self._listen)
+
+    def _new_reader(self, limits: Limits) -> StreamReader:
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        self._guest.append(theirs)
+        return StreamReader(
+            ours,
+            limit=limits.output_bytes,
+            flood_limit=limits.flood_bytes,
+            on_chunk=lambda _: None,
+            on_flood=self._on_flood,
+        )
+
+    def guest_ends(self) -> list[int]:
+        """Return the guest's ends: standard input, output, error, and the link."""
+        return [*self._guest, self._theirs.fileno()]
+
+    def close_guest_ends(self) -> None:
+        """Let go of the guest's ends."""
+        while self._guest:
+            os.close(self._guest.pop())
+        self._theirs.close()
+
+    def begin(self, sink: Sink) -> Heard:
+        """Begin to hear of a new run; output that came since the last one belongs to it."""
+        self._heard = Heard(sink=sink)
+        for stream, reader in self._readers.items():
+            reader.hand_on_to(_hand_on(stream, sink))
+        return self._heard
+
+    def holds(self) -> list[str]:
+        """Name the guest's ends as the kernel names them to whoever looks which descriptors a process has."""
+        stdout, stderr = self._guest[1:]
+        return [_name(self._theirs.fileno(), "socket"), _name(stdout, "pipe"), _name(stderr, "pipe")]
+
+    async def ask_for_clone(self, request_id: int, other: Dialogue) -> asyncio.Future[dict[str, Any]]:
+        """Ask the interpreter to clone itself; the clone takes the guest's ends of `other`."""
+        answer = await self._ask(request_id, encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
+        _, stdout, stderr = other._guest
+        with contextlib.suppress(OSError):  # it is gone, and the answer's future knows
+            socket.send_fds(self._link, [b"f"], [other._theirs.fileno(), stdout, stderr])
+        return answer
+
+    def go(self, *, is_fork: bool) -> None:
+        """Let a clone go on that has a home by now; it will say that it is ready."""
+        with contextlib.suppress(OSError):
+            self._link.send(encode({"op": "go", "is_fork": is_fork}))
+
+    async def ask(self, request_id: int, code: str) -> asyncio.Future[dict[str, Any]]:
+        """Send a cell; the future that is returned holds its answer."""
+        return await self._ask(request_id, self._codec.encode_run(request_id, code))
+
+    async def _ask(self, request_id: int, data: bytes) -> asyncio.Future[dict[str, Any]]:
+        answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._answers[request_id] = answer
+        try:
+            sent = self._link.send(data) if len(data) < CHUNK_BYTES else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._lose(f"the link is gone: {error}")
+            return answer
+        if sent < len(data):
+            try:
+                await self._loop.sock_sendall(self._link, memoryview(data)[sent:])
+            except OSError as error:
+                self._lose(f"the link is gone: {error}")
+        return answer
+
+    def kept(self, stream: Stream) -> bytes:
+        return self._readers[stream].output.kept()
+
+    @property
+    def is_truncated(self) -> bool:
+        return any(reader.output.is_truncated for reader in self._readers.values())
+
+    def catch_up(self) -> None:
+        """Read what is in the pipes now."""
+        for reader in self._readers.values():
+            reader.finish()
+
+    def renew(self) -> None:
+        """Begin anew: what comes from now on belongs to the next run."""
+        self._heard = Heard()
+        for reader in self._readers.values():
+            reader.renew()
+
+    async def drain(self, patience_s: float) -> None:
+        """Read to the end of the streams, when nobody is left to write."""
+        self.close_guest_ends()
+        endings = [reader.ended for reader in self._readers.values() if not reader.finish()]
+        if endings:
+            await asyncio.wait(endings, timeout=patience_s)
+
+    def close(self) -> None:
+        self.close_guest_ends()
+        self._lose("the session was closed")
+        for reader in self._readers.values():
+            reader.close()
+
+    def _listen(self) -> None:
+        try:
+            data = self._link.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(f"the link is gone: {error}")
+            return
+        if not data:
+            self._lose("the interpreter has closed its link")
+            return
+        try:
+            for frame in self._codec.feed(data):
+                self._take(frame)
+        except ValueError as error:
+            self._lose(f"the interpreter said what nobody understands: {error}")
+
+    def _take(self, frame: dict[str, Any]) -> None:
+        kind = frame.get("op")
+        if kind == "ready" and not self.ready.done():
+            self.ready.set_result(frame)
+        elif kind == "born" and not self.born.done():
+            self.born.set_result(frame)
+        elif kind == "gone" and isinstance(frame.get("wait_status"), int):
+            self.wait_status = frame["wait_status"] & 0xFFFF
+        elif kind == "display":
+            self._heard.add(frame)
+        elif kind == "done":
+            request_id = frame.get("id")
+            answer = self._answers.pop(request_id, None) if isinstance(request_id, int) else None
+            if answer is not None and not answer.done():
+                answer.set_result(frame)
+
+    def _lose(self, reason: str) -> None:
+        if self._link.fileno() >= 0:
+            self._loop.remove_reader(self._link.fileno())
+            self._link.close()
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+
+def _name(fd: int, kind: str) -> str:
+    return f"{kind}:[{os.fstat(fd).st_ino}]"
+
+
+def _hand_on(stream: Stream, sink: Sink) -> Callable[[bytes], None]:
+    if sink is discard:
+        return lambda _: None
+    return lambda data: sink(OutputChunk(stream=stream, data=data))
+
+
+def read_output(frame: Mapping[str, Any]) -> Output | None:
+    """Read a MIME bundle; binary content comes as base64. None for what is no bundle."""
+    data, metadata = frame.get("data"), frame.get("metadata")
+    if not isinstance(data, dict):
+        return None
+    content = {}
+    for mime, value in data.items():
+        if isinstance(value, str):
+            content[mime] = _decoded(mime, value)
+        elif mime.endswith("json"):
+            content[mime] = _as_json(value)
+    return Output(data=content, metadata=metadata if isinstance(metadata, dict) else {}) if content else None
+
+
+def _decoded(mime: str, value: str) -> str | bytes:
+    if mime.startswith("text/") or mime.endswith(("xml", "json", "javascript")):
+        return value
+    with contextlib.suppress(ValueError, binascii.Error):
+        return base64.b64decode(value, validate=True)
+    return value
+
+
+def _as_json(value: object) -> str:
+    import json
+
+    return json.dumps(value)

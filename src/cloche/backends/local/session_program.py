@@ -1,0 +1,57 @@
+"""Which interpreter serves a session of each language, and how it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.languages import Language, language_named
+from cloche.jail.spec import Run
+
+from .dialogue import Codec, JsonCodec
+from .layout import has_customization, user_site
+from .plan import Places, guest_environment
+from .program import python_toolchain, sets_interpreter_variables
+from .toolchain import Toolchain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionProgram:
+    """Hold the run that a session is, and how to talk to it."""
+
+    run: Run
+    language: Language
+    toolchain: Toolchain
+    new_codec: Callable[[], Codec]
+
+    def paths(self) -> tuple[str, ...]:
+        """Return what must be shown besides the system's own trees."""
+        return tuple(dict.fromkeys((*python_toolchain().binds, *self.toolchain.binds)))
+
+
+def build_session_program(name: str, env: Mapping[str, str], places: Places, timeout_s: float) -> SessionProgram:
+    """Return what serves a session. Raises BackendUnavailable for a language without sessions."""
+    language = language_named(name)
+    if language.name not in _PROGRAMS:
+        have = ", ".join(_PROGRAMS)
+        raise BackendUnavailable(f"there are no sessions of {language.name} (there are of {have}); use run instead")
+    return _PROGRAMS[language.name](language, env, places, timeout_s)
+
+
+def _python(language: Language, env: Mapping[str, str], places: Places, timeout_s: float) -> SessionProgram:
+    if sets_interpreter_variables(env):
+        raise InvalidRequest("env: PYTHON* variables take effect before a session begins; drop them")
+    run = Run(env=guest_environment(places, env, {}), timeout_s=timeout_s)
+    run.python = {
+        "is_session": True,
+        "path": f"{places.workspace}/cell",
+        "home": places.workspace,
+        "argv": [],
+        "extra_paths": list(user_site()),
+        "customizes": has_customization(),
+    }
+    return SessionProgram(run=run, language=language, toolchain=python_toolchain(), new_codec=JsonCodec)
+
+
+_PROGRAMS: Mapping[str, Callable[[Language, Mapping[str, str], Places, float], SessionProgram]] = {"python": _python}

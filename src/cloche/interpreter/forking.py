@@ -1,0 +1,193 @@
+"""Clone this process into a jail of its own, with all its memory: the guest's part of a fork and of a checkpoint.
+
+The clone is pid 1 of new namespaces in which nothing is its own yet. It lets go of everything that is its parent's,
+says so, and waits until somebody outside has given it ids, files and limits. Then it forks: the child goes on as the
+session, and pid 1 waits for it, as the process that started the first interpreter does. Whatever could not be
+cloned is found and named before anything happens.
+
+What is checked here is a service to honest programs. That nothing is shared is checked again from outside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_signal: Any = __import__("_signal")
+
+READ_ONLY_TREES = ("/usr/", "/lib", "/opt/", "[")
+KINDS = {0o140000: "a socket", 0o010000: "a pipe", 0o060000: "a device"}
+KIND, DIRECTORY, REGULAR, CHARACTER = 0o170000, 0o040000, 0o100000, 0o020000
+ACCESS_MODE = 3
+
+
+class OpenFile:
+    """Remember a file that is open for reading, by its name and place, to open it again in another home."""
+
+    def __init__(self, fd: int, path: str):
+        self.fd, self.path = fd, path
+        import fcntl
+
+        self.flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        self.is_inheritable = os.get_inheritable(fd)
+        state = os.fstat(fd)
+        self.at = os.lseek(fd, 0, 1) if state.st_mode & KIND == REGULAR else 0
+
+    def open_again(self) -> None:
+        """Open it under the same number; a file that is gone leaves the number closed."""
+        try:
+            fd = os.open(self.path, self.flags | os.O_CLOEXEC)
+        except OSError as error:
+            sys.stderr.write(f"cloche: {self.path} cannot be opened again after the fork: {error}\n")
+            return
+        if fd != self.fd:
+            os.dup2(fd, self.fd, self.is_inheritable)
+            os.close(fd)
+        else:
+            os.set_inheritable(fd, self.is_inheritable)
+        if self.at:
+            os.lseek(self.fd, self.at, 0)
+
+
+def look_for_obstacles(ours: set[int]) -> tuple[list[str], list[OpenFile]]:
+    """Return what cannot be cloned, in words, and the files that can; `ours` are descriptors of the session itself."""
+    obstacles = [*_threads(), *_children(), *_mappings()]
+    files: list[OpenFile] = []
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd <= 2 or fd in ours:
+            continue
+        try:
+            obstacle = _judge(fd, files)
+        except OSError:
+            continue  # the descriptor of the listing itself
+        if obstacle:
+            obstacles.append(obstacle)
+    return obstacles, files
+
+
+def _judge(fd: int, files: list[OpenFile]) -> str:
+    """Say what is wrong with an open descriptor; take note of it when it is a file that can be opened again."""
+    path = os.readlink(f"/proc/self/fd/{fd}")
+    kind = os.fstat(fd).st_mode & KIND
+    if kind in (REGULAR, DIRECTORY, CHARACTER) and path.startswith("/"):
+        file = OpenFile(fd, path)
+        if path.endswith(" (deleted)"):
+            return f"{path.removesuffix(' (deleted)')}, which was deleted and is still open"
+        if file.flags & ACCESS_MODE != os.O_RDONLY and kind != CHARACTER:
+            return f"{path}, which is open for writing"
+        files.append(file)
+        return ""
+    return f"{KINDS.get(kind, path)} (descriptor {fd})"
+
+
+def _threads() -> list[str]:
+    count = len(os.listdir("/proc/self/task"))
+    if count == 1:
+        return []
+    names = []
+    if "threading" in sys.modules:
+        threading = sys.modules["threading"]
+        names = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+    told = f" ({', '.join(names)})" if names else " of a library"
+    return [f"{count - 1} running thread{'s' if count > 2 else ''}{told}"]
+
+
+def _children() -> list[str]:
+    """Name running children; those that have ended are taken leave of."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return []
+    with open("/proc/thread-self/children", encoding="ascii") as file:
+        pids = file.read().split()
+    return [f"the running process {pid} ({_name(pid)})" for pid in pids]
+
+
+def _name(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "?"
+
+
+def _mappings() -> list[str]:
+    """Name memory that is shared with whoever else maps it, and files of this home that are mapped."""
+    found = []
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            words = line.split(maxsplit=5)
+            name = words[5].strip() if len(words) > 5 else ""
+            is_shared = words[1][3] == "s" and not name.startswith(READ_ONLY_TREES)
+            if is_shared or name.startswith(("/workspace", "/tmp", "/dev/shm")):
+                found.append(f"the mapped file {name}" if name.startswith("/") else "shared memory")
+    return list(dict.fromkeys(found))
+
+
+class Clone:
+    """Be what a clone of this process needs to know: its own link and streams, and what to open again."""
+
+    def __init__(self, link: int, fds: list[int], files: list[OpenFile]):
+        self.link, self.fds, self.files = link, fds, files
+        self.folder = _working_directory()
+        random = sys.modules.get("random")
+        self.random_state = random.getstate() if random is not None else None
+
+    def let_go(self) -> None:
+        """Let go, in the clone, of all that is the parent's."""
+        for file in self.files:
+            os.close(file.fd)
+        link, stdout, stderr = self.fds
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        os.dup2(link, self.link, inheritable=False)
+        for fd in self.fds:
+            os.close(fd)
+        os.chdir("/")
+
+    def settle(self, *, is_fork: bool, reseed: Callable[[], None]) -> None:
+        """Settle in the new home, as the process that goes on; random numbers go on too, unless this is a fork."""
+        os.setsid()
+        try:
+            os.chdir(self.folder)
+        except OSError:
+            os.chdir(os.environ.get("HOME", "/workspace"))
+        for file in self.files:
+            file.open_again()
+        if is_fork:
+            reseed()
+        elif self.random_state is not None:
+            sys.modules["random"].setstate(self.random_state)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/workspace"
+
+
+def wait_as_init(pid: int) -> int:
+    """Be pid 1 until `pid` has ended; return its wait status."""
+    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+        _signal.signal(number, _signal.SIG_IGN)
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    while True:
+        try:
+            found, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return 0
+        except InterruptedError:
+            continue
+        if found == pid:
+            return status

@@ -1,0 +1,388 @@
+"""A live session: run one cell after the other in one interpreter, and say what came of each.
+
+This runs with the guest's privileges, behind every wall. Requests and answers are frames on one socket: four bytes
+of length, most significant first, and a JSON object. Whatever a cell prints goes to the standard streams and is
+there before the answer that ends it. The other end believes nothing of what it hears here.
+
+A cell is compiled as a script whose last expression is its value, with `await` allowed at its top level. Where that
+fails at a line that begins with `!` or `%`, the line is rewritten (see `magics`) and it is tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from . import forking, magics, oneshot, rich
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, FrameType, TracebackType
+    from typing import Any
+
+_signal: Any = __import__("_signal")
+
+ONLY_AST, TOP_LEVEL_AWAIT, FUTURE_FLAGS, IS_COROUTINE = 0x400, 0x2000, 0x1FF0000, 0x80
+MOST_REWRITES = 1000  # lines of one cell
+MOST_KEPT = 1000  # values in `Out`
+PLAIN = (int, float, complex, bool)
+INTERRUPTED = 130
+ENOSPC, EUSERS = 28, 87
+TOO_DEEP = "namespaces that are nested as deep as the kernel lets them be; go on in a new session"
+
+
+class Cell:
+    """Hold what came of one cell; `exit_code` is what a script's would have been."""
+
+    def __init__(self) -> None:
+        self.exit_code = 0
+        self.value: Any = None
+        self.is_shown = False
+        self.error: dict[str, str] | None = None
+
+
+class Session:
+    """Serve one link. `namespace` is that of `__main__`."""
+
+    def __init__(self, link: int, namespace: dict[str, Any]):
+        self.link, self.namespace, self.pid = link, namespace, os.getpid()
+        self.is_running = False
+        self.count = 0
+        self.request_id = 0
+        self.flags = 0
+        self.loop: Any = None
+        self.history: list[str] = [""]
+        self.kept: dict[int, Any] = {}
+        self.display = rich.Display(self._show)
+        self.magics = magics.Magics(self)
+        namespace.update({"In": self.history, "Out": self.kept, "_": "", "__": "", "___": ""})
+        self.display.install(namespace)
+        namespace["get_ipython"] = lambda: self.magics
+        sys.displayhook = self._display_value
+
+    def serve(self) -> None:
+        """Answer requests until the other end is gone."""
+        _signal.signal(_signal.SIGINT, self._on_interrupt)
+        self.send({"op": "ready", "runtime": _runtime()})
+        while True:
+            request = self.receive()
+            if request is None:
+                return
+            if request["op"] == "run":
+                self.request_id = request["id"]
+                self.send(self._answer(request["code"]))
+            elif request["op"] == "fork":
+                self._fork(request)
+
+    def _fork(self, request: dict[str, Any]) -> None:
+        """Clone this process, and go on in both; in the clone when it has a home of its own."""
+        _, fds = recvmsg(self.link, 1, 3)
+        try:
+            self._close_loop()
+            obstacles, files = forking.look_for_obstacles({self.link, *fds})
+            if obstacles:
+                raise RuntimeError("; ".join(obstacles))
+            plan = forking.Clone(self.link, fds, files)
+            pid = clone(request["flags"])
+        except (OSError, RuntimeError) as error:
+            self._close_all(fds)
+            told = TOO_DEEP if isinstance(error, OSError) and error.errno in (ENOSPC, EUSERS) else str(error)
+            self.send({"op": "done", "id": request["id"], "error": {"message": told}})
+            return
+        if pid:
+            self._close_all(fds)
+            self.send({"op": "done", "id": request["id"]})
+            return
+        self._begin_as_clone(plan)
+
+    def _begin_as_clone(self, plan: forking.Clone) -> None:
+        """Become pid 1 of the new home, and the session in it."""
+        try:
+            plan.let_go()
+            self.send({"op": "born"})
+            word = self.receive()
+            if word is None:
+                os._exit(0)
+            pid = os.fork()
+        except BaseException:
+            os._exit(1)
+        if pid:
+            status = forking.wait_as_init(pid)
+            self.send({"op": "gone", "wait_status": status})
+            os._exit(0)
+        self.pid = os.getpid()
+        plan.settle(is_fork=bool(word.get("is_fork")), reseed=oneshot.reseed_all)
+        self.send({"op": "ready", "runtime": _runtime()})
+
+    def _close_loop(self) -> None:
+        """Close the event loop when nothing waits in it: it holds a socket, and is made again when it is needed."""
+        if self.loop is None or self.loop.is_closed():
+            return
+        import asyncio
+
+        waiting = [task for task in asyncio.all_tasks(self.loop) if not task.done()]
+        if waiting:
+            raise RuntimeError(f"{len(waiting)} task(s) that still run in the background; await or cancel them first")
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+    def _close_all(self, fds: list[int]) -> None:
+        for fd in fds:
+            os.close(fd)
+
+    def send(self, frame: dict[str, Any]) -> None:
+        """Send one frame, whole."""
+        data = json.dumps(frame).encode()
+        view = memoryview(len(data).to_bytes(4, "big") + data)
+        while view:
+            try:
+                view = view[os.write(self.link, view) :]
+            except InterruptedError:
+                continue
+
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for a frame; None when the other end is gone."""
+        head = self._read(4)
+        body = self._read(int.from_bytes(head, "big")) if head is not None else None
+        frame: dict[str, Any] | None = json.loads(body) if body is not None else None
+        return frame
+
+    def _read(self, size: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                piece = os.read(self.link, size - len(data))
+            except ConnectionResetError:
+                return None
+            if not piece:
+                return None
+            data += piece
+        return bytes(data)
+
+    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        """Interrupt a cell; between two there is nothing to interrupt."""
+        if self.is_running:
+            raise KeyboardInterrupt
+
+    def _answer(self, code: str) -> dict[str, Any]:
+        """Run a cell and return the frame that ends it."""
+        cell = self.run_cell(code)
+        if os.getpid() != self.pid:  # the cell has forked, and this is the child at the end of its script
+            oneshot.finish(cell.exit_code, os.getcwd())
+        answer: dict[str, Any] = {"op": "done", "id": self.request_id, "exit_code": cell.exit_code}
+        if cell.error is not None:
+            answer["error"] = cell.error
+        if cell.value is not None:
+            answer |= self._value(cell)
+        oneshot._flush()
+        return answer
+
+    def _value(self, cell: Cell) -> dict[str, Any]:
+        """Return what is to be told of a cell's value: itself as far as JSON goes, or a repr; and how it looks."""
+        text = oneshot._as_json(cell.value, 0)
+        told: dict[str, Any] = {}
+        if cell.is_shown:
+            kind = type(cell.value)
+            data = {"text/plain": repr(cell.value)} if kind in PLAIN else rich.bundle(cell.value)[0]
+            told["data"] = rich.as_text(data)
+        if text is not None and len(text) <= oneshot.MAX_VALUE_BYTES:
+            return {**told, "value": json.loads(text)}
+        shown = told.get("data", {}).get("text/plain") or rich.bundle(cell.value)[0]["text/plain"]
+        return {**told, "value_repr": str(shown)[: oneshot.MAX_VALUE_BYTES]}
+
+    def run_cell(self, code: str, *, is_nested: bool = False) -> Cell:
+        """Run a cell to its end, whatever that is; errors are printed as the interpreter prints them."""
+        cell = Cell()
+        if not is_nested:
+            self.count += 1
+            self.history.append(code)
+        _signal.signal(_signal.SIGINT, self._on_interrupt)
+        try:
+            self.is_running = True
+            try:
+                cell.value = self._execute(code)
+                cell.is_shown = not code.rstrip().endswith(";")
+                self._remember(cell.value)
+                self.display.flush_figures()
+            finally:
+                if not is_nested:
+                    self.is_running = False
+        except BaseException as error:
+            self._take_error(cell, error)
+        return cell
+
+    def _take_error(self, cell: Cell, error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            cell.exit_code = oneshot._exit_code(error.code)
+            return
+        cell.exit_code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        cell.error = {"name": type(error).__name__, "message": rich.safe_text(error)}
+        if isinstance(error, magics.UsageError):
+            sys.stderr.write(f"UsageError: {error}\n")
+            return
+        trace = _without_ours(error.__traceback__)
+        try:
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+        except BaseException as failed:
+            sys.stderr.write(f"{type(error).__name__}, and its report failed: {type(failed).__name__}\n")
+
+    def _execute(self, code: str) -> Any:
+        magic = magics.cell_magic(code)
+        if magic is not None:
+            return self.magics.run_cell_magic(*magic)
+        name = f"<cell {self.count}>"
+        tree, source = self._parse(code, name)
+        _remember_source(name, source)
+        if not tree.body or type(tree.body[-1]).__name__ != "Expr":
+            self._evaluate(self._compile(tree, name, "exec"))
+            return None
+        import _ast
+
+        last = _ast.Expression(tree.body.pop().value)
+        if tree.body:
+            self._evaluate(self._compile(tree, name, "exec"))
+        return self._evaluate(self._compile(last, name, "eval"))
+
+    def _parse(self, code: str, name: str) -> tuple[Any, str]:
+        """Return the syntax tree and its source, in which lines of other languages are rewritten."""
+        for _ in range(MOST_REWRITES):
+            try:
+                flags = ONLY_AST | TOP_LEVEL_AWAIT | self.flags
+                return compile(code, name, "exec", flags, dont_inherit=True), code
+            except SyntaxError as error:
+                rewritten = magics.rewrite(code, error.lineno or 0)
+                if rewritten is None or rewritten == code:
+                    _remember_source(name, code)
+                    raise
+                code = rewritten
+        raise SyntaxError("too many lines of other languages in one cell")
+
+    def _compile(self, tree: Any, name: str, mode: str) -> CodeType:
+        code: CodeType = compile(tree, name, mode, TOP_LEVEL_AWAIT | self.flags, dont_inherit=True)
+        self.flags |= code.co_flags & FUTURE_FLAGS
+        return code
+
+    def _evaluate(self, code: CodeType) -> Any:
+        result = eval(code, self.namespace)
+        return self._await(result) if code.co_flags & IS_COROUTINE else result
+
+    def _await(self, coroutine: Any) -> Any:
+        """Run a coroutine on the session's own event loop, which stands still between cells."""
+        import asyncio
+
+        if self.loop is None or self.loop.is_closed():
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        task = self.loop.create_task(coroutine)
+        try:
+            return self.loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():  # interrupted: let it clean up
+                task.cancel()
+                try:
+                    self.loop.run_until_complete(task)
+                except BaseException as error:
+                    del error
+            raise
+
+    def _remember(self, value: Any) -> None:
+        if value is None:
+            return
+        space = self.namespace
+        space["___"], space["__"], space["_"] = space.get("__"), space.get("_"), value
+        self.kept[self.count] = value
+        if len(self.kept) > MOST_KEPT:
+            del self.kept[next(iter(self.kept))]
+
+    def _display_value(self, value: Any) -> None:
+        """Be the display hook for those who call it."""
+        if value is not None:
+            self.display.display(value)
+
+    def _show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Send a bundle as soon as it is there."""
+        if os.getpid() != self.pid:
+            return
+        frame = {"op": "display", "id": self.request_id, "data": rich.as_text(data), "metadata": metadata}
+        self.send(frame)
+
+
+class NoInput:
+    """Stand for standard input, which a session has none of: say so instead of pretending that it is at its end."""
+
+    encoding, errors, closed, name = "utf-8", "strict", False, "<stdin>"
+    said = "a session has no standard input; pass data as a variable or as a file"
+
+    def fileno(self) -> int:
+        return 0
+
+    def isatty(self) -> bool:
+        return False
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        return
+
+    def _refuse(self, *_: object) -> Any:
+        raise EOFError(self.said)
+
+    read = readline = readlines = __iter__ = __next__ = _refuse
+
+
+def _refuse_input(prompt: object = "") -> str:
+    """Refuse to ask a human who is not there."""
+    asked = f": {prompt!s}" if prompt else ""
+    raise EOFError(f"input(){asked}: {NoInput.said}")
+
+
+def _runtime() -> str:
+    return f"{sys.implementation.name} {'.'.join(str(number) for number in sys.version_info[:3])}"
+
+
+def recvmsg(link: int, size: int, most_fds: int) -> tuple[bytes, list[int]]:
+    """Receive descriptors; put in place by who starts the session."""
+    raise RuntimeError(f"nobody gave this session a way to receive {most_fds} descriptors on {link} ({size})")
+
+
+def clone(flags: int) -> int:
+    """Clone this process; put in place by who starts the session."""
+    raise RuntimeError(f"this session cannot be cloned ({flags:#x})")
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out of a traceback what is not the cell's own."""
+    found: list[TracebackType] = []
+    while trace is not None:
+        if not str(trace.tb_frame.f_globals.get("__name__")).startswith("interpreter."):
+            found.append(trace)
+        trace = trace.tb_next
+    left: TracebackType | None = None
+    for one in reversed(found):
+        left = type(one)(left, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return left
+
+
+def _remember_source(name: str, source: str) -> None:
+    """Let tracebacks show a cell's lines."""
+    import linecache
+
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+
+
+def serve(settings: dict[str, Any], env: dict[str, str], link: int) -> None:
+    """Serve a session on `link`, in the standing of a plain interpreter; ends the process."""
+    oneshot.settle(settings, env)
+    sys.path[0] = settings["home"]
+    sys.argv = [""]
+    namespace = oneshot._main_module("").__dict__
+    for name in ("__file__", "__cached__"):
+        namespace.pop(name, None)
+    namespace["__loader__"] = None
+    this: Any = sys
+    this.stdin = this.__stdin__ = NoInput()
+    sys.modules["builtins"].input = _refuse_input  # type: ignore[attr-defined]  # the guest's own built-ins
+    Session(link, namespace).serve()
+    oneshot.finish(0, settings["home"])

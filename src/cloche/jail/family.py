@@ -1,0 +1,309 @@
+"""A family of live sessions: the first one, its checkpoints and its forks, as the helper outside sees them.
+
+A *node* is one interpreter with the process that is pid 1 around it. A clone's process namespace lies inside that of
+the node it was cloned from, so whoever is above could see, signal and read whoever is below; and every node is the
+guest's, pid 1 of a clone too. What keeps them apart is that only leaves ever run: a node is stopped before its
+clones are let go, and stays so until none of them is left. Here is checked what a guest could have arranged before:
+nobody else may be in its process namespace, and a clone may hold nothing of the parent's open.
+"""
+
+from __future__ import annotations
+
+import posix
+from time import monotonic
+
+from . import tree, wire
+from .cgroups import Cgroup
+from .rehouse import rehouse
+from .syscalls import ppoll
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .watch import Watch
+
+SIGINT, SIGKILL, SIGCONT, SIGSTOP = 2, 9, 18, 19
+STOP_PATIENCE_S, END_PATIENCE_S = 2.0, 10.0
+NAP_S = 0.0002
+ORIGIN = 0
+SYSTEM = ("/usr/", "/lib", "/opt/", "[")  # read-only mounts, of which a shared mapping tells nobody anything
+
+
+class FamilyError(Exception):
+    """Say why a clone cannot be, in words for the caller."""
+
+
+class Node:
+    """Hold one interpreter: `init` is pid 1 around it, `guest` is itself; `parent` is None for the first."""
+
+    def __init__(self, init: int, parent: Node | None, cgroup: Cgroup | None):
+        self.init, self.parent, self.cgroup = init, parent, cgroup
+        self.guest = 0
+        self.ended = posix.pidfd_open(init) if hasattr(posix, "pidfd_open") and parent is not None else -1
+        self.is_frozen = self.has_lost_guest = False
+
+    def interpreter(self) -> int:
+        """Return the guest's process, 0 when there is none (any more)."""
+        if not self.guest and not self.has_lost_guest:
+            children = tree.children(self.init)
+            self.guest = children[0] if children else 0
+        return self.guest
+
+
+class Family:
+    """Do what the caller asks for the nodes of one session. Answers go back with the number of the question."""
+
+    def __init__(self, watch: Watch):
+        self.watch = watch
+        self.nodes: dict[int, Node] = {ORIGIN: Node(watch.reaper, None, None)}
+
+    def hear(self, tag: str, body: dict[str, Any]) -> None:
+        """Do what was asked, and answer."""
+        fds: list[int] = []
+        answer: dict[str, Any] = {"id": body["id"]}
+        try:
+            if tag == "arm":
+                self._arm(self._node(body["node"]))
+            elif tag == "settle":
+                fds = self._settle(body)
+            elif tag == "thaw":
+                self._thaw(self._node(body["node"]))
+            elif tag == "drop":
+                self._drop(body["node"], is_guest_only=body["is_guest_only"])
+        except (FamilyError, OSError) as error:
+            answer["error"] = str(error)
+        self.watch.helper.tell("answer", answer, tuple(fds))
+        for fd in fds:
+            posix.close(fd)
+
+    def interrupt(self, number: int) -> None:
+        """Do what Ctrl-C does: signal the interpreter and what it started in its own group."""
+        node = self.nodes.get(number)
+        guest = node.interpreter() if node is not None else 0
+        if not guest:
+            return
+        try:
+            leads = posix.getpgid(guest) == guest
+            posix.kill(-guest if leads else guest, SIGINT)
+        except ProcessLookupError:
+            pass  # it has just ended
+
+    def watched(self) -> list[int]:
+        """Return the descriptors that tell of a clone's end."""
+        return [node.ended for node in self.nodes.values() if node.ended >= 0]
+
+    def look(self, ready: set[int]) -> None:
+        """Tell the caller of the clones that have ended, and clear up after them."""
+        for number, node in list(self.nodes.items()):
+            if node.ended in ready:
+                self._forget(number, node)
+                self.watch.helper.tell("gone", {"node": number, "counters": _counters(node)})
+
+    def check_memory(self, limit: int) -> None:
+        """Kill the forks that use more than they may."""
+        for node in self.nodes.values():
+            if node.parent is None or node.is_frozen:
+                continue
+            if node.cgroup is not None:
+                used = node.cgroup.anonymous_bytes() if node.cgroup.memory_bytes() > limit else 0
+            elif self.watch.spec.accounting == "tree":
+                pids = [node.init, *tree.descendants(node.init)]
+                used = tree.private_bytes(pids) if tree.resident_bytes(pids) > limit else 0
+            else:
+                continue
+            if used > limit:
+                self.watch.helper.tell("exceeded", {"init": node.init})
+                _kill(node.init)
+
+    def clear_up(self) -> None:
+        """Remove the control groups of forks, when everybody in them is dead."""
+        for number, node in list(self.nodes.items()):
+            if node.parent is not None:
+                self._forget(number, node)
+
+    def _node(self, number: int) -> Node:
+        if number not in self.nodes:
+            raise FamilyError("it has ended")
+        return self.nodes[number]
+
+    def _arm(self, node: Node) -> None:
+        """Let the interpreter of `node` clone itself once."""
+        guest = node.interpreter()
+        if not guest:
+            raise FamilyError("its interpreter has ended")
+        wire.send(self.watch.link, "arm", {"pid": _number_inside(guest)})
+
+    def _settle(self, body: dict[str, Any]) -> list[int]:
+        """Stop a node, give its new clones homes of their own, and hand out their workspaces; or undo it all."""
+        parent = self._node(body["node"])
+        known = {node.init for node in self.nodes.values()}
+        fresh: list[int] = []
+        mounts: list[int] = []
+        try:
+            self._freeze(parent)
+            guest = parent.interpreter()
+            fresh = [pid for pid in tree.children(guest) if pid not in known and not _is_dead(pid)]
+            others = set(tree.children(parent.init)) - {guest}
+            if any(not _is_dead(pid) for pid in others):
+                raise FamilyError("a process that the session started is still running")
+            if len(fresh) != len(body["clones"]):
+                raise FamilyError("a process that the session started is still running")
+            for clone in body["clones"]:
+                pid = self._find(fresh, clone["holds"])
+                mounts.append(rehouse(self.watch.spec, body["steps"], guest, pid))
+                self.nodes[clone["node"]] = Node(pid, parent, _group_for(pid, clone["cgroup"]))
+                posix.kill(pid, SIGCONT)
+        except BaseException:
+            for pid in fresh:
+                _kill(pid)
+            for clone in body["clones"]:
+                node = self.nodes.get(clone["node"])
+                if node is not None:
+                    self._forget(clone["node"], node)
+            for fd in mounts:
+                posix.close(fd)
+            self._thaw(parent)
+            raise
+        return mounts
+
+    def _find(self, fresh: list[int], holds: list[str]) -> int:
+        """Return the clone that holds exactly these descriptors and nothing else of its parent's; it is stopped."""
+        wanted = sorted(["/dev/null", *holds])
+        seen = ""
+        for pid in fresh:
+            _stop(pid)
+            found = sorted(_descriptors(pid))
+            if found == wanted:
+                _check_rest(pid)
+                return pid
+            if set(holds) & set(found):
+                seen = ", ".join(name for name in found if name not in wanted) or "a descriptor twice"
+        raise FamilyError(f"the clone holds something of its parent's open: {seen or 'it closed its own link'}")
+
+    def _freeze(self, node: Node) -> None:
+        guest = node.interpreter()
+        if not guest:
+            raise FamilyError("its interpreter has ended")
+        node.is_frozen = True
+        if node.parent is not None:  # pid 1 of a clone is the guest's too
+            _stop(node.init)
+        _stop(guest)
+
+    def _thaw(self, node: Node) -> None:
+        if any(one.parent is node for one in self.nodes.values()):
+            raise FamilyError("a fork of it is still open")
+        node.is_frozen = False
+        for pid in (node.init if node.parent is not None else 0, node.interpreter()):
+            if pid:
+                posix.kill(pid, SIGCONT)
+
+    def _drop(self, number: int, *, is_guest_only: bool) -> None:
+        """Kill a node; or its interpreter alone, where others live inside its process namespace."""
+        node = self.nodes.get(number)
+        if node is None:
+            return
+        guest = node.interpreter()
+        if node.parent is None or is_guest_only:
+            if guest:
+                if node.parent is None:
+                    wire.send(self.watch.link, "stay")
+                node.guest, node.has_lost_guest = 0, True
+                _kill(guest)
+            return
+        _kill(node.init)
+        if not ppoll((node.ended,), END_PATIENCE_S):
+            raise FamilyError("it does not die")
+        self._forget(number, node)
+
+    def _forget(self, number: int, node: Node) -> None:
+        if node.ended >= 0:
+            posix.close(node.ended)
+        if node.cgroup is not None:
+            node.cgroup.remove()
+        self.nodes.pop(number, None)
+
+
+def _group_for(pid: int, cgroup: dict[str, Any] | None) -> Cgroup | None:
+    """Make a fork's control group and move it in."""
+    if cgroup is None:
+        return None
+    group = Cgroup(cgroup["version"], cgroup["folders"])
+    group.create(**cgroup["amounts"])
+    group.attach(pid)
+    return group
+
+
+def _counters(node: Node) -> dict[str, int]:
+    try:
+        return node.cgroup.counters() if node.cgroup is not None else {}
+    except OSError:
+        return {}
+
+
+def _number_inside(pid: int) -> int:
+    """Return the number that pid 1 of the first node knows a process by."""
+    for line in _text(f"/proc/{pid}/status").splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[2])
+    raise FamilyError("the kernel does not tell process numbers of namespaces")
+
+
+def _stop(pid: int) -> None:
+    """Stop a process, and wait until it stands still."""
+    posix.kill(pid, SIGSTOP)
+    deadline = monotonic() + STOP_PATIENCE_S
+    while _state(pid) not in "Tt":
+        if monotonic() > deadline or _is_dead(pid):
+            raise FamilyError("a process of the session cannot be stopped")
+        ppoll((), NAP_S)
+
+
+def _state(pid: int) -> str:
+    return (_text(f"/proc/{pid}/stat").rpartition(")")[2].split() or ["X"])[0]
+
+
+def _is_dead(pid: int) -> bool:
+    return _state(pid) in "ZX"
+
+
+def _kill(pid: int) -> None:
+    try:
+        posix.kill(pid, SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _descriptors(pid: int) -> list[str]:
+    return [posix.readlink(f"/proc/{pid}/fd/{name}") for name in posix.listdir(f"/proc/{pid}/fd")]
+
+
+def _check_rest(pid: int) -> None:
+    """Check what holds files other than descriptors do: working directory, root, shared mappings, other threads."""
+    if posix.readlink(f"/proc/{pid}/cwd") != "/" or posix.readlink(f"/proc/{pid}/root") != "/":
+        raise FamilyError("the clone has kept its parent's working directory")
+    if len(posix.listdir(f"/proc/{pid}/task")) != 1:
+        raise FamilyError("the clone has threads")
+    for line in _text(f"/proc/{pid}/maps").splitlines():
+        words = line.split(maxsplit=5)
+        name = words[5] if len(words) > 5 else ""
+        if words[1][3] == "s" and not name.startswith(SYSTEM):
+            raise FamilyError(f"the clone shares memory with its parent: {name or 'an anonymous mapping'}")
+        if name.startswith(("/workspace", "/tmp", "/dev/shm")):
+            raise FamilyError(f"the clone has a file of its parent's mapped: {name}")
+
+
+def _text(path: str) -> str:
+    try:
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return ""
+    data = bytearray()
+    try:
+        while piece := posix.read(fd, 1 << 16):
+            data += piece
+    except OSError:
+        pass  # it ended meanwhile
+    finally:
+        posix.close(fd)
+    return data.decode("utf-8", "replace")

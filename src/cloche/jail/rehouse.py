@@ -1,0 +1,120 @@
+"""Give a clone of a live session a home of its own: ids, /workspace, /tmp, /dev/shm, /proc and a loopback device.
+
+A clone is born with namespaces in which nobody can do anything yet: its ids are not mapped, and it sees its parent's
+files. Two short-lived processes of the helper's put that right while both are stopped. The first enters the parent's
+user namespace, which owns all that the clone's will, and copies the host's mounts, because a file system such as
+/proc can only be made where a whole one is to be seen. The second is its child in the clone's process namespace,
+since a /proc shows the namespace of who made it.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from . import wire
+from .calls import perform
+from .copying import FOLDER, copy_tree
+from .syscalls import (
+    CLONE_NEWNS,
+    MS_PRIVATE,
+    MS_REC,
+    call,
+    socketpair,
+    unshare,
+    wait4,
+)  # fmt: skip
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .calls import Step
+    from .spec import Spec
+
+PLACES = {"workspace": "workspace", "tmp": "tmp", "shm": "dev/shm"}  # by register: where each is, in the parent
+
+
+def rehouse(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> int:
+    """Build the home of `clone` after that of `parent`, both stopped; return the new workspace's mount.
+
+    `steps` are those of `enter.compile_rehousing`. Raises OSError with what failed.
+    """
+    ours, theirs = socketpair()
+    pid = posix.fork()
+    if pid == 0:
+        posix.close(ours)
+        _tell(theirs, lambda: _outside(spec, steps, parent, clone))
+    posix.close(theirs)
+    tag, body, fds = wire.receive(ours)
+    posix.close(ours)
+    wait4(pid, 0)
+    if tag != "done":
+        raise OSError(body.get("errno", 0), body.get("message", "the builder died"))
+    return fds[0]
+
+
+def _tell(link: int, work: Any) -> None:
+    """Do the work of a child process, tell what came of it, and end."""
+    try:
+        wire.send(link, "done", fds=[work()])
+    except BaseException as error:
+        wire.send(link, "failed", {"message": str(error)[:500], "errno": getattr(error, "errno", 0) or 0})
+    finally:
+        posix._exit(0)
+
+
+def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> int:
+    """Enter what owns the clone's namespaces, map its ids, make its places and fill them."""
+    registers = {
+        "network": _open(f"/proc/{clone}/ns/net"),
+        "mounts": _open(f"/proc/{clone}/ns/mnt"),
+    }
+    processes = _open(f"/proc/{clone}/ns/pid")
+    call("setns", _open(f"/proc/{parent}/ns/user"), 0)
+    inside = spec.inside_id
+    for name in ("gid_map", "uid_map"):
+        _write(f"/proc/{clone}/{name}", f"{inside} {inside} 1")
+    call("setresgid", inside, inside, inside)
+    call("setresuid", inside, inside, inside)
+    unshare(CLONE_NEWNS)
+    call("mount", b"none", b"/", b"", MS_REC | MS_PRIVATE, None)
+    posix.umask(0)
+    perform(steps["outside"], registers)
+    for register, place in PLACES.items():
+        source = posix.open(f"/proc/{parent}/root/{place}", FOLDER)
+        copy_tree(source, registers[register])
+        posix.close(source)
+    call("setns", processes, 0)
+    return _in_child(lambda: _inside(steps, registers))
+
+
+def _in_child(work: Any) -> int:
+    """Do the rest in a child, which alone is in the process namespace that was entered."""
+    ours, theirs = socketpair()
+    pid = posix.fork()
+    if pid == 0:
+        posix.close(ours)
+        _tell(theirs, work)
+    posix.close(theirs)
+    tag, body, fds = wire.receive(ours)
+    wait4(pid, 0)
+    if tag != "done":
+        raise OSError(body.get("errno", 0), body.get("message", "the builder died"))
+    return fds[0]
+
+
+def _inside(steps: dict[str, list[Step]], registers: dict[str, int]) -> int:
+    perform(steps["inside"], registers)
+    return registers["kept"]
+
+
+def _open(path: str) -> int:
+    return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+
+
+def _write(path: str, text: str) -> None:
+    fd = posix.open(path, posix.O_WRONLY | posix.O_CLOEXEC)
+    try:
+        posix.write(fd, text.encode())
+    finally:
+        posix.close(fd)

@@ -1,0 +1,222 @@
+"""A session: an interpreter that lives in a sandbox, with a history, a clock of idleness, and a way to begin again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.events import Ended, Event, Sink, discard
+from cloche.core.protocols import OpenSession
+from cloche.core.result import Result
+from cloche.core.screen import apply_screen
+
+from .execute import OnOutput, copy_out, make_sink, with_sink
+from .slots import shared_slots
+
+if TYPE_CHECKING:
+    from .sandbox import AsyncSandbox
+
+MOST_KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """Remember one run of a session: its code, and what came of it in one line."""
+
+    code: str
+    status: str
+    summary: str
+    duration: float
+
+
+class AsyncSession:
+    """Run cells in one interpreter that keeps its state; made by `AsyncSandbox.session`.
+
+        async with AsyncSandbox() as sandbox:
+            session = await sandbox.session()
+            await session.run("x = 20")
+            result = await session.run("x + 1")
+
+    Cells take turns. A cell that is over its time-out is interrupted, and the state is kept unless it resists: then
+    `result.meta["state"]` is `lost`, and `restart` begins anew. So it is when the interpreter ends by itself.
+    """
+
+    def __init__(
+        self,
+        sandbox: AsyncSandbox,
+        opened: OpenSession,
+        *,
+        language: str,
+        env: Mapping[str, str],
+        idle_timeout_s: float | None,
+    ) -> None:
+        self._sandbox, self._opened, self._env = sandbox, opened, env
+        self._language, self._idle_timeout_s = language, idle_timeout_s
+        self._history: list[HistoryEntry] = []
+        self._is_closed = self._is_expired = False
+        self._running = 0
+        self._last_used = time.monotonic()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._watch_idleness()
+
+    @property
+    def sandbox(self) -> AsyncSandbox:
+        """Return the sandbox whose workspace this session works in."""
+        return self._sandbox
+
+    @property
+    def language(self) -> str:
+        """Return the language of the cells."""
+        return self._language
+
+    @property
+    def runtime(self) -> str:
+        """Name the engine with its version, as it calls itself."""
+        return self._opened.runtime
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether the next run will find the state of the last one."""
+        return not self._is_closed and not self._is_expired and self._opened.is_alive
+
+    @property
+    def history(self) -> tuple[HistoryEntry, ...]:
+        """Return what was run, oldest first: the last thousand cells."""
+        return tuple(self._history)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(
+        self,
+        code: str,
+        *,
+        timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+        on_output: OnOutput | None = None,
+        on_event: Sink | None = None,
+        out: str | PathLike[str] | None = None,
+    ) -> Result:
+        """Run one cell and return what came of it.
+
+        `result.value` is the last expression; `result.outputs` holds what was displayed, figures and the last
+        expression's own look among it, as MIME bundles. `timeout`, `on_output`, `on_event` and `out` are those of
+        `Sandbox.run`; `on_event` also gets `Displayed`. Cancelling the call ends the session.
+
+        Raises InvalidRequest when the session is closed, has expired, or has ended.
+        """
+        if not isinstance(code, str):
+            raise InvalidRequest(f"code: give text, not {type(code).__name__}")
+        self._check_open()
+        limit = self._sandbox.timeout_s(timeout)
+        findings = apply_screen(self._sandbox.policy.screen, self._language, code)
+        sink = make_sink(on_output, on_event)
+        async with shared_slots().hold():
+            self._running += 1
+            try:
+                result = await self._run(code, limit, sink)
+            finally:
+                self._running -= 1
+                self._last_used = time.monotonic()
+        if findings:
+            result.meta["screen"] = [str(finding) for finding in findings]
+        self._remember(code, result)
+        if out is not None:
+            await copy_out(result, out)
+        return result
+
+    async def _run(self, code: str, timeout_s: float, sink: Sink | None) -> Result:
+        opened = self._opened
+        if sink is None:
+            return await opened.run(code, timeout_s=timeout_s, sink=discard)
+        return await with_sink(lambda guarded: opened.run(code, timeout_s=timeout_s, sink=guarded), sink)
+
+    async def stream(
+        self,
+        code: str,
+        *,
+        timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+    ) -> AsyncIterator[Event]:
+        """Run as `run` does and yield Started, OutputChunk and Displayed, at last Ended."""
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        running = asyncio.ensure_future(self.run(code, timeout=timeout, on_event=events.put_nowait))
+        running.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            yield Ended(result=await running)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    async def interrupt(self) -> None:
+        """Interrupt the cell that runs, as Ctrl-C does; its result then has the status `signaled`."""
+        await self._opened.interrupt()
+
+    async def restart(self) -> None:
+        """Begin again with an interpreter that knows nothing; the workspace and the history stay."""
+        if self._is_closed:
+            raise InvalidRequest("this session is closed; open another one")
+        await self._opened.close()
+        self._opened = await self._sandbox.open_interpreter(self._language, self._env)
+        self._is_expired = False
+        self._last_used = time.monotonic()
+        self._watch_idleness()
+
+    async def close(self) -> None:
+        """End the interpreter and everything it started; the sandbox and its workspace stay."""
+        self._is_closed = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._closing is not None:
+            await self._closing
+        await self._opened.close()
+
+    async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """Return a file of the workspace; see `AsyncSandbox.read_file`."""
+        return await (
+            self._sandbox.read_file(path) if max_bytes is None else self._sandbox.read_file(path, max_bytes=max_bytes)
+        )
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Create or replace a file of the workspace; see `AsyncSandbox.write_file`."""
+        await self._sandbox.write_file(path, data)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidRequest("this session is closed; open another one")
+        if self._is_expired:
+            raise InvalidRequest(
+                f"this session was not used for {self._idle_timeout_s:g} s and has expired; call restart, "
+                "or open it with a longer idle_timeout"
+            )
+
+    def _remember(self, code: str, result: Result) -> None:
+        entry = HistoryEntry(
+            code=code, status=str(result.status), summary=result.summary(max_chars=200), duration=result.duration
+        )
+        self._history.append(entry)
+        del self._history[:-MOST_KEPT]
+
+    def _watch_idleness(self) -> None:
+        """Look again when the session may have been idle for too long."""
+        if self._idle_timeout_s is None or self._is_closed or self._is_expired:
+            return
+        left = self._last_used + self._idle_timeout_s - time.monotonic()
+        if self._running or left > 0:
+            pause = self._idle_timeout_s if self._running else left
+            self._expiry = asyncio.get_running_loop().call_later(max(pause, 0.01), self._watch_idleness)
+            return
+        self._is_expired = True
+        self._closing = asyncio.ensure_future(self._opened.close())
