@@ -77,6 +77,13 @@ class Sandbox:
         self._sandbox = AsyncSandbox(env=env, files=files, **options)
         self._keeper: _Keeper | None = None
 
+    @classmethod
+    def of(cls, sandbox: AsyncSandbox) -> Self:
+        """Return the blocking face of an open sandbox, which somebody else will close."""
+        found = cls.__new__(cls)
+        found._sandbox, found._keeper = sandbox, None
+        return found
+
     def __enter__(self) -> Self:
         keeper = _Keeper(self._sandbox)
         bridge.call(lambda _: keeper.open())
@@ -196,6 +203,19 @@ class Session:
     def interrupt(self) -> None:
         """Interrupt the cell that runs in another thread, as Ctrl-C does."""
         bridge.call(lambda _: self._session.interrupt())
+
+    def checkpoint(self, name: str) -> None:
+        """Remember memory and workspace under `name`; see `AsyncSession.checkpoint`."""
+        bridge.call(lambda _: self._session.checkpoint(name))
+
+    def rollback(self, name: str) -> None:
+        """Go back to how memory and workspace were at a checkpoint; see `AsyncSession.rollback`."""
+        bridge.call(lambda _: self._session.rollback(name))
+
+    def fork(self, count: int = 1) -> list[Session]:
+        """Return `count` sessions that begin as this one is; see `AsyncSession.fork`."""
+        forks = bridge.call(lambda _: self._session.fork(count))
+        return [Session(fork, Sandbox.of(fork.sandbox)) for fork in forks]
 
     def restart(self) -> None:
         """Begin again with an interpreter that knows nothing; the workspace and the history stay."""

@@ -89,6 +89,32 @@ class OpenSession(Protocol):
 
 
 @runtime_checkable
+class SupportsFork(Protocol):
+    """Go back in time, and go on in several ways: memory and workspace together.
+
+    All raise BackendUnavailable where this session cannot, and InvalidRequest naming what stands in the way: a
+    running thread or process, a file open for writing, a socket, shared memory. Then nothing has changed.
+    """
+
+    @property
+    def sandbox(self) -> OpenSandbox:
+        """Return the sandbox in whose workspace it works; a fork's is its own."""
+        ...
+
+    async def checkpoint(self, name: str) -> None:
+        """Remember everything under `name`, in place of what had that name before."""
+        ...
+
+    async def rollback(self, name: str) -> None:
+        """Go back to a checkpoint, which stays; those that were made after it are gone."""
+        ...
+
+    async def fork(self, count: int) -> Sequence[OpenSession]:
+        """Return `count` sessions that begin as this one is, and are independent of it and of each other."""
+        ...
+
+
+@runtime_checkable
 class SupportsSessions(Protocol):
     """Keep interpreters alive between runs."""
 

@@ -54,9 +54,12 @@ class OpenFile:
             os.lseek(self.fd, self.at, 0)
 
 
-def look_for_obstacles(ours: set[int]) -> tuple[list[str], list[OpenFile]]:
-    """Return what cannot be cloned, in words, and the files that can; `ours` are descriptors of the session itself."""
-    obstacles = [*_threads(), *_children(), *_mappings()]
+def look_for_obstacles(ours: set[int], clones: set[int]) -> tuple[list[str], list[OpenFile]]:
+    """Return what cannot be cloned, in words, and the files that can.
+
+    `ours` are descriptors of the session itself, and `clones` earlier ones, which are its children.
+    """
+    obstacles = [*_threads(), *_children(clones), *_mappings()]
     files: list[OpenFile] = []
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -98,8 +101,8 @@ def _threads() -> list[str]:
     return [f"{count - 1} running thread{'s' if count > 2 else ''}{told}"]
 
 
-def _children() -> list[str]:
-    """Name running children; those that have ended are taken leave of."""
+def _children(clones: set[int]) -> list[str]:
+    """Name running children but clones; those that have ended are taken leave of."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -107,7 +110,7 @@ def _children() -> list[str]:
         return []
     with open("/proc/thread-self/children", encoding="ascii") as file:
         pids = file.read().split()
-    return [f"the running process {pid} ({_name(pid)})" for pid in pids]
+    return [f"the running process {pid} ({_name(pid)})" for pid in pids if int(pid) not in clones]
 
 
 def _name(pid: str) -> str:

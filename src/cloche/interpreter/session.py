@@ -52,6 +52,7 @@ class Session:
         self.request_id = 0
         self.flags = 0
         self.loop: Any = None
+        self.clones: set[int] = set()
         self.history: list[str] = [""]
         self.kept: dict[int, Any] = {}
         self.display = rich.Display(self._show)
@@ -80,7 +81,7 @@ class Session:
         _, fds = recvmsg(self.link, 1, 3)
         try:
             self._close_loop()
-            obstacles, files = forking.look_for_obstacles({self.link, *fds})
+            obstacles, files = forking.look_for_obstacles({self.link, *fds}, self.clones)
             if obstacles:
                 raise RuntimeError("; ".join(obstacles))
             plan = forking.Clone(self.link, fds, files)
@@ -92,6 +93,7 @@ class Session:
             return
         if pid:
             self._close_all(fds)
+            self.clones.add(pid)
             self.send({"op": "done", "id": request["id"]})
             return
         self._begin_as_clone(plan)
@@ -105,13 +107,15 @@ class Session:
             if word is None:
                 os._exit(0)
             pid = os.fork()
-        except BaseException:
+        except BaseException as error:
+            os.write(2, f"cloche: the clone cannot go on: {type(error).__name__}: {error}\n".encode())
             os._exit(1)
         if pid:
             status = forking.wait_as_init(pid)
             self.send({"op": "gone", "wait_status": status})
             os._exit(0)
         self.pid = os.getpid()
+        self.clones.clear()
         plan.settle(is_fork=bool(word.get("is_fork")), reseed=oneshot.reseed_all)
         self.send({"op": "ready", "runtime": _runtime()})
 

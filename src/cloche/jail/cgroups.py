@@ -78,6 +78,10 @@ class Cgroup:
         name, template, _ = FILES[self.version]["cpu"][-1]
         _write(f"{controller}/{name}", template.format(quota=_quota(cpus)))
 
+    def allow_pids(self, pids: int) -> None:
+        """Write another limit on processes."""
+        _write(f"{self.folders['pids']}/pids.max", str(pids))
+
     def enter(self) -> None:
         """Move the calling process in, which has one thread; whatever it forks is born inside.
 

@@ -27,6 +27,7 @@ SIGINT, SIGKILL, SIGCONT, SIGSTOP = 2, 9, 18, 19
 STOP_PATIENCE_S, END_PATIENCE_S = 2.0, 10.0
 NAP_S = 0.0002
 ORIGIN = 0
+PROCESSES_OF_A_NODE = 2
 SYSTEM = ("/usr/", "/lib", "/opt/", "[")  # read-only mounts, of which a shared mapping tells nobody anything
 
 
@@ -41,7 +42,7 @@ class Node:
         self.init, self.parent, self.cgroup = init, parent, cgroup
         self.guest = 0
         self.ended = posix.pidfd_open(init) if hasattr(posix, "pidfd_open") and parent is not None else -1
-        self.is_frozen = self.has_lost_guest = False
+        self.is_frozen = self.has_lost_guest = self.is_doomed = False
 
     def interpreter(self) -> int:
         """Return the guest's process, 0 when there is none (any more)."""
@@ -97,13 +98,13 @@ class Family:
         """Tell the caller of the clones that have ended, and clear up after them."""
         for number, node in list(self.nodes.items()):
             if node.ended in ready:
+                self.watch.helper.tell("gone", {"node": number, "counters": self._counters(node)})
                 self._forget(number, node)
-                self.watch.helper.tell("gone", {"node": number, "counters": _counters(node)})
 
     def check_memory(self, limit: int) -> None:
         """Kill the forks that use more than they may."""
-        for node in self.nodes.values():
-            if node.parent is None or node.is_frozen:
+        for number, node in self.nodes.items():
+            if node.parent is None or node.is_frozen or node.is_doomed:
                 continue
             if node.cgroup is not None:
                 used = node.cgroup.anonymous_bytes() if node.cgroup.memory_bytes() > limit else 0
@@ -113,8 +114,20 @@ class Family:
             else:
                 continue
             if used > limit:
-                self.watch.helper.tell("exceeded", {"init": node.init})
-                _kill(node.init)
+                self._exceed(number, node)
+
+    def exceed(self) -> bool:
+        """Kill what runs in the session's own control group; False when that is the first interpreter itself."""
+        for number, node in self.nodes.items():
+            if node.parent is not None and node.cgroup is None and not node.is_frozen:
+                self._exceed(number, node)
+        return len(self.nodes) > 1
+
+    def _exceed(self, number: int, node: Node) -> None:
+        if not node.is_doomed:
+            node.is_doomed = True
+            self.watch.helper.tell("exceeded", {"node": number})
+            _kill(node.init)
 
     def clear_up(self) -> None:
         """Remove the control groups of forks, when everybody in them is dead."""
@@ -132,6 +145,7 @@ class Family:
         guest = node.interpreter()
         if not guest:
             raise FamilyError("its interpreter has ended")
+        self._allow_for(1)
         wire.send(self.watch.link, "arm", {"pid": _number_inside(guest)})
 
     def _settle(self, body: dict[str, Any]) -> list[int]:
@@ -149,10 +163,13 @@ class Family:
                 raise FamilyError("a process that the session started is still running")
             if len(fresh) != len(body["clones"]):
                 raise FamilyError("a process that the session started is still running")
+            for pid in fresh:
+                _stop(pid)
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"])
                 mounts.append(rehouse(self.watch.spec, body["steps"], guest, pid))
                 self.nodes[clone["node"]] = Node(pid, parent, _group_for(pid, clone["cgroup"]))
+            for pid in fresh:
                 posix.kill(pid, SIGCONT)
         except BaseException:
             for pid in fresh:
@@ -168,11 +185,10 @@ class Family:
         return mounts
 
     def _find(self, fresh: list[int], holds: list[str]) -> int:
-        """Return the clone that holds exactly these descriptors and nothing else of its parent's; it is stopped."""
+        """Return the clone that holds exactly these descriptors and nothing else of its parent's; all are stopped."""
         wanted = sorted(["/dev/null", *holds])
         seen = ""
         for pid in fresh:
-            _stop(pid)
             found = sorted(_descriptors(pid))
             if found == wanted:
                 _check_rest(pid)
@@ -216,6 +232,19 @@ class Family:
             raise FamilyError("it does not die")
         self._forget(number, node)
 
+    def _counters(self, node: Node) -> dict[str, int]:
+        """Return how often limits were hit: a fork's own, or those of the group that it shares."""
+        shared, before = self.watch.helper.cgroup, self.watch.before
+        group = node.cgroup or shared
+        now = group.counters() if group is not None else {}
+        return now if node.cgroup is not None else {name: count - before.get(name, 0) for name, count in now.items()}
+
+    def _allow_for(self, count: int) -> None:
+        """Make room for clones in the session's own group: what stops there counts as processes too."""
+        spec, cgroup = self.watch.spec, self.watch.helper.cgroup
+        if cgroup is not None and spec.cgroup is not None:
+            cgroup.allow_pids(spec.cgroup["amounts"]["pids"] + PROCESSES_OF_A_NODE * (len(self.nodes) + count))
+
     def _forget(self, number: int, node: Node) -> None:
         if node.ended >= 0:
             posix.close(node.ended)
@@ -232,13 +261,6 @@ def _group_for(pid: int, cgroup: dict[str, Any] | None) -> Cgroup | None:
     group.create(**cgroup["amounts"])
     group.attach(pid)
     return group
-
-
-def _counters(node: Node) -> dict[str, int]:
-    try:
-        return node.cgroup.counters() if node.cgroup is not None else {}
-    except OSError:
-        return {}
 
 
 def _number_inside(pid: int) -> int:

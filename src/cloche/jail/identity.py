@@ -22,6 +22,10 @@ class Claim:
     def __init__(self, outside_id: int, held: int):
         self.outside_id, self.held = outside_id, held
 
+    def share(self) -> Claim:
+        """Return a hold of the same id that lasts by itself."""
+        return Claim(self.outside_id, posix.dup(self.held))
+
     def forget(self) -> None:
         """Let go of this process's own hold; a forked child must not keep the id claimed."""
         if self.held >= 0:

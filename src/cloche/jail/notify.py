@@ -61,9 +61,7 @@ def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], b
     return number == NUMBERS[MACHINE]["socket"]
 
 
-def _refusal(
-    number: int, pid: int, argument: int, own_places: Sequence[str], may_fork: Callable[[int], bool]
-) -> int:
+def _refusal(number: int, pid: int, argument: int, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> int:
     """Return the errno to refuse a call with, 0 to let it go on; `argument` is its first."""
     if number == NUMBERS[MACHINE]["socket"]:
         return 0

@@ -26,7 +26,7 @@ from .syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
 
     from .calls import Step
     from .spec import Spec
@@ -53,7 +53,7 @@ def rehouse(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -
     return fds[0]
 
 
-def _tell(link: int, work: Any) -> None:
+def _tell(link: int, work: Callable[[], int]) -> None:
     """Do the work of a child process, tell what came of it, and end."""
     try:
         wire.send(link, "done", fds=[work()])
@@ -88,7 +88,7 @@ def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) 
     return _in_child(lambda: _inside(steps, registers))
 
 
-def _in_child(work: Any) -> int:
+def _in_child(work: Callable[[], int]) -> int:
     """Do the rest in a child, which alone is in the process namespace that was entered."""
     ours, theirs = socketpair()
     pid = posix.fork()

@@ -17,9 +17,9 @@ def descendants(root: int) -> list[int]:
     found: list[int] = []
     queue = [root]
     while queue:
-        children = children(queue.pop())
-        found += children
-        queue += children
+        below = children(queue.pop())
+        found += below
+        queue += below
     return found
 
 

@@ -284,7 +284,8 @@ class Watch:
         if monotonic() >= self.deadline:
             self.cause = "timeout"
         elif self.spec.accounting and self._is_memory_exceeded():
-            self.cause = "out_of_memory"
+            if self.family is None or not self.family.exceed():
+                self.cause = "out_of_memory"
         elif self._is_folder_over():
             self.cause = "disk_limit"
         elif self.family is not None:
@@ -297,6 +298,8 @@ class Watch:
             if cgroup.memory_bytes() <= limit:
                 return False
             used = cgroup.anonymous_bytes()
+        elif self.family is not None and len(self.family.nodes) > 1:
+            return False  # each of them is looked at by itself
         else:
             from . import tree
 

@@ -9,11 +9,11 @@ from os import PathLike
 from types import TracebackType
 from typing import Protocol, Self, Unpack, runtime_checkable
 
-from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.events import Ended, Event, Sink
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.protocols import OpenSandbox, OpenSession, SupportsBatchFiles, SupportsSessions
+from cloche.core.protocols import OpenSandbox, OpenSession, SupportsBatchFiles, SupportsFork, SupportsSessions
 from cloche.core.request import InputFile
 from cloche.core.result import Result
 from cloche.core.units import MIB, parse_duration
@@ -200,6 +200,20 @@ class AsyncSandbox:
         if not isinstance(opened, SupportsSessions):
             raise BackendUnavailable(f"backend {self.backend!r} has no sessions; use run, or another backend")
         return await opened.open_session(language, env)
+
+    def adopt(self, session: AsyncSession, fork: OpenSession) -> AsyncSession:
+        """Return the session of a fork, in a sandbox that closes with this one."""
+        if not isinstance(fork, SupportsFork):
+            raise InternalError("what was forked cannot say which sandbox it is in")
+        twin = AsyncSandbox.__new__(AsyncSandbox)
+        twin.__dict__.update(self.__dict__)
+        twin._opened, twin._stack, twin._turn = fork.sandbox, AsyncExitStack(), asyncio.Lock()
+        found = session.twin(twin, fork)
+        closing = getattr(fork.sandbox, "close", None)
+        if closing is not None:
+            self._stack.push_async_callback(closing)
+        self._stack.push_async_callback(found.close)
+        return found
 
     def timeout_s(self, timeout: float | str | None) -> float:
         """Settle one run's own time-out as settings do: ceilings and the global override hold for it too."""

@@ -10,9 +10,9 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.events import Ended, Event, Sink, discard
-from cloche.core.protocols import OpenSession
+from cloche.core.protocols import OpenSession, SupportsFork
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .sandbox import AsyncSandbox
 
 MOST_KEPT = 1000
+MOST_FORKS = 64  # at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,53 @@ class AsyncSession:
     async def interrupt(self) -> None:
         """Interrupt the cell that runs, as Ctrl-C does; its result then has the status `signaled`."""
         await self._opened.interrupt()
+
+    async def checkpoint(self, name: str) -> None:
+        """Remember memory and workspace under `name`.
+
+        Raises InvalidRequest naming what cannot be remembered (a running thread or process, a file open for writing,
+        a socket, shared memory), and BackendUnavailable where there are no checkpoints. Either way nothing is lost.
+        """
+        if not name or not isinstance(name, str):
+            raise InvalidRequest(f"checkpoint: {name!r} is no name; give text")
+        self._check_open()
+        await self._forkable().checkpoint(name)
+        self._last_used = time.monotonic()
+
+    async def rollback(self, name: str) -> None:
+        """Go back to how memory and workspace were at a checkpoint, as often as you like; later ones are forgotten.
+
+        A session whose interpreter has ended comes to life again.
+        """
+        self._check_open()
+        await self._forkable().rollback(name)
+        self._last_used = time.monotonic()
+
+    async def fork(self, count: int = 1) -> list[AsyncSession]:
+        """Return `count` sessions that begin with this one's memory and workspace, each in a sandbox of its own.
+
+        They can neither see nor signal one another, and are closed with this session's sandbox at the latest. Raises
+        as `checkpoint` does.
+        """
+        if not 1 <= count <= MOST_FORKS:
+            raise InvalidRequest(f"fork: {count!r} is no number of forks from 1 to {MOST_FORKS}")
+        self._check_open()
+        forks = await self._forkable().fork(count)
+        self._last_used = time.monotonic()
+        return [self._sandbox.adopt(self, one) for one in forks]
+
+    def twin(self, sandbox: AsyncSandbox, opened: OpenSession) -> AsyncSession:
+        """Return a session like this one for what was forked from it."""
+        twin = AsyncSession(
+            sandbox, opened, language=self._language, env=self._env, idle_timeout_s=self._idle_timeout_s
+        )
+        twin._history = list(self._history)
+        return twin
+
+    def _forkable(self) -> SupportsFork:
+        if not isinstance(self._opened, SupportsFork):
+            raise BackendUnavailable(f"backend {self._sandbox.backend!r} has no checkpoints and no forks")
+        return self._opened
 
     async def restart(self) -> None:
         """Begin again with an interpreter that knows nothing; the workspace and the history stay."""

@@ -77,7 +77,7 @@ class Dialogue:
 
     def __init__(self, limits: Limits, codec: Codec, on_flood: Callable[[], None]):
         self._loop = asyncio.get_running_loop()
-        self._codec, self._on_flood = codec, on_flood
+        self._codec, self.on_flood = codec, on_flood
         self._heard = Heard()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._link, self._theirs = socket.socketpair()
@@ -91,7 +91,7 @@ class Dialogue:
         try:
             self._guest.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             for stream in ("stdout", "stderr"):
-                self._readers[stream] = self._new_reader(limits)  # type: ignore[index]  # the two names of Stream
+                self._readers[stream] = self._new_reader(limits)
         except BaseException:
             self.close()
             raise
@@ -105,7 +105,7 @@ class Dialogue:
             limit=limits.output_bytes,
             flood_limit=limits.flood_bytes,
             on_chunk=lambda _: None,
-            on_flood=self._on_flood,
+            on_flood=lambda: self.on_flood(),  # noqa: PLW0108 - a clone's is put in place later
         )
 
     def guest_ends(self) -> list[int]:

@@ -8,14 +8,14 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, SandboxFileRefused, StartFailed
 from cloche.core.events import Event, PlanStep, Sink, Started, discard
 from cloche.core.languages import limits_note
-from cloche.core.levels import Level
+from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, decide
 from cloche.core.policy import Policy
@@ -27,8 +27,9 @@ from cloche.jail.spec import Run
 from .collect import Collection, list_paths, read_regular
 from .connection import Connection
 from .host import Host
+from .measures import fork_identity
 from .pipes import Pipes
-from .plan import build_spec, choose_places, show_toolchain
+from .plan import build_spec, choose_places, make_forkable, show_toolchain
 from .program import Program, build_program
 from .reports import finish, observed, usage
 from .session import FOR_EVER_S, LocalSession
@@ -54,7 +55,7 @@ class LocalOpenSandbox:
         self._places = choose_places(enforcement.level)
         self._spec = build_spec(enforcement.level, policy, limits, host, self._places)
         self._connection: Connection | None = None
-        self._workspace = Workspace(limits, "" if enforcement.level is Level.JAIL else self._places.workspace)
+        self.workspace = Workspace(limits, "" if enforcement.level is Level.JAIL else self._places.workspace)
         self._turn = asyncio.Lock()
         self._is_closed = False
         self._is_last = self._is_over = False
@@ -79,13 +80,13 @@ class LocalOpenSandbox:
         """Return a regular file of the workspace. Raises the SandboxFile errors."""
         async with self._turn:
             await self._have_workspace()
-            return await asyncio.to_thread(read_regular, self._workspace.fd, path, max_bytes=max_bytes)
+            return await asyncio.to_thread(read_regular, self.workspace.fd, path, max_bytes=max_bytes)
 
     async def list_files(self, path: str = ".") -> tuple[str, ...]:
         """Return the paths of all regular files below `path`, relative to the workspace."""
         async with self._turn:
             await self._have_workspace()
-            return await asyncio.to_thread(list_paths, self._workspace.fd, path)
+            return await asyncio.to_thread(list_paths, self.workspace.fd, path)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""
@@ -119,6 +120,8 @@ class LocalOpenSandbox:
         self._claim_id()
         spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
         spec.outside, spec.shares_folder = self._spec.outside, True
+        if self.can_fork and program.is_forkable:
+            make_forkable(spec, self._host)
         show_toolchain(program.run, spec, program.paths(), self._host)
         slot = self._pool.fork() if self._pool is not None else None
         session.start = "cold" if slot is None else "forked"
@@ -126,20 +129,49 @@ class LocalOpenSandbox:
             self._pool.start()
         connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1)
 
-        def hear(tag: str, _: dict[str, Any], fds: list[int]) -> None:
-            if tag in ("ready", "failed"):
-                self._workspace.take(fds)
+        workspace = self.workspace
+
+        def attend(on_word: Callable[[str, Mapping[str, Any]], None]) -> Coroutine[Any, Any, dict[str, Any]]:
+            def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
+                if tag in ("ready", "failed"):
+                    workspace.take(fds)
+                on_word(tag, body)
+
+            return connection.attend(hear)
 
         def send(streams: list[int]) -> None:
-            workspace = self._workspace.fd if spec.level == "jail" else -1
-            connection.send_run(program.run, streams, workspace=workspace)
+            connection.send_run(program.run, streams, workspace=workspace.fd if spec.level == "jail" else -1)
 
         try:
             await connection.start()
-            await session.open(connection, send, connection.attend(hear))
+            await session.open(connection, spec, send, attend)
         except BaseException:
             await finish(connection.close())
             raise
+
+    @property
+    def can_fork(self) -> bool:
+        """Tell whether sessions here can be cloned: it takes namespaces, and a /tmp that a clone may write to."""
+        return self._enforcement.level is Level.JAIL and "/tmp" in self._policy.writable_paths
+
+    async def check_alone(self, session: LocalSession) -> None:
+        """Raise InvalidRequest when another session works in the same files, which a clone would part it from."""
+        if any(one is not session and one.is_alive for one in self._sessions):
+            raise InvalidRequest(
+                "this sandbox has another open session, which works in the same files; close it, or use two sandboxes"
+            )
+
+    def twin(self, session: LocalSession, workspace: Workspace) -> LocalOpenSandbox:
+        """Return the sandbox of a fork: the same rules and identity, and a workspace of its own."""
+        enforcement = dataclasses.replace(
+            self._enforcement,
+            controls={**self._enforcement.controls, Control.IDENTITY: fork_identity(self._enforcement)},
+        )
+        twin = LocalOpenSandbox(policy=self._policy, limits=self._limits, enforcement=enforcement, host=self._host)
+        twin.workspace = workspace
+        twin._claim = self._claim.share() if self._claim is not None else None
+        twin._sessions.append(session)
+        return twin
 
     @property
     def level(self) -> Level:
@@ -152,14 +184,14 @@ class LocalOpenSandbox:
 
     async def collected(self) -> Collection | None:
         """Look at the workspace after a cell; None when there is nothing to see."""
-        if self._workspace.is_untouched():
+        if self.workspace.is_untouched():
             return None
         async with self._turn:
-            return await self._workspace.collected({}) if self._workspace.fd >= 0 else None
+            return await self.workspace.collected({}) if self.workspace.fd >= 0 else None
 
     def saver(self, found: Collection) -> SaveFiles | None:
         """Keep what `Result.save` needs as long as the result lives."""
-        return self._workspace.saver(found)
+        return self.workspace.saver(found)
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""
@@ -176,7 +208,7 @@ class LocalOpenSandbox:
         finally:
             if connection is not None or self._slot is not None:
                 self._release()
-            self._workspace.drop()
+            self.workspace.drop()
             self._drop_claim()
 
     def _can_go_back(self) -> bool:
@@ -206,10 +238,10 @@ class LocalOpenSandbox:
             await self._attend(run, (null, null, null, null), discard)
         finally:
             os.close(null)
-        await self._workspace.collected({})
+        await self.workspace.collected({})
 
     async def _have_workspace(self) -> None:
-        if self._workspace.fd < 0:
+        if self.workspace.fd < 0:
             await self._write(())
 
     async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
@@ -226,7 +258,7 @@ class LocalOpenSandbox:
             await finish(connection.close())
         self._release()
         self._pool = None
-        self._workspace.forget()
+        self.workspace.forget()
         self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
         return await self._run_once(request, program, sink)
 
@@ -239,7 +271,7 @@ class LocalOpenSandbox:
             await pipes.drain()
         finally:
             pipes.close()
-        found = await self._workspace.collected(program.given)
+        found = await self.workspace.collected(program.given)
         return await self._result(program, pipes, ended, found)
 
     async def _attend(
@@ -253,7 +285,7 @@ class LocalOpenSandbox:
 
         def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
             if tag in ("ready", "failed"):
-                self._workspace.take(fds)
+                self.workspace.take(fds)
             if tag == "ready":
                 timed = () if sink is discard else zip(steps, body["seconds"], strict=False)
                 plan.extend(PlanStep(name=step[0], description=step[1], seconds=spent) for step, spent in timed)
@@ -284,7 +316,7 @@ class LocalOpenSandbox:
             return connection, connection.send_warm_run(run, streams, jail, self._slot)
         self._start = "cold" if self._slot is None else "forked"
         is_jail = self._spec.level == "jail"
-        workspace = self._workspace.fd if is_jail else -1
+        workspace = self.workspace.fd if is_jail else -1
         steps = connection.send_run(run, streams, workspace=workspace, is_last=self._is_last and is_jail)
         return connection, steps
 
@@ -326,9 +358,9 @@ class LocalOpenSandbox:
         if verdict.status is Status.TIMEOUT:
             err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
         value, is_repr = pipes.value()
-        save = self._workspace.saver(found)
+        save = self.workspace.saver(found)
         if save is not None and self._slot is not None:
-            self._slot.kept_bytes += self._workspace.stored_bytes()  # all of it, whether it was found or not
+            self._slot.kept_bytes += self.workspace.stored_bytes()  # all of it, whether it was found or not
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         return Result(
             out.decode("utf-8", "replace"),

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.errors import ClocheError, InvalidRequest, StartFailed
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest, StartFailed
 from cloche.core.events import Sink, Started
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, Verdict, decide
@@ -22,13 +23,19 @@ from cloche.core.result import EXIT_TIMEOUT, TIMEOUT_NOTE, Output, Result, Statu
 
 from .connection import Connection
 from .dialogue import Dialogue, Heard, read_output
+from .family import ORIGIN, Family, Node
 from .reports import finish, observed, usage
 
 if TYPE_CHECKING:
+    from cloche.jail.spec import Spec
+
     from .sandbox import LocalOpenSandbox
     from .session_program import SessionProgram
 
+Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any, dict[str, Any]]]
+
 INTERRUPT_PATIENCE_S = 3.0
+LAST_WORDS_S = 0.3
 LONG_S = 0.01  # a cell that takes longer has its memory watched closely
 DRAIN_S = 0.3
 START_PATIENCE_S = 60.0
@@ -41,31 +48,37 @@ class LocalSession:
 
     def __init__(self, sandbox: LocalOpenSandbox, program: SessionProgram, limits: Limits):
         self._sandbox, self._program, self._limits = sandbox, program, limits
-        self._dialogue = Dialogue(limits, program.new_codec(), self._on_flood)
-        self._connection: Connection | None = None
-        self._end: asyncio.Future[dict[str, Any]] | None = None
+        self._family: Family | None = None
+        self._node = Node(ORIGIN, None, self._new_dialogue(), sandbox.workspace, is_fork=False)
+        self._node.is_runner = True
+        self._checkpoints: dict[str, Node] = {}
         self._turn = asyncio.Lock()
         self._cause: KillCause | None = None
-        self._is_interrupted = False
-        self._is_running = False
+        self._is_interrupted = self._is_running = self._is_closed = False
         self._request_id = 0
         self._verdict: Verdict | None = None
         self.start = "cold"
         self.runtime = program.language.name
 
+    def _new_dialogue(self) -> Dialogue:
+        return Dialogue(self._limits, self._program.new_codec(), self._on_flood)
+
+    @property
+    def _dialogue(self) -> Dialogue:
+        return self._node.dialogue
+
     @property
     def is_alive(self) -> bool:
-        return self._end is not None and not self._end.done() and not self._dialogue.lost.done()
+        """Tell whether it can still run anything."""
+        return self._family is not None and not self._family.end.done() and not self._dialogue.lost.done()
 
-    async def open(
-        self, connection: Connection, send: Callable[[list[int]], None], end: Coroutine[Any, Any, dict[str, Any]]
-    ) -> None:
+    async def open(self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend) -> None:
         """Send the run that the session is, with `send`, and wait until the interpreter says that it is ready."""
-        self._connection = connection
+        family = self._family = Family(connection, spec, self._node)
         send(self._dialogue.guest_ends())
         self._dialogue.close_guest_ends()
-        self._end = asyncio.ensure_future(end)
-        waiting = [self._dialogue.ready, self._dialogue.lost, self._end]
+        family.end = asyncio.ensure_future(attend(family.hear))
+        waiting: list[asyncio.Future[Any]] = [self._dialogue.ready, self._dialogue.lost, family.end]
         await asyncio.wait(waiting, timeout=START_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         if not self._dialogue.ready.done():
             raise await self._why_not_started()
@@ -76,7 +89,9 @@ class LocalSession:
 
     async def _why_not_started(self) -> ClocheError:
         """Return the error of a session that did not start."""
-        end = self._end
+        end = self._family.end if self._family is not None else None
+        if end is not None and not end.done():
+            await asyncio.wait([end], timeout=1.0)
         if end is not None and end.done() and isinstance(error := end.exception(), ClocheError):
             return error
         self._dialogue.catch_up()
@@ -91,6 +106,7 @@ class LocalSession:
             return await self._run(code, timeout_s, sink)
 
     async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:
+        await self._go_on()
         self._request_id += 1
         self._cause, self._is_interrupted, self._is_running = None, False, True
         heard = self._dialogue.begin(sink)
@@ -102,58 +118,65 @@ class LocalSession:
             answer = await self._dialogue.ask(self._request_id, code)
             frame = await self._wait_for(answer)
         except asyncio.CancelledError:
-            await self._stop(KillCause.CANCELLED)
+            self._cause = KillCause.CANCELLED
+            await finish(self._stop())
             raise
         finally:
             for timer in timers:
                 timer.cancel()
             self._is_running = False
         duration = time.monotonic() - started
-        if duration > LONG_S and self._connection is not None:
-            self._connection.tell("pace", is_busy=False)
+        if duration > LONG_S:
+            self._tell("pace", is_busy=False)
         return await self._result(frame, heard, duration)
+
+    async def _go_on(self) -> None:
+        """Go on where the state is the same and the least deeply nested."""
+        if self._family is not None and not self._node.is_used:
+            self._stand_at(await self._family.freshest(self._node))
+        self._node.has_run = True
+
+    def _stand_at(self, node: Node) -> None:
+        self._node = node
+        node.is_runner = True
+        self._sandbox.workspace = node.workspace
 
     async def _wait_for(self, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any] | None:
         """Wait for the answer or for the session's end; None when it has ended without one."""
-        if self._end is None:
+        if self._family is None:
             return None
-        lost = self._dialogue.lost
         if not answer.done():
-            woken: asyncio.Future[None] = answer.get_loop().create_future()
-
-            def wake(_: object) -> None:
-                if not woken.done():
-                    woken.set_result(None)
-
-            ends = (answer, self._end, lost)
-            for one in ends:
-                one.add_done_callback(wake)
-            try:
-                await woken
-            finally:
-                for one in ends:
-                    one.remove_done_callback(wake)
+            await _any_of(answer, self._family.end, self._dialogue.lost)
         if answer.done():
             return answer.result()
-        await self._stop(None)
+        await self._stop()
         return None
 
-    async def _stop(self, cause: KillCause | None) -> None:
-        """End the session, in a way that a cancelled caller cannot cut short."""
-        if self._connection is None or self._end is None:
+    async def _stop(self) -> None:
+        """End the interpreter, and wait until the kernel's word on it is there."""
+        family = self._family
+        if family is None:
             return
-        if not self._end.done():
-            self._connection.kill(cause or self._cause or KillCause.CANCELLED) if cause or self._cause else None
-            if not (cause or self._cause):  # its link is gone; give the kernel's word a moment, then end it
-                await asyncio.wait([self._end], timeout=1.0)
-                if not self._end.done():
-                    self._connection.kill(KillCause.CANCELLED)
+        if self._node.number != ORIGIN:
+            if self._cause is None:  # it has ended by itself; the helper says what it knows
+                await asyncio.wait([family.end], timeout=LAST_WORDS_S)
+            self._node.is_runner = False
+            await family.prune()
+            return
+        if self._cause is not None:
+            family.connection.kill(self._cause)
+        elif not family.end.done():
+            await asyncio.wait([family.end], timeout=1.0)
+            family.connection.kill(KillCause.CANCELLED)  # its link is gone, and it lives: nobody can use it
         with contextlib.suppress(Exception):
-            await finish(self._end)
+            await finish(family.end)
+
+    def _tell(self, tag: str, **body: bool | int) -> None:
+        if self._family is not None:
+            self._family.connection.tell(tag, **body)
 
     def _set_pace(self) -> None:
-        if self._connection is not None:
-            self._connection.tell("pace", is_busy=True)
+        self._tell("pace", is_busy=True)
 
     def _on_timeout(self) -> None:
         self._interrupt(KillCause.TIMEOUT)
@@ -163,15 +186,21 @@ class LocalSession:
 
     def _interrupt(self, cause: KillCause | None) -> None:
         """Interrupt the cell, and kill the session if that does not help."""
-        if not self._is_running or self._connection is None:
+        if not self._is_running:
             return
         self._cause = self._cause or cause
-        self._connection.tell("interrupt")
+        self._tell("interrupt", node=self._node.number)
         asyncio.get_running_loop().call_later(INTERRUPT_PATIENCE_S, self._lose_patience, self._request_id)
 
     def _lose_patience(self, request_id: int) -> None:
-        if self._is_running and self._request_id == request_id and self._connection is not None:
-            self._connection.kill(self._cause or KillCause.CANCELLED)
+        """Kill what did not let itself be interrupted; its end is then heard like any other."""
+        if not self._is_running or self._request_id != request_id or self._family is None:
+            return
+        self._cause = self._cause or KillCause.CANCELLED
+        if self._node.number == ORIGIN:
+            self._family.connection.kill(self._cause)
+        else:
+            self._family.kill(self._node)
 
     async def interrupt(self) -> None:
         """Interrupt the cell that runs; see core.protocols.OpenSession."""
@@ -179,18 +208,100 @@ class LocalSession:
             self._is_interrupted = True
             self._interrupt(None)
 
+    async def checkpoint(self, name: str) -> None:
+        """Remember memory and workspace under `name`; see core.protocols.SupportsFork."""
+        async with self._turn:
+            family = self._forkable()
+            await self._go_on()
+            node = self._node
+            (clone,) = await self._cloned(family, [False])
+            node.is_runner, node.is_held = False, True
+            replaced = self._checkpoints.pop(name, None)
+            self._checkpoints[name] = node
+            self._stand_at(clone)
+            if replaced is not None and replaced not in self._checkpoints.values():
+                replaced.is_held = False
+                await family.prune()
+
+    async def rollback(self, name: str) -> None:
+        """Go back to a checkpoint, which stays; see core.protocols.SupportsFork."""
+        async with self._turn:
+            family, node = self._forkable(needs_life=False), self._checkpoints.get(name)
+            if node is None:
+                have = ", ".join(self._checkpoints) or "none"
+                raise InvalidRequest(f"there is no checkpoint {name!r} in this session; there is: {have}")
+            if node.dialogue.lost.done():
+                raise InvalidRequest(f"the checkpoint {name!r} was lost: its process has ended")
+            if family.others_below(node, self._node):
+                raise InvalidRequest(
+                    f"a fork that was made after the checkpoint {name!r} is still open; close it first"
+                )
+            later = [other for other in self._checkpoints if _is_after(self._checkpoints, other, name)]
+            for other in later:
+                self._checkpoints.pop(other).is_held = False
+            self._node.is_runner = False
+            await finish(family.prune())
+            (clone,) = await family.clone(node, self._new_dialogue, [False])
+            self._verdict = None
+            self._stand_at(clone)
+
+    async def fork(self, count: int) -> list[LocalSession]:
+        """Return sessions that begin as this one is; see core.protocols.SupportsFork."""
+        async with self._turn:
+            family = self._forkable()
+            if not self._node.is_used:
+                self._stand_at(await family.freshest(self._node))
+            node = self._node
+            *forks, clone = await self._cloned(family, [True] * count + [False])
+            node.is_runner = False
+            self._stand_at(clone)
+            return [self._twin(family, fork) for fork in forks]
+
+    async def _cloned(self, family: Family, kinds: list[bool]) -> list[Node]:
+        await self._sandbox.check_alone(self)
+        return await finish(family.clone(self._node, self._new_dialogue, kinds))
+
+    def _twin(self, family: Family, node: Node) -> LocalSession:
+        """Return the session that goes on in a fork."""
+        session = LocalSession.__new__(LocalSession)
+        session.__dict__.update(self.__dict__)
+        session._sandbox = self._sandbox.twin(session, node.workspace)
+        session._checkpoints, session._turn, session._request_id = {}, asyncio.Lock(), 0
+        session._is_closed = session._is_running = False
+        node.dialogue.on_flood = session._on_flood
+        session._stand_at(node)
+        session.start = "forked"
+        family.members += 1
+        return session
+
+    def _forkable(self, *, needs_life: bool = True) -> Family:
+        """Return the family. Raises where this session cannot be cloned."""
+        if not self._program.is_forkable:
+            raise BackendUnavailable(
+                f"a {self._program.language.name} session has no checkpoints and no forks; Python's have"
+            )
+        if self._family is None or not self._sandbox.can_fork:
+            raise BackendUnavailable(
+                "checkpoints and forks need level jail and a writable /tmp; this sandbox has not both"
+            )
+        if needs_life and not self.is_alive:
+            raise InvalidRequest(f"this session has ended{self._why()}; roll it back, restart it, or open another one")
+        return self._family
+
     async def close(self) -> None:
         """Kill and remove everything, for good."""
-        connection, self._connection = self._connection, None
-        try:
-            if connection is not None:
-                connection.kill(KillCause.CANCELLED)
-                if self._end is not None:
-                    with contextlib.suppress(Exception):
-                        await finish(self._end)
-                await finish(connection.close())
-        finally:
-            self._dialogue.close()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._family is None:
+            self._node.close()
+            return
+        await finish(self._family.leave([self._node, *self._checkpoints.values()]))
+
+    @property
+    def sandbox(self) -> LocalOpenSandbox:
+        """Return the sandbox in whose workspace it works; a fork's is its own."""
+        return self._sandbox
 
     def _why(self) -> str:
         return f" ({self._verdict.status}, exit code {self._verdict.exit_code})" if self._verdict is not None else ""
@@ -204,7 +315,7 @@ class LocalSession:
         else:
             await self._dialogue.drain(DRAIN_S)
             ended = self._ended()
-            verdict = self._verdict = self._last_verdict(ended)
+            verdict = self._verdict = self._last_verdict(ended) if ended else self._verdict_of_node()
             seen = dataclasses.replace(usage(ended), wall_s=duration) if ended else seen
         is_truncated = self._dialogue.is_truncated
         out, err = self._dialogue.kept("stdout"), self._dialogue.kept("stderr")
@@ -234,9 +345,10 @@ class LocalSession:
         )
 
     def _ended(self) -> dict[str, Any]:
-        if self._end is None or not self._end.done() or self._end.cancelled() or self._end.exception() is not None:
+        end = self._family.end if self._family is not None else None
+        if end is None or not end.done() or end.cancelled() or end.exception() is not None:
             return {}
-        return self._end.result()
+        return end.result()
 
     def _verdict_of(self, frame: dict[str, Any]) -> Verdict:
         """Judge a cell that was answered: by what we did to it, then by what it says of itself."""
@@ -252,7 +364,21 @@ class LocalSession:
 
     def _last_verdict(self, ended: dict[str, Any]) -> Verdict:
         """Judge a cell that ended its session."""
-        verdict = decide(observed(ended)) if ended else decide(Observed(signal=9))
+        return self._as_lost(decide(observed(ended)))
+
+    def _verdict_of_node(self) -> Verdict:
+        """Judge a cell that ended a clone: pid 1 around it is the guest's, so the code is the guest's word."""
+        status = self._dialogue.wait_status
+        cause = KillCause.OUT_OF_MEMORY if self._node.is_exceeded else self._cause
+        seen = Observed(
+            exit_code=os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
+            signal=os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+            cause=cause,
+            oom_kills=self._node.counters.get("oom_kills", 0),
+        )
+        return self._as_lost(decide(seen))
+
+    def _as_lost(self, verdict: Verdict) -> Verdict:
         if verdict.status is Status.OK:  # it left on its own, in the middle of a cell
             return Verdict(status=Status.ERROR, exit_code=verdict.exit_code, hits=verdict.hits)
         return verdict
@@ -287,3 +413,28 @@ def _value(frame: dict[str, Any]) -> tuple[Any, bool]:
 def _shown(frame: dict[str, Any]) -> list[Output]:
     output = read_output(frame)
     return [output] if output is not None else []
+
+
+def _is_after(checkpoints: Mapping[str, Node], name: str, other: str) -> bool:
+    """Tell whether checkpoint `name` was made after `other`, on the way that led on from there."""
+    above: Node | None = checkpoints[name].parent
+    while above is not None and above is not checkpoints[other]:
+        above = above.parent
+    return above is not None
+
+
+async def _any_of(*futures: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done; cheaper than `asyncio.wait`, which every cell would pay for."""
+    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    for one in futures:
+        one.add_done_callback(wake)
+    try:
+        await woken
+    finally:
+        for one in futures:
+            one.remove_done_callback(wake)

@@ -24,6 +24,7 @@ class SessionProgram:
     language: Language
     toolchain: Toolchain
     new_codec: Callable[[], Codec]
+    is_forkable: bool = False
 
     def paths(self) -> tuple[str, ...]:
         """Return what must be shown besides the system's own trees."""
@@ -39,19 +40,24 @@ def build_session_program(name: str, env: Mapping[str, str], places: Places, tim
     return _PROGRAMS[language.name](language, env, places, timeout_s)
 
 
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
 def _python(language: Language, env: Mapping[str, str], places: Places, timeout_s: float) -> SessionProgram:
     if sets_interpreter_variables(env):
         raise InvalidRequest("env: PYTHON* variables take effect before a session begins; drop them")
-    run = Run(env=guest_environment(places, env, {}), timeout_s=timeout_s)
+    # A library's threads could not be cloned, so those that would start some are asked not to.
+    run = Run(env=guest_environment(places, env, _ONE_THREAD), timeout_s=timeout_s, is_session=True)
     run.python = {
-        "is_session": True,
         "path": f"{places.workspace}/cell",
         "home": places.workspace,
         "argv": [],
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
     }
-    return SessionProgram(run=run, language=language, toolchain=python_toolchain(), new_codec=JsonCodec)
+    return SessionProgram(
+        run=run, language=language, toolchain=python_toolchain(), new_codec=JsonCodec, is_forkable=True
+    )
 
 
 _PROGRAMS: Mapping[str, Callable[[Language, Mapping[str, str], Places, float], SessionProgram]] = {"python": _python}
