@@ -33,12 +33,13 @@ FORMATS = {
 class Options:
     """What `%config InlineBackend` sets."""
 
-    __slots__ = ("closes", "formats", "print_options")
+    __slots__ = ("closes", "formats", "print_options", "rc")
 
     def __init__(self) -> None:
         self.formats: tuple[str, ...] = ("png",)
         self.print_options: dict[str, Any] = {"bbox_inches": "tight"}
         self.closes = True
+        self.rc: dict[str, Any] = {}  # for matplotlib, once it is loaded
 
 
 OPTIONS = Options()
@@ -131,10 +132,21 @@ def _send_one(figure: Any, send: Send) -> None:
 
 
 def choose_backend(matplotlib: Any) -> None:
-    """Choose the backend that draws without a screen, unless somebody chose one: looking for others takes long."""
+    """Choose the backend that draws without a screen, unless somebody chose one: looking for others takes long.
+
+    Settings that were made before matplotlib was there are made now.
+    """
     chosen = dict.__getitem__(matplotlib.rcParams, "backend")
     if not isinstance(chosen, str) and not os.environ.get("MPLBACKEND"):
         matplotlib.use("agg")
+    matplotlib.rcParams.update(OPTIONS.rc)
+
+
+def set_rc(values: dict[str, Any]) -> None:
+    """Change matplotlib's settings, now or when it is loaded."""
+    OPTIONS.rc.update(values)
+    if "matplotlib" in sys.modules:
+        sys.modules["matplotlib"].rcParams.update(values)
 
 
 def replace_show(pyplot: Any, show_figures: Callable[[], None]) -> None:

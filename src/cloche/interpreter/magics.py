@@ -205,11 +205,6 @@ def _config(magics: Magics, line: str) -> Any:
         raise UsageError(f"InlineBackend.{option}: {error}") from None
 
 
-def _set_rc(values: Any) -> None:
-    __import__("matplotlib")
-    sys.modules["matplotlib"].rcParams.update(dict(values))
-
-
 def _set_option(name: str, kind: type) -> Callable[[Any], None]:
     return lambda value: setattr(figures.OPTIONS, name, kind(value))
 
@@ -219,7 +214,7 @@ _INLINE_OPTIONS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "figure_formats": (lambda: set(figures.OPTIONS.formats), figures.set_formats),
     "print_figure_kwargs": (lambda: figures.OPTIONS.print_options, _set_option("print_options", dict)),
     "close_figures": (lambda: figures.OPTIONS.closes, _set_option("closes", bool)),
-    "rc": (dict, _set_rc),
+    "rc": (lambda: figures.OPTIONS.rc, figures.set_rc),
 }
 
 

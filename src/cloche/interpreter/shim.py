@@ -30,6 +30,7 @@ _STAND_INS = {
     "IPython.core.display": False,
     "IPython.core.display_functions": False,
     "IPython.core.getipython": False,
+    "IPython.core.magic": False,
     "matplotlib_inline": True,
     "matplotlib_inline.backend_inline": False,
 }  # and whether it is a package
@@ -221,15 +222,36 @@ class StandIns:
             "set_matplotlib_formats": _set_matplotlib_formats,
         }
         if module.__name__ == "IPython":
-            names = {"get_ipython": self.shell.get_ipython, "version_info": _VERSION, "display": self.display.display}
+            names = {"get_ipython": self.shell.get_ipython, "version_info": _VERSION}
+        elif module.__name__ == "IPython.core.magic":
+            names = self._registrations()
         elif module.__name__.startswith("IPython."):
-            names |= {**_display_functions(self.display), **self._mime_displays(), **standin.classes()}
+            names |= {
+                **_display_functions(self.display),
+                **self._mime_displays(),
+                **standin.classes(self.display.display),
+            }
             names["DisplayHandle"] = self.display.handle
             names["__all__"] = [name for name in names if name != "get_ipython"]
         vars(module).update(names)
         module.__getattr__ = _missing(module.__name__)  # type: ignore[method-assign]
         if module.__name__ == "IPython":
-            __import__("IPython.display")  # programs write `import IPython; IPython.display.HTML(...)`
+            __import__(f"{module.__name__}.display")  # programs write `import IPython; IPython.display.HTML(...)`
+
+    def _registrations(self) -> dict[str, Any]:
+        return {f"register_{kind}_magic": self._registration(kind) for kind in ("line", "cell", "line_cell")}
+
+    def _registration(self, kind: str) -> Callable[[Any], Any]:
+        def register(given: Any) -> Any:
+            """Make a function a magic, under its own name or the one that is given."""
+
+            def add(function: Callable[..., Any]) -> Callable[..., Any]:
+                self.shell.register_magic_function(function, kind, None if callable(given) else given)
+                return function
+
+            return add(given) if callable(given) else add
+
+        return register
 
     def _mime_displays(self) -> dict[str, Any]:
         return {name: self._display_as(mime) for name, mime in _MIME_DISPLAYS.items()}

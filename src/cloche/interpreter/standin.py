@@ -10,6 +10,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 _SIGNATURES = (
@@ -347,6 +348,43 @@ class YouTubeVideo(IFrame):
         super().__init__(f"https://www.youtube.com/embed/{id}", width, height, **params)
 
 
+class ProgressBar:
+    """A bar that shows how far something is; iterating over it counts."""
+
+    show: Any = None  # the session's `display`
+
+    def __init__(self, total: int) -> None:
+        self.total, self._progress = total, 0
+        self._handle: Any = None
+
+    def __repr__(self) -> str:
+        done = 60 * self._progress // max(self.total, 1)
+        return f"[{'=' * done:<60}] {self._progress}/{self.total}"
+
+    def _repr_html_(self) -> str:
+        return f'<progress{_attributes(style="width:60ex", max=self.total)} value="{self._progress}"></progress>'
+
+    @property
+    def progress(self) -> int:
+        return self._progress
+
+    @progress.setter
+    def progress(self, value: int) -> None:
+        self._progress = value
+        if self._handle is not None:
+            self._handle.update(self)
+
+    def display(self) -> None:
+        """Show the bar; from now on it follows `progress`."""
+        self._handle = self.show(self, display_id=True)
+
+    def __iter__(self) -> Iterator[int]:
+        self.display()
+        for count in range(self.total):
+            yield count
+            self.progress = count + 1
+
+
 class FileLink:
     """A link to a file."""
 
@@ -363,9 +401,11 @@ class FileLink:
         return f"{self.before}{link}{self.after}"
 
 
-def classes() -> dict[str, Any]:
-    """Return the display classes by name."""
+def classes(show: Callable[..., Any]) -> dict[str, Any]:
+    """Return the display classes by name; `show` is the session's `display`."""
+    bar = type("ProgressBar", (ProgressBar,), {"show": staticmethod(show)})
     kinds = (
+        bar,
         DisplayObject, TextDisplayObject, Pretty, HTML, Markdown, Latex, Math, SVG, Javascript, JSON, GeoJSON, Code,
         Image, Video, Audio, IFrame, YouTubeVideo, FileLink,
     )  # fmt: skip
