@@ -145,6 +145,16 @@ def _end(process: Any) -> None:
     finally:
         _kill(process.pid, signal.SIGKILL)
         process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            _close(pipe)
+
+
+def _close(pipe: Any) -> None:
+    try:
+        if pipe is not None:
+            pipe.close()
+    except OSError:
+        pass  # what was to be written has no reader any more
 
 
 def _kill(group: int, signal: int) -> None:

@@ -64,6 +64,7 @@ def _do(action: Callable[[Any], None], module: Any) -> None:
 def when_loaded(actions: dict[str, Callable[[Any], None]]) -> None:
     """Do each action to its module: at once when it is loaded, else as soon as it is."""
     for name, action in actions.items():
-        if name in sys.modules:
-            _do(action, sys.modules[name])
+        module = sys.modules.get(name)
+        if module is not None:
+            _do(action, module)
     sys.meta_path.insert(0, AfterLoading(actions))

@@ -6,8 +6,6 @@ Asking a value runs its own code, so whatever that raises is printed and the oth
 
 from __future__ import annotations
 
-import sys
-
 from . import figures, hooks, shim
 from .pretty import bounded, report, text_of
 
@@ -349,16 +347,3 @@ class Display:
         for data, metadata in updates.values():
             self.emit(data, metadata)
         self.show_figures()
-
-    def report(self, error: BaseException) -> None:
-        """Print a traceback on standard error."""
-        report(error)
-
-
-def flush_streams() -> None:
-    """Flush what was printed, so that it stands before what comes by another way."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (AttributeError, OSError, ValueError):
-            pass  # it is None, closed, or its other end is
