@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from . import commands, figures, standin
+from . import commands, figures, media, standin
 from .pretty import report
 from .usage import UsageError
 
@@ -229,6 +229,7 @@ class StandIns:
             names |= {
                 **_display_functions(self.display),
                 **self._mime_displays(),
+                **media.classes(),
                 **standin.classes(self.display.display),
             }
             names["DisplayHandle"] = self.display.handle

@@ -595,7 +595,7 @@ def test_stand_in_display_classes(notebook: Notebook) -> None:
 
 def test_pictures_that_are_none() -> None:
     """A name that is no file, and a format that browsers do not show, are errors that say so."""
-    from cloche.interpreter.standin import Image
+    from cloche.interpreter.media import Image
 
     with pytest.raises(FileNotFoundError, match=r"missing\.png"):
         Image("missing.png")
