@@ -288,7 +288,7 @@ class Display:
 
     def handle(self, display_id: object = None) -> DisplayHandle:
         """Return a place to display things at, a new one unless it is given."""
-        if display_id in (None, True):
+        if display_id is None or display_id is True:
             self._ids += 1
             display_id = f"display-{self._ids}"
         return DisplayHandle(self, str(display_id))

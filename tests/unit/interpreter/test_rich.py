@@ -47,7 +47,7 @@ def run_apart(program: str, *, path: str = "") -> str:
         (set(), "set()"),
         (frozenset({2, 1}), "frozenset({1, 2})"),
         (int, "int"),
-        (Path, "pathlib.Path"),
+        (OrderedDict, "collections.OrderedDict"),
         (defaultdict(list, a=[1]), "defaultdict(list, {'a': [1]})"),
         (Counter("aab"), "Counter({'a': 2, 'b': 1})"),
         (OrderedDict(a=1), "OrderedDict({'a': 1})"),
