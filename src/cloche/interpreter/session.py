@@ -14,11 +14,13 @@ import json
 import os
 import sys
 
-from . import forking, magics, oneshot, rich
+from . import forking, magics, oneshot
+from .pretty import report
+from .rich import Display, bundle, shows_itself
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import CodeType, FrameType, TracebackType
+    from types import CodeType, FrameType
     from typing import Any
 
 _signal: Any = __import__("_signal")
@@ -38,7 +40,8 @@ class Cell:
     def __init__(self) -> None:
         self.exit_code = 0
         self.value: Any = None
-        self.is_shown = False
+        self.data: dict[str, Any] | None = None
+        self.metadata: dict[str, Any] = {}
         self.error: dict[str, str] | None = None
 
 
@@ -55,11 +58,10 @@ class Session:
         self.clones: set[int] = set()
         self.history: list[str] = [""]
         self.kept: dict[int, Any] = {}
-        self.display = rich.Display(self._show)
-        self.magics = magics.Magics(self)
+        self.display = Display(self._show)
         namespace.update({"In": self.history, "Out": self.kept, "_": "", "__": "", "___": ""})
         self.display.install(namespace)
-        namespace["get_ipython"] = lambda: self.magics
+        self.magics = magics.Magics(self)
         sys.displayhook = self._display_value
 
     def serve(self) -> None:
@@ -171,7 +173,7 @@ class Session:
 
     def _answer(self, code: str) -> dict[str, Any]:
         """Run a cell and return the frame that ends it."""
-        cell = self.run_cell(code)
+        cell = self._run(code)
         if os.getpid() != self.pid:  # the cell has forked, and this is the child at the end of its script
             oneshot.finish(cell.exit_code, os.getcwd())
         answer: dict[str, Any] = {"op": "done", "id": self.request_id, "exit_code": cell.exit_code}
@@ -186,55 +188,64 @@ class Session:
         """Return what is to be told of a cell's value: itself as far as JSON goes, or a repr; and how it looks."""
         text = oneshot._as_json(cell.value, 0)
         told: dict[str, Any] = {}
-        if cell.is_shown:
-            kind = type(cell.value)
-            data = {"text/plain": repr(cell.value)} if kind in PLAIN else rich.bundle(cell.value)[0]
-            told["data"] = rich.as_text(data)
+        if cell.data is not None:
+            told["data"], told["metadata"] = _as_text(cell.data), cell.metadata
         if text is not None and len(text) <= oneshot.MAX_VALUE_BYTES:
             return {**told, "value": json.loads(text)}
-        shown = told.get("data", {}).get("text/plain") or rich.bundle(cell.value)[0]["text/plain"]
+        shown = (cell.data or {}).get("text/plain") or bundle(cell.value)[0]["text/plain"]
         return {**told, "value_repr": str(shown)[: oneshot.MAX_VALUE_BYTES]}
 
-    def run_cell(self, code: str, *, is_nested: bool = False) -> Cell:
+    def _run(self, code: str) -> Cell:
         """Run a cell to its end, whatever that is; errors are printed as the interpreter prints them."""
         cell = Cell()
-        if not is_nested:
-            self.count += 1
-            self.history.append(code)
+        self.count += 1
+        self.history.append(code)
         _signal.signal(_signal.SIGINT, self._on_interrupt)
         try:
             self.is_running = True
             try:
-                cell.value = self._execute(code)
-                cell.is_shown = not code.rstrip().endswith(";")
-                self._remember(cell.value)
-                self.display.flush_figures()
+                try:
+                    cell.value = self._execute(code)
+                    self._look_at(cell, code)
+                finally:
+                    self.display.flush_figures()
             finally:
-                if not is_nested:
-                    self.is_running = False
+                self.is_running = False
         except BaseException as error:
             self._take_error(cell, error)
         return cell
+
+    def _look_at(self, cell: Cell, code: str) -> None:
+        """Remember a cell's value, and how it looks unless it was told to be silent or shows itself."""
+        if cell.value is None:
+            return
+        self._remember(cell.value)
+        if code.rstrip().endswith(";"):
+            return
+        if type(cell.value) in PLAIN:
+            cell.data = {"text/plain": repr(cell.value)}
+        elif not shows_itself(cell.value):
+            cell.data, cell.metadata = bundle(cell.value)
+
+    def run_cell(self, source: str) -> Any:
+        """Run a text for a magic, inside the cell that runs; return its value, or raise."""
+        return self._execute(source)
 
     def _take_error(self, cell: Cell, error: BaseException) -> None:
         if isinstance(error, SystemExit):
             cell.exit_code = oneshot._exit_code(error.code)
             return
         cell.exit_code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-        cell.error = {"name": type(error).__name__, "message": rich.safe_text(error)}
+        cell.error = {"name": type(error).__name__, "message": _message(error)}
         if isinstance(error, magics.UsageError):
             sys.stderr.write(f"UsageError: {error}\n")
-            return
-        trace = _without_ours(error.__traceback__)
-        try:
-            sys.excepthook(type(error), error.with_traceback(trace), trace)
-        except BaseException as failed:
-            sys.stderr.write(f"{type(error).__name__}, and its report failed: {type(failed).__name__}\n")
+        else:
+            report(error)
 
     def _execute(self, code: str) -> Any:
         magic = magics.cell_magic(code)
         if magic is not None:
-            return self.magics.run_cell_magic(*magic)
+            return self.magics.run_cell(*magic)
         name = f"<cell {self.count}>"
         tree, source = self._parse(code, name)
         _remember_source(name, source)
@@ -308,7 +319,8 @@ class Session:
         """Send a bundle as soon as it is there."""
         if os.getpid() != self.pid:
             return
-        frame = {"op": "display", "id": self.request_id, "data": rich.as_text(data), "metadata": metadata}
+        oneshot._flush()
+        frame = {"op": "display", "id": self.request_id, "data": _as_text(data), "metadata": metadata}
         self.send(frame)
 
 
@@ -356,17 +368,23 @@ def clone(flags: int) -> int:
     raise RuntimeError(f"this session cannot be cloned ({flags:#x})")
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out of a traceback what is not the cell's own."""
-    found: list[TracebackType] = []
-    while trace is not None:
-        if not str(trace.tb_frame.f_globals.get("__name__")).startswith("interpreter."):
-            found.append(trace)
-        trace = trace.tb_next
-    left: TracebackType | None = None
-    for one in reversed(found):
-        left = type(one)(left, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return left
+def _as_text(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a bundle that JSON can hold: bytes become base64, as notebooks have it."""
+    if not any(isinstance(content, bytes) for content in data.values()):
+        return data
+    import base64
+
+    return {
+        mime: base64.b64encode(content).decode("ascii") if isinstance(content, bytes) else content
+        for mime, content in data.items()
+    }
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)[:2000]
+    except Exception:
+        return f"<{type(error).__name__} that cannot be put into words>"
 
 
 def _remember_source(name: str, source: str) -> None:

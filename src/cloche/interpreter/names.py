@@ -1,0 +1,183 @@
+"""Magics about what a session holds: its names, an object's description, its history, a file run in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .pretty import bounded, safe_repr, text_of
+from .usage import UsageError, number, say, take_options, warn, words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .magics import Magics
+
+_MAX_SUMMARY = 100
+_MAX_STRING_FORM = 2000
+_LAST_VALUES = ("_", "__", "___", "_i", "_ii", "_iii")
+
+
+def own_names(magics: Magics, line: str = "") -> list[str]:
+    """Return the names the program made, of the types in the line if any are given."""
+    hidden, kinds = magics.hidden, words(line)
+    return sorted(
+        name
+        for name, value in magics.host.namespace.items()
+        if not name.startswith("_")
+        and not (name in hidden and hidden[name] is value)
+        and (not kinds or type(value).__name__ in kinds)
+    )
+
+
+def who(magics: Magics, line: str) -> None:
+    """Print the names the program made."""
+    names = own_names(magics, line)
+    say("\t ".join(names) if names else "Interactive namespace is empty.")
+
+
+def whos(magics: Magics, line: str) -> None:
+    """Print a table of the names the program made, with types and values."""
+    names = own_names(magics, line)
+    if not names:
+        return say("Interactive namespace is empty.")
+    rows = [("Variable", "Type", "Data/Info")]
+    rows += [(name, type(value := magics.host.namespace[name]).__name__, _summary(value)) for name in names]
+    name_width, type_width = (max(len(row[at]) for row in rows) + 3 for at in (0, 1))
+    lines = [f"{name:<{name_width}}{kind:<{type_width}}{info}" for name, kind, info in rows]
+    lines.insert(1, "-" * (name_width + type_width + len(rows[0][2])))
+    return say("\n".join(lines))
+
+
+def _summary(value: Any) -> str:
+    """Return a value in one short line: its shape, its size, or its text."""
+    try:
+        if isinstance(getattr(value, "shape", None), tuple) and not isinstance(value, type):
+            return f"shape {'x'.join(str(size) for size in value.shape) or '()'}"
+        if isinstance(value, (list, tuple, dict, set, frozenset)):
+            return f"n={len(value)}"
+    except Exception:
+        return "?"
+    text = " ".join((value if isinstance(value, str) else safe_repr(value)).split())
+    return text if len(text) <= _MAX_SUMMARY else f"{text[:_MAX_SUMMARY]}<...>"
+
+
+def reset(magics: Magics, line: str) -> None:
+    """Remove every name the program made. There is nobody to ask, so it is done without asking."""
+    options, rest = take_options(line, flags="fs")
+    if rest:
+        raise UsageError(f"%reset takes -f and -s, not {rest}")
+    namespace = magics.host.namespace
+    keeps_history = "s" in options
+    for name in list(namespace):
+        if not (_is_of_history(name) and keeps_history):
+            del namespace[name]
+    namespace.update({name: value for name, value in magics.hidden.items() if not _is_of_history(name)})
+    if isinstance(namespace.get("Out"), dict) and not keeps_history:
+        namespace["Out"].clear()
+
+
+def _is_of_history(name: str) -> bool:
+    return name in _LAST_VALUES or (name.startswith("_") and name.lstrip("_i").isdigit())
+
+
+def history(magics: Magics, line: str) -> None:
+    """Print cells that were run: all, the last (`-l 3`), or some (`1-3 5`); with their numbers (`-n`)."""
+    options, rest = take_options(line, flags="n", valued="l")
+    cells = magics.host.history
+    wanted = range(1, len(cells))
+    if "l" in options:
+        wanted = wanted[-number(options["l"], "-l") :]
+    chosen = [at for part in rest.split() for at in _range(part, len(cells))] if rest else list(wanted)
+    for at in chosen:
+        say(f"{f'{at:4}: ' if 'n' in options else ''}{cells[at]}")
+
+
+def _range(part: str, count: int) -> range:
+    first, dash, last = part.partition("-")
+    begin = number(first, "%history")
+    end = number(last, "%history") if last else (count - 1 if dash else begin)
+    return range(min(begin, count), min(end + 1, count))
+
+
+def inspect_line(magics: Magics, line: str) -> None:
+    """Print what an object is."""
+    _inspect(magics, line, with_source=False)
+
+
+def inspect_source(magics: Magics, line: str) -> None:
+    """Print what an object is, and its source."""
+    _inspect(magics, line, with_source=True)
+
+
+def _inspect(magics: Magics, line: str, *, with_source: bool) -> None:
+    try:
+        value = eval(line, magics.scope or magics.host.namespace)
+    except Exception:
+        return say(f"Object `{line}` not found.")
+    parts = _description(value, with_source=with_source)
+    return say("\n".join(f"{title}:{' ' if chr(10) not in text else chr(10)}{text}" for title, text in parts if text))
+
+
+def _description(value: Any, *, with_source: bool) -> list[tuple[str, str]]:
+    import inspect
+
+    def ask(function: Any) -> str:
+        try:
+            return str(function(value) or "")
+        except Exception:
+            return ""  # it has none, or none that can be found
+
+    kind = value if isinstance(value, type) else type(value)
+    is_plain = not callable(value)
+    source = ask(inspect.getsource) if with_source else ""
+    return [
+        ("Signature", f"{getattr(value, '__name__', '')}{ask(inspect.signature)}" if callable(value) else ""),
+        ("Type", "type" if kind is value else kind.__name__),
+        ("String form", bounded(text_of(value), _MAX_STRING_FORM) if is_plain else ""),
+        ("Length", ask(len) if is_plain else ""),
+        ("File", ask(inspect.getsourcefile)),
+        ("Source", source),
+        ("Docstring", "" if source else ask(inspect.getdoc)),
+    ]
+
+
+def run_file(magics: Magics, line: str) -> None:
+    """Run a Python file as a program of its own, and take over its names; with `-i` it begins with ours.
+
+    `-n` lets it find another `__name__` than `__main__`, `-e` and `-t` (ignore errors, time) are not there.
+    """
+    options, rest = take_options(line, flags="in")
+    given = words(rest)
+    if not given:
+        raise UsageError("%run takes the name of a Python file, and arguments for it")
+    path = os.path.expanduser(given[0])
+    path = path if os.path.exists(path) or path.endswith(".py") else f"{path}.py"
+    try:
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    name = os.path.splitext(os.path.basename(path))[0] if "n" in options else "__main__"
+    _run_as_program(magics, code, name, [path, *given[1:]], begins_with_ours="i" in options)
+
+
+def _run_as_program(magics: Magics, code: Any, name: str, argv: list[str], *, begins_with_ours: bool) -> None:
+    """Run code in a module of its own, with arguments and an import path like a program's."""
+    namespace = magics.host.namespace
+    module = type(sys)(name)
+    own = {"__file__": argv[0], "__name__": name, "__builtins__": sys.modules["builtins"]}
+    vars(module).update({**namespace, **own} if begins_with_ours else own)
+    before = sys.argv, sys.path[:], sys.modules.get("__main__")
+    sys.argv, sys.path[:0], sys.modules["__main__"] = argv, [os.path.dirname(os.path.abspath(argv[0]))], module
+    try:
+        exec(code, vars(module))
+    except SystemExit as request:
+        if request.code not in (None, 0):
+            warn(f"{argv[0]} ended with exit code {request.code}")
+    finally:
+        sys.argv, sys.path[:] = before[:2]
+        if before[2] is not None:
+            sys.modules["__main__"] = before[2]
+        namespace.update({key: value for key, value in vars(module).items() if not key.startswith("__")})

@@ -1,0 +1,53 @@
+"""The smallest session there can be: cells over one namespace, with what the modules under test are for."""
+
+import ast
+from typing import Any
+
+from cloche.interpreter.magics import Magics, cell_magic, rewrite
+from cloche.interpreter.rich import Display
+
+
+class Notebook:
+    """Run cells as a session does; `sent` is what was displayed."""
+
+    def __init__(self) -> None:
+        self.namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__, "Out": {}}
+        self.history = [""]
+        self.sent: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.display = Display(lambda data, metadata: self.sent.append((data, metadata)))
+        self.display.install(self.namespace)
+        self.magics = Magics(self)
+
+    def cell(self, source: str) -> Any:
+        """Run one cell to its end."""
+        self.history.append(source)
+        try:
+            return self.run_cell(source)
+        finally:
+            self.display.flush_figures()
+
+    def run_cell(self, source: str) -> Any:
+        """Run a text with magics, and return the value of its last expression."""
+        magic = cell_magic(source)
+        if magic is not None:
+            return self.magics.run_cell(*magic)
+        tree = parsed(source)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<cell>", "exec"), self.namespace)
+        return eval(compile(ast.Expression(last.value), "<cell>", "eval"), self.namespace) if last else None
+
+    def mimes(self) -> list[list[str]]:
+        """Return the types of each bundle that was sent."""
+        return [sorted(data) for data, _ in self.sent]
+
+
+def parsed(source: str) -> ast.Module:
+    """Parse a cell, rewriting the line where it fails as long as that helps."""
+    while True:
+        try:
+            return ast.parse(source)
+        except SyntaxError as error:
+            rewritten = rewrite(source, error.lineno or 0)
+            if rewritten is None:
+                raise
+            source = rewritten
