@@ -145,8 +145,14 @@ class Clone:
 
     def let_go(self) -> None:
         """Let go, in the clone, of all that is the parent's."""
+        still_open = []
         for file in self.files:
-            os.close(file.fd)
+            try:
+                os.close(file.fd)
+                still_open.append(file)
+            except OSError:
+                continue  # its last owner was garbage, and is gone since we looked
+        self.files = still_open
         link, stdout, stderr = self.fds
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)

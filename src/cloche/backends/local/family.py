@@ -107,7 +107,7 @@ class Family:
                 raise InvalidRequest(f"this session cannot be cloned: it has {why}")
             await _first_of(dialogue.born, self.end)
             if not dialogue.born.done():
-                raise StartFailed("a clone of the session was born and did not live")
+                raise StartFailed(f"a clone of the session was born and did not live{_last_words(dialogue)}")
         except BaseException:
             node.close()
             raise
@@ -131,9 +131,7 @@ class Family:
         for node in nodes:
             await _first_of(node.dialogue.ready, node.dialogue.lost, self.end)
             if not node.dialogue.ready.done():
-                node.dialogue.catch_up()
-                said = node.dialogue.kept("stderr").decode("utf-8", "replace").strip()[-400:]
-                raise StartFailed(f"a clone of the session ended while it began{f': {said}' if said else ''}")
+                raise StartFailed(f"a clone of the session ended while it began{_last_words(node.dialogue)}")
 
     def _cgroup(self) -> Mapping[str, Any] | None:
         """Return a control group of its own for a fork; everything else shares the session's."""
@@ -233,6 +231,12 @@ class Family:
         with contextlib.suppress(Exception):
             await finish(self.end)
         await finish(self.connection.close())
+
+
+def _last_words(dialogue: Dialogue) -> str:
+    dialogue.catch_up()
+    said = dialogue.kept("stderr").decode("utf-8", "replace").strip()[-400:]
+    return f": {said}" if said else ""
 
 
 def _is_below(node: Node, other: Node) -> bool:
