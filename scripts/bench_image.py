@@ -1,0 +1,114 @@
+"""Write a minimal container image of this very interpreter as a tar of its files: `bench_image.py OUT.tar`.
+
+What a container starts in the benchmark is then the same Python that the plain subprocess starts. The image
+holds the interpreter with its standard library, the shared libraries it was linked with, a shell and the few
+programs that container libraries call. Nothing is fetched.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+PROGRAMS = (
+    "sh", "cat", "chmod", "chown", "cp", "env", "head", "id", "ln", "ls", "mkdir", "mv", "rm", "rmdir", "sleep", "tar",
+    "test", "timeout", "touch", "true", "uname", "which",
+)  # fmt: skip
+LEFT_OUT = shutil.ignore_patterns(
+    "test", "tests", "site-packages", "dist-packages", "idlelib", "tkinter", "turtledemo", "lib2to3", "config-*"
+)
+PREFIX = "usr/local"
+FILES = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
+    "etc/group": "root:x:0:\nnogroup:x:65534:\n",
+    "etc/ld.so.conf": f"/{PREFIX}/lib\n",
+}
+
+
+def main() -> int:
+    """Build the tree in a temporary folder and pack it."""
+    with tempfile.TemporaryDirectory(prefix="bench-image-", dir="/var/tmp") as folder:
+        root = Path(folder)
+        make_folders(root)
+        make_interpreter(root)
+        make_programs(root)
+        subprocess.run(["/sbin/ldconfig", "-r", str(root)], check=True)
+        with tarfile.open(sys.argv[1], "w") as archive:
+            for entry in sorted(root.iterdir()):
+                archive.add(entry, entry.name, filter=owned_by_root)
+    return 0
+
+
+def make_folders(root: Path) -> None:
+    """Make the folders that every container expects, with /bin and /lib as links into /usr."""
+    for name in (
+        "usr/bin",
+        "usr/lib",
+        "usr/lib64",
+        f"{PREFIX}/bin",
+        f"{PREFIX}/lib",
+        "etc",
+        "root",
+        "proc",
+        "sys",
+        "dev",
+    ):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for name in ("tmp", "workspace"):
+        (root / name).mkdir()
+        (root / name).chmod(0o1777)
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    for name, text in FILES.items():
+        (root / name).write_text(text, encoding="ascii")
+
+
+def make_interpreter(root: Path) -> None:
+    """Copy the interpreter and its standard library below /usr/local, and all that they are linked with."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    program = Path(os.path.realpath(sys.executable))
+    library = root / PREFIX / "lib" / version
+    shutil.copytree(sysconfig.get_path("stdlib"), library, symlinks=False, ignore=LEFT_OUT)
+    (library / "site-packages").mkdir()
+    shutil.copy2(program, root / PREFIX / "bin" / version)
+    for name in ("python3", "python"):
+        (root / PREFIX / "bin" / name).symlink_to(version)
+    copy_libraries(root, [program, *library.glob("lib-dynload/*.so")])
+
+
+def make_programs(root: Path) -> None:
+    """Copy the shell and the other programs, those of them that this machine has."""
+    found = [Path(path) for name in PROGRAMS if (path := shutil.which(name, path="/usr/bin:/bin"))]
+    for path in found:
+        shutil.copy2(path, root / "usr/bin" / path.name)
+    copy_libraries(root, [path for path in found if path.read_bytes()[:4] == b"\x7fELF"])
+
+
+def copy_libraries(root: Path, programs: Iterable[Path]) -> None:
+    """Copy what the dynamic linker would load, each to its place; a private prefix becomes /usr/local/lib."""
+    listing = subprocess.run(
+        ["ldd", *map(str, programs)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+    ).stdout
+    for path in sorted(set(re.findall(r"(/\S+\.so\S*) \(0x", listing))):
+        is_standard = path.startswith(("/lib", "/usr/lib"))
+        place = root / (path.lstrip("/") if is_standard else f"{PREFIX}/lib/{os.path.basename(path)}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.exists():
+            shutil.copy2(os.path.realpath(path), place)
+
+
+def owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Let everything in the image be root's, whoever builds it."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+if __name__ == "__main__":
+    sys.exit(main())
