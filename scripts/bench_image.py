@@ -1,11 +1,14 @@
-"""Write a minimal container image of this very interpreter as a tar of its files: `bench_image.py OUT.tar`.
+"""Write a minimal container image of this very interpreter, as `docker load` takes it: `bench_image.py NAME OUT.tar`.
 
 What a container starts in the benchmark is then the same Python that the plain subprocess starts. The image
 holds the interpreter with its standard library, the shared libraries it was linked with, a shell and the few
 programs that container libraries call. Nothing is fetched.
 """
 
+import hashlib
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -23,7 +26,11 @@ PROGRAMS = (
 LEFT_OUT = shutil.ignore_patterns(
     "test", "tests", "site-packages", "dist-packages", "idlelib", "tkinter", "turtledemo", "lib2to3", "config-*"
 )
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 PREFIX = "usr/local"
+# Where llm-sandbox would make a virtual environment in each container, which needs the network for pip.
+VENV = "sandbox/.sandbox-venv"
+FOLDERS = ("usr/bin", "usr/lib", "usr/lib64", "etc", "root", "proc", "sys", "dev")
 FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
@@ -32,33 +39,43 @@ FILES = {
 
 
 def main() -> int:
-    """Build the tree in a temporary folder and pack it."""
+    """Build the tree in a temporary folder, pack it as the only layer, and write the image."""
+    name, target = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="bench-image-", dir="/var/tmp") as folder:
-        root = Path(folder)
+        root, layer = Path(folder) / "root", Path(folder) / "layer.tar"
+        root.mkdir()
         make_folders(root)
         make_interpreter(root)
         make_programs(root)
         subprocess.run(["/sbin/ldconfig", "-r", str(root)], check=True)
-        with tarfile.open(sys.argv[1], "w") as archive:
+        with tarfile.open(layer, "w") as archive:
             for entry in sorted(root.iterdir()):
                 archive.add(entry, entry.name, filter=owned_by_root)
+        write_image(Path(folder), name, layer, Path(target))
     return 0
+
+
+def write_image(folder: Path, name: str, layer: Path, target: Path) -> None:
+    """Write what `docker save` would: the layer, what it is called, and how it is run."""
+    with layer.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    config = {
+        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "config": {"Env": [f"PATH=/{PREFIX}/bin:/usr/bin:/bin"], "Cmd": ["python3"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="ascii")
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="ascii")
+    with tarfile.open(target, "w") as archive:
+        for part in ("manifest.json", "config.json", "layer.tar"):
+            archive.add(folder / part, part, filter=owned_by_root)
 
 
 def make_folders(root: Path) -> None:
     """Make the folders that every container expects, with /bin and /lib as links into /usr."""
-    for name in (
-        "usr/bin",
-        "usr/lib",
-        "usr/lib64",
-        f"{PREFIX}/bin",
-        f"{PREFIX}/lib",
-        "etc",
-        "root",
-        "proc",
-        "sys",
-        "dev",
-    ):
+    for name in (*FOLDERS, f"{PREFIX}/bin", f"{PREFIX}/lib", f"{VENV}/bin"):
         (root / name).mkdir(parents=True, exist_ok=True)
     for name in ("tmp", "workspace"):
         (root / name).mkdir()
@@ -79,6 +96,8 @@ def make_interpreter(root: Path) -> None:
     shutil.copy2(program, root / PREFIX / "bin" / version)
     for name in ("python3", "python"):
         (root / PREFIX / "bin" / name).symlink_to(version)
+        (root / VENV / "bin" / name).symlink_to(f"/{PREFIX}/bin/{version}")
+    (root / VENV / "pyvenv.cfg").write_text(f"home = /{PREFIX}/bin\n", encoding="ascii")
     copy_libraries(root, [program, *library.glob("lib-dynload/*.so")])
 
 

@@ -126,12 +126,11 @@ def pandas_table(setting: Setting, _: ExitStack) -> Entrants:
         expected=PANDAS_OUTPUT,
     )
     yield library_call(
-        COLD, f"cloche.run(CODE, warm=False, {shown})", PANDAS_CODE, PANDAS_OUTPUT, warm=False, **options
+        COLD, f"cloche.run(CODE, warm=False, {shown})", PANDAS_CODE, PANDAS_OUTPUT, {**options, "warm": False}
     )
-    preloaded = {**options, "preload": ["pandas"]}
     yield library_call(
         "cloche, pandas preloaded", f"cloche.run(CODE, preload=['pandas'], {shown})", PANDAS_CODE, PANDAS_OUTPUT,
-        waits=True, **preloaded,
+        {**options, "preload": ["pandas"]},
     )  # fmt: skip
 
 
@@ -213,9 +212,9 @@ def _wait_until_warm(take_turn: Callable[[], Turn]) -> None:
         time.sleep(0.05)
 
 
-def output_of(command: list[str], env: dict[str, str] | None = None) -> bytes:
+def output_of(command: list[str], env: dict[str, str] | None = None, folder: str | None = None) -> bytes:
     """Return what a command prints. Raises ContestFailed with its last words when it fails."""
-    done = subprocess.run(command, capture_output=True, check=False, env=env, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, check=False, env=env, cwd=folder, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise ContestFailed(f"exit code {done.returncode}: {done.stderr.decode(errors='replace')[-300:]}")
     return done.stdout

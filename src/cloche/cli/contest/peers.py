@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from .turns import Contestant, LeftOut, reason_of, timed
 
 SLOTS = 4  # what a peer may keep ready ahead
 HERE = Path(__file__).resolve().parent
+IMAGE_NAME = "image.name"
+NEED_IMAGE = ("kern-fresh", "kern-prewarmed", "llm-fresh", "llm-pooled")
 SRT_PACKAGE = Path("npm/node_modules/@anthropic-ai/sandbox-runtime")
 SRT_SETTINGS = {
     "network": {"allowedDomains": [], "deniedDomains": []},
@@ -30,7 +33,7 @@ SRT_SETTINGS = {
 }
 # The limits and closed doors that a run of Cloche has by default, as far as docker has them.
 DOCKER_OPTIONS = (
-    "--rm", "--network=none", "--memory=256m", "--pids-limit=64", "--cap-drop=ALL", "--read-only",
+    "--rm", "--pull=never", "--network=none", "--memory=256m", "--pids-limit=64", "--cap-drop=ALL", "--read-only",
     "--security-opt=no-new-privileges", "--tmpfs=/tmp", "--tmpfs=/workspace", "--workdir=/workspace",
 )  # fmt: skip
 
@@ -50,6 +53,8 @@ def _python_driver(name: str, setting: Setting) -> list[str]:
     python = folder / "venv" / "bin" / "python"
     if not python.exists():
         raise PeerFailed(f"not installed in {folder}; scripts/bench_peers.sh does that")
+    if name in NEED_IMAGE:
+        _check_image(setting)
     shown = list(dict.fromkeys([sys.prefix, sys.base_prefix]))
     settings = {"python": sys.executable, "shown": shown, "image": setting.image, "slots": SLOTS}
     return [str(python), str(HERE / "peer_driver.py"), name, json.dumps(settings)]
@@ -74,7 +79,15 @@ def _srt(setting: Setting) -> Path:
 
 
 def _docker(setting: Setting) -> list[str]:
+    _check_image(setting)
     return [_program("docker"), "run", *DOCKER_OPTIONS, setting.image, "python3", "-c", CODE]
+
+
+def _check_image(setting: Setting) -> None:
+    """Raise PeerFailed when the image was never built here: nobody may go and look for it elsewhere."""
+    kept = _folder(setting) / IMAGE_NAME
+    if not kept.exists() or kept.read_text(encoding="utf-8").strip() != setting.image:
+        raise PeerFailed(f"no image {setting.image} in {_folder(setting)}; scripts/bench_peers.sh builds one")
 
 
 def _program(name: str) -> str:
@@ -142,8 +155,14 @@ def _env(setting: Setting) -> dict[str, str]:
 
 def _command(peer: Peer, command: list[str], env: dict[str, str]) -> Contestant:
     return Contestant(
-        name=peer.name, call=peer.call, take_turn=timed(partial(output_of, command, env)), is_optional=True
+        name=peer.name, call=peer.call, take_turn=timed(partial(_in_own_folder, command, env)), is_optional=True
     )
+
+
+def _in_own_folder(command: list[str], env: dict[str, str]) -> bytes:
+    """Run where nothing else is: sandbox-runtime puts files into the folder it is called in, and takes them out."""
+    with tempfile.TemporaryDirectory(prefix="bench-peer-") as folder:
+        return output_of(command, env, folder)
 
 
 def _driven(peer: Peer, command: list[str], env: dict[str, str], stack: ExitStack) -> Contestant:

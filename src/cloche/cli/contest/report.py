@@ -110,6 +110,10 @@ def show_report(report: Report) -> None:
     if speeds:
         print()
         show(speeds, as_json=False, title=f"print(1) from {THREADS} threads of one process")
+    for event in report["events"]:
+        for name, speed in event["full_speed"].items():
+            if "reason" in speed:
+                print(f"left out from {THREADS} threads: {name}: {speed['reason']}")
     for line in _closing_lines(report):
         print(line)
 
@@ -136,7 +140,6 @@ def _speed_rows(report: Report) -> Iterator[dict[str, Any]]:
     plain = found.get(PLAIN, {}).get("per_second")
     for name, speed in found.items():
         if "reason" in speed:
-            yield {"": name, "runs": speed["reason"], "a second": "", f"x {PLAIN}": ""}
             continue
         ratio = f"{speed['per_second'] / plain:.2f}" if plain else ""
         yield {"": name, "runs": speed["runs"], "a second": f"{speed['per_second']:.1f}", f"x {PLAIN}": ratio}
