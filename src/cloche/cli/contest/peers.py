@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from .contestants import CODE, Entrants, Event, Setting, bubblewrap, cold, output_of, plain, warm
+from .contestants import CODE, PLAIN, WARM, Entrants, Event, Setting, bubblewrap, cold, output_of, plain, warm
 from .driver import Driver, PeerFailed
 from .turns import Contestant, LeftOut, reason_of, timed
 
@@ -143,7 +143,7 @@ def peers(setting: Setting, stack: ExitStack) -> Entrants:
 
 PEERS_EVENT = Event(
     name="peers", title="print(1), peers side by side", enter=peers, share=0.5, least=5,
-    at_full_speed=tuple(peer.name for peer in PEERS),
+    at_full_speed=(PLAIN, WARM, *(peer.name for peer in PEERS)),
 )  # fmt: skip
 
 

@@ -101,21 +101,26 @@ def show_report(report: Report) -> None:
         f"level {host['level']}, {'root' if host['is_root'] else 'an ordinary user'}"
     )
     for event in report["events"]:
-        if event["rows"]:
-            print()
-            show(_time_rows(event), as_json=False, title=f"{event['title']}, ms")
-        for name, reason in event["left_out"].items():
-            print(f"left out: {name}: {reason}")
-    speeds = list(_speed_rows(report))
-    if speeds:
-        print()
-        show(speeds, as_json=False, title=f"print(1) from {THREADS} threads of one process")
-    for event in report["events"]:
-        for name, speed in event["full_speed"].items():
-            if "reason" in speed:
-                print(f"left out from {THREADS} threads: {name}: {speed['reason']}")
+        _show_event(event)
+    print()
     for line in _closing_lines(report):
         print(line)
+
+
+def _show_event(event: Report) -> None:
+    speeds = {name: speed for name, speed in event["full_speed"].items() if "reason" not in speed}
+    for title, rows in (
+        (f"{event['title']}, ms", _time_rows(event)),
+        (f"{event['title']}, from {THREADS} threads of one process", list(_speed_rows(speeds))),
+    ):
+        if rows:
+            print()
+            show(rows, as_json=False, title=title)
+    for name, reason in event["left_out"].items():
+        print(f"left out: {name}: {reason}")
+    for name, speed in event["full_speed"].items():
+        if "reason" in speed:
+            print(f"left out from {THREADS} threads: {name}: {speed['reason']}")
 
 
 def _time_rows(event: Report) -> list[dict[str, Any]]:
@@ -135,12 +140,9 @@ def _time_rows(event: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _speed_rows(report: Report) -> Iterator[dict[str, Any]]:
-    found = {name: speed for event in report["events"] for name, speed in event["full_speed"].items()}
-    plain = found.get(PLAIN, {}).get("per_second")
-    for name, speed in found.items():
-        if "reason" in speed:
-            continue
+def _speed_rows(speeds: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    plain = speeds.get(PLAIN, {}).get("per_second")
+    for name, speed in speeds.items():
         ratio = f"{speed['per_second'] / plain:.2f}" if plain else ""
         yield {"": name, "runs": speed["runs"], "a second": f"{speed['per_second']:.1f}", f"x {PLAIN}": ratio}
 
