@@ -67,6 +67,7 @@ class Event:
     share: float = 1.0
     least: int = 1
     at_full_speed: tuple[str, ...] = ()
+    speed_limit_s: float = 30.0  # nobody is measured at full speed for longer
     looks_at_memory: bool = False  # of what is kept warm when all turns are over
 
     def rounds(self, asked: int) -> int:

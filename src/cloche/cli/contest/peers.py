@@ -143,7 +143,7 @@ def peers(setting: Setting, stack: ExitStack) -> Entrants:
 
 PEERS_EVENT = Event(
     name="peers", title="print(1), peers side by side", enter=peers, share=0.5, least=5,
-    at_full_speed=(PLAIN, WARM, *(peer.name for peer in PEERS)),
+    at_full_speed=(PLAIN, WARM, *(peer.name for peer in PEERS)), speed_limit_s=8.0,
 )  # fmt: skip
 
 

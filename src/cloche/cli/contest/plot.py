@@ -12,7 +12,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 Axes: TypeAlias = Any  # matplotlib, and so its types, need not be there
 
 KINDS = (".png", ".svg")
-BAR, OURS, MARK = "#9aa5b1", "#2f6f4f", "#1f2933"
+OURS, OTHERS = "#2f6f4f", "#52606d"
 
 
 def check_plot(name: str) -> None:
@@ -44,19 +44,25 @@ def write_plot(report: dict[str, Any], name: str) -> None:
 
 
 def _draw(place: Axes, event: dict[str, Any]) -> None:
+    """Draw one event as dots: on a logarithmic scale a bar's length would mean nothing."""
+    ticker = importlib.import_module("matplotlib.ticker")
     names = list(event["rows"])
     rows = [event["rows"][name] for name in names]
-    heights = range(len(names))
-    medians = [row["p50"] for row in rows]
-    place.barh(heights, medians, color=[OURS if "cloche" in name else BAR for name in names], height=0.7)
-    for height, row in zip(heights, rows, strict=True):
-        place.plot([row["p50"], row["p99"]], [height, height], color=MARK, linewidth=1)
-        place.plot([row["p95"]], [height], marker="|", color=MARK)
-        place.text(row["p99"] * 1.06, height, f"{row['p50']:.1f}", va="center")
-    place.set_yticks(list(heights), names)
-    place.invert_yaxis()
+    for height, (name, row) in enumerate(zip(names, rows, strict=True)):
+        colour = OURS if "cloche" in name else OTHERS
+        place.plot([row["p50"], row["p99"]], [height, height], color=colour, linewidth=1.5)
+        place.plot([row["p95"]], [height], marker="|", color=colour)
+        place.plot([row["p50"]], [height], marker="o", color=colour)
+        place.text(row["p99"] * 1.06, height, f"{row['p50']:.1f}", va="center", color=colour)
+    place.set_yticks(range(len(names)), names)
+    place.set_ylim(len(names) - 0.5, -0.5)
     place.set_xscale("log")
-    place.set_xlim(min(medians) / 2, max(row["p99"] for row in rows) * 2)
-    place.set_title(f"{event['title']}: ms, median (bar), p95 (tick), p99 (line's end)", loc="left", fontsize=9)
+    place.set_xlim(min(row["p50"] for row in rows) / 1.5, max(row["p99"] for row in rows) * 1.8)
+    place.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    place.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    place.xaxis.set_minor_locator(ticker.NullLocator())
+    place.grid(axis="x", color="#e4e7eb")
+    place.set_axisbelow(True)
+    place.set_title(f"{event['title']}: ms, median (dot), p95 (tick), p99 (line's end)", loc="left", fontsize=9)
     for side in ("top", "right"):
         place.spines[side].set_visible(False)

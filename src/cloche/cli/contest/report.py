@@ -67,7 +67,8 @@ def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
         rows = {one.name: {"call": one.call, **row(times[one.name], reference)} for one in present if one.name in times}
         for name, one in rows.items():
             one["ms"] = [round(ms, 3) for ms in times[name].ms]
-        speeds = _speeds([one for one in present if one.name in event.at_full_speed and one.name in times], runs, tell)
+        fit = [one for one in present if one.name in event.at_full_speed and one.name in times]
+        speeds = _speeds(fit, runs, event.speed_limit_s, tell)
     memory = {"memory": memory_of_pool()} if event.looks_at_memory and rows else {}
     return {
         "name": event.name,
@@ -80,12 +81,12 @@ def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
     }
 
 
-def _speeds(contestants: list[Contestant], runs: int, tell: Tell) -> dict[str, Any]:
+def _speeds(contestants: list[Contestant], runs: int, limit_s: float, tell: Tell) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for contestant in contestants:
         tell(f"{contestant.name}: up to {runs} runs from {THREADS} threads")
         try:
-            found[contestant.name] = full_speed(contestant, runs)
+            found[contestant.name] = full_speed(contestant, runs, limit_s)
         except Exception as error:
             if not contestant.is_optional:
                 raise
