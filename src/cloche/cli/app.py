@@ -233,8 +233,8 @@ def bench(
     ] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Let other sandboxes that are installed take part.")] = False,
     peers_folder: Annotated[
-        str, typer.Option(metavar="DIR", help="Where scripts/bench_peers.sh installed them.")
-    ] = "~/.cache/cloche-bench",
+        str | None, typer.Option(metavar="DIR", help="Where they are. Default: ~/.cache/cloche-bench.")
+    ] = None,
 ) -> None:
     """Measure what runs cost here, turn by turn with a plain subprocess. Exit code 1 when something is left behind."""
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from cloche.core.errors import InvalidRequest
 
-ROUNDS = 50
 RUNS_PER_ROUND = 10
 PEERS_FOLDER = "~/.cache/cloche-bench"
 IMAGE_VARIABLE = "CLOCHE_BENCH_IMAGE"
@@ -19,14 +18,14 @@ IMAGE = "cloche-bench:local"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCommand:
-    """Hold what the user asked for. `runs` None is ten per round."""
+    """Hold what the user asked for. `runs` None is ten per round, `peers_folder` None the usual one."""
 
-    rounds: int = ROUNDS
-    runs: int | None = None
-    json_file: str | None = None
-    plot_file: str | None = None
-    peers: bool = False
-    peers_folder: str = PEERS_FOLDER
+    rounds: int
+    runs: int | None
+    json_file: str | None
+    plot_file: str | None
+    peers: bool
+    peers_folder: str | None
 
 
 def bench(command: BenchCommand) -> int:
@@ -42,7 +41,7 @@ def bench(command: BenchCommand) -> int:
     setting = Setting(
         rounds=command.rounds,
         runs=command.runs or RUNS_PER_ROUND * command.rounds,
-        peers_folder=peers_folder(command.peers_folder) if command.peers else None,
+        peers_folder=peers_folder(command.peers_folder or PEERS_FOLDER) if command.peers else None,
         image=os.environ.get(IMAGE_VARIABLE) or IMAGE,
     )
     report = measure(setting, _tell)

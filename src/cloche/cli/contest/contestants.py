@@ -40,10 +40,10 @@ class Setting:
 
     rounds: int
     runs: int
+    image: str
     events: tuple[str, ...] | None = None  # None: all that fit
     import_path: str | None = None
     peers_folder: Path | None = None  # None: no peers
-    image: str = "cloche-bench:local"
 
     def env(self) -> dict[str, str] | None:
         """Return the environment of a child that imports what this process can import; None for the usual one."""

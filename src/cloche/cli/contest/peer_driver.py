@@ -91,18 +91,31 @@ def burst(call: Callable[[], object], runs: int, threads: int, limit_s: float) -
 @contextmanager
 def _sandlock(settings: Settings) -> Iterator[Call]:
     sandlock = importlib.import_module("sandlock")
-    python = settings["python"]
-    readable = ["/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/dev", *settings["shown"]]
-    readable = [path for path in dict.fromkeys(readable) if os.path.exists(path)]
+    options = {**_sandlock_options(settings), "max_memory": f"{MEMORY_MB}M", "max_processes": PROCESSES}
+    command = [settings["python"], "-c", CODE]
+    yield lambda: _sandlock_output(sandlock.Sandbox(**options).run(command, timeout=30))
+
+
+@contextmanager
+def _sandlock_fork(settings: Settings) -> Iterator[Call]:
+    """Let it fork this very process, which is what its clones are; a reducer is its way to get at what one prints."""
+    sandlock = importlib.import_module("sandlock")
+    options = _sandlock_options(settings)
 
     def call() -> str:
-        sandbox = sandlock.Sandbox(
-            fs_readable=readable, clean_env=True, max_memory=f"{MEMORY_MB}M", max_processes=PROCESSES
-        )
-        result = sandbox.run([python, "-c", CODE], timeout=30)
-        return _output(result.stdout.decode(), result.stderr.decode() or str(result.error))
+        clones = sandlock.Sandbox(**options, init_fn=lambda: None, work_fn=lambda _: exec(CODE)).fork(1)  # noqa: S102
+        return _sandlock_output(sandlock.Sandbox(**options).reduce(["cat"], clones))
 
     yield call
+
+
+def _sandlock_options(settings: Settings) -> dict[str, Any]:
+    readable = ["/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/dev", *settings["shown"]]
+    return {"fs_readable": [path for path in dict.fromkeys(readable) if os.path.exists(path)], "clean_env": True}
+
+
+def _sandlock_output(result: Foreign) -> str:
+    return _output(result.stdout.decode(), result.stderr.decode() or str(result.error))
 
 
 @contextmanager
@@ -186,6 +199,7 @@ def _output(stdout: str, trouble: str) -> str:
 
 _PEERS: dict[str, Any] = {
     "sandlock": _sandlock,
+    "sandlock-fork": _sandlock_fork,
     "kern-fresh": _kern_fresh,
     "kern-prewarmed": _kern_prewarmed,
     "llm-fresh": _llm_fresh,

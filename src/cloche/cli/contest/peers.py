@@ -40,12 +40,16 @@ DOCKER_OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Describe one peer: `call` is for readers, `command` starts what runs it, or raises PeerFailed."""
+    """Describe one peer: `call` is for readers, `command` starts what runs it, or raises PeerFailed.
+
+    `threads_reason` says why it cannot be measured from several threads.
+    """
 
     name: str
     call: str
     command: Callable[[Setting], list[str]]
     is_driven: bool = True
+    threads_reason: str = ""
 
 
 def _python_driver(name: str, setting: Setting) -> list[str]:
@@ -108,6 +112,9 @@ PEERS = (
          command=_docker, is_driven=False),
     Peer(name="sandlock", call="sandlock.Sandbox(fs_readable=..., clean_env=True, max_memory='256M', max_processes=64)"
          ".run([python, '-c', 'print(1)'])", command=partial(_python_driver, "sandlock")),
+    Peer(name="sandlock, fork", call="Sandbox(init_fn=..., work_fn=lambda _: exec('print(1)')).fork(1), then "
+         "Sandbox.reduce(['cat']): a fork of the caller", command=partial(_python_driver, "sandlock-fork"),
+         threads_reason="it forks its caller, which hangs in one with several threads"),
     Peer(name="kern, fresh box", call="kern_sandbox.run_code('print(1)', image=IMAGE, memory_mb=256, pids=64)",
          command=partial(_python_driver, "kern-fresh")),
     Peer(name="kern, prewarmed", call=f"run_code('print(1)') of one kern_sandbox.Sandbox(..., prewarm={SLOTS})",
@@ -169,5 +176,12 @@ def _driven(peer: Peer, command: list[str], env: dict[str, str], stack: ExitStac
     driver = Driver(command, env, stack)
     return Contestant(
         name=peer.name, call=peer.call, take_turn=driver.turn, prepare=driver.wait_until_set_up,
-        at_full_speed=driver.burst, is_optional=True,
+        at_full_speed=_refusing(peer) if peer.threads_reason else driver.burst, is_optional=True,
     )  # fmt: skip
+
+
+def _refusing(peer: Peer) -> Callable[[int, int, float], tuple[int, float]]:
+    def refuse(_runs: int, _threads: int, _limit_s: float) -> tuple[int, float]:
+        raise PeerFailed(peer.threads_reason)
+
+    return refuse
