@@ -28,6 +28,7 @@ CODE = "print(1)"
 PANDAS_CODE = "import pandas as pd\nprint(pd.DataFrame({'a': [1, 2, 3], 'b': [4, 5, 6]}))"
 PANDAS_OUTPUT = b"   a  b\n0  1  4\n1  2  5\n2  3  6\n"
 WARM_PATIENCE_S = 30.0
+COMMAND_S = 120.0
 PLAIN = "plain subprocess"
 BUBBLEWRAP = "bubblewrap"
 COLD, WARM, OPEN = "cloche, cold", "cloche, warm", "cloche, open sandbox"
@@ -214,8 +215,10 @@ def _wait_until_warm(take_turn: Callable[[], Turn]) -> None:
 
 
 def output_of(command: list[str], env: dict[str, str] | None = None, folder: str | None = None) -> bytes:
-    """Return what a command prints. Raises ContestFailed with its last words when it fails."""
-    done = subprocess.run(command, capture_output=True, check=False, env=env, cwd=folder, stdin=subprocess.DEVNULL)
+    """Return what a command prints. Raises ContestFailed with its last words, or TimeoutExpired."""
+    done = subprocess.run(
+        command, capture_output=True, check=False, env=env, cwd=folder, stdin=subprocess.DEVNULL, timeout=COMMAND_S
+    )
     if done.returncode != 0:
         raise ContestFailed(f"exit code {done.returncode}: {done.stderr.decode(errors='replace')[-300:]}")
     return done.stdout
