@@ -15,7 +15,7 @@ CHECKED := src tests scripts examples $(wildcard bench)
 # Toolchains that only this checkout has come after the system's.
 export PATH := $(PATH):$(CURDIR)/.toolchains/bin
 
-.PHONY: help run test check soak bench setup-system toolchains venv lock clean
+.PHONY: help run test check soak bench bench-peers setup-system toolchains venv lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -42,6 +42,9 @@ soak: setup-system $(VENV)/.dev ## hundreds of repetitions of what must never fa
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn
 	$(PYTHON_DEV) -m bench
+
+bench-peers: $(VENV)/.dev ## the same, and against other sandboxes, which it installs in ~/.cache/cloche-bench
+	PYTHON=$(PYTHON_DEV) scripts/bench_peers.sh $(PYTHON_DEV) -m bench --peers
 
 setup-system: ## install what the tests need with apt-get (root) and the pinned npm toolchains
 	@scripts/setup_system.sh

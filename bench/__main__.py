@@ -1,8 +1,7 @@
-"""Measure a cold run against no isolation and against bubblewrap: `python -m bench [--rounds N] [--json FILE]`.
+"""Hold the project's own contest: `python -m bench [--rounds N] [--runs N] [--peers] [--json FILE] [--plot FILE]`.
 
-The contestants run in a process of a fresh virtual environment, so that no package of the development environment
-slows any of them: plain, bubblewrap with the same namespaces, the library's cold call, and the whole command line.
-They take turns, so that a slow moment of the machine hits all of them.
+It is the contest of `cloche bench`, in fresh virtual environments, so that no package of the development environment
+slows any contestant. Whoever is in it takes turns, so that a slow moment of the machine hits all of them.
 """
 
 from __future__ import annotations
@@ -10,62 +9,63 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
-import venv
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-TARGET_RATIO = 1.3  # a cold library call over bubblewrap with the same namespaces, p50
+from cloche.cli.bench import IMAGE, IMAGE_VARIABLE, PEERS_FOLDER, peers_folder
+from cloche.cli.contest.plot import check_plot, write_plot
+from cloche.cli.contest.report import show_report
+from cloche.core.errors import ClocheError
+
+from .environments import Report, hold
+from .targets import held_against
+
+BARE = ("print", "command", "import")
+WITH_PACKAGES = ("pandas",)
 
 
 def main() -> int:
     options = _options()
-    with tempfile.TemporaryDirectory(prefix="cloche-bench-", dir="/var/tmp") as folder:
-        place = Path(folder) / "venv"  # the folder itself is closed to others, which no user's environment is
-        venv.create(place, with_pip=False, symlinks=True)
-        report = _measure(place / "bin" / "python", options.rounds)
-    _print(report)
+    if options.plot:
+        try:
+            check_plot(options.plot)
+        except ClocheError as error:
+            raise SystemExit(str(error)) from None
+    report = _measure(options)
+    show_report(report)
+    for line in held_against(report):
+        print(line)
     if options.json:
-        Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return 0
+        Path(options.json).write_text(json.dumps(report) + "\n", encoding="utf-8")
+    if options.plot:
+        write_plot(report, options.plot)
+    return 1 if report["leaks"] else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100, help="turns of every contestant (default 100)")
-    parser.add_argument("--json", help="write the raw figures to this file")
+    parser.add_argument("--runs", type=int, default=2000, help="runs from four threads, each side (default 2000)")
+    parser.add_argument("--events", help=f"some of {','.join((*BARE, *WITH_PACKAGES))} (default all)")
+    parser.add_argument("--peers", action="store_true", help="let the peers take part that are installed")
+    parser.add_argument("--peers-folder", default=PEERS_FOLDER, help=f"where they are (default {PEERS_FOLDER})")
+    parser.add_argument("--json", help="write all figures to this file")
+    parser.add_argument("--plot", help="draw them to this file, .png or .svg; needs matplotlib")
     return parser.parse_args()
 
 
-def _measure(python: Path, rounds: int) -> dict[str, object]:
-    """Run the contest in the fresh environment; Cloche and what it imports come in by path, after start-up."""
-    paths = [str(HERE.parent / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
-    program = [str(python), str(HERE / "contest.py"), str(rounds), os.pathsep.join(paths)]
-    done = subprocess.run(program, stdout=subprocess.PIPE, check=True)
-    report: dict[str, object] = json.loads(done.stdout)
+def _measure(options: argparse.Namespace) -> Report:
+    """Hold the events in the environments that they need, and return one report."""
+    wanted = options.events.split(",") if options.events is not None else (*BARE, *WITH_PACKAGES)
+    asked = {"rounds": options.rounds, "runs": options.runs, "peers_folder": None}
+    asked["image"] = os.environ.get(IMAGE_VARIABLE) or IMAGE
+    second = hold(tuple(name for name in wanted if name in WITH_PACKAGES), asked, has_packages=True)
+    if options.peers:
+        asked["peers_folder"] = str(peers_folder(options.peers_folder))
+    report = hold(tuple(name for name in wanted if name in BARE), asked)
+    report["events"][len(BARE) :] = [*second["events"], *report["events"][len(BARE) :]]
+    report["leaks"] += second["leaks"]
     return report
-
-
-def _print(report: dict[str, object]) -> None:
-    rows = report["rows"]
-    assert isinstance(rows, dict)
-    print(f"{'':24}{'p50 ms':>10}{'p99 ms':>10}{'/ plain':>10}{'/ bubblewrap':>14}")
-    for name, row in rows.items():
-        against = [
-            row["p50"] / rows[other]["p50"] if other in rows else float("nan") for other in ("plain", "bubblewrap")
-        ]
-        print(f"{name:24}{row['p50']:>10.2f}{row['p99']:>10.2f}{against[0]:>10.2f}{against[1]:>14.2f}")
-    speeds = report["runs_per_second"]
-    assert isinstance(speeds, dict)
-    for name, speed in speeds.items():
-        print(f"{name}, 4 threads: {speed:.0f} runs a second, {speed / speeds['plain']:.2f} x plain")
-    if "bubblewrap" in rows:
-        ratio = rows["cold library call"]["p50"] / rows["bubblewrap"]["p50"]
-        print(f"target: cold library call at most {TARGET_RATIO} x bubblewrap; measured {ratio:.2f}")
-    else:
-        print("bubblewrap is missing (apt-get install bubblewrap): no ratio against it")
 
 
 if __name__ == "__main__":

@@ -217,3 +217,36 @@ def conformance(
         return check(backend, level, as_json=as_json)
 
     _finish(work, as_json=as_json)
+
+
+@app.command("bench")
+def bench(
+    rounds: Annotated[int, typer.Option(metavar="N", help="Turns of every contestant.")] = 50,
+    runs: Annotated[
+        int | None, typer.Option(metavar="N", help="Runs from four threads. Default: ten per round.")
+    ] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write all figures to FILE as JSON.")
+    ] = None,
+    plot_file: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw them to FILE, .png or .svg; needs matplotlib.")
+    ] = None,
+    peers: Annotated[bool, typer.Option("--peers", help="Let other sandboxes that are installed take part.")] = False,
+    peers_folder: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where they are. Default: ~/.cache/cloche-bench.")
+    ] = None,
+) -> None:
+    """Measure what runs cost here, turn by turn with a plain subprocess. Exit code 1 when something is left behind."""
+
+    def work() -> int:
+        from .bench import BenchCommand
+        from .bench import bench as measure_and_print
+
+        return measure_and_print(
+            BenchCommand(
+                rounds=rounds, runs=runs, json_file=json_file, plot_file=plot_file, peers=peers,
+                peers_folder=peers_folder,
+            )
+        )  # fmt: skip
+
+    _finish(work)

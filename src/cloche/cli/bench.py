@@ -1,0 +1,64 @@
+"""`cloche bench`: what runs cost on this machine, measured turn by turn with a plain subprocess."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloche.core.errors import InvalidRequest
+
+RUNS_PER_ROUND = 10
+PEERS_FOLDER = "~/.cache/cloche-bench"
+IMAGE_VARIABLE = "CLOCHE_BENCH_IMAGE"
+IMAGE = "cloche-bench:local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchCommand:
+    """Hold what the user asked for. `runs` None is ten per round, `peers_folder` None the usual one."""
+
+    rounds: int
+    runs: int | None
+    json_file: str | None
+    plot_file: str | None
+    peers: bool
+    peers_folder: str | None
+
+
+def bench(command: BenchCommand) -> int:
+    """Measure, print the tables, write the files; 1 when something was left behind."""
+    from .contest.contestants import Setting
+    from .contest.plot import check_plot, write_plot
+    from .contest.report import measure, show_report
+
+    if command.rounds < 1 or (command.runs is not None and command.runs < 1):
+        raise InvalidRequest("--rounds and --runs must be at least 1")
+    if command.plot_file:
+        check_plot(command.plot_file)
+    setting = Setting(
+        rounds=command.rounds,
+        runs=command.runs or RUNS_PER_ROUND * command.rounds,
+        peers_folder=peers_folder(command.peers_folder or PEERS_FOLDER) if command.peers else None,
+        image=os.environ.get(IMAGE_VARIABLE) or IMAGE,
+    )
+    report = measure(setting, _tell)
+    show_report(report)
+    if command.json_file:
+        Path(command.json_file).write_text(json.dumps(report) + "\n", encoding="utf-8")
+    if command.plot_file:
+        write_plot(report, command.plot_file)
+    return 1 if report["leaks"] else 0
+
+
+def peers_folder(name: str) -> Path:
+    """Return the folder that scripts/bench_peers.sh installs peers in."""
+    return Path(name).expanduser().resolve()
+
+
+def _tell(text: str) -> None:
+    """Say on a terminal what takes so long."""
+    if sys.stderr.isatty():
+        print(f"measuring {text}", file=sys.stderr, flush=True)

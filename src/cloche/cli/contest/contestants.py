@@ -1,0 +1,237 @@
+"""Who takes part: plain subprocesses, bubblewrap, and Cloche in each of its ways.
+
+An event is one row of a table: contestants that take turns with one another, and what they are compared to. Whoever
+has something new to measure writes a function that yields contestants and adds an event.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import cloche
+from cloche.core.result import Result, Status
+from cloche.runtime.options import SandboxOptions
+
+from .turns import Contestant, ContestFailed, LeftOut, Turn, no_preparation, timed
+
+CODE = "print(1)"
+PANDAS_CODE = "import pandas as pd\nprint(pd.DataFrame({'a': [1, 2, 3], 'b': [4, 5, 6]}))"
+PANDAS_OUTPUT = b"   a  b\n0  1  4\n1  2  5\n2  3  6\n"
+WARM_PATIENCE_S = 30.0
+COMMAND_S = 120.0
+PLAIN = "plain subprocess"
+BUBBLEWRAP = "bubblewrap"
+COLD, WARM, OPEN = "cloche, cold", "cloche, warm", "cloche, open sandbox"
+EMPTY = "interpreter, nothing imported"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Say how large the contest is. `runs` are those at full speed; `import_path` is for children that need Cloche."""
+
+    rounds: int
+    runs: int
+    image: str
+    events: tuple[str, ...] | None = None  # None: all that fit
+    import_path: str | None = None
+    peers_folder: Path | None = None  # None: no peers
+
+    def env(self) -> dict[str, str] | None:
+        """Return the environment of a child that imports what this process can import; None for the usual one."""
+        return None if self.import_path is None else {**os.environ, "PYTHONPATH": self.import_path}
+
+
+Entrants = Iterator[Contestant | LeftOut]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Describe one event. `enter` yields who takes part, and closes what it opened with the stack it is given.
+
+    `share` of the asked rounds are run, but at least `least`; `reference` names whom the others are compared to.
+    """
+
+    name: str
+    title: str
+    enter: Callable[[Setting, ExitStack], Entrants]
+    reference: str = PLAIN
+    share: float = 1.0
+    least: int = 1
+    at_full_speed: tuple[str, ...] = ()
+    speed_limit_s: float = 30.0  # nobody is measured at full speed for longer
+    looks_at_memory: bool = False  # of what is kept warm when all turns are over
+
+    def rounds(self, asked: int) -> int:
+        return max(min(asked, self.least), int(asked * self.share))
+
+
+def smallest_program(_: Setting, stack: ExitStack) -> Entrants:
+    """Enter who runs print(1): no isolation, bubblewrap, and Cloche cold, warm and in an open sandbox."""
+    yield plain()
+    yield bubblewrap()
+    yield cold()
+    yield warm()
+    yield open_sandbox(stack)
+
+
+def whole_commands(setting: Setting, _: ExitStack) -> Entrants:
+    """Enter the command line: a new process that imports it and runs once, cold."""
+    yield plain()
+    command = [sys.executable, "-m", "cloche", "run", "-c", CODE]
+    yield Contestant(
+        name="cloche run, a new process",
+        call="python -m cloche run -c 'print(1)'",
+        take_turn=timed(partial(output_of, command, setting.env())),
+    )
+
+
+def imports(setting: Setting, _: ExitStack) -> Entrants:
+    """Enter whole processes that import one thing each; what it costs is the difference to an empty one."""
+    statements = {
+        EMPTY: "pass",
+        "import asyncio": "import asyncio",
+        "import cloche": "import cloche",
+        "import cloche, run looked up": "import cloche; cloche.run",
+    }
+    for name, statement in statements.items():
+        command = [sys.executable, "-c", f"{statement}\nprint(1)"]
+        yield Contestant(
+            name=name,
+            call=f"python -c '{statement}; print(1)'",
+            take_turn=timed(partial(output_of, command, setting.env())),
+        )
+
+
+def pandas_table(setting: Setting, _: ExitStack) -> Entrants:
+    """Enter who prints a small DataFrame, Cloche with pandas already loaded and without."""
+    if importlib.util.find_spec("pandas") is None:
+        yield LeftOut(name="pandas", reason="pandas is not installed here (pip install pandas)")
+        return
+    command = [sys.executable, "-c", PANDAS_CODE]
+    # As many processors as the plain one may use: what is compared is not the default quota.
+    options: SandboxOptions = {"memory": "1g", "cpus": os.cpu_count() or 1}
+    shown = "memory='1g', cpus=all"
+    yield Contestant(
+        name=PLAIN,
+        call="subprocess.run([python, '-c', CODE])",
+        take_turn=timed(partial(output_of, command, setting.env())),
+        expected=PANDAS_OUTPUT,
+    )
+    yield library_call(
+        COLD, f"cloche.run(CODE, warm=False, {shown})", PANDAS_CODE, PANDAS_OUTPUT, {**options, "warm": False}
+    )
+    yield library_call(
+        "cloche, pandas preloaded", f"cloche.run(CODE, preload=['pandas'], {shown})", PANDAS_CODE, PANDAS_OUTPUT,
+        {**options, "preload": ["pandas"]},
+    )  # fmt: skip
+
+
+EVENTS = (
+    Event(name="print", title="print(1)", enter=smallest_program, at_full_speed=(PLAIN, WARM), looks_at_memory=True),
+    Event(name="pandas", title="a small DataFrame", enter=pandas_table, share=0.2, least=5, looks_at_memory=True),
+    # Ten times as long as the others: in their turns it would cool what they warm.
+    Event(name="command", title="print(1), whole command lines", enter=whole_commands, share=0.2, least=5),
+    Event(name="import", title="what importing costs", enter=imports, reference=EMPTY),
+)
+
+
+def plain() -> Contestant:
+    """Return the one without any isolation."""
+    command = [sys.executable, "-c", CODE]
+    return Contestant(
+        name=PLAIN,
+        call="subprocess.run([python, '-c', 'print(1)'], capture_output=True)",
+        take_turn=timed(partial(output_of, command)),
+    )
+
+
+def bubblewrap() -> Contestant | LeftOut:
+    """Return bubblewrap with the namespaces and the view of the host that a jail has."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return LeftOut(name=BUBBLEWRAP, reason="bwrap is not installed here")
+    command = [program, *_bubblewrap_options(), sys.executable, "-c", CODE]
+    return Contestant(
+        name=BUBBLEWRAP,
+        call="subprocess.run(['bwrap', '--unshare-all', ...the jail's view of the host, python, '-c', 'print(1)'])",
+        take_turn=timed(partial(output_of, command)),
+        is_optional=True,
+    )
+
+
+def cold() -> Contestant:
+    """Return a call that starts an interpreter of its own and builds its jail from nothing."""
+    return library_call(COLD, "cloche.run('print(1)', warm=False)", CODE, b"1\n", {"warm": False})
+
+
+def warm() -> Contestant:
+    """Return a call in a jail that was built ahead."""
+    return library_call(WARM, "cloche.run('print(1)')", CODE, b"1\n", {})
+
+
+def library_call(name: str, call: str, code: str, expected: bytes, options: SandboxOptions) -> Contestant:
+    """Return one call of the library; one that may start warm waits, before the turns, until a run did."""
+    take_turn = partial(_run, partial(cloche.run, code, **options))
+    prepare = partial(_wait_until_warm, take_turn) if options.get("warm", True) else no_preparation
+    return Contestant(name=name, call=call, take_turn=take_turn, expected=expected, prepare=prepare)
+
+
+def open_sandbox(stack: ExitStack) -> Contestant:
+    """Return a further run of one sandbox: a jail is forked on demand around its workspace."""
+    # One control group serves all turns, so the default half of a processor would throttle the later ones.
+    cpus = min(2, os.cpu_count() or 1)
+    sandbox = stack.enter_context(cloche.Sandbox(cpus=cpus))
+    return Contestant(
+        name=OPEN,
+        call=f"sandbox.run('print(1)') of one cloche.Sandbox(cpus={cpus})",
+        take_turn=partial(_run, partial(sandbox.run, CODE)),
+    )
+
+
+def _run(call: Callable[[], Result]) -> Turn:
+    started = time.perf_counter()
+    result = call()
+    elapsed = time.perf_counter() - started
+    if result.status is not Status.OK:
+        raise ContestFailed(f"Cloche reports {result.status}: {result.stderr[:200]}")
+    return Turn(elapsed * 1000, result.stdout_bytes, str(result.meta.get("start", "")))
+
+
+def _wait_until_warm(take_turn: Callable[[], Turn]) -> None:
+    """Run until a run starts warm; where none ever does, the turns will say how they started."""
+    deadline = time.monotonic() + WARM_PATIENCE_S
+    while take_turn().start in ("", "cold") and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def output_of(command: list[str], env: dict[str, str] | None = None, folder: str | None = None) -> bytes:
+    """Return what a command prints. Raises ContestFailed with its last words, or TimeoutExpired."""
+    done = subprocess.run(
+        command, capture_output=True, check=False, env=env, cwd=folder, stdin=subprocess.DEVNULL, timeout=COMMAND_S
+    )
+    if done.returncode != 0:
+        raise ContestFailed(f"exit code {done.returncode}: {done.stderr.decode(errors='replace')[-300:]}")
+    return done.stdout
+
+
+def _bubblewrap_options() -> list[str]:
+    shown = {"/usr", sys.prefix, sys.base_prefix}
+    binds = [word for path in sorted(shown) for word in ("--ro-bind", path, path)]
+    links = [
+        word
+        for path in ("/bin", "/sbin", "/lib", "/lib64")
+        if os.path.islink(path)
+        for word in ("--symlink", os.readlink(path), path)
+    ]
+    mounts = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *binds, *links, "--tmpfs", "/workspace"]
+    return ["--unshare-all", *mounts, "--chdir", "/workspace", "--clearenv", "--die-with-parent", "--new-session"]

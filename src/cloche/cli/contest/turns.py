@@ -1,0 +1,153 @@
+"""Taking turns: every contestant runs once per round, so that a slow moment of the machine hits all of them.
+
+What decides is the ratio within one round of turns; absolute times say more about the machine than about anyone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .peer_driver import burst
+
+THREADS = 4
+WARM_UP_ROUNDS = 3
+
+
+class ContestFailed(Exception):
+    """Report that a contestant which must work did not do what was asked."""
+
+
+class Turn(NamedTuple):
+    """Hold what one turn took, in milliseconds, what it printed, and how it started, if that is told."""
+
+    ms: float
+    output: bytes
+    start: str = ""
+
+
+def no_preparation() -> None:
+    """Prepare nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """Describe who takes turns. `call` is for readers: exactly what is done in a turn.
+
+    `prepare` is called once, untimed, before the first turn. One that is optional is left out when it fails, with its
+    own words as the reason; the failure of any other one ends the contest. `at_full_speed(runs, threads, limit_s)`
+    returns runs and seconds, for a contestant that lives in a process of its own.
+    """
+
+    name: str
+    call: str
+    take_turn: Callable[[], Turn]
+    expected: bytes = b"1\n"
+    prepare: Callable[[], None] = no_preparation
+    is_optional: bool = False
+    at_full_speed: Callable[[int, int, float], tuple[int, float]] | None = None
+
+    def turn(self) -> Turn:
+        """Take one turn and check what it printed. Raises ContestFailed."""
+        done = self.take_turn()
+        if done.output != self.expected:
+            raise ContestFailed(f"{self.name} printed {done.output[:200]!r}")
+        return done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Name a contestant that cannot take part here, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Times:
+    """Collect the milliseconds of one contestant's counted turns, and how they started."""
+
+    ms: list[float] = field(default_factory=list)
+    starts: Counter[str] = field(default_factory=Counter)
+
+
+def timed(work: Callable[[], bytes]) -> Callable[[], Turn]:
+    """Return `work` as a turn that is timed from here."""
+
+    def take_turn() -> Turn:
+        started = time.perf_counter()
+        output = work()
+        return Turn((time.perf_counter() - started) * 1000, output)
+
+    return take_turn
+
+
+def take_turns(
+    contestants: Sequence[Contestant], rounds: int, *, warm_up: int = WARM_UP_ROUNDS
+) -> tuple[dict[str, Times], dict[str, str]]:
+    """Return the times of every contestant that came through, and why each of the others did not."""
+    times = {contestant.name: Times() for contestant in contestants}
+    left_out: dict[str, str] = {}
+    for number in range(-1 - warm_up, rounds):
+        for contestant in contestants:
+            if contestant.name in left_out:
+                continue
+            try:
+                if number == -1 - warm_up:
+                    contestant.prepare()
+                    continue
+                done = contestant.turn()
+            except Exception as error:
+                if not contestant.is_optional:
+                    raise
+                left_out[contestant.name] = reason_of(error)
+                continue
+            if number >= 0:
+                times[contestant.name].ms.append(done.ms)
+                times[contestant.name].starts.update([done.start] if done.start else [])
+    return {name: found for name, found in times.items() if name not in left_out}, left_out
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error as one line of bounded length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def row(times: Times, reference: Times | None) -> dict[str, Any]:
+    """Return the figures of one contestant; `over` is the median of the differences within a round."""
+    ordered = sorted(times.ms)
+    found: dict[str, Any] = {
+        "p50": statistics.median(ordered),
+        "p95": percentile(ordered, 0.95),
+        "p99": percentile(ordered, 0.99),
+        "min": ordered[0],
+        "rounds": len(ordered),
+    }
+    if reference is not None:
+        found["ratio"] = found["p50"] / statistics.median(reference.ms)
+        found["over"] = statistics.median(mine - theirs for mine, theirs in zip(times.ms, reference.ms, strict=True))
+    if times.starts:
+        found["starts"] = dict(times.starts)
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return the value below which `share` of the sorted values lie; with few values the largest one."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def full_speed(contestant: Contestant, runs: int, limit_s: float, *, threads: int = THREADS) -> dict[str, Any]:
+    """Return how many runs a second several threads of one process get done. Raises ContestFailed."""
+    measure = contestant.at_full_speed or _from_here(contestant)
+    for _ in range(WARM_UP_ROUNDS):
+        contestant.turn()
+    done, seconds = measure(runs, threads, limit_s)
+    return {"runs": done, "seconds": round(seconds, 3), "per_second": round(done / seconds, 1)}
+
+
+def _from_here(contestant: Contestant) -> Callable[[int, int, float], tuple[int, float]]:
+    return lambda runs, threads, limit_s: burst(contestant.turn, runs, threads, limit_s)
