@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .calls import Step
     from .reaper import Parent
 
+LINK = 3
 VALUE = 1023  # the last number below the limit: out of the way of programs that close what they did not open
 CANNOT_RUN, NOT_FOUND = 126, 127
 GO, EBUSY = b"g", 16
@@ -64,9 +65,11 @@ class Guest:
             posix._exit(0)
         is_compiling = command is not None and self.index < len(order.commands) - 1
         self._take_streams(fds, is_compiling=is_compiling)
-        value = _out_of_the_way(fds[3]) if command is None else -1
+        value = _out_of_the_way(fds[3]) if command is None or order.is_session else -1
         self._close_descriptors(value)
         if command is not None:
+            if order.is_session:  # what is executed gets its link by a number that it was told
+                call("dup3", value, LINK, 0)
             self._exec(command, order.env)
         self._run_python(order, value)
 
