@@ -23,7 +23,6 @@ _ctypes: Any = __import__("_ctypes")
 _signal: Any = __import__("_signal")
 _weakref: Any = __import__("_weakref")
 
-MAX_VALUE_BYTES = 60_000  # what a pipe surely takes without a reader, so that a value can never block the guest
 EXIT_UNFLUSHED = 120
 _ONLY_AST = 0x400
 _FOR_THE_TREE = (b"\r", b"\f", b"\0", b"__future__")
@@ -37,6 +36,8 @@ _FIRST_USES = {
     "matplotlib": "import matplotlib; matplotlib.use('agg')",
     "traceback": "import traceback; traceback.format_exception(ValueError('x'))",
 }
+archive: Any = None  # the finder of our own modules, for what a script may need at its end
+_telling: Any = None  # our module of that name, once something is told
 _is_warm = False
 _built_in_paths = 0  # how many entries of `sys.path` are there whether they exist or not
 _of_template: dict[str, ModuleType] = {}
@@ -52,7 +53,7 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
     for packages of the user there, and must not find the caller's.
     """
-    global _is_warm, _built_in_paths
+    global _is_warm, _built_in_paths, _telling
     os.environ["HOME"] = settings["home"]
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # numpy's libraries would start threads
     prepare()
@@ -71,6 +72,9 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     sys.path_importer_cache.clear()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # what loading said is no guest's output
+    from . import telling
+
+    _telling = telling
     _is_warm = True
     _of_template.update(sys.modules)
     return {"failed": failed}
@@ -159,12 +163,25 @@ def _run_script(settings: dict[str, Any], path: str, value_fd: int) -> int:
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         value = _execute(path, namespace)
         if pipe:
-            _send_value(value_fd, pipe, value)
+            _tell(value_fd, pipe, value)
     except SystemExit as request:
         return _exit_code(request.code)
     except BaseException as error:
         return _report(error)
     return 0
+
+
+def _tell(fd: int, pipe: int, value: Any) -> None:
+    """Tell the caller of the value and of figures; most cold runs have neither, and load nothing for it."""
+    global _telling
+    if value is None and "matplotlib.pyplot" not in sys.modules:
+        return
+    if _telling is None:
+        import marshal
+
+        _telling = type(sys)("interpreter.telling")
+        exec(marshal.loads(archive.codes[_telling.__name__]), _telling.__dict__)
+    _telling.tell(fd, pipe, value, archive)
 
 
 def _reseed() -> None:
@@ -447,51 +464,3 @@ def _main_module(path: str) -> ModuleType:
     main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={}, __cached__=None)
     sys.modules["__main__"] = main
     return main
-
-
-def _send_value(fd: int, pipe: int, value: Any) -> None:
-    """Send the value unless it is None; what JSON cannot hold exactly, or is too large, goes as a repr.
-
-    `pipe` tells the pipe that was given from whatever a script that closed it may have opened under its number.
-    """
-    if value is None:
-        return
-    text = _as_json(value, 0)
-    data = b"J" + text.encode() if text is not None else b""
-    if not data or len(data) > MAX_VALUE_BYTES:
-        try:
-            data = b"R" + repr(value).encode("utf-8", "backslashreplace")[:MAX_VALUE_BYTES]
-        except Exception as error:
-            data = b"R" + f"<{type(value).__name__} whose repr failed: {type(error).__name__}>".encode()
-    try:
-        if os.fstat(fd).st_ino == pipe:
-            os.write(fd, data)
-            os.close(fd)
-    except OSError:
-        pass  # the script has closed it; then it has no value
-
-
-def _as_json(value: Any, depth: int) -> str | None:
-    """Write plain values as JSON, None for anything else. Importing `json` would cost a cold run milliseconds."""
-    kind = type(value)
-    if value is None or kind is bool:
-        return {None: "null", True: "true", False: "false"}[value]
-    if (kind is int and abs(value) < 1 << 53) or (kind is float and value - value == 0):
-        return repr(value)
-    if kind is str:
-        return _quoted(value)
-    if depth > 20:
-        return None
-    if kind is list:
-        parts = [_as_json(item, depth + 1) for item in value]
-        return None if None in parts else f"[{','.join(parts)}]"  # type: ignore[arg-type]
-    if kind is dict and all(type(key) is str for key in value):
-        pairs = [(_as_json(key, depth + 1), _as_json(item, depth + 1)) for key, item in value.items()]
-        return None if any(None in pair for pair in pairs) else "{" + ",".join(f"{k}:{v}" for k, v in pairs) + "}"
-    return None
-
-
-def _quoted(text: str) -> str:
-    import _json
-
-    return str(_json.encode_basestring_ascii(text))

@@ -14,9 +14,10 @@ import json
 import os
 import sys
 
-from . import forking, magics, oneshot
+from . import forking, magics, oneshot, telling
 from .pretty import report
 from .rich import Display, bundle, shows_itself
+from .text import as_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -186,14 +187,14 @@ class Session:
 
     def _value(self, cell: Cell) -> dict[str, Any]:
         """Return what is to be told of a cell's value: itself as far as JSON goes, or a repr; and how it looks."""
-        text = oneshot._as_json(cell.value, 0)
+        text = telling.as_json(cell.value, 0)
         told: dict[str, Any] = {}
         if cell.data is not None:
-            told["data"], told["metadata"] = _as_text(cell.data), cell.metadata
-        if text is not None and len(text) <= oneshot.MAX_VALUE_BYTES:
+            told["data"], told["metadata"] = as_text(cell.data), cell.metadata
+        if text is not None and len(text) <= telling.MAX_VALUE_BYTES:
             return {**told, "value": json.loads(text)}
         shown = (cell.data or {}).get("text/plain") or bundle(cell.value)[0]["text/plain"]
-        return {**told, "value_repr": str(shown)[: oneshot.MAX_VALUE_BYTES]}
+        return {**told, "value_repr": str(shown)[: telling.MAX_VALUE_BYTES]}
 
     def _run(self, code: str) -> Cell:
         """Run a cell to its end, whatever that is; errors are printed as the interpreter prints them."""
@@ -320,7 +321,7 @@ class Session:
         if os.getpid() != self.pid:
             return
         oneshot._flush()
-        frame = {"op": "display", "id": self.request_id, "data": _as_text(data), "metadata": metadata}
+        frame = {"op": "display", "id": self.request_id, "data": as_text(data), "metadata": metadata}
         self.send(frame)
 
 
@@ -366,18 +367,6 @@ def recvmsg(link: int, size: int, most_fds: int) -> tuple[bytes, list[int]]:
 def clone(flags: int) -> int:
     """Clone this process; put in place by who starts the session."""
     raise RuntimeError(f"this session cannot be cloned ({flags:#x})")
-
-
-def _as_text(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a bundle that JSON can hold: bytes become base64, as notebooks have it."""
-    if not any(isinstance(content, bytes) for content in data.values()):
-        return data
-    import base64
-
-    return {
-        mime: base64.b64encode(content).decode("ascii") if isinstance(content, bytes) else content
-        for mime, content in data.items()
-    }
 
 
 def _message(error: BaseException) -> str:

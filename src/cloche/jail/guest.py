@@ -142,6 +142,7 @@ class Guest:
             module = self.interpreter.session()
             module.clone, module.recvmsg = clone, recvmsg  # the filter lets a clone ask whether it may be
             run = module.serve
+        self.interpreter.archive = next(iter(finder for finder in sys.meta_path if hasattr(finder, "codes")), None)
         for name in [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]:
             del sys.modules[name]
         sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "codes")]  # our archive's mark

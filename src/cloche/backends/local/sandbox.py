@@ -357,7 +357,7 @@ class LocalOpenSandbox:
         out, err = pipes.kept("stdout"), pipes.kept("stderr")
         if verdict.status is Status.TIMEOUT:
             err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
-        value, is_repr = pipes.value()
+        value, is_repr, outputs = pipes.told()
         save = self.workspace.saver(found)
         if save is not None and self._slot is not None:
             self._slot.kept_bytes += self.workspace.stored_bytes()  # all of it, whether it was found or not
@@ -372,6 +372,7 @@ class LocalOpenSandbox:
             status=verdict.status,
             value=value,
             value_is_repr=is_repr,
+            outputs=outputs,
             files=found.changed,
             usage=usage(ended),
             enforcement=self.enforcement_with(verdict.hits),
