@@ -82,14 +82,19 @@ def _modules(archive: Any) -> tuple[Any, Any, Any]:
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "interpreter"}
     sys.meta_path.insert(0, archive)
     try:
-        from interpreter import figures, rich, text  # type: ignore[import-not-found]  # the package as the jail has it
-
+        rich, figures, text = (_module(f"interpreter.{name}") for name in ("rich", "figures", "text"))
         return rich, figures, text.as_text
     finally:
         sys.meta_path.remove(archive)
         for name in [name for name in sys.modules if name.partition(".")[0] == "interpreter"]:
             del sys.modules[name]
         sys.modules.update(hidden)
+
+
+def _module(name: str) -> Any:
+    """Import a module of this package by the name that it has in a jail."""
+    __import__(name)
+    return sys.modules[name]
 
 
 def as_json(value: Any, depth: int) -> str | None:
