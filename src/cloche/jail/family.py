@@ -68,6 +68,8 @@ class Family:
                 self._arm(self._node(body["node"]))
             elif tag == "settle":
                 fds = self._settle(body)
+            elif tag == "house":
+                fds = self._house(self._node(body["node"]), body["steps"])
             elif tag == "thaw":
                 self._thaw(self._node(body["node"]))
             elif tag == "drop":
@@ -167,10 +169,12 @@ class Family:
                 _stop(pid)
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"])
-                mounts.append(rehouse(self.watch.spec, body["steps"], guest, pid))
+                if not clone["is_reserve"]:
+                    mounts.append(rehouse(self.watch.spec, body["steps"], guest, pid))
                 self.nodes[clone["node"]] = Node(pid, parent, _group_for(pid, clone["cgroup"]))
-            for pid in fresh:
-                posix.kill(pid, SIGCONT)
+            for clone in body["clones"]:
+                if not clone["is_reserve"]:
+                    posix.kill(self.nodes[clone["node"]].init, SIGCONT)
         except BaseException:
             for pid in fresh:
                 _kill(pid)
@@ -183,6 +187,15 @@ class Family:
             self._thaw(parent)
             raise
         return mounts
+
+    def _house(self, node: Node, steps: dict[str, Any]) -> list[int]:
+        """Give a clone that was kept in reserve its home after that of its parent, which is still stopped."""
+        guest = node.parent.interpreter() if node.parent is not None else 0
+        if not guest:
+            raise FamilyError("what it was cloned from has ended")
+        mount = rehouse(self.watch.spec, steps, guest, node.init)
+        posix.kill(node.init, SIGCONT)
+        return [mount]
 
     def _find(self, fresh: list[int], holds: list[str]) -> int:
         """Return the clone that holds exactly these descriptors and nothing else of its parent's; all are stopped."""

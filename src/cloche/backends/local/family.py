@@ -2,15 +2,16 @@
 
 Theory of operation: see `cloche.jail.family` for why only leaves run. So a checkpoint is the interpreter that ran
 until then, stopped, and a clone of it goes on; a rollback discards what runs and wakes the checkpoint for as long as
-it takes to clone itself once more. A fork stops the interpreter too, and makes one clone more than was asked for,
-which goes on in its place. Namespaces can be nested some thirty deep; so where the clone that went on has not been
-used yet, and no fork is left, it is dropped, and the one that it came from is woken instead.
+it takes to clone itself once more. A fork stops the interpreter too, and makes one clone more than was asked for, its
+*reserve*. When the session is to go on and forks of it still live, it goes on in the reserve; when none is left, the
+reserve is dropped and the interpreter woken. Namespaces can be nested some thirty deep, so that matters.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,25 +32,29 @@ ORIGIN = 0
 BIRTH_PATIENCE_S = 30.0
 
 
+class Kind(enum.Enum):
+    """Say what becomes of a clone."""
+
+    LIKE_IT = enum.auto()  # goes on as if it were the one that it came from
+    FORK = enum.auto()  # goes on by itself
+    RESERVE = enum.auto()  # waits, without a home
+
+
 class Node:
     """Hold one interpreter of a family: how to talk to it, and its workspace.
 
     `is_runner` says that an open session goes on in it, `is_held` that a checkpoint's name keeps it, `is_hollow` that
-    only pid 1 is left of it, because others live in its process namespace.
+    only pid 1 is left of it, because others live in its process namespace. `reserve` is where it goes on when it is
+    stopped and its forks live.
     """
 
     def __init__(self, number: int, parent: Node | None, dialogue: Dialogue, workspace: Workspace, *, is_fork: bool):
         self.number, self.parent, self.dialogue, self.workspace = number, parent, dialogue, workspace
         self.is_fork = is_fork
         self.is_runner = self.is_held = self.is_frozen = self.is_hollow = False
-        self.has_run = parent is None
+        self.reserve: Node | None = None
         self.is_exceeded = False
         self.counters: Mapping[str, int] = {}
-
-    @property
-    def is_used(self) -> bool:
-        """Tell whether it may differ from the one that it was cloned from."""
-        return self.has_run or self.is_fork or self.workspace.mounts_taken > 1
 
     def close(self) -> None:
         """Let go of our ends."""
@@ -69,26 +74,37 @@ class Family:
         self._request_id = 1 << 40  # above the numbers of cells
         self._turn = asyncio.Lock()
 
-    async def clone(self, parent: Node, new_dialogue: Callable[[], Dialogue], kinds: Sequence[bool]) -> list[Node]:
-        """Stop `parent` and return clones of it, one for each of `kinds`, which says whether it is a fork.
+    async def clone(self, parent: Node, new_dialogue: Callable[[], Dialogue]) -> Node:
+        """Stop `parent`, which may be stopped, and return a clone that goes on.
 
         Raises InvalidRequest when something in the session cannot be cloned; then it goes on as before.
         """
         async with self._turn:
             if parent.is_frozen:
                 await self._thaw(parent)
-            nodes: list[Node] = []
-            try:
-                for is_fork in kinds:  # one after the other: the interpreter can clone itself once at a time
-                    node = await self._bear(parent, new_dialogue(), is_fork=is_fork)
-                    nodes.append(node)
-                await self._settle(parent, nodes, kinds)
-            except BaseException:
-                for node in nodes:
-                    self.nodes.pop(node.number, None)
-                    node.close()
-                raise
-            return nodes
+            (node,) = await self._clones(parent, new_dialogue, [Kind.LIKE_IT])
+            return node
+
+    async def fork(self, parent: Node, new_dialogue: Callable[[], Dialogue], count: int) -> list[Node]:
+        """Stop `parent` and return forks of it; raises as `clone` does."""
+        async with self._turn:
+            *forks, reserve = await self._clones(parent, new_dialogue, [*[Kind.FORK] * count, Kind.RESERVE])
+            parent.reserve = reserve
+            return forks
+
+    async def _clones(self, parent: Node, new_dialogue: Callable[[], Dialogue], kinds: Sequence[Kind]) -> list[Node]:
+        nodes: list[Node] = []
+        try:
+            for kind in kinds:  # one after the other: the interpreter can clone itself once at a time
+                node = await self._bear(parent, new_dialogue(), is_fork=kind is Kind.FORK)
+                nodes.append(node)
+            await self._settle(parent, nodes, kinds)
+        except BaseException:
+            for node in nodes:
+                self.nodes.pop(node.number, None)
+                node.close()
+            raise
+        return nodes
 
     async def _bear(self, parent: Node, dialogue: Dialogue, *, is_fork: bool) -> Node:
         """Let one clone be born, which waits for its home."""
@@ -114,24 +130,36 @@ class Family:
         self.nodes[node.number] = node
         return node
 
-    async def _settle(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[bool]) -> None:
-        """Stop the parent, give every clone its home, and let it go on."""
-        outside, inside = compile_rehousing(self.spec)
+    async def _settle(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[Kind]) -> None:
+        """Stop the parent, give the clones their homes, and let them go on, but for a reserve."""
         clones = [
-            {"node": node.number, "holds": node.dialogue.holds(), "cgroup": self._cgroup() if is_fork else None}
-            for node, is_fork in zip(nodes, kinds, strict=True)
+            {
+                "node": node.number,
+                "holds": node.dialogue.holds(),
+                "cgroup": self._cgroup() if kind is Kind.FORK else None,
+                "is_reserve": kind is Kind.RESERVE,
+            }
+            for node, kind in zip(nodes, kinds, strict=True)
         ]
-        steps = {"outside": outside, "inside": inside}
-        mounts = await self._ask("settle", {"clones": clones, "steps": steps}, node=parent.number)
+        mounts = await self._ask("settle", {"clones": clones, "steps": self._steps()}, node=parent.number)
         parent.is_frozen = True
-        for node, mount, is_fork in zip(nodes, mounts, kinds, strict=True):
-            node.workspace.take([mount])
-            node.dialogue.close_guest_ends()
-            node.dialogue.go(is_fork=is_fork)
         for node in nodes:
-            await _first_of(node.dialogue.ready, node.dialogue.lost, self.end)
-            if not node.dialogue.ready.done():
-                raise StartFailed(f"a clone of the session ended while it began{_last_words(node.dialogue)}")
+            node.dialogue.close_guest_ends()
+        housed = [node for node, kind in zip(nodes, kinds, strict=True) if kind is not Kind.RESERVE]
+        for node, mount in zip(housed, mounts, strict=True):
+            node.workspace.take([mount])
+            node.dialogue.go(is_fork=node.is_fork)
+        for node in housed:
+            await self._is_ready(node)
+
+    def _steps(self) -> Mapping[str, Any]:
+        outside, inside = compile_rehousing(self.spec)
+        return {"outside": outside, "inside": inside}
+
+    async def _is_ready(self, node: Node) -> None:
+        await _first_of(node.dialogue.ready, node.dialogue.lost, self.end)
+        if not node.dialogue.ready.done():
+            raise StartFailed(f"a clone of the session ended while it began{_last_words(node.dialogue)}")
 
     def _cgroup(self) -> Mapping[str, Any] | None:
         """Return a control group of its own for a fork; everything else shares the session's."""
@@ -149,16 +177,24 @@ class Family:
         """Tell whether another session than that of `runner` lives below `node`."""
         return any(one.is_runner and one is not runner and _is_below(one, node) for one in self.nodes.values())
 
-    async def freshest(self, node: Node) -> Node:
-        """Return where a session goes on that stands at `node`: there, or where it came from if that is the same."""
-        above = node.parent
-        if node.is_used or above is None or above.is_held or above.is_hollow or self.children(above) != [node]:
+    async def go_on(self, node: Node) -> Node:
+        """Return where a session goes on that stands at `node`: there, or in the reserve while forks of it live."""
+        reserve = node.reserve
+        if reserve is None:
             return node
         async with self._turn:
-            node.is_runner, above.is_runner = False, True
-            await self._drop(node)
-            await self._thaw(above)
-        return above
+            node.reserve = None
+            if self.children(node) == [reserve]:
+                await self._drop(reserve)
+                await self._thaw(node)
+                return node
+            (mount,) = await self._ask("house", {"steps": self._steps()}, node=reserve.number)
+            node.is_runner, reserve.is_runner = False, True
+            reserve.workspace.take([mount])
+            reserve.dialogue.go(is_fork=False)
+            await self._is_ready(reserve)
+        await self.prune()
+        return reserve
 
     async def _thaw(self, node: Node) -> None:
         await self._ask("thaw", node=node.number)
@@ -171,14 +207,13 @@ class Family:
                 for node in unneeded:
                     await self._drop(node)
             for node in list(self.nodes.values()):
-                if not (node.is_runner or node.is_held or node.is_hollow or self._can_be_woken(node)):
+                if not (node.is_runner or node.is_held or node.is_hollow):
                     await self._hollow_out(node)
 
     def _is_unneeded(self, node: Node) -> bool:
-        return not (node.is_runner or node.is_held or node.parent is None or self.children(node))
-
-    def _can_be_woken(self, node: Node) -> bool:
-        return any(one.is_runner and not one.is_used for one in self.children(node))
+        above = node.parent
+        is_reserve = above is not None and above.is_runner and above.reserve is node
+        return not (node.is_runner or node.is_held or is_reserve or above is None or self.children(node))
 
     async def _drop(self, node: Node) -> None:
         with contextlib.suppress(OSError):  # it has ended by itself

@@ -131,10 +131,9 @@ class LocalSession:
         return await self._result(frame, heard, duration)
 
     async def _go_on(self) -> None:
-        """Go on where the state is the same and the least deeply nested."""
-        if self._family is not None and not self._node.is_used:
-            self._stand_at(await self._family.freshest(self._node))
-        self._node.has_run = True
+        """Go on where this session goes on after a fork."""
+        if self._family is not None and self._node.reserve is not None:
+            self._stand_at(await finish(self._family.go_on(self._node)))
 
     def _stand_at(self, node: Node) -> None:
         self._node = node
@@ -213,8 +212,9 @@ class LocalSession:
         async with self._turn:
             family = self._forkable()
             await self._go_on()
+            await self._sandbox.check_alone(self)
             node = self._node
-            (clone,) = await self._cloned(family, [False])
+            clone = await finish(family.clone(node, self._new_dialogue))
             node.is_runner, node.is_held = False, True
             replaced = self._checkpoints.pop(name, None)
             self._checkpoints[name] = node
@@ -241,7 +241,7 @@ class LocalSession:
                 self._checkpoints.pop(other).is_held = False
             self._node.is_runner = False
             await finish(family.prune())
-            (clone,) = await family.clone(node, self._new_dialogue, [False])
+            clone = await finish(family.clone(node, self._new_dialogue))
             self._verdict = None
             self._stand_at(clone)
 
@@ -249,17 +249,10 @@ class LocalSession:
         """Return sessions that begin as this one is; see core.protocols.SupportsFork."""
         async with self._turn:
             family = self._forkable()
-            if not self._node.is_used:
-                self._stand_at(await family.freshest(self._node))
-            node = self._node
-            *forks, clone = await self._cloned(family, [True] * count + [False])
-            node.is_runner = False
-            self._stand_at(clone)
+            await self._go_on()
+            await self._sandbox.check_alone(self)
+            forks = await finish(family.fork(self._node, self._new_dialogue, count))
             return [self._twin(family, fork) for fork in forks]
-
-    async def _cloned(self, family: Family, kinds: list[bool]) -> list[Node]:
-        await self._sandbox.check_alone(self)
-        return await finish(family.clone(self._node, self._new_dialogue, kinds))
 
     def _twin(self, family: Family, node: Node) -> LocalSession:
         """Return the session that goes on in a fork."""

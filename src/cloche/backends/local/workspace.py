@@ -25,13 +25,12 @@ class Workspace:
         self._max_bytes, self._folder = limits.disk_bytes, folder
         self._known: dict[str, Known] = {}
         self.fd = -1
-        self.mounts_taken = 0
 
     def twin(self) -> Workspace:
         """Return the holder of a copy that is still to be made, of which the same is known."""
         found = Workspace.__new__(Workspace)
         found._max_bytes, found._folder, found._known = self._max_bytes, self._folder, dict(self._known)
-        found.fd, found.mounts_taken = -1, 0
+        found.fd = -1
         return found
 
     def take(self, fds: Sequence[int]) -> None:
@@ -42,7 +41,6 @@ class Workspace:
         if fresh >= 0:
             self.drop()
             self.fd = fresh
-            self.mounts_taken += 1
 
     def drop(self) -> None:
         """Let go of it."""
