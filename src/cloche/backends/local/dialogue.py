@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from cloche.core.errors import InvalidRequest
 from cloche.core.events import Displayed, OutputChunk, Sink, Stream, discard
 from cloche.core.frames import FrameReader, encode
 from cloche.core.limits import Limits
@@ -144,8 +145,12 @@ class Dialogue:
             self._link.send(encode({"op": "go", "is_fork": is_fork}))
 
     async def ask(self, request_id: int, code: str) -> asyncio.Future[dict[str, Any]]:
-        """Send a cell; the future that is returned holds its answer."""
-        return await self._ask(request_id, self._codec.encode_run(request_id, code))
+        """Send a cell; the future that is returned holds its answer. Raises InvalidRequest for what cannot be sent."""
+        try:
+            data = self._codec.encode_run(request_id, code)
+        except ValueError as error:
+            raise InvalidRequest(f"code: {error}") from error
+        return await self._ask(request_id, data)
 
     async def _ask(self, request_id: int, data: bytes) -> asyncio.Future[dict[str, Any]]:
         answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()

@@ -59,7 +59,8 @@ class Node:
     def close(self) -> None:
         """Let go of our ends."""
         self.dialogue.close()
-        self.workspace.drop()
+        if not self.workspace.has_owner:
+            self.workspace.drop()
 
 
 class Family:

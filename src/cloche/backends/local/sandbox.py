@@ -56,6 +56,7 @@ class LocalOpenSandbox:
         self._spec = build_spec(enforcement.level, policy, limits, host, self._places)
         self._connection: Connection | None = None
         self.workspace = Workspace(limits, "" if enforcement.level is Level.JAIL else self._places.workspace)
+        self.workspace.has_owner = True
         self._turn = asyncio.Lock()
         self._is_closed = False
         self._is_last = self._is_over = False
@@ -149,6 +150,11 @@ class LocalOpenSandbox:
             await finish(connection.close())
             raise
 
+    def move_to(self, workspace: Workspace) -> None:
+        """Work in the files of the interpreter that a session goes on in."""
+        self.workspace.has_owner, self.workspace = False, workspace
+        workspace.has_owner = True
+
     @property
     def can_fork(self) -> bool:
         """Tell whether sessions here can be cloned: it takes namespaces, and a /tmp that a clone may write to."""
@@ -168,7 +174,7 @@ class LocalOpenSandbox:
             controls={**self._enforcement.controls, Control.IDENTITY: fork_identity(self._enforcement)},
         )
         twin = LocalOpenSandbox(policy=self._policy, limits=self._limits, enforcement=enforcement, host=self._host)
-        twin.workspace = workspace
+        twin.move_to(workspace)
         twin._claim = self._claim.share() if self._claim is not None else None
         twin._sessions.append(session)
         return twin

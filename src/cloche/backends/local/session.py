@@ -138,7 +138,7 @@ class LocalSession:
     def _stand_at(self, node: Node) -> None:
         self._node = node
         node.is_runner = True
-        self._sandbox.workspace = node.workspace
+        self._sandbox.move_to(node.workspace)
 
     async def _wait_for(self, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any] | None:
         """Wait for the answer or for the session's end; None when it has ended without one."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.frames import BashCodec
 from cloche.core.languages import Language, language_named
+from cloche.jail.guest import LINK
 from cloche.jail.spec import Run
 
 from .dialogue import Codec, JsonCodec
 from .layout import has_customization, user_site
 from .plan import Places, guest_environment
 from .program import python_toolchain, sets_interpreter_variables
-from .toolchain import Toolchain
+from .toolchain import Toolchain, find_toolchain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,4 +64,42 @@ def _python(language: Language, env: Mapping[str, str], places: Places, timeout_
     )
 
 
-_PROGRAMS: Mapping[str, Callable[[Language, Mapping[str, str], Places, float], SessionProgram]] = {"python": _python}
+def _driven(
+    language: Language, env: Mapping[str, str], places: Places, timeout_s: float, driver: Driver
+) -> SessionProgram:
+    """Return a session in an interpreter of its own, which runs a driver that is written into its /tmp."""
+    toolchain = find_toolchain(language)
+    if driver.program not in toolchain.programs:
+        raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {toolchain.engine.name} cannot")
+    folder = f"{places.tmp}/.cloche"
+    path = f"{folder}/{driver.file_name}"
+    text = resources.files("cloche.interpreter").joinpath(driver.file_name).read_text("utf-8")
+    run = Run(env=guest_environment(places, env, toolchain.env), timeout_s=timeout_s, is_session=True)
+    run.commands = [[toolchain.programs[driver.program], *driver.options, path, str(LINK)]]
+    run.build, run.generated = folder, {path: text}
+    return SessionProgram(run=run, language=language, toolchain=toolchain, new_codec=driver.new_codec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """Name a driver's file in `cloche.interpreter`, the program that runs it, and how it is talked to."""
+
+    file_name: str
+    program: str
+    options: tuple[str, ...]
+    new_codec: Callable[[], Codec]
+
+
+_JAVASCRIPT = Driver(
+    file_name="session.js",
+    program="node",
+    options=("--expose-internals", "--no-force-async-hooks-checks"),
+    new_codec=JsonCodec,
+)
+_BASH = Driver(file_name="session.sh", program="bash", options=("--noprofile", "--norc"), new_codec=BashCodec)
+
+_PROGRAMS: Mapping[str, Callable[[Language, Mapping[str, str], Places, float], SessionProgram]] = {
+    "python": _python,
+    "javascript": functools.partial(_driven, driver=_JAVASCRIPT),
+    "bash": functools.partial(_driven, driver=_BASH),
+}

@@ -25,12 +25,13 @@ class Workspace:
         self._max_bytes, self._folder = limits.disk_bytes, folder
         self._known: dict[str, Known] = {}
         self.fd = -1
+        self.has_owner = False  # a sandbox that lets go of it at its own end
 
     def twin(self) -> Workspace:
         """Return the holder of a copy that is still to be made, of which the same is known."""
         found = Workspace.__new__(Workspace)
         found._max_bytes, found._folder, found._known = self._max_bytes, self._folder, dict(self._known)
-        found.fd = -1
+        found.fd, found.has_owner = -1, False
         return found
 
     def take(self, fds: Sequence[int]) -> None:

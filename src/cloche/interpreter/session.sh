@@ -1,0 +1,120 @@
+# A live session of Bash: `bash --noprofile --norc session.sh FD`, where FD is one end of a stream socket.
+#
+# Theory of operation: only an interactive Bash can be interrupted in the middle of a loop and keep all it knows, so this
+# script becomes one, without a terminal. Such a shell runs PROMPT_COMMAND before each line it reads; here that command is
+# the session. It says how the run before it ended, reads the next one from the link and evaluates it, outside of any
+# function, so that what a run declares is global. A SIGINT throws the shell back to its prompt, wherever it was, hence to
+# PROMPT_COMMAND. The line it then reads is empty and made anew each time. At the prompt, standard error is nowhere, which
+# hides what an interactive shell says by itself; a run has the real one. While a run goes on, the link (60) and the kept
+# standard error (61) are closed, so that none of its processes inherit them.
+#
+# A run is one compound command, as a script is one file: an error that would end a script ends all of it. What would end
+# the shell must not: `exit` is a function and `set -e` is watched by the ERR trap; both throw the shell back to its
+# prompt. For all the ways around them, `builtin exit` for one, the EXIT trap starts the shell anew with what it knew.
+
+if [[ $- != *i* ]]; then
+  exec 60<&"$1" 61>&2
+  if (($1 != 60 && $1 != 61)); then
+    __cloche_link=$1
+    exec {__cloche_link}>&-
+  fi
+  exec -a bash "$BASH" --noprofile --noediting --rcfile "$0" -i </dev/null 2>/dev/null
+fi
+
+PS1= PS2=
+unset -v HISTFILE MAILCHECK
+set +o history +H +m -E
+shopt -s extglob # a run is read as a whole, so it could not switch this on for itself
+IGNOREEOF=1000000000
+__cloche_file=${BASH_SOURCE[0]} __cloche_id= __cloche_status= __cloche_last=0 __cloche_code= __cloche_options=
+BASH_ARGV0=/dev/stdin
+
+# Before 5.1 a command of PROMPT_COMMAND cannot give SIGINT back to the shell once it was ignored. There a signal between
+# two runs throws the shell back to where it is.
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)); then
+  __cloche_hold() { builtin trap '' INT; }
+  __cloche_heed() { builtin trap - INT; }
+else
+  __cloche_hold() { :; }
+  __cloche_heed() { :; }
+fi
+
+# End the run from wherever it is, with exit code $1.
+__cloche_abort() {
+  __cloche_status=$1
+  __cloche_heed
+  while :; do builtin kill -INT $$; done
+}
+
+exit() {
+  local last=$? code=0
+  [[ $BASHPID == "$$" ]] || builtin exit "${@:-$last}"
+  (builtin exit "${@:-$last}") || code=$?
+  __cloche_abort "$code"
+}
+
+__cloche_failed() {
+  local code=$?
+  [[ $- != *e* || $BASHPID != "$$" ]] || __cloche_abort "$code"
+}
+
+__cloche_return() { builtin return "$1"; }
+
+# Say how the run ended. Without a status it never came to its end: the shell was thrown back with $1.
+__cloche_report() {
+  [[ $__cloche_id ]] || return 0
+  __cloche_last=${__cloche_status:-$1}
+  builtin printf 'done %s %s\n' "$__cloche_id" "$__cloche_last" >&60
+  __cloche_id= __cloche_status=
+}
+
+__cloche_leave() {
+  builtin trap - EXIT
+  builtin exit 0
+}
+
+__cloche_next() {
+  local last=$? id length IFS=' ' LC_ALL=C # so that characters are bytes
+  __cloche_hold
+  __cloche_report "$last"
+  builtin exec 0<<<''
+  __cloche_code=
+  builtin read -r -u 60 id length || __cloche_leave
+  IFS=
+  ((length == 0)) || builtin read -r -N "$length" -u 60 __cloche_code || __cloche_leave
+  __cloche_id=$id
+  __cloche_heed
+}
+
+# Options come last: under some of them the rest could not be restored.
+__cloche_dump() {
+  builtin shopt -p
+  builtin declare -f
+  builtin declare -Fx
+  builtin declare -p
+  builtin trap -p
+  builtin alias -p
+  builtin set +o
+}
+
+__cloche_restart() {
+  builtin exec -a bash "$BASH" --noprofile --noediting --rcfile "$__cloche_file" -i 62<<<"$(__cloche_dump)"
+}
+
+trap __cloche_failed ERR
+trap '__cloche_status=$? __cloche_options=$-; { : >&60; } 2>/dev/null && __cloche_restart' EXIT
+readonly PROMPT_COMMAND='__cloche_next
+builtin source /dev/stdin <<<"{ { exec </dev/null; __cloche_return $__cloche_last && :; } 2>/dev/null; $__cloche_code
+
+{ __cloche_status=\$?; } 2>/dev/null
+}" 2>&61 60>&- 61>&-
+: "${__cloche_status:=$?}"'
+
+if { : <&62; } 2>/dev/null; then
+  IFS= read -r -d '' -u 62 __cloche_code
+  exec 62<&-
+  eval "$__cloche_code" 2>/dev/null
+  [[ $__cloche_options != *e* ]] || set -e
+else
+  printf 'ready %s\n' "$BASH_VERSION" >&60
+fi
