@@ -9,9 +9,11 @@ from pathlib import Path
 
 import cloche
 from cloche.core.enforcement import Enforcement, Measure
-from cloche.core.events import Ended, OutputChunk, Started
+from cloche.core.events import Displayed, Ended, OutputChunk, Started
 from cloche.core.result import FileRecord, Output, Usage
 from cloche.runtime.options import SandboxOptions
+from cloche.runtime.session import AsyncSession, HistoryEntry
+from cloche.sync import Session
 
 TARGET = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# API
@@ -34,7 +36,10 @@ SAME_AS = {
     "cloche.ExecutionResult": "Another name of `cloche.Result`.",
 }
 # What public calls take and return, without being names of the package itself.
-PARTS = (SandboxOptions, Enforcement, Measure, FileRecord, Usage, Output, Started, OutputChunk, Ended)
+PARTS = (
+    SandboxOptions, Session, AsyncSession, HistoryEntry, Enforcement, Measure, FileRecord, Usage, Output, Started, OutputChunk,
+    Displayed, Ended,
+)  # fmt: skip
 
 
 def render() -> str:
