@@ -37,8 +37,8 @@ SAME_AS = {
 }
 # What public calls take and return, without being names of the package itself.
 PARTS = (
-    SandboxOptions, Session, AsyncSession, HistoryEntry, Enforcement, Measure, FileRecord, Usage, Output, Started, OutputChunk,
-    Displayed, Ended,
+    SandboxOptions, Session, AsyncSession, HistoryEntry, Enforcement, Measure, FileRecord, Usage, Output, Started,
+    OutputChunk, Displayed, Ended,
 )  # fmt: skip
 
 

@@ -134,7 +134,7 @@ class LocalOpenSandbox:
 
         def attend(on_word: Callable[[str, Mapping[str, Any]], None]) -> Coroutine[Any, Any, dict[str, Any]]:
             def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
-                if tag in ("ready", "failed"):
+                if tag == "ready" or fds:
                     workspace.take(fds)
                 on_word(tag, body)
 
@@ -290,7 +290,7 @@ class LocalOpenSandbox:
         plan: list[PlanStep] = []
 
         def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
-            if tag in ("ready", "failed"):
+            if tag == "ready" or fds:
                 self.workspace.take(fds)
             if tag == "ready":
                 timed = () if sink is discard else zip(steps, body["seconds"], strict=False)
