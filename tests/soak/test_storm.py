@@ -15,8 +15,8 @@ import cloche
 from cloche.backends.local.warm import close_pools
 from tests.leftovers import Snapshot, wait_for_leftovers
 
-PATIENCE_S = 240
-THREADS, RUNS_EACH, AT_ONCE = 50, 10, 100
+PATIENCE_S = 600
+THREADS, RUNS_EACH, AT_ONCE, ROUNDS = 50, 100, 100, 100
 
 pytestmark = pytest.mark.soak
 
@@ -43,7 +43,7 @@ def _resident_bytes() -> int:
 
 
 def test_fifty_threads() -> None:
-    """Fifty threads that run code at once each get their own answers, and no descriptor is left open."""
+    """Fifty threads that run code at once, a hundred times, each get their own answers, and leave no descriptor."""
     _run(0)
     before = _descriptors()
     with ThreadPoolExecutor(THREADS) as pool:
@@ -54,13 +54,14 @@ def test_fifty_threads() -> None:
 
 
 def test_a_hundred_in_one_loop() -> None:
-    """A hundred calls of arun at once in one loop each get their own answers, and no descriptor is left open."""
+    """A hundred times a hundred calls of arun at once in one loop get their own answers, and leave no descriptor."""
 
     async def storm() -> tuple[int, int]:
         await _arun(0)
         before = _descriptors()
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*(_arun(number) for number in range(AT_ONCE)))
+            for _ in range(ROUNDS):
+                await asyncio.gather(*(_arun(number) for number in range(AT_ONCE)))
         return before, _descriptors()
 
     before, after = asyncio.run(storm())
@@ -68,7 +69,7 @@ def test_a_hundred_in_one_loop() -> None:
 
 
 def test_inside_a_running_loop() -> None:
-    """Blocking calls work inside a running loop, in its own thread and in others, beside calls of arun."""
+    """A hundred times, blocking calls work inside a running loop, in its own thread and others, beside calls of arun."""
 
     async def mixed() -> None:
         beside = asyncio.gather(*(_arun(number) for number in range(10)))
@@ -80,7 +81,8 @@ def test_inside_a_running_loop() -> None:
             await beside
             await threads
 
-    asyncio.run(mixed())
+    for _ in range(ROUNDS):
+        asyncio.run(mixed())
 
 
 def test_cancelled_storm() -> None:
