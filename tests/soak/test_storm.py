@@ -69,7 +69,7 @@ def test_a_hundred_in_one_loop() -> None:
 
 
 def test_inside_a_running_loop() -> None:
-    """A hundred times, blocking calls work inside a running loop, in its own thread and others, beside calls of arun."""
+    """A hundred times, blocking calls work inside a running loop, in its thread and others, beside calls of arun."""
 
     async def mixed() -> None:
         beside = asyncio.gather(*(_arun(number) for number in range(10)))

@@ -70,6 +70,8 @@ class Family:
                 fds = self._settle(body)
             elif tag == "house":
                 fds = self._house(self._node(body["node"]), body["steps"])
+            elif tag == "freeze":
+                self._freeze(self._node(body["node"]))
             elif tag == "thaw":
                 self._thaw(self._node(body["node"]))
             elif tag == "drop":
@@ -215,6 +217,8 @@ class Family:
         if not guest:
             raise FamilyError("its interpreter has ended")
         node.is_frozen = True
+        if node.parent is None:
+            self._keep_origin(is_on=True)
         if node.parent is not None:  # pid 1 of a clone is the guest's too
             _stop(node.init)
         _stop(guest)
@@ -223,9 +227,15 @@ class Family:
         if any(one.parent is node for one in self.nodes.values()):
             raise FamilyError("a fork of it is still open")
         node.is_frozen = False
+        if node.parent is None:
+            self._keep_origin(is_on=False)
         for pid in (node.init if node.parent is not None else 0, node.interpreter()):
             if pid:
                 posix.kill(pid, SIGCONT)
+
+    def _keep_origin(self, *, is_on: bool) -> None:
+        """Let pid 1 of the first node stay when its interpreter ends: others live in its process namespace."""
+        wire.send(self.watch.link, "stay", {"is_on": is_on})
 
     def _drop(self, number: int, *, is_guest_only: bool) -> None:
         """Kill a node; or its interpreter alone, where others live inside its process namespace."""
@@ -236,7 +246,7 @@ class Family:
         if node.parent is None or is_guest_only:
             if guest:
                 if node.parent is None:
-                    wire.send(self.watch.link, "stay")
+                    self._keep_origin(is_on=True)
                 node.guest, node.has_lost_guest = 0, True
                 _kill(guest)
             return

@@ -190,7 +190,7 @@ class Attendance:
         if tag == "arm":
             self.armed = body["pid"]
         elif tag == "stay":
-            self.must_stay = True
+            self.must_stay = body["is_on"]
         else:  # the helper is gone, and so must we be
             posix._exit(1)
 

@@ -28,6 +28,7 @@ from .streams import StreamReader
 MIB = 1024 * 1024
 MAX_FRAME_BYTES = 16 * MIB
 MAX_SHOWN_BYTES, MAX_SHOWN = 32 * MIB, 500  # of one run
+MAX_LINK_BYTES = 64 * MIB  # of one run
 CHUNK_BYTES = 1 << 18
 
 
@@ -79,7 +80,7 @@ class Dialogue:
     def __init__(self, limits: Limits, codec: Codec, on_flood: Callable[[], None]):
         self._loop = asyncio.get_running_loop()
         self._codec, self.on_flood = codec, on_flood
-        self._heard = Heard()
+        self._heard, self._link_bytes = Heard(), 0
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._link, self._theirs = socket.socketpair()
         self._link.setblocking(False)
@@ -167,6 +168,9 @@ class Dialogue:
                 await self._loop.sock_sendall(self._link, memoryview(data)[sent:])
             except OSError as error:
                 self._lose(f"the link is gone: {error}")
+            except asyncio.CancelledError:
+                self._lose("a cell was sent in part")
+                raise
         return answer
 
     def kept(self, stream: Stream) -> bytes:
@@ -183,7 +187,7 @@ class Dialogue:
 
     def renew(self) -> None:
         """Begin anew: what comes from now on belongs to the next run."""
-        self._heard = Heard()
+        self._heard, self._link_bytes = Heard(), 0
         for reader in self._readers.values():
             reader.renew()
 
@@ -210,6 +214,11 @@ class Dialogue:
             return
         if not data:
             self._lose("the interpreter has closed its link")
+            return
+        self._link_bytes += len(data)
+        if self._link_bytes > MAX_LINK_BYTES:
+            self._lose("the interpreter says more than anybody could want to know")
+            self.on_flood()
             return
         try:
             for frame in self._codec.feed(data):

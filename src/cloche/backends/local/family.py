@@ -81,9 +81,16 @@ class Family:
         Raises InvalidRequest when something in the session cannot be cloned; then it goes on as before.
         """
         async with self._turn:
-            if parent.is_frozen:
+            was_frozen = parent.is_frozen
+            if was_frozen:
                 await self._thaw(parent)
-            (node,) = await self._clones(parent, new_dialogue, [Kind.LIKE_IT])
+            try:
+                (node,) = await self._clones(parent, new_dialogue, [Kind.LIKE_IT])
+            except BaseException:
+                if was_frozen:  # a checkpoint, which nobody shall run
+                    await finish(self._ask("freeze", node=parent.number))
+                    parent.is_frozen = True
+                raise
             return node
 
     async def fork(self, parent: Node, new_dialogue: Callable[[], Dialogue], count: int) -> list[Node]:

@@ -107,7 +107,7 @@ class LocalOpenSandbox:
             if self._spec.level != "jail":  # whose folder this sandbox's own helper makes, and removes
                 await self._have_workspace()
             session = LocalSession(self, program, self._limits)
-            self._sessions.append(session)
+            self._sessions = [*(one for one in self._sessions if not one.is_closed), session]
             try:
                 await self._start_session(session, program)
             except BaseException:

@@ -54,7 +54,7 @@ class LocalSession:
         self._checkpoints: dict[str, Node] = {}
         self._turn = asyncio.Lock()
         self._cause: KillCause | None = None
-        self._is_interrupted = self._is_running = self._is_closed = False
+        self._is_interrupted = self._is_running = self.is_closed = False
         self._request_id = 0
         self._verdict: Verdict | None = None
         self.start = "cold"
@@ -116,11 +116,14 @@ class LocalSession:
         try:
             sink(Started())
             answer = await self._dialogue.ask(self._request_id, code)
-            frame = await self._wait_for(answer)
-        except asyncio.CancelledError:
-            self._cause = KillCause.CANCELLED
-            await finish(self._stop())
-            raise
+            try:
+                frame = await self._wait_for(answer)
+            except asyncio.CancelledError:  # as with a time-out: interrupted, and killed only if it resists
+                self._interrupt(KillCause.CANCELLED)
+                await finish(self._wait_for(answer))
+                self._dialogue.catch_up()
+                self._dialogue.renew()
+                raise
         finally:
             for timer in timers:
                 timer.cancel()
@@ -181,7 +184,12 @@ class LocalSession:
         self._interrupt(KillCause.TIMEOUT)
 
     def _on_flood(self) -> None:
-        self._interrupt(KillCause.OUTPUT_LIMIT)
+        """Interrupt who says too much; who does so between two cells is killed."""
+        if self._is_running:
+            self._interrupt(KillCause.OUTPUT_LIMIT)
+        else:
+            self._cause = KillCause.OUTPUT_LIMIT
+            self._kill()
 
     def _interrupt(self, cause: KillCause | None) -> None:
         """Interrupt the cell, and kill the session if that does not help."""
@@ -193,11 +201,17 @@ class LocalSession:
 
     def _lose_patience(self, request_id: int) -> None:
         """Kill what did not let itself be interrupted; its end is then heard like any other."""
-        if not self._is_running or self._request_id != request_id or self._family is None:
+        if not self._is_running or self._request_id != request_id:
             return
         self._cause = self._cause or KillCause.CANCELLED
+        self._kill()
+
+    def _kill(self) -> None:
+        """Kill the interpreter; its end is heard on its link."""
+        if self._family is None:
+            return
         if self._node.number == ORIGIN:
-            self._family.connection.kill(self._cause)
+            self._family.connection.kill(self._cause or KillCause.CANCELLED)
         else:
             self._family.kill(self._node)
 
@@ -260,7 +274,7 @@ class LocalSession:
         session.__dict__.update(self.__dict__)
         session._sandbox = self._sandbox.twin(session, node.workspace)
         session._checkpoints, session._turn, session._request_id = {}, asyncio.Lock(), 0
-        session._is_closed = session._is_running = False
+        session.is_closed = session._is_running = False
         node.dialogue.on_flood = session._on_flood
         session._stand_at(node)
         session.start = "forked"
@@ -283,9 +297,9 @@ class LocalSession:
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""
-        if self._is_closed:
+        if self.is_closed:
             return
-        self._is_closed = True
+        self.is_closed = True
         if self._family is None:
             self._node.close()
             return
@@ -297,6 +311,10 @@ class LocalSession:
         return self._sandbox
 
     def _why(self) -> str:
+        """Say how it ended, as far as that is known."""
+        ended = self._ended()
+        if self._verdict is None and ended:
+            self._verdict = self._last_verdict(ended)
         return f" ({self._verdict.status}, exit code {self._verdict.exit_code})" if self._verdict is not None else ""
 
     async def _result(self, frame: dict[str, Any] | None, heard: Heard, duration: float) -> Result:
