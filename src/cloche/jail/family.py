@@ -14,7 +14,7 @@ from time import monotonic
 
 from . import tree, wire
 from .cgroups import Cgroup
-from .rehouse import rehouse
+from .rehouse import Errand, rehouse
 from .syscalls import ppoll
 
 TYPE_CHECKING = False
@@ -154,6 +154,7 @@ class Family:
         known = {node.init for node in self.nodes.values()}
         fresh: list[int] = []
         mounts: list[int] = []
+        errands: list[Errand] = []
         try:
             self._freeze(parent)
             guest = parent.interpreter()
@@ -167,11 +168,18 @@ class Family:
                 _stop(pid)
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"])
-                mounts.append(rehouse(self.watch.spec, body["steps"], guest, pid))
-                self.nodes[clone["node"]] = Node(pid, parent, _group_for(pid, clone["cgroup"]))
+                group = _new_group(clone["cgroup"])
+                self.nodes[clone["node"]] = Node(pid, parent, group)
+                if group is not None:
+                    errands.append(_moving(group, pid))
+                errands.append(rehouse(self.watch.spec, body["steps"], guest, pid))
+            while errands:
+                mounts += errands.pop(0).finish()
             for pid in fresh:
                 posix.kill(pid, SIGCONT)
         except BaseException:
+            for errand in errands:
+                mounts += _outcome(errand)
             for pid in fresh:
                 _kill(pid)
             for clone in body["clones"]:
@@ -253,14 +261,26 @@ class Family:
         self.nodes.pop(number, None)
 
 
-def _group_for(pid: int, cgroup: dict[str, Any] | None) -> Cgroup | None:
-    """Make a fork's control group and move it in."""
+def _new_group(cgroup: dict[str, Any] | None) -> Cgroup | None:
+    """Make a fork's control group."""
     if cgroup is None:
         return None
     group = Cgroup(cgroup["version"], cgroup["folders"])
     group.create(**cgroup["amounts"])
-    group.attach(pid)
     return group
+
+
+def _moving(group: Cgroup, pid: int) -> Errand:
+    """Begin to move a process into its group: the kernel takes ten milliseconds, in which homes can be built."""
+    return Errand(lambda: group.attach(pid))
+
+
+def _outcome(errand: Errand) -> list[int]:
+    """Return what an errand brings that nobody needs any more."""
+    try:
+        return errand.finish()
+    except OSError:
+        return []
 
 
 def _number_inside(pid: int) -> int:
