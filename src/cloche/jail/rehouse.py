@@ -27,6 +27,7 @@ from .syscalls import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from .calls import Step
     from .spec import Spec
@@ -37,14 +38,21 @@ PLACES = {"workspace": "workspace", "tmp": "tmp", "shm": "dev/shm"}  # by regist
 class Errand:
     """Let a process of its own do some work, while the caller goes on; `finish` must be called."""
 
-    def __init__(self, work: Callable[[], int | None]):
-        """Start the work, which may return a descriptor."""
+    def __init__(self, work: Callable[[int], int | None]):
+        """Start the work, which is given its end of a link to us, and may return a descriptor."""
         self._link, theirs = socketpair()
         self._pid = posix.fork()
         if self._pid == 0:
             posix.close(self._link)
             _tell(theirs, work)
         posix.close(theirs)
+
+    def tell(self, tag: str, body: dict[str, Any] | None = None) -> None:
+        """Send it a word; what came of it `finish` will know."""
+        try:
+            wire.send(self._link, tag, body)
+        except OSError:
+            pass
 
     def finish(self) -> list[int]:
         """Wait until it is done, and return its descriptor, if it has one. Raises OSError with what failed."""
@@ -61,13 +69,13 @@ def rehouse(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -
 
     `steps` are those of `enter.compile_rehousing`.
     """
-    return Errand(lambda: _outside(spec, steps, parent, clone))
+    return Errand(lambda _: _outside(spec, steps, parent, clone))
 
 
-def _tell(link: int, work: Callable[[], int | None]) -> None:
+def _tell(link: int, work: Callable[[int], int | None]) -> None:
     """Do the work of a child process, tell what came of it, and end."""
     try:
-        found = work()
+        found = work(link)
         wire.send(link, "done", fds=[] if found is None else [found])
     except BaseException as error:
         wire.send(link, "failed", {"message": str(error)[:500], "errno": getattr(error, "errno", 0) or 0})
@@ -98,7 +106,7 @@ def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) 
         posix.close(source)
     call("setns", processes, 0)
     # A child alone is in the process namespace that was entered.
-    return Errand(lambda: _inside(steps, registers)).finish()[0]
+    return Errand(lambda _: _inside(steps, registers)).finish()[0]
 
 
 def _inside(steps: dict[str, list[Step]], registers: dict[str, int]) -> int:

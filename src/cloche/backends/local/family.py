@@ -82,9 +82,10 @@ class Family:
                 for is_fork in kinds:  # one after the other: the interpreter can clone itself once at a time
                     node = await self._bear(parent, new_dialogue(), is_fork=is_fork)
                     nodes.append(node)
-                await self._settle(parent, nodes, kinds)
+                await self._settle(parent, nodes)
             except BaseException:
                 for node in nodes:
+                    self.kill(node)  # the helper may have begun to give it a group
                     self.nodes.pop(node.number, None)
                     node.close()
                 raise
@@ -95,6 +96,8 @@ class Family:
         self._last += 1
         node = Node(self._last, parent, dialogue, parent.workspace.twin(), is_fork=is_fork)
         try:
+            if is_fork and self.spec.cgroup is not None:
+                await self._ask("group", {"cgroup": self._cgroup()}, clone=node.number)
             await self._ask("arm", node=parent.number)
             self._request_id += 1
             asked = await parent.dialogue.ask_for_clone(self._request_id, dialogue)
@@ -109,25 +112,23 @@ class Family:
             if not dialogue.born.done():
                 raise StartFailed(f"a clone of the session was born and did not live{_last_words(dialogue)}")
         except BaseException:
+            self.kill(node)
             node.close()
             raise
         self.nodes[node.number] = node
         return node
 
-    async def _settle(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[bool]) -> None:
+    async def _settle(self, parent: Node, nodes: Sequence[Node]) -> None:
         """Stop the parent, give every clone its home, and let it go on."""
         outside, inside = compile_rehousing(self.spec)
-        clones = [
-            {"node": node.number, "holds": node.dialogue.holds(), "cgroup": self._cgroup() if is_fork else None}
-            for node, is_fork in zip(nodes, kinds, strict=True)
-        ]
+        clones = [{"node": node.number, "holds": node.dialogue.holds()} for node in nodes]
         steps = {"outside": outside, "inside": inside}
         mounts = await self._ask("settle", {"clones": clones, "steps": steps}, node=parent.number)
         parent.is_frozen = True
-        for node, mount, is_fork in zip(nodes, mounts, kinds, strict=True):
+        for node, mount in zip(nodes, mounts, strict=True):
             node.workspace.take([mount])
             node.dialogue.close_guest_ends()
-            node.dialogue.go(is_fork=is_fork)
+            node.dialogue.go(is_fork=node.is_fork)
         for node in nodes:
             await _first_of(node.dialogue.ready, node.dialogue.lost, self.end)
             if not node.dialogue.ready.done():
