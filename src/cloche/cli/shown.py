@@ -38,16 +38,18 @@ class Shown:
         self._out = out
         self._number = self._displayed = 0
         self._is_line_open = False
+        self._is_screen = os.isatty(1) and os.isatty(2)  # both streams are on one
 
     def begin(self, number: int) -> None:
         """Begin with the cell of this number."""
-        self._number, self._displayed, self._is_line_open = number, 0, False
+        self._number, self._displayed = number, 0
 
     def take(self, event: Event) -> None:
         """Show what a cell has just printed or displayed."""
         if isinstance(event, OutputChunk) and event.data:
             self._streams[event.stream].write(event.data)
-            self._is_line_open = not event.data.endswith(b"\n")
+            if event.stream == "stdout" or self._is_screen:
+                self._is_line_open = not event.data.endswith(b"\n")
         elif isinstance(event, Displayed):
             self._displayed += 1
             self._show(event.output)
@@ -67,10 +69,11 @@ class Shown:
             say("the interpreter has ended, and its state is lost")
 
     def end(self) -> None:
-        """Write what is left of characters that never ended, and end the line."""
+        """Write what is left of characters that never ended, and end the line where people read it."""
         for writer in self._streams.values():
             writer.finish()
-        self._end_line()
+        if self._is_screen:
+            self._end_line()
 
     def _end_line(self) -> None:
         if self._is_line_open:
