@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from .core.events import Sink
+from .core.limits import Limits
+from .core.policy import Policy
 from .core.protocols import CodeSandbox
 from .core.result import Result
 from .runtime import bridge
@@ -83,6 +85,21 @@ class Sandbox:
         found = cls.__new__(cls)
         found._sandbox, found._keeper = sandbox, None
         return found
+
+    @property
+    def limits(self) -> Limits:
+        """Return the limits that hold for each run."""
+        return self._sandbox.limits
+
+    @property
+    def policy(self) -> Policy:
+        """Return the rules that hold for each run."""
+        return self._sandbox.policy
+
+    @property
+    def backend(self) -> str:
+        """Return the backend's name."""
+        return self._sandbox.backend
 
     def __enter__(self) -> Self:
         keeper = _Keeper(self._sandbox)

@@ -30,6 +30,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile = Annotated[str | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")]
 BackendName = Annotated[str | None, typer.Option("--backend", metavar="NAME", help="A name of `cloche backends`.")]
 PresetName = Annotated[str | None, typer.Option("--preset", metavar="NAME", help="A name of `cloche presets`.")]
+Image = Annotated[str | None, typer.Option(metavar="IMAGE", help="Container image, for backends that use images.")]
+Require = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A level or control that must hold; less is an error. Repeatable."),
+]
+BestEffort = Annotated[list[str] | None, typer.Option(metavar="NAME", help="A control that may be absent. Repeatable.")]
+Timeout = Annotated[str | None, typer.Option(metavar="TIME", help="Wall clock: seconds, or 500ms, 30s, 5m.")]
+Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory: bytes, or 256m, 1g.")]
+Cpus = Annotated[float | None, typer.Option(metavar="N", help="CPUs, for example 0.5.")]
+Pids = Annotated[int | None, typer.Option(metavar="N", help="Processes and threads at once.")]
+Disk = Annotated[str | None, typer.Option(metavar="SIZE", help="Size of the workspace.")]
+OutputLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="Output kept in the result, per stream.")]
+Network = Annotated[str | None, typer.Option(metavar="MODE", help="off, allowlist or open.")]
+Variables = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A variable for the program. Repeatable.")]
+InputFiles = Annotated[
+    list[str] | None, typer.Option(metavar="SRC[:DST]", help="Copy a file or directory in. Repeatable.")
+]
+NoSandbox = Annotated[bool, typer.Option("--no-sandbox", help="Child process with limits, no isolation.")]
 TierNumber = Annotated[int | None, typer.Option("--tier", metavar="N", help="Tier of trust, 1 to 4.")]
 
 
@@ -69,40 +87,27 @@ def run(
         str | None, typer.Option(metavar="NAME", help="Default: by file name or first line, else python.")
     ] = None,
     backend: BackendName = None,
-    image: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="Container image, for backends that use images.")
-    ] = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A level or control that must hold; less is an error. Repeatable."),
-    ] = None,
-    best_effort: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A control that may be absent. Repeatable.")
-    ] = None,
+    image: Image = None,
+    require: Require = None,
+    best_effort: BestEffort = None,
     preset: PresetName = None,
     tier: TierNumber = None,
     config_file: ConfigFile = None,
-    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Wall clock: seconds, or 500ms, 30s, 5m.")] = None,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory: bytes, or 256m, 1g.")] = None,
-    cpus: Annotated[float | None, typer.Option(metavar="N", help="CPUs, for example 0.5.")] = None,
-    pids: Annotated[int | None, typer.Option(metavar="N", help="Processes and threads at once.")] = None,
-    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Size of the workspace.")] = None,
-    output_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Output kept in the result, per stream.")
-    ] = None,
-    network: Annotated[str | None, typer.Option(metavar="MODE", help="off, allowlist or open.")] = None,
-    env: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="A variable for the program. Repeatable.")
-    ] = None,
-    file: Annotated[
-        list[str] | None, typer.Option(metavar="SRC[:DST]", help="Copy a file or directory in. Repeatable.")
-    ] = None,
+    timeout: Timeout = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    pids: Pids = None,
+    disk: Disk = None,
+    output_limit: OutputLimit = None,
+    network: Network = None,
+    env: Variables = None,
+    file: InputFiles = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Copy created and changed files to DIR.")] = None,
     spill: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write the full output to DIR/stdout.txt and DIR/stderr.txt.")
     ] = None,
     as_json: AsJson = False,
-    no_sandbox: Annotated[bool, typer.Option("--no-sandbox", help="Child process with limits, no isolation.")] = False,
+    no_sandbox: NoSandbox = False,
     sandbox_debug: Annotated[
         bool, typer.Option("--sandbox-debug", help="Print debug log and the jail's plan.")
     ] = False,
@@ -120,6 +125,62 @@ def run(
                 words=tuple(words or ()), code=code, language=language, env=tuple(env or ()),
                 files=tuple(file or ()),
                 out=out, spill=spill, as_json=as_json, no_sandbox=no_sandbox, debug=sandbox_debug,
+                options={
+                    "backend": backend, "image": image, "require": _joined(require),
+                    "best_effort": _joined(best_effort) or (),
+                    "preset": preset, "tier": tier, "config": config_file, "timeout": timeout,
+                    "memory": memory, "cpus": cpus, "pids": pids, "disk": disk, "network": network,
+                    "output_limit": output_limit,
+                },
+            )
+        )  # fmt: skip
+
+    _finish(work, debug=sandbox_debug, as_json=as_json)
+
+
+@app.command("session", context_settings=_SETTINGS)
+@sandbox.command("session", context_settings=_SETTINGS)
+def session(
+    language: Annotated[str, typer.Option(metavar="NAME", help="python, javascript or bash.")] = "python",
+    idle_timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End it when it was not used for so long, for example 30m.")
+    ] = None,
+    backend: BackendName = None,
+    image: Image = None,
+    require: Require = None,
+    best_effort: BestEffort = None,
+    preset: PresetName = None,
+    tier: TierNumber = None,
+    config_file: ConfigFile = None,
+    timeout: Timeout = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    pids: Pids = None,
+    disk: Disk = None,
+    output_limit: OutputLimit = None,
+    network: Network = None,
+    env: Variables = None,
+    file: InputFiles = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Copy files that cells make, and images and HTML, to DIR.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per cell that is piped in.")] = False,
+    no_sandbox: NoSandbox = False,
+    sandbox_debug: Annotated[bool, typer.Option("--sandbox-debug", help="Print debug log.")] = False,
+) -> None:
+    """Keep an interpreter: what one cell defines, the next one finds. :help at its prompt says more.
+
+    Cells that are piped in are separated by lines that begin with # %%. They run until one fails; its exit code is the
+    command's, as with run. The time limit holds for each cell.
+    """
+
+    def work() -> int:
+        from .session import SessionCommand, session_command
+
+        return session_command(
+            SessionCommand(
+                language=language, idle_timeout=idle_timeout, env=tuple(env or ()), files=tuple(file or ()), out=out,
+                as_json=as_json, no_sandbox=no_sandbox, debug=sandbox_debug,
                 options={
                     "backend": backend, "image": image, "require": _joined(require),
                     "best_effort": _joined(best_effort) or (),

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from .terminal import Writer, neutralise
 
 MAX_CODE_BYTES = 16 * MIB
 
-_NOTES = {
+NOTES = {
     Status.TIMEOUT: "the code was stopped at its time limit",
     Status.OUT_OF_MEMORY: "the code was stopped at its memory limit",
     Status.OUTPUT_LIMIT: "the code was stopped because it printed without end",
@@ -65,11 +66,8 @@ class Source:
 def run_command(command: RunCommand) -> int:
     """Run what the command line says and return the exit code."""
     if command.debug:
-        logging.basicConfig(
-            level=logging.INFO, stream=sys.stderr, format="%(relativeCreated)6.0f ms %(name)s: %(message)s"
-        )
-        logging.getLogger("cloche").setLevel(logging.DEBUG)
-    options: SandboxOptions = {"warm": False, **_with_backend(command)}  # nobody would be there to use it
+        log_to_stderr()
+    options: SandboxOptions = {"warm": False, **with_backend(command.options, no_sandbox=command.no_sandbox)}
     source = read_source(command)
     language = command.language or _detect(source)
     stdout, stderr = Writer(1), Writer(2)
@@ -79,8 +77,8 @@ def run_command(command: RunCommand) -> int:
         language=language,
         argv=source.argv,
         stdin=b"" if source.took_stdin else read_stdin(),
-        env=dict(_pair(text) for text in command.env),
-        files=dict(_file(text) for text in command.files),
+        env=read_pairs(command.env),
+        files=read_files(command.files),
         out=command.out,
         spill=command.spill,
         on_output=None if command.as_json else lambda stream, data: writers[stream](data),
@@ -101,13 +99,20 @@ def _detect(source: Source) -> str:
     return detect_language(source.name, first_line).name
 
 
-def _with_backend(command: RunCommand) -> SandboxOptions:
-    if not command.no_sandbox:
-        return command.options
-    if command.options.get("backend") not in (None, "subprocess"):
+def log_to_stderr() -> None:
+    """Print the library's log, with the time since the start."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(relativeCreated)6.0f ms %(name)s: %(message)s")
+    logging.getLogger("cloche").setLevel(logging.DEBUG)
+
+
+def with_backend(options: SandboxOptions, *, no_sandbox: bool) -> SandboxOptions:
+    """Return the options with the backend that --no-sandbox stands for, and say what that means."""
+    if not no_sandbox:
+        return options
+    if options.get("backend") not in (None, "subprocess"):
         raise InvalidRequest("--no-sandbox and --backend exclude each other; give one")
     say("no sandbox: the code runs as a child process on this host, with limits but without isolation")
-    return {**command.options, "backend": "subprocess"}
+    return {**options, "backend": "subprocess"}
 
 
 def read_source(command: RunCommand) -> Source:
@@ -118,7 +123,7 @@ def read_source(command: RunCommand) -> Source:
         raise InvalidRequest("nothing to run: give a FILE, - for stdin, or -c CODE")
     name, *argv = command.words
     if name == "-":
-        return Source(code=_decode(_read_all(0, MAX_CODE_BYTES, "stdin")), name="", argv=tuple(argv), took_stdin=True)
+        return Source(code=read_code(), name="", argv=tuple(argv), took_stdin=True)
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -128,6 +133,11 @@ def read_source(command: RunCommand) -> Source:
     except OSError as error:
         raise InvalidRequest(f"cannot read {name!r}: {error.strerror}; give a FILE, - for stdin, or -c CODE") from error
     return Source(code=_decode(data), name=os.path.basename(name), argv=tuple(argv))
+
+
+def read_code() -> str:
+    """Return the code that is piped in."""
+    return _decode(_read_all(0, MAX_CODE_BYTES, "stdin"))
 
 
 def read_stdin() -> bytes:
@@ -150,6 +160,16 @@ def _read_all(fd: int, max_bytes: int, name: str) -> bytes:
 
 def _decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
+
+
+def read_pairs(words: Iterable[str]) -> dict[str, str]:
+    """Return the variables that --env gives or passes on."""
+    return dict(_pair(word) for word in words)
+
+
+def read_files(words: Iterable[str]) -> dict[str, Content]:
+    """Return what --file names, by its place in the workspace."""
+    return dict(_file(word) for word in words)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -184,6 +204,6 @@ def _conclude(result: Result, *, as_json: bool) -> None:
         say(f"screen: {warning}")
     for path in result.meta.get("files_left_out", ()):
         say(f"left out, not a regular file inside the given directory: {path}")
-    note = _NOTES.get(result.status or Status.OK)
+    note = NOTES.get(result.status or Status.OK)
     if note is not None:
         say(f"{result.status}: {note} ({result.duration:.2f} s)")
