@@ -129,6 +129,21 @@ def test_a_fork_has_a_sandbox_of_its_own(session: Session) -> None:
     assert read(session) == ["common", "common"]
 
 
+def test_a_fork_that_closes_costs_the_others_nothing(session: Session) -> None:
+    """The first session and the other forks go on, whoever leaves first and was forked again meanwhile."""
+    write(session, "common")
+    first, second, third = session.fork(3)
+    first.close()
+    (inner,) = second.fork()
+    second.close()
+    for one in (session, third, inner):
+        assert read(one) == ["common", "common"]
+        write(one, "own")
+    third.close()
+    inner.close()
+    assert read(session) == ["own", "own"]
+
+
 def test_an_open_fork_blocks_the_rollback_before_it(session: Session) -> None:
     """The error says what to close; afterwards it works."""
     write(session, "early")

@@ -17,7 +17,7 @@ from cloche.core.events import Displayed, Ended, OutputChunk, Started
 from cloche.sync import Session
 
 RESISTING = "import time\nwhile True:\n try: time.sleep(9)\n except BaseException: pass"
-FOR_EVER = "print('up', flush=True)\nimport time\nwhile True: time.sleep(0.01)"
+FOR_EVER = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
 FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"
 
 
@@ -237,7 +237,7 @@ def test_what_ends_the_interpreter(session: Session, code: str, status: str, exi
     assert (result.status, result.exit_code, result.meta["state"]) == (status, exit_code, "lost")
     assert not session.is_alive
     session.restart()
-    assert session.run("open('kept').read(), 'x' in globals()").value == ["k", False]
+    assert session.run("[open('kept').read(), 'x' in globals()]").value == ["k", False]
 
 
 def test_an_exit_keeps_the_session(session: Session) -> None:
