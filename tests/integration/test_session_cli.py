@@ -385,6 +385,27 @@ def test_piped_cells_as_json() -> None:
     assert third["meta"]["error"]["name"] == "ZeroDivisionError"
 
 
+def test_bash_keeps_its_state_too(terminal: Callable[..., Terminal]) -> None:
+    """At the prompt and in a pipe; lines go on while a quote, a loop or a function is open."""
+    done = piped("x=20; cd /tmp\n# %%\necho $((x + 1)) $PWD; false\n# %%\necho never", "--language", "bash")
+    assert (done.returncode, done.stdout) == (1, "21 /tmp\n")
+    at = terminal("--language", "bash")
+    at.enter("for i in 1 2; do", '  say="$i', '$i"', "done")
+    assert "\n2\n2\n" in at.enter('echo "$say"')
+    at.enter("double() {", "echo $(($1 * 2))", "}")
+    assert "\n8\n" in at.enter("double 4")
+
+
+@pytest.mark.toolchain
+def test_javascript_shows_its_values(terminal: Callable[..., Terminal]) -> None:
+    """A value is shown as JSON, or as the engine puts it into words."""
+    at = terminal("--language", "javascript")
+    at.enter("function double(n) {", "  return n * 2", "}")
+    assert "Out[2]: 42\n" in at.enter("double(21)")
+    assert "Out[3]: [Function: double]\n" in at.enter("double")
+    assert "Out" not in at.enter("undefined")
+
+
 def test_options_are_those_of_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, variables, limits and requirements go in, files and images come out."""
     monkeypatch.setenv("PASSED", "p")

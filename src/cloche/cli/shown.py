@@ -5,6 +5,7 @@ All of it is the guest's word. On a terminal nothing of it is obeyed, see `termi
 
 from __future__ import annotations
 
+import json
 import os
 
 from cloche.core.errors import ClocheError
@@ -58,6 +59,8 @@ class Shown:
         """Show the cell's value, after `label`, and say what there is to be said about its end."""
         for output in result.outputs[self._displayed :]:
             self._show(output, label)
+        if not result.outputs and result.value is not None and result.meta.get("runtime") != "python":
+            self._show(Output(data={"text/plain": _in_words(result)}), label)
         self.end()
         for warning in result.meta.get("screen", ()):
             say(f"screen: {warning}")
@@ -117,6 +120,11 @@ class Shown:
                 continue
             return path
         raise ClocheError(f"{folder}: too many files that are called cell-{self._number}")
+
+
+def _in_words(result: Result) -> str:
+    """Return the value of an interpreter that shows none itself; Python's does, unless it was told to be silent."""
+    return str(result.value) if result.value_is_repr else json.dumps(result.value, ensure_ascii=False)
 
 
 def _as_bytes(content: str | bytes) -> bytes:

@@ -109,8 +109,8 @@ def _without_surrogates(value: Any) -> Any:  # noqa: ANN401 - any JSON
 class BashCodec:
     """Speak with the driver of Bash: `<id> <bytes>` and the code to it, lines from it.
 
-    It says `ready <version>` once and `done <id> <exit code>` after each run. Exit code 130 is Bash's word for an end by
-    SIGINT, of the run itself or of the program it waited for.
+    It says `ready <version>` once and `done <id> <exit code>` after each run. Exit code 130 is Bash's word for an end
+    by SIGINT, of the run itself or of the program it waited for.
     """
 
     def __init__(self) -> None:

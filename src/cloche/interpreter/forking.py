@@ -130,7 +130,8 @@ def _mappings() -> list[str]:
             name = words[5].strip() if len(words) > 5 else ""
             is_shared = words[1][3] == "s" and not name.startswith(READ_ONLY_TREES)
             if is_shared or name.startswith(("/workspace", "/tmp", "/dev/shm")):
-                found.append(f"the mapped file {name}" if name.startswith("/") else "shared memory")
+                is_file = name.startswith("/") and name != "/dev/zero (deleted)"  # so the kernel names anonymous memory
+                found.append(f"the mapped file {name}" if is_file else "shared memory")
     return list(dict.fromkeys(found))
 
 

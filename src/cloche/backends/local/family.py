@@ -218,13 +218,17 @@ class Family:
                 for node in unneeded:
                     await self._drop(node)
             for node in list(self.nodes.values()):
-                if not (node.is_runner or node.is_held or node.is_hollow):
+                if not (node.is_runner or node.is_held or node.is_hollow or self._is_reserve(node)):
                     await self._hollow_out(node)
 
     def _is_unneeded(self, node: Node) -> bool:
+        is_needed = node.is_runner or node.is_held or node.parent is None or self._is_reserve(node)
+        return not (is_needed or self.children(node))
+
+    def _is_reserve(self, node: Node) -> bool:
+        """Tell whether a session that is stopped above may still go on here."""
         above = node.parent
-        is_reserve = above is not None and above.is_runner and above.reserve is node
-        return not (node.is_runner or node.is_held or is_reserve or above is None or self.children(node))
+        return above is not None and above.is_runner and above.reserve is node
 
     async def _drop(self, node: Node) -> None:
         with contextlib.suppress(OSError):  # it has ended by itself

@@ -1,0 +1,251 @@
+"""Checkpoint, rollback and fork of sessions: what goes back, what is shared, what stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cloche
+from cloche.sync import Session
+
+ROUNDS = 40
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the machine's own configuration out of these tests."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """Return a session in a sandbox of its own."""
+    with cloche.Sandbox() as sandbox:
+        yield sandbox.session()
+
+
+def write(session: Session, text: str) -> None:
+    """Change memory and a file."""
+    assert session.run(f"x = {text!r}; f = open('f', 'w'); _ = f.write(x); f.close()").ok
+
+
+def read(session: Session) -> list[str]:
+    """Return what memory and the file hold."""
+    found: list[str] = session.run("[x, open('f').read()]").value
+    return found
+
+
+def test_a_rollback_goes_back_as_often_as_one_likes(session: Session) -> None:
+    """Memory and files are those of the checkpoint, also when files were added or removed since."""
+    write(session, "early")
+    session.checkpoint("c")
+    for _ in range(3):
+        write(session, "late")
+        session.run("import os; os.remove('f'); open('g', 'w').close()")
+        session.rollback("c")
+        assert read(session) == ["early", "early"]
+        assert "g" not in session.sandbox.list_files()
+
+
+def test_later_checkpoints_are_forgotten(session: Session) -> None:
+    """Earlier ones stay; an unknown name is an error that lists the known ones."""
+    for name in ("one", "two", "three"):
+        write(session, name)
+        session.checkpoint(name)
+    session.rollback("two")
+    assert read(session) == ["two", "two"]
+    with pytest.raises(cloche.InvalidRequest, match=r"no checkpoint 'three'.*one, two"):
+        session.rollback("three")
+    session.rollback("one")
+    assert read(session) == ["one", "one"]
+
+
+def test_a_name_can_be_given_again(session: Session) -> None:
+    """The later checkpoint of a name replaces the earlier one; an empty name is none."""
+    write(session, "first")
+    session.checkpoint("c")
+    write(session, "second")
+    session.checkpoint("c")
+    write(session, "third")
+    session.rollback("c")
+    assert read(session) == ["second", "second"]
+    with pytest.raises(cloche.InvalidRequest, match="is no name"):
+        session.checkpoint("")
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        "import os; os._exit(1)",
+        "import ctypes; ctypes.string_at(0)",
+        "x = [b'x' * 1_000_000 for _ in range(1000)]",
+        "import time\nwhile True:\n try: time.sleep(9)\n except BaseException: pass",
+    ],
+)
+def test_a_dead_session_comes_back(session: Session, death: str) -> None:
+    """Whatever ended the interpreter, its checkpoints live."""
+    write(session, "kept")
+    session.checkpoint("c")
+    result = session.run(death, timeout=2)
+    assert (result.ok, result.meta["state"], session.is_alive) == (False, "lost", False)
+    session.rollback("c")
+    assert session.is_alive
+    assert read(session) == ["kept", "kept"]
+
+
+def test_forks_are_independent(session: Session) -> None:
+    """Each begins with the same memory and files, and changes its own; random numbers differ."""
+    session.run("import random, os")
+    write(session, "common")
+    forks = session.fork(3)
+    for number, fork in enumerate(forks):
+        assert read(fork) == ["common", "common"]
+        write(fork, f"fork {number}")
+    write(session, "own")
+    assert [read(one)[1] for one in (*forks, session)] == ["fork 0", "fork 1", "fork 2", "own"]
+    drawn = [one.run("[random.random(), os.urandom(4).hex()]").value for one in (*forks, session)]
+    assert len({str(pair) for pair in drawn}) == 4
+    assert [entry.code for entry in forks[0].history][:1] == ["import random, os"]
+
+
+def test_a_fork_has_a_sandbox_of_its_own(session: Session) -> None:
+    """Runs in a fork's sandbox see the fork's files; it can be forked and rolled back itself."""
+    write(session, "common")
+    (fork,) = session.fork()
+    fork.sandbox.run("open('mine', 'w').write('m')")
+    assert fork.run("open('mine').read()").value == "m"
+    assert "mine" not in session.sandbox.list_files()
+    fork.checkpoint("c")
+    (inner,) = fork.fork()
+    write(inner, "inner")
+    assert inner.run("open('mine').read()").value == "m"
+    fork.close()
+    assert read(inner) == ["inner", "inner"]
+    assert read(session) == ["common", "common"]
+
+
+def test_a_fork_that_closes_costs_the_others_nothing(session: Session) -> None:
+    """The first session and the other forks go on, whoever leaves first and was forked again meanwhile."""
+    write(session, "common")
+    first, second, third = session.fork(3)
+    first.close()
+    (inner,) = second.fork()
+    second.close()
+    for one in (session, third, inner):
+        assert read(one) == ["common", "common"]
+        write(one, "own")
+    third.close()
+    inner.close()
+    assert read(session) == ["own", "own"]
+
+
+def test_an_open_fork_blocks_the_rollback_before_it(session: Session) -> None:
+    """The error says what to close; afterwards it works."""
+    write(session, "early")
+    session.checkpoint("c")
+    (fork,) = session.fork()
+    with pytest.raises(cloche.InvalidRequest, match=r"fork.*still open; close it"):
+        session.rollback("c")
+    assert session.run("x").value == "early"
+    fork.close()
+    session.rollback("c")
+    assert read(session) == ["early", "early"]
+
+
+def test_forks_end_with_the_sandbox() -> None:
+    """They are closed with the first session's sandbox at the latest."""
+    with cloche.Sandbox() as sandbox:
+        (fork,) = sandbox.session().fork()
+    assert not fork.is_alive
+    with pytest.raises(cloche.InvalidRequest, match="closed"):
+        fork.run("1")
+
+
+def test_how_many_is_checked(session: Session) -> None:
+    """Nought and very many forks are refused before anything happens."""
+    for count in (0, -1, 1000):
+        with pytest.raises(cloche.InvalidRequest, match="from 1 to"):
+            session.fork(count)
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("kept = open('log', 'w')", "log, which is open for writing"),
+        ("import threading; e = threading.Event(); t = threading.Thread(target=e.wait, name='mine'); t.start()", "mine"),
+        ("import subprocess; p = subprocess.Popen(['sleep', '60'])", r"running process \d+ \(sleep\)"),
+        ("import socket; s = socket.socketpair()", "a socket"),
+        ("import mmap; m = mmap.mmap(-1, 4096)", "has shared memory"),
+        ("import os; p = os.pipe()", "a pipe"),
+        ("import asyncio\nasync def f(): await asyncio.sleep(60)\nt = asyncio.ensure_future(f()) if 0 else None\n"
+         "async def g():\n global t\n t = asyncio.ensure_future(f())\nawait g()", "task"),
+    ],
+)  # fmt: skip
+def test_what_stands_in_the_way_is_named(session: Session, code: str, what: str) -> None:
+    """Nothing has changed then; the session goes on."""
+    assert session.run(code).ok
+    for call in (lambda: session.checkpoint("c"), session.fork):
+        with pytest.raises(cloche.InvalidRequest, match=what):
+            call()
+    assert session.run("1").value == 1
+
+
+def test_what_does_not_stand_in_the_way(session: Session) -> None:
+    """A file open for reading keeps its place; an event loop that was used, and a process that ended, do not matter."""
+    session.run("_ = open('r', 'w').write('abcdef')")
+    session.run("import asyncio, subprocess; f = open('r'); f.read(2); await asyncio.sleep(0); subprocess.run(['true'])")
+    session.checkpoint("c")
+    assert session.run("f.read(2)").value == "cd"
+    (fork,) = session.fork()
+    assert (fork.run("f.read()").value, session.run("f.read()").value) == ("ef", "ef")
+    fork.close()
+    session.rollback("c")
+    assert session.run("await asyncio.sleep(0, f.read(2))").value == "cd"
+
+
+def test_forty_rounds_nest_no_deeper(session: Session) -> None:
+    """Going back to one checkpoint, and forking and closing, can be done on and on."""
+    write(session, "early")
+    session.checkpoint("c")
+    for number in range(ROUNDS):
+        write(session, str(number))
+        session.rollback("c")
+        assert read(session) == ["early", "early"]
+    for number in range(ROUNDS):
+        write(session, str(number))
+        (fork,) = session.fork()
+        assert read(fork) == [str(number)] * 2
+        fork.close()
+
+
+def test_too_deep_is_said(session: Session) -> None:
+    """Checkpoints one inside the other end where the kernel's nesting does: with an error, and nothing is lost."""
+    with pytest.raises(cloche.InvalidRequest, match="nested as deep"):
+        for number in range(ROUNDS):
+            write(session, str(number))
+            session.checkpoint(str(number))
+    deepest = session.run("x").value
+    assert int(deepest) > 20
+    session.rollback("3")
+    assert read(session) == ["3", "3"]
+    write(session, "on")
+    session.checkpoint("on")
+
+
+def test_a_restart_forgets_checkpoints(session: Session) -> None:
+    """A new interpreter has none, and can have its own."""
+    write(session, "old")
+    session.checkpoint("c")
+    session.restart()
+    with pytest.raises(cloche.InvalidRequest, match="no checkpoint 'c'"):
+        session.rollback("c")
+    write(session, "new")
+    session.checkpoint("c")
+    write(session, "late")
+    session.rollback("c")
+    assert read(session) == ["new", "new"]

@@ -1,0 +1,401 @@
+"""Sessions of the local backend, as a user of the library relies on them: state, limits, interrupts, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cloche
+from cloche.core.events import Displayed, Ended, OutputChunk, Started
+from cloche.sync import Session
+
+RESISTING = "import time\nwhile True:\n try: time.sleep(9)\n except BaseException: pass"
+FOR_EVER = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
+FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the machine's own configuration out of these tests."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """Return a session in a sandbox of its own."""
+    with cloche.Sandbox() as sandbox:
+        yield sandbox.session()
+
+
+class Watch:
+    """Be a callback that tells other threads when a cell has begun to print."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.chunks: list[tuple[str, bytes]] = []
+
+    def __call__(self, stream: str, data: bytes) -> None:
+        """Take a piece of output."""
+        self.chunks.append((stream, data))
+        self.has_begun.set()
+
+
+def in_a_thread(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Start work in a thread and return what waits for its result."""
+    pool = ThreadPoolExecutor(1)
+    running = pool.submit(work)
+    pool.shutdown(wait=False)
+    return lambda: running.result(60)
+
+
+def mimes(result: cloche.Result) -> list[list[str]]:
+    """Return the types of each bundle that was shown."""
+    return [sorted(output.data) for output in result.outputs]
+
+
+# State and values.
+
+
+def test_state_is_kept(session: Session) -> None:
+    """Names, imports and functions of a cell are there in the next."""
+    assert session.run("import math\nx = 20\ndef f(n): return n + x").ok
+    result = session.run("f(math.floor(1.5))")
+    assert (result.value, result.value_is_repr, result.meta["state"]) == (21, False, "kept")
+
+
+def test_last_values_are_remembered(session: Session) -> None:
+    """`_` and Out hold what cells were worth."""
+    session.run("5")
+    session.run("'six'")
+    assert session.run("[_, __, Out[1], len(In)]").value == ["six", 5, 5, 4]
+
+
+def test_await_at_the_top_and_tasks_between_cells(session: Session) -> None:
+    """One event loop serves all cells; a task goes on when the next cell awaits."""
+    session.run("import asyncio\nseen = []\nasync def work():\n for n in range(3):\n  seen.append(n)\n  await asyncio.sleep(0)")
+    assert session.run("task = asyncio.ensure_future(work()); await asyncio.sleep(0); len(seen) >= 0").value is True
+    assert session.run("await task\nseen").value == [0, 1, 2]
+
+
+def test_displayed_and_last_values_look_rich(session: Session) -> None:
+    """`display` comes first, the last expression last; a table is HTML, a figure PNG, or SVG when told so."""
+    assert [output.data["text/plain"] for output in session.run("display(1, 'a')\n2").outputs] == ["1", "'a'", "2"]
+    table = session.run("import pandas as pd\npd.DataFrame({'a': [1]})")
+    assert mimes(table) == [["text/html", "text/plain"]]
+    assert "<table" in str(table.outputs[0].data["text/html"])
+    (figure,) = session.run(FIGURE).outputs
+    assert bytes(figure.data["image/png"]).startswith(b"\x89PNG")  # type: ignore[arg-type]
+    session.run("%config InlineBackend.figure_formats = ['svg']")
+    (figure,) = session.run(FIGURE).outputs
+    assert "<svg" in str(figure.data["image/svg+xml"])
+
+
+def test_a_value_is_json_or_a_repr(session: Session) -> None:
+    """What JSON holds is the value itself; anything else is in words."""
+    assert session.run("{'a': [1, None, 'ä']}").value == {"a": [1, None, "ä"]}
+    result = session.run("{1, 2}")
+    assert (result.value, result.value_is_repr) == ("{1, 2}", True)
+    assert session.run("x = 5").value is None
+
+
+# Output.
+
+
+def test_output_streams_in_order(session: Session) -> None:
+    """Callbacks get output while the cell runs, in order, and what is displayed among it."""
+    watch = Watch()
+    result = session.run("for n in range(5): print(n, flush=True)", on_output=watch)
+    assert b"".join(data for _, data in watch.chunks) == b"0\n1\n2\n3\n4\n" == result.stdout_bytes
+    events: list[Any] = []
+    session.run("print('a'); display(1); import sys; print('b', file=sys.stderr)", on_event=events.append)
+    assert isinstance(events[0], Started)
+    assert sum(isinstance(event, Displayed) for event in events) == 1
+    assert {event.stream: event.data for event in events if isinstance(event, OutputChunk)} == {
+        "stdout": b"a\n", "stderr": b"b\n",
+    }  # fmt: skip
+
+
+def test_a_cell_can_be_iterated_over() -> None:
+    """`stream` yields what happens and at last the result; leaving it early ends the cell."""
+
+    async def scenario() -> list[str]:
+        async with cloche.AsyncSandbox() as sandbox:
+            session = await sandbox.session()
+            kinds = [type(event) async for event in session.stream("print(1); display(2); 3")]
+            assert (kinds[0], kinds[-1]) == (Started, Ended)
+            assert {OutputChunk, Displayed} <= set(kinds)
+            async for event in session.stream(FOR_EVER):
+                if isinstance(event, OutputChunk):
+                    break
+            return [entry.code for entry in session.history]
+
+    assert asyncio.run(scenario())[0] == "print(1); display(2); 3"
+
+
+def test_there_is_no_standard_input(session: Session) -> None:
+    """Asking for input is an error that says what to do instead."""
+    assert "a session has no standard input" in session.run("input('name? ')").stderr
+    assert "a session has no standard input" in session.run("import sys; sys.stdin.read()").stderr
+
+
+def test_long_output_is_cut_and_a_flood_ends_the_cell() -> None:
+    """Head and tail are kept of what is long; what never ends is interrupted, and the state kept."""
+    with cloche.Sandbox(output_limit="2k") as sandbox:
+        session = sandbox.session()
+        result = session.run("print('A' * 100_000 + 'Z' * 100_000)")
+        assert (result.truncated, result.status) == (True, "ok")
+        assert (result.stdout[:3], result.stdout[-4:]) == ("AAA", "ZZZ\n")
+        result = session.run("while True: print('x' * 10_000)")
+        assert (result.status, result.meta["state"]) == ("output_limit", "kept")
+        result = session.run("print('next')")
+        assert (result.stdout, result.truncated) == ("next\n", False)
+
+
+# Ends of cells.
+
+
+def test_a_timeout_keeps_the_state(session: Session) -> None:
+    """A cell over its own time is interrupted."""
+    session.run("x = 1")
+    result = session.run("print('before', flush=True)\nwhile True: pass", timeout=1)
+    assert (result.status, result.exit_code, result.timed_out) == ("timeout", -1, True)
+    assert (result.stdout, result.meta["state"]) == ("before\n", "kept")
+    assert session.run("x").value == 1
+
+
+def test_who_resists_is_killed_and_the_loss_is_said(session: Session) -> None:
+    """Code that catches every interrupt costs the state; a restart begins anew."""
+    result = session.run(RESISTING, timeout=0.5)
+    assert (result.status, result.meta["state"], session.is_alive) == ("timeout", "lost", False)
+    with pytest.raises(cloche.InvalidRequest, match=r"has ended.*timeout.*restart"):
+        session.run("1")
+    session.restart()
+    assert session.run("1 + 1").value == 2
+
+
+def test_interrupted_from_another_thread(session: Session) -> None:
+    """An interrupt is what Ctrl-C is; between cells there is nothing to interrupt."""
+    watch = Watch()
+    session.interrupt()
+    wait = in_a_thread(lambda: session.run(FOR_EVER, on_output=watch))
+    assert watch.has_begun.wait(60)
+    session.interrupt()
+    result = wait()
+    assert (result.status, result.exit_code, result.meta["state"]) == ("signaled", 130, "kept")
+    assert "KeyboardInterrupt" in result.stderr
+    assert session.run("time.__name__").value == "time"
+
+
+def test_interrupted_and_cancelled_from_another_task() -> None:
+    """A task can interrupt a cell; cancelling the call ends what it runs, and a restart goes on."""
+
+    async def scenario() -> None:
+        async with cloche.AsyncSandbox() as sandbox:
+            session = await sandbox.session()
+            for is_cancelled in (False, True):
+                begun = asyncio.Event()
+                running = asyncio.ensure_future(session.run(FOR_EVER, on_output=lambda *_, set_=begun.set: set_()))
+                await asyncio.wait_for(begun.wait(), 60)
+                if is_cancelled:
+                    running.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await running
+                else:
+                    await session.interrupt()
+                    assert (await running).status == "signaled"
+            if not session.is_alive:
+                await session.restart()
+            assert (await session.run("1")).value == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code"),
+    [
+        ("import os; os._exit(4)", "error", 4),
+        ("import os; os._exit(0)", "error", 0),
+        ("import ctypes; ctypes.string_at(0)", "signaled", 139),
+        ("import os; os.abort()", "signaled", 134),
+        ("x = [b'x' * 1_000_000 for _ in range(1000)]", "out_of_memory", 137),
+    ],
+)
+def test_what_ends_the_interpreter(session: Session, code: str, status: str, exit_code: int) -> None:
+    """It costs the state, which is said, and a restart begins anew in the same workspace."""
+    session.run("open('kept', 'w').write('k'); x = 1")
+    result = session.run(code)
+    assert (result.status, result.exit_code, result.meta["state"]) == (status, exit_code, "lost")
+    assert not session.is_alive
+    session.restart()
+    assert session.run("[open('kept').read(), 'x' in globals()]").value == ["k", False]
+
+
+def test_an_exit_keeps_the_session(session: Session) -> None:
+    """SystemExit ends a cell with its code, and nothing else."""
+    session.run("x = 1")
+    result = session.run("import sys; sys.exit(3)")
+    assert (result.status, result.exit_code, result.meta["state"]) == ("error", 3, "kept")
+    assert session.run("raise SystemExit").ok
+    assert session.run("x").value == 1
+
+
+def test_children_do_not_confuse_the_session(session: Session) -> None:
+    """A process that a cell forks ends with the cell's code, and answers for nobody."""
+    code = "import os\npid = os.fork()\nprint('child' if pid == 0 else 'parent', flush=True)\nif pid: os.waitpid(pid, 0)\n7"
+    result = session.run(code)
+    assert (sorted(result.stdout.split()), result.value) == (["child", "parent"], 7)
+    assert session.run("8").value == 8
+
+
+def test_the_limit_of_processes_holds() -> None:
+    """A cell cannot make more than its sandbox may have, and the session lives."""
+    with cloche.Sandbox(pids=16) as sandbox:
+        session = sandbox.session()
+        code = "import os, time\nfor n in range(100):\n if os.fork() == 0:\n  time.sleep(60)\n  os._exit(0)"
+        result = session.run(code)
+        assert not result.ok
+        assert "BlockingIOError" in result.stderr
+        assert session.run("n < 16").value is True
+
+
+# The session and its sandbox.
+
+
+def test_history_is_kept(session: Session) -> None:
+    """Each cell has an entry, across a restart too."""
+    session.run("1")
+    session.run("1/0")
+    session.restart()
+    session.run("print('a')")
+    assert [(entry.code, entry.status) for entry in session.history] == [("1", "ok"), ("1/0", "error"), ("print('a')", "ok")]
+    assert session.history[2].summary.endswith("a")
+
+
+def test_an_unused_session_expires() -> None:
+    """It ends by itself, says why, and can be begun anew; a cell that runs is use."""
+    with cloche.Sandbox() as sandbox:
+        session = sandbox.session(idle_timeout="1s")
+        assert session.run("import time; time.sleep(2.5); 1").value == 1
+        deadline = time.monotonic() + 60
+        while session.is_alive and time.monotonic() < deadline:
+            time.sleep(0.1)
+        with pytest.raises(cloche.InvalidRequest, match="has expired"):
+            session.run("1")
+        session.restart()
+        assert session.run("2").value == 2
+
+
+def test_runs_and_sessions_share_files(session: Session, tmp_path: Path) -> None:
+    """One workspace serves both; what a cell made is listed, saved, and comes out."""
+    session.sandbox.run("open('a', 'w').write('from a run')")
+    assert session.run("open('a').read()").value == "from a run"
+    result = session.run("import os; os.mkdir('d'); open('d/b', 'w').write('b')", out=tmp_path / "out")
+    assert [(record.path, record.size) for record in result.files] == [("d/b", 1)]
+    assert (tmp_path / "out" / "d" / "b").read_text() == "b"
+    assert result.save(tmp_path / "saved") == ("d/b",)
+    assert (session.read_file("d/b"), session.sandbox.run("print(open('d/b').read())").stdout) == (b"b", "b\n")
+    session.write_file("c", "c")
+    assert session.run("open('c').read()").value == "c"
+    assert session.run("1").files == ()
+
+
+def test_rules_hold_for_cells() -> None:
+    """What screening blocks does not run, and a language that is not allowed has no session."""
+    with cloche.Sandbox(screen="block", languages=["python"]) as sandbox:
+        session = sandbox.session()
+        with pytest.raises(cloche.PolicyDenied):
+            session.run("import os; os.system('true')")
+        assert session.run("1").value == 1
+        with pytest.raises(cloche.PolicyDenied, match="not allowed"):
+            sandbox.session("bash")
+        with pytest.raises(cloche.InvalidRequest, match="cobol"):
+            sandbox.session("cobol")
+
+
+def test_what_is_closed_says_so() -> None:
+    """A closed session refuses; a session does not outlive its sandbox."""
+    with cloche.Sandbox() as sandbox:
+        session, other = sandbox.session(), sandbox.session()
+        session.close()
+        session.close()
+        for call in (lambda: session.run("1"), session.restart, lambda: session.checkpoint("a")):
+            with pytest.raises(cloche.InvalidRequest, match="closed"):
+                call()
+        assert other.run("1").value == 1
+    assert not other.is_alive
+    with pytest.raises(cloche.InvalidRequest, match="closed"):
+        other.run("1")
+    with pytest.raises(cloche.InvalidRequest, match="not open"):
+        sandbox.session()
+
+
+def test_two_sessions_in_one_sandbox() -> None:
+    """They share files and nothing else."""
+    with cloche.Sandbox() as sandbox:
+        first, second = sandbox.session(), sandbox.session(env={"NAME": "second"})
+        first.run("x = 1; open('f', 'w').write('f')")
+        assert second.run("import os; ['x' in globals(), open('f').read(), os.environ['NAME']]").value == [
+            False, "f", "second",
+        ]  # fmt: skip
+        with pytest.raises(cloche.InvalidRequest, match="another open session"):
+            first.checkpoint("c")
+
+
+def test_threads_take_turns(session: Session) -> None:
+    """Cells of eight threads run one after the other, and none is lost."""
+    session.run("running = 0; most = 0; count = 0")
+    code = "running += 1; most = max(most, running); count += 1; import time; time.sleep(0.01); running -= 1"
+    with ThreadPoolExecutor(8) as pool:
+        assert all(result.ok for result in pool.map(lambda _: session.run(code), range(40)))
+    assert session.run("[most, count]").value == [1, 40]
+
+
+def test_twenty_at_once() -> None:
+    """Twenty sessions of twenty sandboxes live side by side."""
+
+    async def one(number: int) -> Any:
+        async with cloche.AsyncSandbox(memory="64m") as sandbox:
+            session = await sandbox.session()
+            await session.run(f"x = {number}")
+            await asyncio.sleep(0.2)
+            return (await session.run("x")).value
+
+    async def scenario() -> list[Any]:
+        return await asyncio.gather(*(one(number) for number in range(20)))
+
+    assert asyncio.run(scenario()) == list(range(20))
+
+
+@pytest.mark.parametrize("level", ["confined", "process"])
+def test_below_jail_there_are_sessions_without_checkpoints(level: str) -> None:
+    """State, interrupts and restarts work without namespaces; memory cannot be copied there, and that is said."""
+    with cloche.Sandbox(level=level) as sandbox:
+        session = sandbox.session()
+        session.run("x = 1")
+        assert session.run("while True: pass", timeout=0.5).meta["state"] == "kept"
+        assert session.run("x").value == 1
+        for call in (lambda: session.checkpoint("c"), session.fork):
+            with pytest.raises(cloche.BackendUnavailable, match="level jail"):
+                call()
+        session.restart()
+        assert session.run("'x' in globals()").value is False
+
+
+def test_without_warm_starts() -> None:
+    """A session that starts afresh is a session like any other."""
+    with cloche.Sandbox(warm=False) as sandbox:
+        session = sandbox.session()
+        session.run("x = 1")
+        session.checkpoint("c")
+        result = session.run("x")
+        assert (result.value, result.meta["start"]) == (1, "cold")
