@@ -68,6 +68,7 @@ class Family:
         self._last = ORIGIN
         self._request_id = 1 << 40  # above the numbers of cells
         self._turn = asyncio.Lock()
+        self._until = 0.0
 
     async def clone(self, parent: Node, new_dialogue: Callable[[], Dialogue], kinds: Sequence[bool]) -> list[Node]:
         """Stop `parent` and return clones of it, one for each of `kinds`, which says whether it is a fork.
@@ -78,6 +79,7 @@ class Family:
             if parent.is_frozen:
                 await self._thaw(parent)
             nodes: list[Node] = []
+            self._until = asyncio.get_running_loop().time() + BIRTH_PATIENCE_S
             try:
                 for is_fork in kinds:  # one after the other: the interpreter can clone itself once at a time
                     node = await self._bear(parent, new_dialogue(), is_fork=is_fork)
@@ -98,17 +100,18 @@ class Family:
             await self._ask("arm", node=parent.number)
             self._request_id += 1
             asked = await parent.dialogue.ask_for_clone(self._request_id, dialogue)
-            await _first_of(asked, parent.dialogue.lost, self.end)
+            await self._first_of(asked, parent.dialogue.lost, self.end)
             if not asked.done():
                 raise StartFailed("the session ended while it was cloned")
             error = asked.result().get("error")
             if error is not None:
                 why = str(error.get("message"))[:2000] if isinstance(error, dict) else "no reason"
                 raise InvalidRequest(f"this session cannot be cloned: it has {why}")
-            await _first_of(dialogue.born, self.end)
+            await self._first_of(dialogue.born, self.end)
             if not dialogue.born.done():
                 raise StartFailed(f"a clone of the session was born and did not live{_last_words(dialogue)}")
         except BaseException:
+            self.connection.tell("disarm", id=0)
             node.close()
             raise
         self.nodes[node.number] = node
@@ -129,7 +132,7 @@ class Family:
             node.dialogue.close_guest_ends()
             node.dialogue.go(is_fork=is_fork)
         for node in nodes:
-            await _first_of(node.dialogue.ready, node.dialogue.lost, self.end)
+            await self._first_of(node.dialogue.ready, node.dialogue.lost, self.end)
             if not node.dialogue.ready.done():
                 raise StartFailed(f"a clone of the session ended while it began{_last_words(node.dialogue)}")
 
@@ -206,6 +209,7 @@ class Family:
             node.is_exceeded = True
         elif tag == "gone":
             node.counters = body["counters"]
+            node.dialogue.end("the interpreter has ended")
 
     async def _ask(self, tag: str, payload: Mapping[str, Any] | None = None, **body: int) -> list[int]:
         try:
@@ -222,6 +226,11 @@ class Family:
             await self.close()
         elif not self.end.done():
             await self.prune()
+
+    async def _first_of(self, *futures: asyncio.Future[Any]) -> None:
+        """Wait until one is done, within reason: what all the clones of one call together may take."""
+        left = max(0.0, self._until - asyncio.get_running_loop().time())
+        await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
         """Kill and remove everything."""
@@ -244,8 +253,3 @@ def _is_below(node: Node, other: Node) -> bool:
     while above is not None and above is not other:
         above = above.parent
     return above is other
-
-
-async def _first_of(*futures: asyncio.Future[Any]) -> None:
-    """Wait until one is done, within reason."""
-    await asyncio.wait(futures, timeout=BIRTH_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)

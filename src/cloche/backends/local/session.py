@@ -72,6 +72,11 @@ class LocalSession:
         """Tell whether it can still run anything."""
         return self._family is not None and not self._family.end.done() and not self._dialogue.lost.done()
 
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether no process of it is left: one that has only closed its link may still be at work."""
+        return self._is_closed or self._family is None or self._family.end.done()
+
     async def open(self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend) -> None:
         """Send the run that the session is, with `send`, and wait until the interpreter says that it is ready."""
         family = self._family = Family(connection, spec, self._node)
@@ -182,7 +187,12 @@ class LocalSession:
         self._interrupt(KillCause.TIMEOUT)
 
     def _on_flood(self) -> None:
-        self._interrupt(KillCause.OUTPUT_LIMIT)
+        if self._is_running or self._family is None:
+            self._interrupt(KillCause.OUTPUT_LIMIT)
+        elif self._node.number == ORIGIN:  # nobody waits for it, and it would keep the caller busy for ever
+            self._family.connection.kill(KillCause.OUTPUT_LIMIT)
+        else:
+            self._family.kill(self._node)
 
     def _interrupt(self, cause: KillCause | None) -> None:
         """Interrupt the cell, and kill the session if that does not help."""
@@ -212,16 +222,19 @@ class LocalSession:
         """Remember memory and workspace under `name`; see core.protocols.SupportsFork."""
         async with self._turn:
             family = self._forkable()
-            await self._go_on()
-            node = self._node
-            (clone,) = await self._cloned(family, [False])
-            node.is_runner, node.is_held = False, True
-            replaced = self._checkpoints.pop(name, None)
-            self._checkpoints[name] = node
-            self._stand_at(clone)
-            if replaced is not None and replaced not in self._checkpoints.values():
-                replaced.is_held = False
-                await family.prune()
+            await finish(self._checkpoint(family, name))
+
+    async def _checkpoint(self, family: Family, name: str) -> None:
+        await self._go_on()
+        node = self._node
+        (clone,) = await self._cloned(family, [False])
+        node.is_runner, node.is_held = False, True
+        replaced = self._checkpoints.pop(name, None)
+        self._checkpoints[name] = node
+        self._stand_at(clone)
+        if replaced is not None and replaced not in self._checkpoints.values():
+            replaced.is_held = False
+            await family.prune()
 
     async def rollback(self, name: str) -> None:
         """Go back to a checkpoint, which stays; see core.protocols.SupportsFork."""
@@ -236,30 +249,43 @@ class LocalSession:
                 raise InvalidRequest(
                     f"a fork that was made after the checkpoint {name!r} is still open; close it first"
                 )
-            later = [other for other in self._checkpoints if _is_after(self._checkpoints, other, name)]
-            for other in later:
-                self._checkpoints.pop(other).is_held = False
-            self._node.is_runner = False
-            await finish(family.prune())
-            (clone,) = await family.clone(node, self._new_dialogue, [False])
-            self._verdict = None
-            self._stand_at(clone)
+            await finish(self._go_back(family, node, name))
+
+    async def _go_back(self, family: Family, node: Node, name: str) -> None:
+        later = [other for other in self._checkpoints if _is_after(self._checkpoints, other, name)]
+        for other in later:
+            self._checkpoints.pop(other).is_held = False
+        self._node.is_runner = False
+        await family.prune()
+        (clone,) = await family.clone(node, self._new_dialogue, [False])
+        self._verdict = None
+        self._stand_at(clone)
 
     async def fork(self, count: int) -> list[LocalSession]:
         """Return sessions that begin as this one is; see core.protocols.SupportsFork."""
         async with self._turn:
             family = self._forkable()
-            if not self._node.is_used:
-                self._stand_at(await family.freshest(self._node))
-            node = self._node
-            *forks, clone = await self._cloned(family, [True] * count + [False])
-            node.is_runner = False
-            self._stand_at(clone)
-            return [self._twin(family, fork) for fork in forks]
+            forking = asyncio.ensure_future(self._fork(family, count))
+            try:
+                return await finish(forking)
+            except asyncio.CancelledError:
+                if not forking.cancelled() and forking.exception() is None:
+                    for fork in forking.result():  # nobody else knows of them
+                        await finish(fork.sandbox.close())
+                raise
+
+    async def _fork(self, family: Family, count: int) -> list[LocalSession]:
+        if not self._node.is_used:
+            self._stand_at(await family.freshest(self._node))
+        node = self._node
+        *forks, clone = await self._cloned(family, [True] * count + [False])
+        node.is_runner = False
+        self._stand_at(clone)
+        return [self._twin(family, fork) for fork in forks]
 
     async def _cloned(self, family: Family, kinds: list[bool]) -> list[Node]:
-        await self._sandbox.check_alone(self)
-        return await finish(family.clone(self._node, self._new_dialogue, kinds))
+        async with self._sandbox.alone(self):
+            return await family.clone(self._node, self._new_dialogue, kinds)
 
     def _twin(self, family: Family, node: Node) -> LocalSession:
         """Return the session that goes on in a fork."""
@@ -353,7 +379,7 @@ class LocalSession:
     def _verdict_of(self, frame: dict[str, Any]) -> Verdict:
         """Judge a cell that was answered: by what we did to it, then by what it says of itself."""
         code = frame.get("exit_code")
-        code = code if isinstance(code, int) and 0 <= code <= 255 else 1
+        code = code if type(code) is int and 0 <= code <= 255 else 1
         if self._cause is KillCause.TIMEOUT:
             return Verdict(status=Status.TIMEOUT, exit_code=EXIT_TIMEOUT)
         if self._cause is KillCause.OUTPUT_LIMIT:
