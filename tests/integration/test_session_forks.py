@@ -198,7 +198,9 @@ def test_what_stands_in_the_way_is_named(session: Session, code: str, what: str)
 def test_what_does_not_stand_in_the_way(session: Session) -> None:
     """A file open for reading keeps its place; an event loop that was used, and a process that ended, do not matter."""
     session.run("_ = open('r', 'w').write('abcdef')")
-    session.run("import asyncio, subprocess; f = open('r'); f.read(2); await asyncio.sleep(0); subprocess.run(['true'])")
+    session.run(
+        "import asyncio, subprocess; f = open('r'); f.read(2); await asyncio.sleep(0); subprocess.run(['true'])"
+    )
     session.checkpoint("c")
     assert session.run("f.read(2)").value == "cd"
     (fork,) = session.fork()

@@ -82,7 +82,9 @@ def test_last_values_are_remembered(session: Session) -> None:
 
 def test_await_at_the_top_and_tasks_between_cells(session: Session) -> None:
     """One event loop serves all cells; a task goes on when the next cell awaits."""
-    session.run("import asyncio\nseen = []\nasync def work():\n for n in range(3):\n  seen.append(n)\n  await asyncio.sleep(0)")
+    session.run(
+        "import asyncio\nseen = []\nasync def work():\n for n in range(3):\n  seen.append(n)\n  await asyncio.sleep(0)"
+    )
     assert session.run("task = asyncio.ensure_future(work()); await asyncio.sleep(0); len(seen) >= 0").value is True
     assert session.run("await task\nseen").value == [0, 1, 2]
 
@@ -277,7 +279,11 @@ def test_history_is_kept(session: Session) -> None:
     session.run("1/0")
     session.restart()
     session.run("print('a')")
-    assert [(entry.code, entry.status) for entry in session.history] == [("1", "ok"), ("1/0", "error"), ("print('a')", "ok")]
+    assert [(entry.code, entry.status) for entry in session.history] == [
+        ("1", "ok"),
+        ("1/0", "error"),
+        ("print('a')", "ok"),
+    ]
     assert session.history[2].summary.endswith("a")
 
 

@@ -213,6 +213,7 @@ class AsyncSandbox:
         if closing is not None:
             self._stack.push_async_callback(closing)
         self._stack.push_async_callback(found.close)
+        self._stack.push_async_callback(twin._stack.aclose)  # the forks of the fork
         return found
 
     def timeout_s(self, timeout: float | str | None) -> float:

@@ -10,6 +10,7 @@ from importlib import resources
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.frames import BashCodec
 from cloche.core.languages import Language, language_named
+from cloche.jail.caps import drop_all
 from cloche.jail.guest import LINK
 from cloche.jail.spec import Run
 
@@ -44,7 +45,7 @@ def build_session_program(name: str, env: Mapping[str, str], places: Places, tim
     return _PROGRAMS[language.name](language, env, places, timeout_s)
 
 
-_ONE_THREAD: Mapping[str, str] = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+_ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def _python(language: Language, env: Mapping[str, str], places: Places, timeout_s: float) -> SessionProgram:
@@ -58,6 +59,7 @@ def _python(language: Language, env: Mapping[str, str], places: Places, timeout_
         "argv": [],
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
+        "powers": drop_all(),  # for a clone, which is born with those of its own namespaces
     }
     return SessionProgram(
         run=run, language=language, toolchain=python_toolchain(), new_codec=JsonCodec, is_forkable=True
