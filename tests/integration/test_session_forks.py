@@ -177,13 +177,13 @@ def test_how_many_is_checked(session: Session) -> None:
     ("code", "what"),
     [
         ("kept = open('log', 'w')", "log, which is open for writing"),
-        ("import threading; e = threading.Event(); t = threading.Thread(target=e.wait, name='mine'); t.start()", "mine"),
+        ("import threading as th; e = th.Event(); t = th.Thread(target=e.wait, name='mine'); t.start()", "mine"),
         ("import subprocess; p = subprocess.Popen(['sleep', '60'])", r"running process \d+ \(sleep\)"),
         ("import socket; s = socket.socketpair()", "a socket"),
         ("import mmap; m = mmap.mmap(-1, 4096)", "has shared memory"),
         ("import os; p = os.pipe()", "a pipe"),
-        ("import asyncio\nasync def f(): await asyncio.sleep(60)\nt = asyncio.ensure_future(f()) if 0 else None\n"
-         "async def g():\n global t\n t = asyncio.ensure_future(f())\nawait g()", "task"),
+        (("import asyncio\nasync def f(): await asyncio.sleep(60)\nt = asyncio.ensure_future(f()) if 0 else None\n"
+         "async def g():\n global t\n t = asyncio.ensure_future(f())\nawait g()"), "task"),
     ],
 )  # fmt: skip
 def test_what_stands_in_the_way_is_named(session: Session, code: str, what: str) -> None:
@@ -227,10 +227,14 @@ def test_forty_rounds_nest_no_deeper(session: Session) -> None:
 
 def test_too_deep_is_said(session: Session) -> None:
     """Checkpoints one inside the other end where the kernel's nesting does: with an error, and nothing is lost."""
-    with pytest.raises(cloche.InvalidRequest, match="nested as deep"):
+
+    def nest() -> None:
         for number in range(ROUNDS):
             write(session, str(number))
             session.checkpoint(str(number))
+
+    with pytest.raises(cloche.InvalidRequest, match="nested as deep"):
+        nest()
     deepest = session.run("x").value
     assert int(deepest) > 20
     session.rollback("3")

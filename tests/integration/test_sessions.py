@@ -253,7 +253,7 @@ def test_an_exit_keeps_the_session(session: Session) -> None:
 
 def test_children_do_not_confuse_the_session(session: Session) -> None:
     """A process that a cell forks ends with the cell's code, and answers for nobody."""
-    code = "import os\npid = os.fork()\nprint('child' if pid == 0 else 'parent', flush=True)\nif pid: os.waitpid(pid, 0)\n7"
+    code = "import os\npid = os.fork()\nprint('parent' if pid else 'child', flush=True)\nif pid: os.waitpid(pid, 0)\n7"
     result = session.run(code)
     assert (sorted(result.stdout.split()), result.value) == (["child", "parent"], 7)
     assert session.run("8").value == 8

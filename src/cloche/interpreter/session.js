@@ -21,6 +21,7 @@ const MAX_TEXT = Math.floor(MAX_FRAME_BYTES / 32); // characters of a value, a r
 const PATIENCE_MS = 100; // how long an idle guest may take to say so before it counts as busy
 const MAX_DISPLAYS = 16; // not yet read by the caller, before `display` waits
 const SIGINT = 2;
+const EXIT_BROKEN = 70;
 const [DISPLAYS, FINISHED] = [0, 1]; // places in the shared memory: displays under way, runs that are over
 const INTERRUPTED = {
   exit_code: 1,
@@ -36,10 +37,12 @@ function beDriver() {
   const waiting = [];
   let run = null; // the id of the current one
   let lastId = 0;
-  let interrupted = null; // the id of the last one that a SIGINT came for
-  let wakeUp = null; // a timer, while a termination is under way
-  let pongs = 0;
+  let ended = null; // what it came to, while the guest has its last turn
+  let isAbandoned = false; // whether a run was declared over that the guest may go on with
   let isLeaving = false;
+  let wakeUp = null; // a timer, while a termination is under way
+  let probe = null; // what to do when the guest answers, while it is asked whether it rests
+  let pings = 0;
 
   const send = (message, then) => {
     const body = Buffer.from(stringify(message));
@@ -47,69 +50,74 @@ function beDriver() {
     header.writeUInt32BE(body.length);
     link.write(Buffer.concat([header, body]), then);
   };
+  const tell = (message) => parentPort.postMessage(message);
   const finish = (result) => {
-    if (run !== null) {
-      send({ op: 'done', id: run, ...result });
-      Atomics.add(workerData.shared, FINISHED, 1);
-    }
-    run = null;
+    if (run !== null) send({ op: 'done', id: run, ...result });
+    run = ended = null;
+    Atomics.add(workerData.shared, FINISHED, 1);
     begin();
   };
   const begin = () => {
-    if (run !== null || wakeUp !== null || waiting.length === 0) return;
+    if (run !== null || wakeUp !== null || probe !== null || waiting.length === 0) return;
+    if (isAbandoned) return ask((isBusy) => (isAbandoned = false) || (isBusy && stop({})));
     const { id, code } = waiting.shift();
     run = lastId = id;
-    parentPort.postMessage({ op: 'run', id, code, finished: Atomics.load(workerData.shared, FINISHED) });
+    tell({ op: 'run', id, code, finished: Atomics.load(workerData.shared, FINISHED) });
+  };
+  // Call back with whether the guest is too busy to answer.
+  const ask = (then) => {
+    const answer = (isBusy) => {
+      clearTimeout(timer);
+      probe = null;
+      then(isBusy);
+      begin();
+    };
+    const timer = setTimeout(answer, PATIENCE_MS, true);
+    probe = { number: ++pings, answer };
+    tell({ op: 'ping', number: pings });
   };
   // A guest that came to rest meanwhile is woken by a message, whose receipt is then what the termination strikes.
   const stop = (result) => {
     if (wakeUp !== null) return;
-    wakeUp = setInterval(() => parentPort.postMessage({ op: 'ping' }), PATIENCE_MS);
+    Atomics.add(workerData.shared, FINISHED, 1); // before the guest can begin a run that still waits for its turn
+    wakeUp = setInterval(tell, PATIENCE_MS, { op: 'ping' });
     guest.post('Runtime.terminateExecution', () => {
       clearInterval(wakeUp);
       wakeUp = null;
-      if (isLeaving) leave();
-      else finish(result);
+      finish(result);
     });
   };
-  listenForInterrupts(() => {
+  const settle = (isBusy) => {
     if (run === null || wakeUp !== null) return;
-    const heard = pongs;
-    interrupted = run;
-    parentPort.postMessage({ op: 'ping' });
-    setTimeout(() => {
-      if (run === null || run !== interrupted || wakeUp !== null) return;
-      if (pongs === heard) stop(INTERRUPTED);
-      else finish(INTERRUPTED);
-    }, PATIENCE_MS);
-  });
+    if (ended === null && isBusy) return stop(INTERRUPTED);
+    isAbandoned ||= ended === null;
+    finish(ended ?? INTERRUPTED);
+  };
+  listenForInterrupts(() => run !== null && wakeUp === null && probe === null && ask(settle));
+  const leave = () => {
+    tell({ op: 'leave' });
+    setTimeout(leave, PATIENCE_MS); // once more, if a termination strikes the receipt of this one
+    if (isLeaving) stop({});
+    isLeaving = true;
+  };
   const countDisplay = () => {
     Atomics.sub(workerData.shared, DISPLAYS, 1);
     Atomics.notify(workerData.shared, DISPLAYS);
   };
   const answers = {
     ready: () => send({ op: 'ready', runtime: `Node.js ${process.version}` }),
-    pong: () => (pongs += 1),
+    pong: ({ number }) => probe !== null && number === probe.number && probe.answer(false),
     display: ({ data, metadata }) => send({ op: 'display', id: run ?? lastId, data, metadata }, countDisplay),
     exit: ({ code }) => stop({ exit_code: code }),
     done: ({ id, result }) => {
       if (id !== run || wakeUp !== null) return;
-      // A child process that the same signal ended made the run fail.
-      if (id === interrupted && result.error) result.error = { ...INTERRUPTED.error, traceback: result.error.traceback };
-      finish(result);
+      ended = result;
+      if (probe === null) ask(settle); // meanwhile the guest prints what the run rejected and nobody handled
     },
   };
   parentPort.on('message', (message) => answers[message.op](message));
-  const leave = () => {
-    guest.disconnect();
-    process.exit();
-  };
-  const stopAndLeave = () => {
-    isLeaving = true;
-    stop({});
-  };
   link.on('data', frameReader((message) => message.op === 'run' && waiting.push(message) && begin()));
-  link.on('end', stopAndLeave).on('error', stopAndLeave);
+  link.once('end', leave).on('error', () => {});
 }
 
 // Public interfaces bring signals to the main thread, which may be busy; the handle beneath them works in any thread.
@@ -145,7 +153,7 @@ function beGuest() {
   process.on('SIGINT', () => {}); // for as long as the driver does not listen
   const shared = new Int32Array(new SharedArrayBuffer(8));
   const driver = new Worker(__filename, { workerData: { fd: Number(process.argv[2]), shared } });
-  driver.on('exit', () => process.reallyExit(0)).on('error', () => process.reallyExit(70));
+  driver.on('error', (error) => report(error) && process.reallyExit(EXIT_BROKEN));
   process.argv = [process.execPath];
   prepareStreams();
   prepareErrors();
@@ -160,7 +168,11 @@ function beGuest() {
   define('display', () => display);
   const evaluate = prepareEvaluation();
   const orders = {
-    ping: () => driver.postMessage({ op: 'pong' }),
+    ping: ({ number }) => driver.postMessage({ op: 'pong', number }),
+    leave: () => {
+      require('node:fs').closeSync(2); // Node.js would complain that the driver still debugs it
+      process.reallyExit(0);
+    },
     run: ({ id, code, finished }) => {
       if (Atomics.load(shared, FINISHED) !== finished) return; // it was interrupted while it waited for a callback
       evaluate(id, code, (result) => driver.postMessage({ op: 'done', id, result }));
@@ -267,7 +279,7 @@ function prepareEvaluation() {
   const session = new Session();
   session.connect();
   const post = session.post.bind(session);
-  const { setImmediate } = globalThis;
+  const { nextTick } = process;
   const promises = new Map(); // by the id of the run
   let received;
   let receiver;
@@ -299,13 +311,12 @@ function prepareEvaluation() {
     const conclude = (failure, answer) => {
       promises.delete(id);
       if (failure) return done({ exit_code: 1, error: { name: 'Error', message: failure.message, traceback: '' } });
-      // A turn of the event loop lets what the run rejected and nobody handled be printed before its end.
-      const later = (result) => setImmediate(done, result);
-      resultOf(id, code, answer).then(later, (error) => later(failed(error)));
+      resultOf(id, code, answer).then(done, (error) => done(failed(error)));
     };
-    setImmediate(onNextPromise, (promise) => promises.set(id, promise));
-    // Straight from the event loop, so that no frame of this file is below the run's.
-    setImmediate(post, 'Runtime.evaluate', settings, conclude);
+    // From the event loop, so that no frame of this file is below the run's. Unlike that of immediates, the queue of
+    // ticks survives a termination.
+    nextTick(onNextPromise, (promise) => promises.set(id, promise));
+    nextTick(post, 'Runtime.evaluate', settings, conclude);
   };
 }
 
@@ -334,6 +345,9 @@ function succeeded(value) {
 function failed(error, place = '') {
   const traceback = report(error, place);
   const isError = types.isNativeError(error);
+  // The error of a child process that an interrupt ended comes before the interrupt itself.
+  const isInterrupt = safely(() => isError && error.signal === 'SIGINT') === true;
+  if (isInterrupt) return { ...INTERRUPTED, error: { ...INTERRUPTED.error, traceback } };
   const name = cut(safely(() => (isError ? String(error.name) : 'Error')));
   const message = cut(safely(() => (isError ? String(error.message) : inspect(error))));
   return { exit_code: 1, error: { name, message, traceback } };
@@ -344,7 +358,7 @@ function report(error, place = '') {
   const lines = safely(() => inspect(error)).split('\n');
   const isOurs = (line) => /^ +at /.test(line) && (line.includes(__filename) || line.includes('(node:inspector:'));
   const kept = lines.filter((line, at) => {
-    return !isOurs(line) && !(line.includes('processImmediate (node:') && at > 0 && isOurs(lines[at - 1]));
+    return !isOurs(line) && !(line.includes('processTicksAndRejections (node:') && at > 0 && isOurs(lines[at - 1]));
   });
   const text = cut(`${place}Uncaught ${kept.join('\n')}`);
   process.stderr.write(`${text}\n`);

@@ -46,6 +46,17 @@ __cloche_abort() {
   while :; do builtin kill -INT $$; done
 }
 
+# From 5.3 on, a SIGINT that meets `wait` in what a shell does at its prompt would kill the shell, were it not trapped.
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 503)); then
+  wait() {
+    local code=0
+    [[ $BASHPID != "$$" ]] || builtin trap '__cloche_abort 130' INT
+    builtin wait "$@" || code=$?
+    [[ $BASHPID != "$$" ]] || builtin trap - INT
+    return "$code"
+  }
+fi
+
 exit() {
   local last=$? code=0
   [[ $BASHPID == "$$" ]] || builtin exit "${@:-$last}"
@@ -64,24 +75,37 @@ __cloche_return() { builtin return "$1"; }
 __cloche_report() {
   [[ $__cloche_id ]] || return 0
   __cloche_last=${__cloche_status:-$1}
+  builtin trap '' PIPE # a caller that is gone shows in the next read
   builtin printf 'done %s %s\n' "$__cloche_id" "$__cloche_last" >&60
+  builtin trap - PIPE
   __cloche_id= __cloche_status=
+}
+
+# A run that came to its last line has a status already, unless what follows that line did not parse.
+__cloche_conclude() {
+  if (($1 == 0)); then
+    __cloche_status=${__cloche_status:-0}
+  else
+    __cloche_status=$1
+  fi
 }
 
 __cloche_leave() {
   builtin trap - EXIT
-  builtin exit 0
+  builtin exit "$1"
 }
 
 __cloche_next() {
   local last=$? id length IFS=' ' LC_ALL=C # so that characters are bytes
   __cloche_hold
+  # A SIGINT that meets a subshell right after its fork throws that one back to the prompt too.
+  [[ $BASHPID == "$$" ]] || __cloche_leave 130
   __cloche_report "$last"
   builtin exec 0<<<''
   __cloche_code=
-  builtin read -r -u 60 id length || __cloche_leave
+  builtin read -r -u 60 id length || __cloche_leave 0
   IFS=
-  ((length == 0)) || builtin read -r -N "$length" -u 60 __cloche_code || __cloche_leave
+  ((length == 0)) || builtin read -r -N "$length" -u 60 __cloche_code || __cloche_leave 0
   __cloche_id=$id
   __cloche_heed
 }
@@ -102,13 +126,13 @@ __cloche_restart() {
 }
 
 trap __cloche_failed ERR
-trap '__cloche_status=$? __cloche_options=$-; { : >&60; } 2>/dev/null && __cloche_restart' EXIT
+trap '__cloche_status=$? __cloche_options=$-; [[ $BASHPID == "$$" ]] && { : >&60; } 2>/dev/null && __cloche_restart' EXIT
 readonly PROMPT_COMMAND='__cloche_next
 builtin source /dev/stdin <<<"{ { exec </dev/null; __cloche_return $__cloche_last && :; } 2>/dev/null; $__cloche_code
 
 { __cloche_status=\$?; } 2>/dev/null
 }" 2>&61 60>&- 61>&-
-: "${__cloche_status:=$?}"'
+__cloche_conclude "$?"'
 
 if { : <&62; } 2>/dev/null; then
   IFS= read -r -d '' -u 62 __cloche_code

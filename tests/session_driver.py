@@ -1,0 +1,199 @@
+"""A driver of live sessions as a plain subprocess: what a caller does, without a jail around the driver."""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import cloche
+from cloche.core.frames import BashCodec, FrameReader, encode
+
+DRIVERS = Path(cloche.__file__).parent / "interpreter"
+PATIENCE_S = 60.0
+AGAIN_S = 0.5  # until an interrupt is sent again
+END_OF_LINK: dict[str, Any] = {"op": "end"}
+
+
+class Codec(Protocol):
+    """Turn what a caller says into bytes, and bytes into what a driver says."""
+
+    def encode_run(self, run_id: int, code: str) -> bytes: ...
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]: ...
+
+
+class FrameCodec(FrameReader):
+    """Frames in both directions."""
+
+    def encode_run(self, run_id: int, code: str) -> bytes:
+        return encode({"op": "run", "id": run_id, "code": code})
+
+
+@dataclass
+class Ran:
+    """Hold all that was seen of one run by the time its end was known."""
+
+    done: dict[str, Any]
+    displays: list[dict[str, Any]] = field(default_factory=list)
+    stdout: bytes = b""
+    stderr: bytes = b""
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.done["exit_code"])
+
+    @property
+    def value(self) -> Any:
+        return self.done["value"]
+
+    @property
+    def error(self) -> str:
+        return str(self.done.get("error", {}).get("name", ""))
+
+
+def command_of(language: str, fd: int, program: str = "") -> list[str]:
+    """Return the command that a caller starts a driver with."""
+    if language == "javascript":
+        options = ["--expose-internals", "--no-force-async-hooks-checks"]
+        return [program or "node", *options, str(DRIVERS / "session.js"), str(fd)]
+    return [program or "bash", "--noprofile", "--norc", str(DRIVERS / "session.sh"), str(fd)]
+
+
+class Driver:
+    """Start a driver and talk to it; leaving the block ends the link, and checks that the driver ends well by that."""
+
+    def __init__(self, language: str, folder: Path, *, program: str = "", env: Mapping[str, str] | None = None):
+        self.codec: Codec = FrameCodec() if language == "javascript" else BashCodec()
+        self.link, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                command_of(language, theirs.fileno(), program),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                cwd=folder,
+                env={"PATH": os.environ["PATH"], "HOME": str(folder), "LANG": "C.UTF-8", **(env or {})},
+            )
+        self.selector = selectors.DefaultSelector()
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.pipes = {"stdout": self.process.stdout.fileno(), "stderr": self.process.stderr.fileno()}
+        for name, fd in self.pipes.items():
+            os.set_blocking(fd, False)
+            self.selector.register(fd, selectors.EVENT_READ, name)
+        self.selector.register(self.link, selectors.EVENT_READ, "link")
+        self.run_id = 0
+        self.ready = self._await("ready").done
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.link.close()
+        try:
+            exit_code = self.process.wait(PATIENCE_S)
+        finally:
+            self.kill()
+        if failure[0] is None:
+            assert exit_code == 0
+
+    def kill(self) -> None:
+        """End everything in the driver's process group, and let go of its pipes."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        self.selector.close()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+        self.link.close()
+
+    def run(self, code: str, *, interrupt_at: bytes = b"", interrupt_after_s: float = 0.0) -> Ran:
+        """Run `code`; send SIGINT to the group once `interrupt_at` was printed, or after a time.
+
+        It is sent again until the run is over: a driver that has not read the run yet ignores it.
+        """
+        self.send(code)
+        return self._await("done", interrupt_at=interrupt_at, interrupt_after_s=interrupt_after_s)
+
+    def send(self, code: str) -> None:
+        """Ask for a run from a thread of its own, as long code may have to wait for the driver."""
+        self.run_id += 1
+        data = self.codec.encode_run(self.run_id, code)
+        threading.Thread(target=self._send_all, args=(data,)).start()
+
+    def _send_all(self, data: bytes) -> None:
+        try:
+            self.link.sendall(data)
+        except OSError:
+            pass  # the driver is gone, which the end of the link says better
+
+    def interrupt(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGINT)
+        except ProcessLookupError:
+            pass  # likewise
+
+    def _await(self, op: str, *, interrupt_at: bytes = b"", interrupt_after_s: float = 0.0) -> Ran:
+        ran = Ran(done={})
+        begin = time.monotonic()
+        interrupt_s = interrupt_after_s or math.inf
+        while not ran.done:
+            for key, _ in self.selector.select(min(interrupt_s, PATIENCE_S)):
+                if key.data == "link":
+                    self._read_link(ran, op)
+                else:
+                    self._read_pipe(ran, key.data)
+            waited_s = time.monotonic() - begin
+            if waited_s > interrupt_s or (interrupt_at and interrupt_at in ran.stdout):
+                self.interrupt()
+                interrupt_at, interrupt_s = b"", waited_s + AGAIN_S
+            if waited_s > PATIENCE_S:
+                raise TimeoutError(f"no {op}; so far {ran}")
+        for name in self.pipes:
+            while self._read_pipe(ran, name):
+                pass
+        return ran
+
+    def _read_link(self, ran: Ran, op: str) -> None:
+        data = self.link.recv(1 << 16)
+        if not data:
+            ran.done = END_OF_LINK
+        for message in self.codec.feed(data) if data else []:
+            if message["op"] == op:
+                assert op != "done" or message["id"] == self.run_id
+                ran.done = message
+            else:
+                ran.displays.append(message)
+
+    def _read_pipe(self, ran: Ran, name: str) -> bool:
+        """Read what is there; tell whether there was something."""
+        try:
+            data = os.read(self.pipes[name], 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data and self.pipes[name] in self.selector.get_map():
+            self.selector.unregister(self.pipes[name])
+        setattr(ran, name, getattr(ran, name) + data)
+        return bool(data)
+
+
+if __name__ == "__main__":  # a session by hand: `python -m tests.session_driver bash`
+    with Driver(sys.argv[1], Path.cwd()) as driver:
+        for line in sys.stdin:
+            print(driver.run(line))
