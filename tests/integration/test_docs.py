@@ -71,7 +71,7 @@ def test_a_program_in_the_documents_runs(text: str, tmp_path: Path, surroundings
         env=surroundings,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -93,7 +93,7 @@ def test_a_terminal_session_in_the_documents_is_true(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=200,
             check=False,
         )
         assert matches(expected, done.stdout), f"$ {command}\n{done.stdout}\nis not\n{expected}"
