@@ -9,6 +9,7 @@ import pytest
 
 import cloche
 from cloche.sync import Session
+from tests.leftovers import Snapshot, wait_for_leftovers
 
 ROUNDS = 40
 
@@ -158,12 +159,20 @@ def test_an_open_fork_blocks_the_rollback_before_it(session: Session) -> None:
 
 
 def test_forks_end_with_the_sandbox() -> None:
-    """They are closed with the first session's sandbox at the latest."""
-    with cloche.Sandbox() as sandbox:
+    """They are closed with the first session's sandbox at the latest: forks of forks, and sessions beside them, too."""
+    before = Snapshot.take()
+    with cloche.Sandbox(warm=False) as sandbox:
         (fork,) = sandbox.session().fork()
-    assert not fork.is_alive
-    with pytest.raises(cloche.InvalidRequest, match="closed"):
-        fork.run("1")
+        (inner,) = fork.fork()
+        beside = fork.sandbox.session()
+        assert beside.run("1").value == inner.run("1").value == 1
+    for one in (fork, inner, beside):
+        assert not one.is_alive
+        with pytest.raises(cloche.InvalidRequest, match="closed"):
+            one.run("1")
+    with pytest.raises(cloche.InvalidRequest, match="not open"):
+        fork.sandbox.run("1")
+    assert wait_for_leftovers(before, patience_s=20) == []
 
 
 def test_how_many_is_checked(session: Session) -> None:
