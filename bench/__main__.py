@@ -20,8 +20,8 @@ from cloche.core.errors import ClocheError
 from .environments import Report, hold
 from .targets import held_against
 
-BARE = ("print", "command", "import")
-WITH_PACKAGES = ("pandas",)
+BARE = ("print", "command", "import", "first", "session")
+WITH_PACKAGES = ("pandas", "data")
 
 
 def main() -> int:
@@ -46,6 +46,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100, help="turns of every contestant (default 100)")
     parser.add_argument("--runs", type=int, default=2000, help="runs from four threads, each side (default 2000)")
+    parser.add_argument("--sessions", type=int, default=0, help="live sessions at once (default 0: not measured)")
     parser.add_argument("--events", help=f"some of {','.join((*BARE, *WITH_PACKAGES))} (default all)")
     parser.add_argument("--peers", action="store_true", help="let the peers take part that are installed")
     parser.add_argument("--peers-folder", default=PEERS_FOLDER, help=f"where they are (default {PEERS_FOLDER})")
@@ -58,12 +59,14 @@ def _measure(options: argparse.Namespace) -> Report:
     """Hold the events in the environments that they need, and return one report."""
     wanted = options.events.split(",") if options.events is not None else (*BARE, *WITH_PACKAGES)
     asked = {"rounds": options.rounds, "runs": options.runs, "peers_folder": None}
+    asked["sessions"] = options.sessions
     asked["image"] = os.environ.get(IMAGE_VARIABLE) or IMAGE
     second = hold(tuple(name for name in wanted if name in WITH_PACKAGES), asked, has_packages=True)
     if options.peers:
         asked["peers_folder"] = str(peers_folder(options.peers_folder))
     report = hold(tuple(name for name in wanted if name in BARE), asked)
-    report["events"][len(BARE) :] = [*second["events"], *report["events"][len(BARE) :]]
+    own = sum(event["name"] in BARE for event in report["events"])  # what follows are peers
+    report["events"][own:own] = second["events"]
     report["leaks"] += second["leaks"]
     return report
 

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Report = dict[str, Any]
-Rows = dict[str, dict[str, float]]
+Rows = dict[str, Any]
 PLAIN, BUBBLEWRAP, COLD, WARM = "plain subprocess", "bubblewrap", "cloche, cold", "cloche, warm"
+PRELOADED = "cloche, pandas preloaded"
+CELL, FORK, ROLLBACK = "cloche, session cell", "cloche, fork(1)", "cloche, rollback"
+FIRST, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
 
 
 def _p50(first: str, second: str) -> Callable[[Rows], float]:
@@ -23,6 +26,12 @@ TARGETS: tuple[tuple[str, str, str, float, bool, Callable[[Rows], float]], ...] 
      lambda rows: rows[WARM]["per_second"] / rows[PLAIN]["per_second"]),
     ("import", "rows", "what import cloche adds / what import asyncio adds", 1.0, False,
      lambda rows: rows["import cloche"]["over"] / rows["import asyncio"]["over"]),
+    ("first", "rows", "first run of a process, p50 / the same cold", 1.05, False, _p50(FIRST, FIRST_COLD)),
+    ("pandas", "rows", "pandas preloaded p50 / plain p50", 0.03, False, _p50(PRELOADED, PLAIN)),
+    ("session", "rows", "session cell p50 / plain p50", 0.05, False, _p50(CELL, PLAIN)),
+    ("session", "idle", "MiB of PSS of an idle session", 8.0, False, lambda idle: idle["session_mib"]),
+    ("data", "rows", "fork(1) at 500 MB p50 / plain p50", 2.0, False, _p50(FORK, PLAIN)),
+    ("data", "rows", "rollback at 500 MB p50 / plain p50", 2.0, False, _p50(ROLLBACK, PLAIN)),
 )  # fmt: skip
 
 

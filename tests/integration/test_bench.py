@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from cloche.cli.contest import remains
+from bench.targets import TARGETS, held_against
+from cloche.cli.contest import remains, sessions
+from cloche.cli.contest.contestants import Setting
 from cloche.cli.contest.driver import Driver, PeerFailed
 from cloche.cli.contest.peer_driver import burst
 from cloche.cli.contest.peers import PEERS
@@ -25,6 +27,11 @@ from cloche.core.errors import BackendUnavailable
 from cloche.testing.conformance_leftovers import leftovers
 
 ROOT = Path(__file__).parents[2]
+NAMES = (
+    "plain subprocess", "bubblewrap", "cloche, cold", "cloche, warm", "cloche, pandas preloaded",
+    "cloche, session cell", "cloche, fork(1)", "cloche, rollback", "first cloche.run", "first cloche.run, cold",
+    "import cloche", "import asyncio",
+)  # fmt: skip
 OURS = {"cloche, cold", "cloche, warm", "cloche, open sandbox"}
 
 
@@ -40,8 +47,8 @@ def whole_report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str,
     """Return one tiny contest with all there is: the report, what was printed, and the folder with the files."""
     folder = tmp_path_factory.mktemp("bench")
     done = run(
-        "-m", "cloche", "bench", "--rounds", "2", "--runs", "8", "--json", "r.json", "--plot", "r.svg",
-        "--peers", "--peers-folder", str(folder / "nothing"), folder=folder,
+        "-m", "cloche", "bench", "--rounds", "2", "--runs", "8", "--sessions", "3", "--json", "r.json",
+        "--plot", "r.svg", "--peers", "--peers-folder", str(folder / "nothing"), folder=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "r.json").read_text()), done.stdout, folder
@@ -93,6 +100,56 @@ def test_preloaded_pandas_prints_what_a_plain_one_prints(
     assert "cold" not in rows["cloche, pandas preloaded"]["starts"]
 
 
+def test_a_live_session_takes_turns_with_a_plain_subprocess(
+    whole_report: tuple[Mapping[str, Any], str, Path],
+) -> None:
+    """A cell and the opening are rows; what a session costs that waits, and many of them, have figures or a reason."""
+    report, printed, _ = whole_report
+    session = event(report, "session")
+    assert set(session["rows"]) == {"plain subprocess", "cloche, session cell", "cloche, session opened"}
+    assert session["idle"].get("session_mib", 0) > 0 or session["idle"]["reason"]
+    assert session["crowd"].get("sessions") == 3 or session["crowd"]["reason"]
+    assert "memory of an idle session: " in printed
+    assert "many sessions at once: " in printed
+
+
+def test_a_session_with_data_is_gone_back_in_and_forked(whole_report: tuple[Mapping[str, Any], str, Path]) -> None:
+    """With 500 MB in memory it is rolled back, forked and remembered, or left out for want of memory."""
+    data = event(whole_report[0], "data")
+    large = {"cloche, rollback", "cloche, fork(1)", "cloche, checkpoint"}
+    assert large < set(data["rows"]) or "of memory must be free" in data["left_out"]["cloche, rollback"]
+    assert "cloche, session shows a DataFrame" in data["rows"]
+
+
+def test_the_first_run_of_a_process_is_measured_warm_and_cold(
+    whole_report: tuple[Mapping[str, Any], str, Path],
+) -> None:
+    """Each is timed in a new process, from before the import."""
+    assert {"first cloche.run", "first cloche.run, cold"} < set(event(whole_report[0], "first")["rows"])
+
+
+def test_many_sessions_are_left_out_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report says how much must be free, and how much is."""
+    monkeypatch.setattr(sessions, "available_bytes", lambda: 1 << 30)
+    setting = Setting(rounds=1, runs=1, image="", sessions=500)
+    assert sessions.crowd(setting) == {"reason": "8.0 GiB of memory must be free; 1.0 GiB are"}
+    assert list(sessions.session_lines({"crowd": sessions.crowd(setting)})) == [
+        "many sessions at once: left out: 8.0 GiB of memory must be free; 1.0 GiB are"
+    ]
+
+
+def test_every_target_is_held_against_its_figures() -> None:
+    """Each of them has a line where all took part; those without figures have none."""
+    rows = {name: {"p50": 10.0, "p99": 20.0, "over": 5.0, "per_second": 7.0} for name in NAMES}
+    names = {target[0] for target in TARGETS}
+    events = [{"name": name, "rows": rows, "full_speed": rows, "idle": {"session_mib": 7.0}} for name in names]
+    lines = list(held_against({"events": events}))
+    assert len(lines) == len(TARGETS)
+    assert "target: MiB of PSS of an idle session at most 8.0: 7.00, met" in lines
+    assert "target: pandas preloaded p50 / plain p50 at most 0.03: 1.00, missed" in lines
+    assert list(held_against({"events": [{"name": "session", "rows": {}, "idle": {"reason": "no"}}]})) == []
+
+
 def test_a_peer_that_is_not_there_is_left_out_by_name(whole_report: tuple[Mapping[str, Any], str, Path]) -> None:
     """Every peer is either a row or one line with a reason, and the others are measured all the same."""
     report, printed, _ = whole_report
@@ -101,6 +158,9 @@ def test_a_peer_that_is_not_there_is_left_out_by_name(whole_report: tuple[Mappin
     assert all("cannot run here: " in found["left_out"][peer.name] for peer in PEERS)
     assert "left out: sandlock: cannot run here: not installed" in printed
     assert "cloche, warm" in found["rows"]
+    cells = event(report, "peer cells")
+    assert set(cells["left_out"]) == {"kern, warm kernel cell"}
+    assert "cloche, session cell" in cells["rows"]
 
 
 def test_the_tables_show_what_the_report_holds(
@@ -136,7 +196,8 @@ def test_a_plot_without_matplotlib_names_the_package(monkeypatch: pytest.MonkeyP
 
 
 def test_no_rounds_are_wrong_usage(tmp_path: Path) -> None:
-    """There is no median of nothing."""
+    """There is no median of nothing, and no fewer sessions than none."""
+    assert run("-m", "cloche", "bench", "--sessions", "-1", folder=tmp_path).returncode == 2
     assert run("-m", "cloche", "bench", "--rounds", "0", folder=tmp_path).returncode == 2
 
 

@@ -286,6 +286,7 @@ def bench(
     runs: Annotated[
         int | None, typer.Option(metavar="N", help="Runs from four threads. Default: ten per round.")
     ] = None,
+    sessions: Annotated[int, typer.Option(metavar="N", help="Live sessions at once; 0 leaves that out.")] = 0,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write all figures to FILE as JSON.")
     ] = None,
@@ -305,8 +306,8 @@ def bench(
 
         return measure_and_print(
             BenchCommand(
-                rounds=rounds, runs=runs, json_file=json_file, plot_file=plot_file, peers=peers,
-                peers_folder=peers_folder,
+                rounds=rounds, runs=runs, sessions=sessions, json_file=json_file, plot_file=plot_file,
+                peers=peers, peers_folder=peers_folder,
             )
         )  # fmt: skip
 

@@ -22,6 +22,7 @@ class BenchCommand:
 
     rounds: int
     runs: int | None
+    sessions: int
     json_file: str | None
     plot_file: str | None
     peers: bool
@@ -36,11 +37,14 @@ def bench(command: BenchCommand) -> int:
 
     if command.rounds < 1 or (command.runs is not None and command.runs < 1):
         raise InvalidRequest("--rounds and --runs must be at least 1")
+    if command.sessions < 0:
+        raise InvalidRequest("--sessions must not be negative")
     if command.plot_file:
         check_plot(command.plot_file)
     setting = Setting(
         rounds=command.rounds,
         runs=command.runs or RUNS_PER_ROUND * command.rounds,
+        sessions=command.sessions,
         peers_folder=peers_folder(command.peers_folder or PEERS_FOLDER) if command.peers else None,
         image=os.environ.get(IMAGE_VARIABLE) or IMAGE,
     )

@@ -59,7 +59,7 @@ def look_for_obstacles(ours: set[int], clones: set[int]) -> tuple[list[str], lis
 
     `ours` are descriptors of the session itself, and `clones` earlier ones, which are its children.
     """
-    obstacles = [*_threads(), *_children(clones), *_mappings()]
+    obstacles = [*_threads(), *running_children(clones), *_mappings()]
     files: list[OpenFile] = []
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -101,7 +101,7 @@ def _threads() -> list[str]:
     return [f"{count - 1} running thread{'s' if count > 2 else ''}{told}"]
 
 
-def _children(clones: set[int]) -> list[str]:
+def running_children(clones: set[int]) -> list[str]:
     """Name running children but clones; those that have ended are taken leave of."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:

@@ -57,6 +57,7 @@ class Session:
         self.flags = 0
         self.loop: Any = None
         self.clones: set[int] = set()
+        self.files: list[forking.OpenFile] | None = None  # what was found open since the last cell
         self.history: list[str] = [""]
         self.kept: dict[int, Any] = {}
         self.display = Display(self._show)
@@ -74,7 +75,7 @@ class Session:
             if request is None:
                 return
             if request["op"] == "run":
-                self.request_id = request["id"]
+                self.request_id, self.files = request["id"], None
                 self.send(self._answer(request["code"]))
             elif request["op"] == "fork":
                 self._fork(request)
@@ -84,10 +85,7 @@ class Session:
         _, fds = recvmsg(self.link, 1, 3)
         try:
             self._close_loop()
-            obstacles, files = forking.look_for_obstacles({self.link, *fds}, self.clones)
-            if obstacles:
-                raise RuntimeError("; ".join(obstacles))
-            plan = forking.Clone(self.link, fds, files)
+            plan = forking.Clone(self.link, fds, self._look_around(fds))
             pid = clone(request["flags"])
         except (OSError, RuntimeError) as error:
             self._close_all(fds)
@@ -100,6 +98,17 @@ class Session:
             self.send({"op": "done", "id": request["id"]})
             return
         self._begin_as_clone(plan)
+
+    def _look_around(self, fds: list[int]) -> list[forking.OpenFile]:
+        """Return the files to open again in a clone, or raise what cannot be cloned; between cells nothing changes."""
+        if self.files is None:
+            obstacles, files = forking.look_for_obstacles({self.link, *fds}, self.clones)
+            self.files = None if obstacles else files
+        else:
+            obstacles, files = forking.running_children(self.clones), self.files
+        if obstacles:
+            raise RuntimeError("; ".join(obstacles))
+        return files
 
     def _begin_as_clone(self, plan: forking.Clone) -> None:
         """Become pid 1 of the new home, and the session in it."""
@@ -119,6 +128,7 @@ class Session:
             os._exit(0)
         self.pid = os.getpid()
         self.clones.clear()
+        self.files = None
         plan.settle(is_fork=bool(word.get("is_fork")), reseed=oneshot.reseed_all)
         self.send({"op": "ready", "runtime": _runtime()})
 

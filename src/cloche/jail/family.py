@@ -14,7 +14,7 @@ from time import monotonic
 
 from . import tree, wire
 from .cgroups import Cgroup
-from .rehouse import rehouse
+from .rehouse import Errand, rehouse
 from .syscalls import ppoll
 
 TYPE_CHECKING = False
@@ -52,12 +52,54 @@ class Node:
         return self.guest
 
 
+class Move:
+    """Make a control group for a clone that is yet to be born, and move the clone in when it is told which that is.
+
+    To move another process the kernel takes a lock, and when nobody took it for a while it waits for an RCU grace
+    period first: ten milliseconds. So whoever does this takes the lock once, by moving itself, while others build.
+    """
+
+    def __init__(self, cgroup: dict[str, Any]):
+        self.group, self._amounts = Cgroup(cgroup["version"], cgroup["folders"]), cgroup["amounts"]
+        self._errand: Errand | None = Errand(self._work)
+
+    def _work(self, link: int) -> None:
+        self.group.create(**self._amounts)
+        self.group.attach(posix.getpid())
+        tag, body, _ = wire.receive(link)
+        if tag == "move":
+            self.group.attach(body["pid"])
+
+    def begin(self, pid: int) -> None:
+        """Say which process is to be moved: one that cannot end, or whose parent has no chance to bury it."""
+        if self._errand is not None:
+            self._errand.tell("move", {"pid": pid})
+
+    def finish(self) -> Cgroup:
+        """Wait until it is inside, and return the group. Raises OSError."""
+        errand, self._errand = self._errand, None
+        if errand is not None:
+            errand.finish()
+        return self.group
+
+    def give_up(self) -> None:
+        """Remove the group; nobody needs it."""
+        if self._errand is not None:
+            self._errand.tell("nobody")
+        try:
+            self.finish()
+        except OSError:
+            pass  # there was no room
+        self.group.remove()
+
+
 class Family:
     """Do what the caller asks for the nodes of one session. Answers go back with the number of the question."""
 
     def __init__(self, watch: Watch):
         self.watch = watch
         self.nodes: dict[int, Node] = {ORIGIN: Node(watch.reaper, None, None)}
+        self.moves: dict[int, Move] = {}  # by the number of the clone that has no home yet
 
     def hear(self, tag: str, body: dict[str, Any]) -> None:
         """Do what was asked, and answer."""
@@ -66,6 +108,8 @@ class Family:
         try:
             if tag == "arm":
                 self._arm(self._node(body["node"]))
+            elif tag == "group":
+                self.moves[body["clone"]] = Move(body["cgroup"])
             elif tag == "settle":
                 fds = self._settle(body)
             elif tag == "house":
@@ -135,9 +179,17 @@ class Family:
 
     def clear_up(self) -> None:
         """Remove the control groups of forks, when everybody in them is dead."""
+        for number in list(self.moves):
+            self._give_up_move(number)
         for number, node in list(self.nodes.items()):
             if node.parent is not None:
                 self._forget(number, node)
+
+    def _give_up_move(self, number: int) -> None:
+        """Remove the group of a clone that found no home."""
+        move = self.moves.pop(number, None)
+        if move is not None:
+            move.give_up()
 
     def _node(self, number: int) -> Node:
         if number not in self.nodes:
@@ -158,6 +210,7 @@ class Family:
         known = {node.init for node in self.nodes.values()}
         fresh: list[int] = []
         mounts: list[int] = []
+        errands: list[Errand] = []
         try:
             self._freeze(parent)
             guest = parent.interpreter()
@@ -171,19 +224,29 @@ class Family:
                 _stop(pid)
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"])
+                self.nodes[clone["node"]] = Node(pid, parent, None)
+                if clone["node"] in self.moves:
+                    self.moves[clone["node"]].begin(pid)
                 if not clone["is_reserve"]:
-                    mounts.append(rehouse(self.watch.spec, body["steps"], guest, pid))
-                self.nodes[clone["node"]] = Node(pid, parent, _group_for(pid, clone["cgroup"]))
+                    errands.append(rehouse(self.watch.spec, body["steps"], guest, pid))
+            while errands:
+                mounts += errands.pop(0).finish()
+            for clone in body["clones"]:
+                if clone["node"] in self.moves:
+                    self.nodes[clone["node"]].cgroup = self.moves[clone["node"]].finish()
+                    self.moves.pop(clone["node"])
             for clone in body["clones"]:
                 if not clone["is_reserve"]:
                     posix.kill(self.nodes[clone["node"]].init, SIGCONT)
         except BaseException:
+            for errand in errands:
+                mounts += _outcome(errand)
             for pid in fresh:
                 _kill(pid)
             for clone in body["clones"]:
-                node = self.nodes.get(clone["node"])
-                if node is not None:
-                    self._forget(clone["node"], node)
+                self._give_up_move(clone["node"])
+                if clone["node"] in self.nodes:
+                    self._forget(clone["node"], self.nodes[clone["node"]])
             for fd in mounts:
                 posix.close(fd)
             self._thaw(parent)
@@ -195,9 +258,9 @@ class Family:
         guest = node.parent.interpreter() if node.parent is not None else 0
         if not guest:
             raise FamilyError("what it was cloned from has ended")
-        mount = rehouse(self.watch.spec, steps, guest, node.init)
+        mounts = rehouse(self.watch.spec, steps, guest, node.init).finish()
         posix.kill(node.init, SIGCONT)
-        return [mount]
+        return mounts
 
     def _find(self, fresh: list[int], holds: list[str]) -> int:
         """Return the clone that holds exactly these descriptors and nothing else of its parent's; all are stopped."""
@@ -239,6 +302,7 @@ class Family:
 
     def _drop(self, number: int, *, is_guest_only: bool) -> None:
         """Kill a node; or its interpreter alone, where others live inside its process namespace."""
+        self._give_up_move(number)
         node = self.nodes.get(number)
         if node is None:
             return
@@ -276,14 +340,12 @@ class Family:
         self.nodes.pop(number, None)
 
 
-def _group_for(pid: int, cgroup: dict[str, Any] | None) -> Cgroup | None:
-    """Make a fork's control group and move it in."""
-    if cgroup is None:
-        return None
-    group = Cgroup(cgroup["version"], cgroup["folders"])
-    group.create(**cgroup["amounts"])
-    group.attach(pid)
-    return group
+def _outcome(errand: Errand) -> list[int]:
+    """Return what an errand brings that nobody needs any more."""
+    try:
+        return errand.finish()
+    except OSError:
+        return []
 
 
 def _number_inside(pid: int) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 import __future__
 
 import functools
+import hashlib
 import marshal
 import os
 import socket
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +25,7 @@ NOT_FOR_HELPERS = (
     "caps", "enter", "landlock", "launch", "mounts", "netns", "probe", "remains", "rlimits", "seccomp", "survey",
     "syscall_table",
 )  # fmt: skip
+_TAG = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing all of ast
 EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
 # Modules come out of an archive of compiled code: no search, no file, and it works behind a changed root as well.
@@ -72,16 +75,62 @@ jail.probe.main()
 
 @functools.cache
 def _archive(is_probe: bool) -> bytes:
-    """Compile every module a helper (or the probe) may import, once per process: code by name, loaded when imported."""
-    codes = {}
+    """Return every module that a helper (or the probe) may import: code by name, loaded when imported.
+
+    Compiling them takes longer than a run, so the result is kept beside the interpreter's own compiled files, as
+    trusted and as replaceable as those, where that folder can be written to.
+    """
+    sources = _sources(is_probe=is_probe)
+    key = marshal.dumps([_state(path) for path in sources.values()])
+    cache = os.path.join(PACKAGE, "jail", "__pycache__", f"{'probe' if is_probe else 'helper'}.{_TAG}.archive")
+    found = _read_cache(cache, key)
+    if found is None:
+        found = marshal.dumps({name: marshal.dumps(_compile(path)) for name, path in sources.items()})
+        _write_cache(cache, key, found)
+    return found
+
+
+def _sources(*, is_probe: bool) -> dict[str, str]:
+    """Return the modules' files by name."""
+    found = {}
     for package in HELPER_PACKAGES:
         folder = os.path.join(PACKAGE, package)
         for name in sorted(os.listdir(folder)):
             stem, suffix = os.path.splitext(name)
             if suffix == ".py" and (is_probe or stem not in NOT_FOR_HELPERS):
-                code = _compile(os.path.join(folder, name))
-                codes[package if stem == "__init__" else f"{package}.{stem}"] = marshal.dumps(code)
-    return marshal.dumps(codes)
+                found[package if stem == "__init__" else f"{package}.{stem}"] = os.path.join(folder, name)
+    return found
+
+
+def _state(path: str) -> tuple[str, int, int]:
+    """Return what changes with a file."""
+    state = os.stat(path)
+    return path, state.st_mtime_ns, state.st_size
+
+
+def _read_cache(path: str, key: bytes) -> bytes | None:
+    """Return what is kept for `key`; None when there is nothing, or something else."""
+    try:
+        with open(path, "rb") as file:
+            kept, found, digest = marshal.loads(file.read())
+    except (OSError, EOFError, ValueError, TypeError):
+        return None
+    is_whole = digest == hashlib.blake2b(found).digest()
+    return bytes(found) if kept == key and is_whole else None
+
+
+def _write_cache(path: str, key: bytes, archive: bytes) -> None:
+    """Keep an archive, whole or not at all; a folder that cannot be written to keeps none."""
+    if sys.dont_write_bytecode:
+        return
+    fresh = f"{path}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(fresh, "wb") as file:
+            file.write(marshal.dumps((key, archive, hashlib.blake2b(archive).digest())))
+        os.replace(fresh, path)
+    except OSError:
+        return
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from .syscalls import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from .calls import Step
     from .spec import Spec
@@ -34,29 +35,48 @@ if TYPE_CHECKING:
 PLACES = {"workspace": "workspace", "tmp": "tmp", "shm": "dev/shm"}  # by register: where each is, in the parent
 
 
-def rehouse(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> int:
-    """Build the home of `clone` after that of `parent`, both stopped; return the new workspace's mount.
+class Errand:
+    """Let a process of its own do some work, while the caller goes on; `finish` must be called."""
 
-    `steps` are those of `enter.compile_rehousing`. Raises OSError with what failed.
+    def __init__(self, work: Callable[[int], int | None]):
+        """Start the work, which is given its end of a link to us, and may return a descriptor."""
+        self._link, theirs = socketpair()
+        self._pid = posix.fork()
+        if self._pid == 0:
+            posix.close(self._link)
+            _tell(theirs, work)
+        posix.close(theirs)
+
+    def tell(self, tag: str, body: dict[str, Any] | None = None) -> None:
+        """Send it a word; what came of it `finish` will know."""
+        try:
+            wire.send(self._link, tag, body)
+        except OSError:
+            pass
+
+    def finish(self) -> list[int]:
+        """Wait until it is done, and return its descriptor, if it has one. Raises OSError with what failed."""
+        tag, body, fds = wire.receive(self._link)
+        posix.close(self._link)
+        wait4(self._pid, 0)
+        if tag != "done":
+            raise OSError(body.get("errno", 0), body.get("message", "the builder died"))
+        return fds
+
+
+def rehouse(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> Errand:
+    """Begin to build the home of `clone` after that of `parent`, both stopped; it ends with the new workspace's mount.
+
+    `steps` are those of `enter.compile_rehousing`.
     """
-    ours, theirs = socketpair()
-    pid = posix.fork()
-    if pid == 0:
-        posix.close(ours)
-        _tell(theirs, lambda: _outside(spec, steps, parent, clone))
-    posix.close(theirs)
-    tag, body, fds = wire.receive(ours)
-    posix.close(ours)
-    wait4(pid, 0)
-    if tag != "done":
-        raise OSError(body.get("errno", 0), body.get("message", "the builder died"))
-    return fds[0]
+    return Errand(lambda _: _outside(spec, steps, parent, clone))
 
 
-def _tell(link: int, work: Callable[[], int]) -> None:
+def _tell(link: int, work: Callable[[int], int | None]) -> None:
     """Do the work of a child process, tell what came of it, and end."""
     try:
-        wire.send(link, "done", fds=[work()])
+        found = work(link)
+        wire.send(link, "done", fds=[] if found is None else [found])
     except BaseException as error:
         wire.send(link, "failed", {"message": str(error)[:500], "errno": getattr(error, "errno", 0) or 0})
     finally:
@@ -85,22 +105,8 @@ def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) 
         copy_tree(source, registers[register])
         posix.close(source)
     call("setns", processes, 0)
-    return _in_child(lambda: _inside(steps, registers))
-
-
-def _in_child(work: Callable[[], int]) -> int:
-    """Do the rest in a child, which alone is in the process namespace that was entered."""
-    ours, theirs = socketpair()
-    pid = posix.fork()
-    if pid == 0:
-        posix.close(ours)
-        _tell(theirs, work)
-    posix.close(theirs)
-    tag, body, fds = wire.receive(ours)
-    wait4(pid, 0)
-    if tag != "done":
-        raise OSError(body.get("errno", 0), body.get("message", "the builder died"))
-    return fds[0]
+    # A child alone is in the process namespace that was entered.
+    return Errand(lambda _: _inside(steps, registers)).finish()[0]
 
 
 def _inside(steps: dict[str, list[Step]], registers: dict[str, int]) -> int:

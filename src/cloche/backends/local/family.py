@@ -109,6 +109,7 @@ class Family:
             await self._settle(parent, nodes, kinds)
         except BaseException:
             for node in nodes:
+                self.kill(node)  # the helper may have begun to give it a group
                 self.nodes.pop(node.number, None)
                 node.close()
             raise
@@ -119,6 +120,8 @@ class Family:
         self._last += 1
         node = Node(self._last, parent, dialogue, parent.workspace.twin(), is_fork=is_fork)
         try:
+            if is_fork and self.spec.cgroup is not None:
+                await self._ask("group", {"cgroup": self._cgroup()}, clone=node.number)
             await self._ask("arm", node=parent.number)
             self._request_id += 1
             asked = await parent.dialogue.ask_for_clone(self._request_id, dialogue)
@@ -133,6 +136,7 @@ class Family:
             if not dialogue.born.done():
                 raise StartFailed(f"a clone of the session was born and did not live{_last_words(dialogue)}")
         except BaseException:
+            self.kill(node)
             node.close()
             raise
         self.nodes[node.number] = node
@@ -144,7 +148,6 @@ class Family:
             {
                 "node": node.number,
                 "holds": node.dialogue.holds(),
-                "cgroup": self._cgroup() if kind is Kind.FORK else None,
                 "is_reserve": kind is Kind.RESERVE,
             }
             for node, kind in zip(nodes, kinds, strict=True)

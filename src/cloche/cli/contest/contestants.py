@@ -12,11 +12,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cloche
 from cloche.core.result import Result, Status
@@ -32,16 +33,22 @@ COMMAND_S = 120.0
 PLAIN = "plain subprocess"
 BUBBLEWRAP = "bubblewrap"
 COLD, WARM, OPEN = "cloche, cold", "cloche, warm", "cloche, open sandbox"
+PRELOADED = "cloche, pandas preloaded"
+FIRST_RUN, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
 EMPTY = "interpreter, nothing imported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Say how large the contest is. `runs` are those at full speed; `import_path` is for children that need Cloche."""
+    """Say how large the contest is. `runs` are those at full speed; `import_path` is for children that need Cloche.
+
+    `sessions` are those that are open all at once, 0 for no such thing.
+    """
 
     rounds: int
     runs: int
     image: str
+    sessions: int = 0
     events: tuple[str, ...] | None = None  # None: all that fit
     import_path: str | None = None
     peers_folder: Path | None = None  # None: no peers
@@ -59,6 +66,7 @@ class Event:
     """Describe one event. `enter` yields who takes part, and closes what it opened with the stack it is given.
 
     `share` of the asked rounds are run, but at least `least`; `reference` names whom the others are compared to.
+    `also` is measured when all turns are over, each under its own name in the report.
     """
 
     name: str
@@ -69,6 +77,7 @@ class Event:
     least: int = 1
     at_full_speed: tuple[str, ...] = ()
     speed_limit_s: float = 30.0  # nobody is measured at full speed for longer
+    also: Mapping[str, Callable[[Setting], dict[str, Any]]] = field(default_factory=dict)
     looks_at_memory: bool = False  # of what is kept warm when all turns are over
 
     def rounds(self, asked: int) -> int:
@@ -112,6 +121,34 @@ def imports(setting: Setting, _: ExitStack) -> Entrants:
         )
 
 
+def first_runs(setting: Setting, _: ExitStack) -> Entrants:
+    """Enter the first call of a fresh process, as it comes and cold: what keeping things warm costs who runs once."""
+    yield plain()
+    for name, options in ((FIRST_RUN, ""), (FIRST_COLD, ", warm=False")):
+        call = f"cloche.run({CODE!r}{options})"
+        program = f"import time; t = time.perf_counter(); import cloche; {call}; print(time.perf_counter() - t)"
+        command = [sys.executable, "-c", program]
+        yield Contestant(
+            name=name,
+            call=f"import cloche; {call}, timed in a new process",
+            take_turn=partial(_own_time, command, setting.env()),
+        )
+        yield Contestant(
+            name=f"{name}, whole process",
+            call=f"python -c \"import cloche; print({call}.stdout, end='')\"",
+            take_turn=timed(
+                partial(
+                    output_of, [sys.executable, "-c", f"import cloche; print({call}.stdout, end='')"], setting.env()
+                )
+            ),
+        )
+
+
+def _own_time(command: list[str], env: dict[str, str] | None) -> Turn:
+    """Let a process time itself."""
+    return Turn(float(output_of(command, env)) * 1000, b"1\n")
+
+
 def pandas_table(setting: Setting, _: ExitStack) -> Entrants:
     """Enter who prints a small DataFrame, Cloche with pandas already loaded and without."""
     if importlib.util.find_spec("pandas") is None:
@@ -131,7 +168,7 @@ def pandas_table(setting: Setting, _: ExitStack) -> Entrants:
         COLD, f"cloche.run(CODE, warm=False, {shown})", PANDAS_CODE, PANDAS_OUTPUT, {**options, "warm": False}
     )
     yield library_call(
-        "cloche, pandas preloaded", f"cloche.run(CODE, preload=['pandas'], {shown})", PANDAS_CODE, PANDAS_OUTPUT,
+        PRELOADED, f"cloche.run(CODE, preload=['pandas'], {shown})", PANDAS_CODE, PANDAS_OUTPUT,
         {**options, "preload": ["pandas"]},
     )  # fmt: skip
 
@@ -142,6 +179,7 @@ EVENTS = (
     # Ten times as long as the others: in their turns it would cool what they warm.
     Event(name="command", title="print(1), whole command lines", enter=whole_commands, share=0.2, least=5),
     Event(name="import", title="what importing costs", enter=imports, reference=EMPTY),
+    Event(name="first", title="the first run of a process", enter=first_runs, share=0.2, least=5),
 )
 
 
@@ -179,10 +217,15 @@ def warm() -> Contestant:
     return library_call(WARM, "cloche.run('print(1)')", CODE, b"1\n", {})
 
 
+def warm_turn() -> Callable[[], Turn]:
+    """Return a run that may start warm."""
+    return partial(_run, partial(cloche.run, CODE))
+
+
 def library_call(name: str, call: str, code: str, expected: bytes, options: SandboxOptions) -> Contestant:
     """Return one call of the library; one that may start warm waits, before the turns, until a run did."""
     take_turn = partial(_run, partial(cloche.run, code, **options))
-    prepare = partial(_wait_until_warm, take_turn) if options.get("warm", True) else no_preparation
+    prepare = partial(wait_until_warm, take_turn) if options.get("warm", True) else no_preparation
     return Contestant(name=name, call=call, take_turn=take_turn, expected=expected, prepare=prepare)
 
 
@@ -207,7 +250,7 @@ def _run(call: Callable[[], Result]) -> Turn:
     return Turn(elapsed * 1000, result.stdout_bytes, str(result.meta.get("start", "")))
 
 
-def _wait_until_warm(take_turn: Callable[[], Turn]) -> None:
+def wait_until_warm(take_turn: Callable[[], Turn]) -> None:
     """Run until a run starts warm; where none ever does, the turns will say how they started."""
     deadline = time.monotonic() + WARM_PATIENCE_S
     while take_turn().start in ("", "cold") and time.monotonic() < deadline:

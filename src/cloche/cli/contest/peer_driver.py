@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-CODE = "print(1)"
+CODE, CELL = "print(1)", "x = 1; x"
 MEMORY_MB, PROCESSES = 256, 64
 
 Settings: TypeAlias = dict[str, Any]
@@ -132,6 +132,20 @@ def _kern_prewarmed(settings: Settings) -> Iterator[Call]:
         yield lambda: _kern_output(sandbox.run_code(CODE))
 
 
+@contextmanager
+def _kern_kernel(settings: Settings) -> Iterator[Call]:
+    """Keep one interpreter; what a cell's last expression looks like is captured, and stands for what it prints."""
+    kern = importlib.import_module("kern_sandbox")
+    with kern.Sandbox(**_kern_options(settings)) as sandbox, sandbox.kernel() as kernel:
+
+        def call() -> str:
+            result = kernel.run_code(CELL)
+            shown = "".join(f"{one.text}\n" for one in result.results)
+            return _output(shown, f"{result.fault} {result.stderr}")
+
+        yield call
+
+
 def _kern_options(settings: Settings) -> dict[str, Any]:
     return {"image": settings["image"], "memory_mb": MEMORY_MB, "pids": PROCESSES}
 
@@ -202,6 +216,7 @@ _PEERS: dict[str, Any] = {
     "sandlock-fork": _sandlock_fork,
     "kern-fresh": _kern_fresh,
     "kern-prewarmed": _kern_prewarmed,
+    "kern-kernel": _kern_kernel,
     "llm-fresh": _llm_fresh,
     "llm-pooled": _llm_pooled,
     "llm-bubblewrap": _llm_bubblewrap,

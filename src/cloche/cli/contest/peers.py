@@ -20,12 +20,13 @@ from pathlib import Path
 
 from .contestants import CODE, PLAIN, WARM, Entrants, Event, Setting, bubblewrap, cold, output_of, plain, warm
 from .driver import Driver, PeerFailed
+from .sessions import cell
 from .turns import Contestant, LeftOut, reason_of, timed
 
 SLOTS = 4  # what a peer may keep ready ahead
 HERE = Path(__file__).resolve().parent
 IMAGE_NAME = "image.name"
-NEED_IMAGE = ("kern-fresh", "kern-prewarmed", "llm-fresh", "llm-pooled")
+NEED_IMAGE = ("kern-fresh", "kern-prewarmed", "kern-kernel", "llm-fresh", "llm-pooled")
 SRT_PACKAGE = Path("npm/node_modules/@anthropic-ai/sandbox-runtime")
 SRT_SETTINGS = {
     "network": {"allowedDomains": [], "deniedDomains": []},
@@ -133,14 +134,31 @@ PEERS = (
 )  # fmt: skip
 
 
+CELL_PEERS = (
+    Peer(name="kern, warm kernel cell", call="run_code('x = 1; x') of one kern_sandbox.Sandbox(...).kernel()",
+         command=partial(_python_driver, "kern-kernel")),
+)  # fmt: skip
+
+
 def peers(setting: Setting, stack: ExitStack) -> Entrants:
     """Enter every peer beside the plain subprocess, bubblewrap and Cloche."""
     yield plain()
     yield bubblewrap()
     yield cold()
     yield warm()
+    yield from _present(PEERS, setting, stack)
+
+
+def peer_cells(setting: Setting, stack: ExitStack) -> Entrants:
+    """Enter every peer whose interpreter lives on between cells beside the plain subprocess and Cloche's session."""
+    yield plain()
+    yield cell(stack)
+    yield from _present(CELL_PEERS, setting, stack)
+
+
+def _present(known: tuple[Peer, ...], setting: Setting, stack: ExitStack) -> Entrants:
     env = _env(setting)
-    for peer in PEERS:
+    for peer in known:
         try:
             command = peer.command(setting)
             yield _driven(peer, command, env, stack) if peer.is_driven else _command(peer, command, env)
@@ -152,6 +170,10 @@ PEERS_EVENT = Event(
     name="peers", title="print(1), peers side by side", enter=peers, share=0.5, least=5,
     at_full_speed=(PLAIN, WARM, *(peer.name for peer in PEERS)), speed_limit_s=8.0,
 )  # fmt: skip
+PEER_EVENTS = (
+    PEERS_EVENT,
+    Event(name="peer cells", title="a cell of a live session, peers side by side", enter=peer_cells, least=5),
+)
 
 
 def _env(setting: Setting) -> dict[str, str]:

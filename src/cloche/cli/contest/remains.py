@@ -55,6 +55,28 @@ def memory_of_pool() -> dict[str, Any]:
     }
 
 
+def processes_below(root: int) -> list[int]:
+    """Return the processes that descend from `root`."""
+    return _tree(root, _children())[1:]
+
+
+def memory_of(others: frozenset[int]) -> dict[str, float]:
+    """Return how many processes are below this one besides `others`, and their memory in MiB of PSS."""
+    own = [_memory(pid) for pid in processes_below(os.getpid()) if pid not in others]
+    return {
+        "processes": len(own),
+        "pss_mib": _mib(sum(pss for pss, _ in own)),
+        "private_mib": _mib(sum(private for _, private in own)),
+    }
+
+
+def available_bytes() -> int:
+    """Return the memory that can still be had on this machine."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        rows = dict(line.split(":", 1) for line in file)
+    return int(rows["MemAvailable"].split()[0]) * KIB
+
+
 def _mib(kib: float) -> float:
     return round(kib / KIB, 2)
 

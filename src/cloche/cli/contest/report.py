@@ -13,8 +13,9 @@ from cloche.cli.tables import show
 from cloche.testing.conformance_leftovers import leftovers
 
 from .contestants import BUBBLEWRAP, CODE, EVENTS, PLAIN, Event, Setting
-from .peers import PEERS_EVENT
+from .peers import PEER_EVENTS
 from .remains import adopt_orphans, cool_down, leaks_after, memory_of_pool
+from .sessions import SESSION_EVENTS, session_lines
 from .turns import THREADS, Contestant, LeftOut, full_speed, reason_of, row, take_turns
 
 Report = dict[str, Any]
@@ -30,13 +31,13 @@ def measure(setting: Setting, tell: Tell) -> Report:
     """Hold every event of a setting and return the report; `tell` is told what is being measured."""
     adopt_orphans()
     report: Report = {"cloche": cloche.__version__, "rounds": setting.rounds, "host": _host()}
-    wanted = [event for event in EVENTS if setting.events is None or event.name in setting.events]
+    wanted = [event for event in (*EVENTS, *SESSION_EVENTS) if setting.events is None or event.name in setting.events]
     before = leftovers()
     report["events"] = [_hold(event, setting, setting.runs, tell) for event in wanted]
     report["leaks"] = leaks_after(before)
     if setting.peers_folder is not None:
         # Last: what a peer leaves behind is not taken for Cloche's.
-        report["events"].append(_hold(PEERS_EVENT, setting, min(setting.runs, PEER_RUNS), tell))
+        report["events"] += [_hold(event, setting, min(setting.runs, PEER_RUNS), tell) for event in PEER_EVENTS]
         report["left_after_peers"] = leaks_after(before)
     return report
 
@@ -70,6 +71,7 @@ def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
         fit = [one for one in present if one.name in event.at_full_speed and one.name in times]
         speeds = _speeds(fit, runs, event.speed_limit_s, tell)
     memory = {"memory": memory_of_pool()} if event.looks_at_memory and rows else {}
+    also = {name: look(setting) for name, look in event.also.items()} if rows else {}
     return {
         "name": event.name,
         "title": event.title,
@@ -78,6 +80,7 @@ def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
         "left_out": {**left_out, **failed},
         "full_speed": speeds,
         **memory,
+        **also,
     }
 
 
@@ -155,6 +158,7 @@ def _closing_lines(report: Report) -> Iterator[str]:
             yield f"memory that waits for {event['title']}: " + _MEMORY.format_map(memory)
         elif memory:
             yield f"memory that waits for {event['title']}: not measured: {memory['reason']}"
+        yield from session_lines(event)
     yield from _what_is_left("Cloche", report["leaks"])
     if "left_after_peers" in report:
         yield from _what_is_left("the turns with peers", report["left_after_peers"])

@@ -1,0 +1,80 @@
+"""What helpers are started from is compiled once per installation, and a kept archive is never trusted blindly."""
+
+import marshal
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloche.jail import launch
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a package of two small modules in the place of our own."""
+    for folder in launch.HELPER_PACKAGES:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("")
+    (tmp_path / "jail" / "calls.py").write_text("answer = 41\n")
+    monkeypatch.setattr(launch, "PACKAGE", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    return tmp_path
+
+
+def _archive() -> dict[str, bytes]:
+    launch._archive.cache_clear()
+    try:
+        found: dict[str, bytes] = marshal.loads(launch._archive(False))
+    finally:
+        launch._archive.cache_clear()
+    return found
+
+
+def _answer() -> object:
+    names: dict[str, object] = {}
+    exec(marshal.loads(_archive()["jail.calls"]), names)
+    return names["answer"]
+
+
+def _kept(package: Path) -> Path:
+    (found,) = (package / "jail" / "__pycache__").glob("helper.*.archive")
+    return found
+
+
+def test_an_archive_is_kept_and_used_again(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process compiles nothing."""
+    assert _answer() == 41
+    monkeypatch.setattr(launch, "_compile", lambda path: pytest.fail(f"compiled {path} again"))
+    assert _answer() == 41
+
+
+def test_a_changed_source_is_compiled_again(package: Path) -> None:
+    """What is kept holds for the files that it was made of."""
+    assert _answer() == 41
+    launch._compile.cache_clear()
+    (package / "jail" / "calls.py").write_text("answer = 4200\n")
+    assert _answer() == 4200
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", marshal.dumps(("a", b"b", b"c")), marshal.dumps(7)])
+def test_a_damaged_archive_is_made_again(package: Path, damage: bytes) -> None:
+    """A file that is cut, foreign or altered is replaced, not believed."""
+    assert _answer() == 41
+    _kept(package).write_bytes(damage)
+    assert _answer() == 41
+    key, archive, digest = marshal.loads(_kept(package).read_bytes())
+    _kept(package).write_bytes(marshal.dumps((key, archive[:-1] + b"x", digest)))
+    assert _answer() == 41
+
+
+def test_where_bytecode_is_unwanted_nothing_is_kept(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's own setting holds for us too."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert _answer() == 41
+    assert not (package / "jail" / "__pycache__").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_nothing(package: Path) -> None:
+    """A file stands where the folder should be: everything works, and is compiled each time."""
+    (package / "jail" / "__pycache__").write_text("in the way")
+    assert _answer() == 41
