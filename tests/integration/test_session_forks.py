@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,13 +219,16 @@ def test_what_does_not_stand_in_the_way(session: Session) -> None:
 
 
 def test_forty_rounds_nest_no_deeper(session: Session) -> None:
-    """Going back to one checkpoint, and forking and closing, can be done on and on."""
+    """Going back to one checkpoint, and forking and closing, can be done on and on; going back holds no descriptors."""
     write(session, "early")
     session.checkpoint("c")
+    session.rollback("c")
+    descriptors = len(os.listdir("/proc/self/fd"))
     for number in range(ROUNDS):
         write(session, str(number))
         session.rollback("c")
         assert read(session) == ["early", "early"]
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 4
     for number in range(ROUNDS):
         write(session, str(number))
         (fork,) = session.fork()
