@@ -82,7 +82,9 @@ def test_last_values_are_remembered(session: Session) -> None:
 
 def test_await_at_the_top_and_tasks_between_cells(session: Session) -> None:
     """One event loop serves all cells; a task goes on when the next cell awaits."""
-    session.run("import asyncio\nseen = []\nasync def work():\n for n in range(3):\n  seen.append(n)\n  await asyncio.sleep(0)")
+    session.run(
+        "import asyncio\nseen = []\nasync def work():\n for n in range(3):\n  seen.append(n)\n  await asyncio.sleep(0)"
+    )
     assert session.run("task = asyncio.ensure_future(work()); await asyncio.sleep(0); len(seen) >= 0").value is True
     assert session.run("await task\nseen").value == [0, 1, 2]
 
@@ -251,7 +253,7 @@ def test_an_exit_keeps_the_session(session: Session) -> None:
 
 def test_children_do_not_confuse_the_session(session: Session) -> None:
     """A process that a cell forks ends with the cell's code, and answers for nobody."""
-    code = "import os\npid = os.fork()\nprint('child' if pid == 0 else 'parent', flush=True)\nif pid: os.waitpid(pid, 0)\n7"
+    code = "import os\npid = os.fork()\nprint('parent' if pid else 'child', flush=True)\nif pid: os.waitpid(pid, 0)\n7"
     result = session.run(code)
     assert (sorted(result.stdout.split()), result.value) == (["child", "parent"], 7)
     assert session.run("8").value == 8
@@ -277,7 +279,11 @@ def test_history_is_kept(session: Session) -> None:
     session.run("1/0")
     session.restart()
     session.run("print('a')")
-    assert [(entry.code, entry.status) for entry in session.history] == [("1", "ok"), ("1/0", "error"), ("print('a')", "ok")]
+    assert [(entry.code, entry.status) for entry in session.history] == [
+        ("1", "ok"),
+        ("1/0", "error"),
+        ("print('a')", "ok"),
+    ]
     assert session.history[2].summary.endswith("a")
 
 

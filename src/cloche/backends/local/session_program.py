@@ -44,7 +44,7 @@ def build_session_program(name: str, env: Mapping[str, str], places: Places, tim
     return _PROGRAMS[language.name](language, env, places, timeout_s)
 
 
-_ONE_THREAD: Mapping[str, str] = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+_ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def _python(language: Language, env: Mapping[str, str], places: Places, timeout_s: float) -> SessionProgram:
