@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _signal: Any = __import__("_signal")
 
-READ_ONLY_TREES = ("/usr/", "/lib", "/opt/", "[")
+READ_ONLY_TREES = ("/usr/", "/lib", "/opt/")
 KINDS = {0o140000: "a socket", 0o010000: "a pipe", 0o060000: "a device"}
 KIND, DIRECTORY, REGULAR, CHARACTER = 0o170000, 0o040000, 0o100000, 0o020000
 ACCESS_MODE = 3
@@ -144,8 +144,10 @@ class Clone:
         random = sys.modules.get("random")
         self.random_state = random.getstate() if random is not None else None
 
-    def let_go(self) -> None:
-        """Let go, in the clone, of all that is the parent's."""
+    def let_go(self, give_up: Callable[[], None]) -> None:
+        """Let go, in the clone, of all that is the parent's, and give up the powers that it was born with."""
+        os.setsid()
+        give_up()
         still_open = []
         for file in self.files:
             try:
@@ -160,7 +162,16 @@ class Clone:
         os.dup2(link, self.link, inheritable=False)
         for fd in self.fds:
             os.close(fd)
+        os.closerange(0, 1)  # what stands for standard input would be one open file for all clones
         os.chdir("/")
+
+    def take_input(self) -> None:
+        """Open an empty standard input that is its own."""
+        fd = os.open("/dev/null", os.O_RDONLY)
+        if fd:
+            os.dup2(fd, 0)
+            os.close(fd)
+        os.set_inheritable(0, True)
 
     def settle(self, *, is_fork: bool, reseed: Callable[[], None]) -> None:
         """Settle in the new home, as the process that goes on; random numbers go on too, unless this is a fork."""

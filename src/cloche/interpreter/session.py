@@ -113,11 +113,12 @@ class Session:
     def _begin_as_clone(self, plan: forking.Clone) -> None:
         """Become pid 1 of the new home, and the session in it."""
         try:
-            plan.let_go()
+            plan.let_go(give_up)
             self.send({"op": "born"})
             word = self.receive()
             if word is None:
                 os._exit(0)
+            plan.take_input()
             pid = os.fork()
         except BaseException as error:
             os.write(2, f"cloche: the clone cannot go on: {type(error).__name__}: {error}\n".encode())
@@ -372,6 +373,11 @@ def _runtime() -> str:
 def recvmsg(link: int, size: int, most_fds: int) -> tuple[bytes, list[int]]:
     """Receive descriptors; put in place by who starts the session."""
     raise RuntimeError(f"nobody gave this session a way to receive {most_fds} descriptors on {link} ({size})")
+
+
+def give_up() -> None:
+    """Give up all capabilities; put in place by who starts the session."""
+    raise RuntimeError("nobody gave this session a way to give up its powers")
 
 
 def clone(flags: int) -> int:

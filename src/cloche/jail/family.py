@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
     from .watch import Watch
 
+_signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
+
 SIGINT, SIGKILL, SIGCONT, SIGSTOP = 2, 9, 18, 19
 STOP_PATIENCE_S, END_PATIENCE_S = 2.0, 10.0
 NAP_S = 0.0002
 ORIGIN = 0
 PROCESSES_OF_A_NODE = 2
-SYSTEM = ("/usr/", "/lib", "/opt/", "[")  # read-only mounts, of which a shared mapping tells nobody anything
+SYSTEM = ("/usr/", "/lib", "/opt/")  # read-only mounts, of which a shared mapping tells nobody anything
+OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
+POWERS = ("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")
 
 
 class FamilyError(Exception):
@@ -45,10 +49,18 @@ class Node:
         self.is_frozen = self.has_lost_guest = self.is_doomed = False
 
     def interpreter(self) -> int:
-        """Return the guest's process, 0 when there is none (any more)."""
-        if not self.guest and not self.has_lost_guest:
-            children = tree.children(self.init)
-            self.guest = children[0] if children else 0
+        """Return the guest's process, 0 when there is none (any more).
+
+        Looked for anew each time: a clone's pid 1 is the guest's, and may take leave of its child, whose number then
+        can become anybody's on this host.
+        """
+        if self.has_lost_guest:
+            return 0
+        children = tree.children(self.init)
+        if self.guest and self.guest not in children:
+            self.guest, self.has_lost_guest = 0, True
+        elif not self.guest and children:
+            self.guest = children[0]
         return self.guest
 
 
@@ -116,6 +128,8 @@ class Family:
                 fds = self._house(self._node(body["node"]), body["steps"])
             elif tag == "freeze":
                 self._freeze(self._node(body["node"]))
+            elif tag == "disarm":
+                wire.send(self.watch.link, "arm", {"pid": 0})
             elif tag == "thaw":
                 self._thaw(self._node(body["node"]))
             elif tag == "drop":
@@ -154,8 +168,9 @@ class Family:
         for number, node in self.nodes.items():
             if node.parent is None or node.is_frozen or node.is_doomed:
                 continue
-            if node.cgroup is not None:
-                used = node.cgroup.anonymous_bytes() if node.cgroup.memory_bytes() > limit else 0
+            group = _group_of(node)
+            if group is not None:
+                used = group.anonymous_bytes() if group.memory_bytes() > limit else 0
             elif self.watch.spec.accounting == "tree":
                 pids = [node.init, *tree.descendants(node.init)]
                 used = tree.private_bytes(pids) if tree.resident_bytes(pids) > limit else 0
@@ -167,7 +182,7 @@ class Family:
     def exceed(self) -> bool:
         """Kill what runs in the session's own control group; False when that is the first interpreter itself."""
         for number, node in self.nodes.items():
-            if node.parent is not None and node.cgroup is None and not node.is_frozen:
+            if node.parent is not None and _group_of(node) is None and not node.is_frozen:
                 self._exceed(number, node)
         return len(self.nodes) > 1
 
@@ -175,7 +190,7 @@ class Family:
         if not node.is_doomed:
             node.is_doomed = True
             self.watch.helper.tell("exceeded", {"node": number})
-            _kill(node.init)
+            _kill_clone(node)
 
     def clear_up(self) -> None:
         """Remove the control groups of forks, when everybody in them is dead."""
@@ -264,7 +279,7 @@ class Family:
 
     def _find(self, fresh: list[int], holds: list[str]) -> int:
         """Return the clone that holds exactly these descriptors and nothing else of its parent's; all are stopped."""
-        wanted = sorted(["/dev/null", *holds])
+        wanted = sorted(holds)
         seen = ""
         for pid in fresh:
             found = sorted(_descriptors(pid))
@@ -314,7 +329,7 @@ class Family:
                 node.guest, node.has_lost_guest = 0, True
                 _kill(guest)
             return
-        _kill(node.init)
+        _kill_clone(node)
         if not ppoll((node.ended,), END_PATIENCE_S):
             raise FamilyError("it does not die")
         self._forget(number, node)
@@ -322,9 +337,10 @@ class Family:
     def _counters(self, node: Node) -> dict[str, int]:
         """Return how often limits were hit: a fork's own, or those of the group that it shares."""
         shared, before = self.watch.helper.cgroup, self.watch.before
-        group = node.cgroup or shared
+        own = _group_of(node)
+        group = own or shared
         now = group.counters() if group is not None else {}
-        return now if node.cgroup is not None else {name: count - before.get(name, 0) for name, count in now.items()}
+        return now if own is not None else {name: count - before.get(name, 0) for name, count in now.items()}
 
     def _allow_for(self, count: int) -> None:
         """Make room for clones in the session's own group: what stops there counts as processes too."""
@@ -348,6 +364,14 @@ def _outcome(errand: Errand) -> list[int]:
         return []
 
 
+def _group_of(node: Node) -> Cgroup | None:
+    """Return the control group of the fork that a node belongs to; None for what shares the session's."""
+    above: Node | None = node
+    while above is not None and above.cgroup is None:
+        above = above.parent
+    return above.cgroup if above is not None else None
+
+
 def _number_inside(pid: int) -> int:
     """Return the number that pid 1 of the first node knows a process by."""
     for line in _text(f"/proc/{pid}/status").splitlines():
@@ -357,10 +381,10 @@ def _number_inside(pid: int) -> int:
 
 
 def _stop(pid: int) -> None:
-    """Stop a process, and wait until it stands still."""
+    """Stop a process, and wait until all its threads stand still."""
     posix.kill(pid, SIGSTOP)
     deadline = monotonic() + STOP_PATIENCE_S
-    while _state(pid) not in "Tt":
+    while _state(pid) not in "Tt" or any(state not in "TtZX" for state in _states(pid)):
         if monotonic() > deadline or _is_dead(pid):
             raise FamilyError("a process of the session cannot be stopped")
         ppoll((), NAP_S)
@@ -370,8 +394,17 @@ def _state(pid: int) -> str:
     return (_text(f"/proc/{pid}/stat").rpartition(")")[2].split() or ["X"])[0]
 
 
+def _states(pid: int) -> list[str]:
+    """Return the state of every thread: a process whose first one has ended looks dead, and may be running."""
+    try:
+        threads = posix.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return [_state(int(thread)) for thread in threads]
+
+
 def _is_dead(pid: int) -> bool:
-    return _state(pid) in "ZX"
+    return all(state in "ZX" for state in _states(pid))
 
 
 def _kill(pid: int) -> None:
@@ -381,22 +414,42 @@ def _kill(pid: int) -> None:
         pass
 
 
+def _kill_clone(node: Node) -> None:
+    """Kill a clone by the descriptor that means it alone: its number may be anybody's once it has ended."""
+    try:
+        _signal.pidfd_send_signal(node.ended, SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def _descriptors(pid: int) -> list[str]:
     return [posix.readlink(f"/proc/{pid}/fd/{name}") for name in posix.listdir(f"/proc/{pid}/fd")]
 
 
 def _check_rest(pid: int) -> None:
-    """Check what holds files other than descriptors do: working directory, root, shared mappings, other threads."""
+    """Check what a clone could keep beside descriptors: folders, its program's file, memory, company, powers."""
     if posix.readlink(f"/proc/{pid}/cwd") != "/" or posix.readlink(f"/proc/{pid}/root") != "/":
         raise FamilyError("the clone has kept its parent's working directory")
     if len(posix.listdir(f"/proc/{pid}/task")) != 1:
         raise FamilyError("the clone has threads")
-    for line in _text(f"/proc/{pid}/maps").splitlines():
+    if tree.children(pid):
+        raise FamilyError("the clone has started a process")
+    if posix.getpgid(pid) != pid or posix.getsid(pid) != pid:  # else kill(0, …) would reach whoever is in the same
+        raise FamilyError("the clone is in a process group with others")
+    if posix.readlink(f"/proc/{pid}/exe").startswith(OWN_PLACES):
+        raise FamilyError("the clone runs a file of its parent's")
+    powers = [line.split()[1] for line in _text(f"/proc/{pid}/status").splitlines() if line.startswith(POWERS)]
+    if len(powers) != len(POWERS) or any(int(power, 16) for power in powers):
+        raise FamilyError("the clone has kept capabilities")
+    maps = _text(f"/proc/{pid}/maps").splitlines()
+    if not maps:
+        raise FamilyError("the clone's memory cannot be looked at")
+    for line in maps:
         words = line.split(maxsplit=5)
         name = words[5] if len(words) > 5 else ""
         if words[1][3] == "s" and not name.startswith(SYSTEM):
             raise FamilyError(f"the clone shares memory with its parent: {name or 'an anonymous mapping'}")
-        if name.startswith(("/workspace", "/tmp", "/dev/shm")):
+        if name.startswith(OWN_PLACES):
             raise FamilyError(f"the clone has a file of its parent's mapped: {name}")
 
 

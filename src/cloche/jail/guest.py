@@ -7,7 +7,7 @@ import sys
 from time import monotonic
 
 from . import wire
-from .calls import StepFailed, perform
+from .calls import StepFailed, perform, perform_calls
 from .spec import Building, Order
 from .syscalls import call, clone, close_range, ppoll, recvmsg
 
@@ -141,6 +141,8 @@ class Guest:
         if order.is_session:
             module = self.interpreter.session()
             module.clone, module.recvmsg = clone, recvmsg  # the filter lets a clone ask whether it may be
+            powers = order.python.pop("powers")
+            module.give_up = lambda: perform_calls(powers)
             run = module.serve
         self.interpreter.archive = next(iter(finder for finder in sys.meta_path if hasattr(finder, "codes")), None)
         for name in [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]:

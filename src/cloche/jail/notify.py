@@ -25,6 +25,7 @@ NOTIF_RECV, NOTIF_SEND = 0xC0502100, 0xC0182101
 NOTIF_BYTES = 80
 FLAG_CONTINUE = 1
 EPERM, EBUSY, ENOLCK = 1, 16, 37
+AF_NETLINK = 16
 
 
 def install(program: bytes) -> int:
@@ -64,10 +65,24 @@ def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], b
 def _refusal(number: int, pid: int, argument: int, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> int:
     """Return the errno to refuse a call with, 0 to let it go on; `argument` is its first."""
     if number == NUMBERS[MACHINE]["socket"]:
-        return 0
+        return 0 if argument != AF_NETLINK or _is_powerless(pid) else EPERM
     if number == NUMBERS[MACHINE]["clone"]:
         return 0 if argument == FORK_FLAGS and may_fork(pid) else EPERM
     return 0 if _is_own(pid, argument, own_places) else ENOLCK
+
+
+def _is_powerless(pid: int) -> bool:
+    """Tell whether a thread has no capabilities: with those that it is born with a clone could arrange its network."""
+    try:
+        fd = posix.open(f"/proc/{pid}/status", posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        rows = posix.read(fd, 1 << 14).decode("utf-8", "replace").splitlines()
+    finally:
+        posix.close(fd)
+    powers = [int(row.split()[1], 16) for row in rows if row.startswith(("CapPrm:", "CapEff:"))]
+    return len(powers) == 2 and not any(powers)
 
 
 def _ioctl(listener: int, request: int, data: bytes) -> None:

@@ -194,10 +194,13 @@ class Attendance:
         else:  # the helper is gone, and so must we be
             posix._exit(1)
 
-    def may_fork(self, pid: int) -> bool:
-        """Tell whether this process may clone itself, this once: the helper has said so before it was asked to."""
+    def _hear_what_is_there(self) -> None:
         while self.helper_link >= 0 and ppoll((self.helper_link,), 0.0):
             self._hear_helper()
+
+    def may_fork(self, pid: int) -> bool:
+        """Tell whether this process may clone itself, this once: the helper has said so before it was asked to."""
+        self._hear_what_is_there()
         is_armed, self.armed = pid == self.armed, -1
         return is_armed
 
@@ -239,10 +242,11 @@ class Attendance:
             for fd, event in ppoll(self.watched, None):
                 if fd == self.woken:
                     status = self._take_dead(pid)
+                    self._hear_what_is_there()  # the helper may have said that this death is not the end
                     if status is not None and not self.must_stay:
                         return status
                 elif fd == self.helper_link:
-                    self._hear_helper()
+                    self._hear_what_is_there()  # which may be nothing: somebody above has heard it in this round
                 elif fd == self.ours:
                     tag, _, listeners = wire.receive(self.ours)
                     self.watched += listeners

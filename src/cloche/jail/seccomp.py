@@ -12,7 +12,7 @@ registers are compared: what a pointer points to can change after the filter loo
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .syscall_table import ALLOWED, LAST_KNOWN
 from .syscalls import FORK_FLAGS
@@ -55,6 +55,12 @@ PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026)
 # PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process; PR_SCHED_CORE, which takes a whole core.
 PRCTL_REFUSED = (22, 35, 62)
+# What could wake a stopped process: a signal that the kernel sends in its own name, later. A live session that was
+# cloned is kept standing by SIGSTOP, so it must have no way to have itself sent SIGCONT.
+SIGCONT, EXIT_SIGNAL_MASK, PR_SET_PDEATHSIG, F_SETSIG = 18, 0xFF, 1, 10
+LATE_SIGNALS = ("timer_create", "mq_notify")
+# From here on the options of IPv4 sockets belong to packet filters; of IPv6, these two do.
+SOL_IP, SOL_IPV6, FIRST_FILTER_OPTION, FILTER_OPTIONS = 0, 41, 64, (64, 65)
 
 Instruction = tuple[int, int, int, int]
 
@@ -81,7 +87,7 @@ def build_filter(
         {} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED}
     )
     if forkable:
-        special["clone"] = [_argument(0), *_if_any((FORK_FLAGS,), _ASKED), *special["clone"][1:]]
+        special |= _forkable_blocks(special)
     plain = sorted(number for name, number in names.items() if name not in special)
     picky = {names[name]: block for name, block in special.items() if name in names}
     head = [
@@ -148,6 +154,36 @@ def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, list[Instructi
     return blocks
 
 
+def _forkable_blocks(special: Mapping[str, list[Instruction]]) -> dict[str, list[Instruction]]:
+    """Return what is different in a session that may be cloned.
+
+    A clone has the capabilities of its own namespaces until it gives them up, and is looked at only then: so what
+    they would open in the kernel is closed here, or asked for.
+    """
+    exit_signal = [(BPF_AND, 0, 0, EXIT_SIGNAL_MASK), *_if_any((SIGCONT,), _deny(EPERM))]
+    late = [(BPF_JEQ, 0, 3, PR_SET_PDEATHSIG), _argument(1), *_if_any((SIGCONT,), _deny(EPERM))]
+    options = [
+        _argument(1),
+        (BPF_JEQ, 0, 3, SOL_IP),
+        _argument(2),
+        (BPF_JGE, 0, 1, FIRST_FILTER_OPTION),
+        _deny(EPERM),
+        _argument(1),
+        (BPF_JEQ, 0, 5, SOL_IPV6),
+        _argument(2),
+        *_if_any(FILTER_OPTIONS, _deny(EPERM)),
+        _ALLOWED,
+    ]
+    return {
+        "clone": [_argument(0), *_if_any((FORK_FLAGS,), _ASKED), *exit_signal, *special["clone"]],
+        "fcntl": [_argument(1), *_if_any((F_SETSIG,), _deny(EPERM)), *special["fcntl"][1:]],
+        "prctl": [_argument(0), *late, *special["prctl"]],
+        "setsockopt": options,
+        "socket": _socket_block(_ALLOWED, _ASKED),
+        **{name: [_deny(EPERM)] for name in LATE_SIGNALS},
+    }
+
+
 def _argument(index: int) -> Instruction:
     """Load the low 32 bits of an argument; the kernel ignores the high ones in every call checked here."""
     return (BPF_LD_W_ABS, 0, 0, 16 + 8 * index)
@@ -172,7 +208,7 @@ def _self_block(kind: int) -> list[Instruction]:
     return [_argument(0), (BPF_JEQ, 1, 0, kind), _deny(EPERM), *whoever]
 
 
-def _socket_block(granted: Instruction) -> list[Instruction]:
+def _socket_block(granted: Instruction, routes_granted: Instruction | None = None) -> list[Instruction]:
     """Allow stream, datagram and packet-sequence sockets of three families, TCP or UDP, and netlink for routes only."""
     types = [_argument(1), (BPF_AND, 0, 0, SOCK_TYPE_MASK), *_if_any(SOCKET_TYPES, granted), _deny(EPERM)]
     last = len(SOCKET_PROTOCOLS)
@@ -182,7 +218,7 @@ def _socket_block(granted: Instruction) -> list[Instruction]:
         _deny(EPROTONOSUPPORT),
         *types,
     ]
-    routes = [_argument(2), *_if_any((NETLINK_ROUTE,), granted), _deny(EPERM)]
+    routes = [_argument(2), *_if_any((NETLINK_ROUTE,), routes_granted or granted), _deny(EPERM)]
     behind = len(SOCKET_FAMILIES) + 1  # lines from the first family to the protocols: the others, netlink, refusal
     return [
         _argument(0),

@@ -107,7 +107,10 @@ def _read(path: str) -> str:
     except OSError:
         return ""
     try:
-        return os.read(fd, 65536).decode("utf-8", "replace")
+        data = bytearray()
+        while piece := os.read(fd, 65536):  # the kernel may hand out a page at a time
+            data += piece
+        return data.decode("utf-8", "replace")
     except OSError:
         return ""
     finally:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_MESSAGE_BYTES = 64 * 1024
-MAX_DESCRIPTORS = 8
+MAX_DESCRIPTORS = 72  # one workspace for each of many forks
 SEEK_SET = 0
 
 

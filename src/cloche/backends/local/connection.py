@@ -41,6 +41,7 @@ class Connection:
         self._link: socket.socket | None = None
         self._was_started = self._is_lost = False
         self._questions = 0
+        self._is_attended = False
         self._answers: dict[int, asyncio.Future[list[int]]] = {}
 
     @property
@@ -125,9 +126,14 @@ class Connection:
             raise self._loss()
         link = self._link.fileno()
         loop.add_reader(link, self._listen, end, on_word)
+        self._is_attended = True
         try:
             return await end
         finally:
+            self._is_attended = False
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(OSError("the session has ended"))
             if self._link is not None:
                 loop.remove_reader(link)
 
@@ -185,6 +191,8 @@ class Connection:
 
         Raises OSError with what it says went wrong.
         """
+        if not self._is_attended:
+            raise OSError("the session has ended")
         self._questions += 1
         answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._answers[self._questions] = answer

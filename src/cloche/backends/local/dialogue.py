@@ -28,7 +28,8 @@ from .streams import StreamReader
 MIB = 1024 * 1024
 MAX_FRAME_BYTES = 16 * MIB
 MAX_SHOWN_BYTES, MAX_SHOWN = 32 * MIB, 500  # of one run
-MAX_LINK_BYTES = 64 * MIB  # of one run
+MAX_METADATA_BYTES = 64 * 1024  # of one output, as JSON
+MAX_HEARD_BYTES = 80 * MIB  # from the beginning of one run to that of the next: all that may be shown, and a value
 CHUNK_BYTES = 1 << 18
 
 
@@ -66,7 +67,7 @@ class Heard:
         output = read_output(frame)
         if output is None:
             return
-        self.shown_bytes += sum(len(content) for content in output.data.values())
+        self.shown_bytes += sum(len(mime) + len(content) for mime, content in output.data.items())
         if self.shown_bytes > MAX_SHOWN_BYTES or len(self.outputs) >= MAX_SHOWN:
             self.is_cut = True
             return
@@ -80,7 +81,7 @@ class Dialogue:
     def __init__(self, limits: Limits, codec: Codec, on_flood: Callable[[], None]):
         self._loop = asyncio.get_running_loop()
         self._codec, self.on_flood = codec, on_flood
-        self._heard, self._link_bytes = Heard(), 0
+        self._heard, self._heard_bytes = Heard(), 0
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._link, self._theirs = socket.socketpair()
         self._link.setblocking(False)
@@ -122,7 +123,7 @@ class Dialogue:
 
     def begin(self, sink: Sink) -> Heard:
         """Begin to hear of a new run; output that came since the last one belongs to it."""
-        self._heard = Heard(sink=sink)
+        self._heard, self._heard_bytes = Heard(sink=sink), 0
         for stream, reader in self._readers.items():
             reader.hand_on_to(_hand_on(stream, sink))
         return self._heard
@@ -187,7 +188,7 @@ class Dialogue:
 
     def renew(self) -> None:
         """Begin anew: what comes from now on belongs to the next run."""
-        self._heard, self._link_bytes = Heard(), 0
+        self._heard, self._heard_bytes = Heard(), 0
         for reader in self._readers.values():
             reader.renew()
 
@@ -204,27 +205,36 @@ class Dialogue:
         for reader in self._readers.values():
             reader.close()
 
-    def _listen(self) -> None:
+    def end(self, reason: str) -> None:
+        """Hear what was said at last: the interpreter has ended, though somebody may still hold its end of the link."""
+        while not self.lost.done() and self._listen():
+            pass
+        if not self.lost.done():
+            self._lose(reason)
+
+    def _listen(self) -> bool:
+        """Take what has come; tell whether anything had."""
         try:
             data = self._link.recv(CHUNK_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             self._lose(f"the link is gone: {error}")
-            return
+            return False
         if not data:
             self._lose("the interpreter has closed its link")
-            return
-        self._link_bytes += len(data)
-        if self._link_bytes > MAX_LINK_BYTES:
-            self._lose("the interpreter says more than anybody could want to know")
+            return False
+        self._heard_bytes += len(data)
+        if self._heard_bytes > MAX_HEARD_BYTES:
+            self._lose("the interpreter said more than anybody listens to")
             self.on_flood()
-            return
+            return False
         try:
             for frame in self._codec.feed(data):
                 self._take(frame)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self._lose(f"the interpreter said what nobody understands: {error}")
+        return True
 
     def _take(self, frame: dict[str, Any]) -> None:
         kind = frame.get("op")
@@ -271,7 +281,16 @@ def read_output(frame: Mapping[str, Any]) -> Output | None:
             content[mime] = _decoded(mime, value)
         elif mime.endswith("json"):
             content[mime] = _as_json(value)
-    return Output(data=content, metadata=metadata if isinstance(metadata, dict) else {}) if content else None
+    return Output(data=content, metadata=_bounded(metadata)) if content else None
+
+
+def _bounded(metadata: object) -> dict[str, Any]:
+    """Return an output's metadata, nothing where they are none or more than any output needs."""
+    if not isinstance(metadata, dict) or not metadata:
+        return {}
+    import json
+
+    return metadata if len(json.dumps(metadata)) <= MAX_METADATA_BYTES else {}
 
 
 def _decoded(mime: str, value: str) -> str | bytes:

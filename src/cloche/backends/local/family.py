@@ -75,6 +75,7 @@ class Family:
         self._last = ORIGIN
         self._request_id = 1 << 40  # above the numbers of cells
         self._turn = asyncio.Lock()
+        self._until = 0.0
 
     async def clone(self, parent: Node, new_dialogue: Callable[[], Dialogue]) -> Node:
         """Stop `parent`, which may be stopped, and return a clone that goes on.
@@ -103,6 +104,7 @@ class Family:
 
     async def _clones(self, parent: Node, new_dialogue: Callable[[], Dialogue], kinds: Sequence[Kind]) -> list[Node]:
         nodes: list[Node] = []
+        self._until = asyncio.get_running_loop().time() + BIRTH_PATIENCE_S
         try:
             for kind in kinds:  # one after the other: the interpreter can clone itself once at a time
                 node = await self._bear(parent, new_dialogue(), is_fork=kind is Kind.FORK)
@@ -126,18 +128,19 @@ class Family:
             await self._ask("arm", node=parent.number)
             self._request_id += 1
             asked = await parent.dialogue.ask_for_clone(self._request_id, dialogue)
-            await _first_of(asked, parent.dialogue.lost, self.end)
+            await self._first_of(asked, parent.dialogue.lost, self.end)
             if not asked.done():
-                raise StartFailed("the session ended while it was cloned")
+                raise StartFailed(f"the session ended while it was cloned{_last_words(parent.dialogue)}")
             error = asked.result().get("error")
             if error is not None:
                 why = str(error.get("message"))[:2000] if isinstance(error, dict) else "no reason"
                 raise InvalidRequest(f"this session cannot be cloned: it has {why}")
-            await _first_of(dialogue.born, self.end)
+            await self._first_of(dialogue.born, self.end)
             if not dialogue.born.done():
                 raise StartFailed(f"a clone of the session was born and did not live{_last_words(dialogue)}")
         except BaseException:
             self.kill(node)
+            self.connection.tell("disarm", id=0)
             node.close()
             raise
         self.nodes[node.number] = node
@@ -169,7 +172,7 @@ class Family:
         return {"outside": outside, "inside": inside}
 
     async def _is_ready(self, node: Node) -> None:
-        await _first_of(node.dialogue.ready, node.dialogue.lost, self.end)
+        await self._first_of(node.dialogue.ready, node.dialogue.lost, self.end)
         if not node.dialogue.ready.done():
             raise StartFailed(f"a clone of the session ended while it began{_last_words(node.dialogue)}")
 
@@ -204,6 +207,7 @@ class Family:
             node.is_runner, reserve.is_runner = False, True
             reserve.workspace.take([mount])
             reserve.dialogue.go(is_fork=False)
+            self._until = asyncio.get_running_loop().time() + BIRTH_PATIENCE_S
             await self._is_ready(reserve)
         await self.prune()
         return reserve
@@ -257,6 +261,7 @@ class Family:
             node.is_exceeded = True
         elif tag == "gone":
             node.counters = body["counters"]
+            node.dialogue.end("the interpreter has ended")
 
     async def _ask(self, tag: str, payload: Mapping[str, Any] | None = None, **body: int) -> list[int]:
         try:
@@ -273,6 +278,11 @@ class Family:
             await self.close()
         elif not self.end.done():
             await self.prune()
+
+    async def _first_of(self, *futures: asyncio.Future[Any]) -> None:
+        """Wait until one is done, within reason: what all the clones of one call together may take."""
+        left = max(0.0, self._until - asyncio.get_running_loop().time())
+        await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
         """Kill and remove everything."""
@@ -295,8 +305,3 @@ def _is_below(node: Node, other: Node) -> bool:
     while above is not None and above is not other:
         above = above.parent
     return above is other
-
-
-async def _first_of(*futures: asyncio.Future[Any]) -> None:
-    """Wait until one is done, within reason."""
-    await asyncio.wait(futures, timeout=BIRTH_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)

@@ -23,6 +23,8 @@ async def finish(work: Awaitable[T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # nobody else will ask for it
         raise cancelled
     return task.result()
 

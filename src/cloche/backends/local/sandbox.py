@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
@@ -162,12 +162,19 @@ class LocalOpenSandbox:
         """Tell whether sessions here can be cloned: it takes namespaces, and a /tmp that a clone may write to."""
         return self._enforcement.level is Level.JAIL and "/tmp" in self._policy.writable_paths
 
-    async def check_alone(self, session: LocalSession) -> None:
-        """Raise InvalidRequest when another session works in the same files, which a clone would part it from."""
-        if any(one is not session and one.is_alive for one in self._sessions):
-            raise InvalidRequest(
-                "this sandbox has another open session, which works in the same files; close it, or use two sandboxes"
-            )
+    @contextlib.asynccontextmanager
+    async def alone(self, session: LocalSession) -> AsyncIterator[None]:
+        """Keep runs away from the files while a session is cloned, which would part them from it.
+
+        Raises InvalidRequest when another session works in the same files.
+        """
+        async with self._turn:
+            if any(one is not session and not one.has_ended for one in self._sessions):
+                raise InvalidRequest(
+                    "this sandbox has another open session, which works in the same files; "
+                    "close it, or use two sandboxes"
+                )
+            yield
 
     def twin(self, session: LocalSession, workspace: Workspace) -> LocalOpenSandbox:
         """Return the sandbox of a fork: the same rules and identity, and a workspace of its own."""

@@ -72,6 +72,11 @@ class LocalSession:
         """Tell whether it can still run anything."""
         return self._family is not None and not self._family.end.done() and not self._dialogue.lost.done()
 
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether no process of it is left: one that has only closed its link may still be at work."""
+        return self.is_closed or self._family is None or self._family.end.done()
+
     async def open(self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend) -> None:
         """Send the run that the session is, with `send`, and wait until the interpreter says that it is ready."""
         family = self._family = Family(connection, spec, self._node)
@@ -225,17 +230,20 @@ class LocalSession:
         """Remember memory and workspace under `name`; see core.protocols.SupportsFork."""
         async with self._turn:
             family = self._forkable()
-            await self._go_on()
-            await self._sandbox.check_alone(self)
-            node = self._node
-            clone = await finish(family.clone(node, self._new_dialogue))
-            node.is_runner, node.is_held = False, True
-            replaced = self._checkpoints.pop(name, None)
-            self._checkpoints[name] = node
-            self._stand_at(clone)
-            if replaced is not None and replaced not in self._checkpoints.values():
-                replaced.is_held = False
-                await family.prune()
+            await finish(self._checkpoint(family, name))
+
+    async def _checkpoint(self, family: Family, name: str) -> None:
+        await self._go_on()
+        node = self._node
+        async with self._sandbox.alone(self):
+            clone = await family.clone(node, self._new_dialogue)
+        node.is_runner, node.is_held = False, True
+        replaced = self._checkpoints.pop(name, None)
+        self._checkpoints[name] = node
+        self._stand_at(clone)
+        if replaced is not None and replaced not in self._checkpoints.values():
+            replaced.is_held = False
+            await family.prune()
 
     async def rollback(self, name: str) -> None:
         """Go back to a checkpoint, which stays; see core.protocols.SupportsFork."""
@@ -250,12 +258,15 @@ class LocalSession:
                 raise InvalidRequest(
                     f"a fork that was made after the checkpoint {name!r} is still open; close it first"
                 )
-            later = [other for other in self._checkpoints if _is_after(self._checkpoints, other, name)]
-            for other in later:
+            await finish(self._go_back(family, node, name))
+
+    async def _go_back(self, family: Family, node: Node, name: str) -> None:
+        async with self._sandbox.alone(self):
+            for other in [other for other in self._checkpoints if _is_after(self._checkpoints, other, name)]:
                 self._checkpoints.pop(other).is_held = False
             self._node.is_runner = False
-            await finish(family.prune())
-            clone = await finish(family.clone(node, self._new_dialogue))
+            await family.prune()
+            clone = await family.clone(node, self._new_dialogue)
             self._verdict = None
             self._stand_at(clone)
 
@@ -263,10 +274,20 @@ class LocalSession:
         """Return sessions that begin as this one is; see core.protocols.SupportsFork."""
         async with self._turn:
             family = self._forkable()
-            await self._go_on()
-            await self._sandbox.check_alone(self)
-            forks = await finish(family.fork(self._node, self._new_dialogue, count))
-            return [self._twin(family, fork) for fork in forks]
+            forking = asyncio.ensure_future(self._fork(family, count))
+            try:
+                return await finish(forking)
+            except asyncio.CancelledError:
+                if not forking.cancelled() and forking.exception() is None:
+                    for fork in forking.result():  # nobody else knows of them
+                        await finish(fork.sandbox.close())
+                raise
+
+    async def _fork(self, family: Family, count: int) -> list[LocalSession]:
+        await self._go_on()
+        async with self._sandbox.alone(self):
+            forks = await family.fork(self._node, self._new_dialogue, count)
+        return [self._twin(family, fork) for fork in forks]
 
     def _twin(self, family: Family, node: Node) -> LocalSession:
         """Return the session that goes on in a fork."""
@@ -364,7 +385,7 @@ class LocalSession:
     def _verdict_of(self, frame: dict[str, Any]) -> Verdict:
         """Judge a cell that was answered: by what we did to it, then by what it says of itself."""
         code = frame.get("exit_code")
-        code = code if isinstance(code, int) and 0 <= code <= 255 else 1
+        code = code if type(code) is int and 0 <= code <= 255 else 1
         if self._cause is KillCause.TIMEOUT:
             return Verdict(status=Status.TIMEOUT, exit_code=EXIT_TIMEOUT)
         if self._cause is KillCause.OUTPUT_LIMIT:

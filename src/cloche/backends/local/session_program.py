@@ -10,6 +10,7 @@ from importlib import resources
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.frames import BashCodec
 from cloche.core.languages import Language, language_named
+from cloche.jail.caps import drop_all
 from cloche.jail.guest import LINK
 from cloche.jail.spec import Run
 
@@ -58,6 +59,7 @@ def _python(language: Language, env: Mapping[str, str], places: Places, timeout_
         "argv": [],
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
+        "powers": drop_all(),  # for a clone, which is born with those of its own namespaces
     }
     return SessionProgram(
         run=run, language=language, toolchain=python_toolchain(), new_codec=JsonCodec, is_forkable=True

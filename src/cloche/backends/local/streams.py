@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 
 CHUNK_BYTES = 65_536
+PIPE_BYTES = 1 << 20  # the most that an ordinary user lets a pipe hold, unless the host says otherwise
 
 
 class HeadTail:
@@ -90,13 +91,17 @@ class StreamReader:
             self._take(data)
 
     def finish(self) -> bool:
-        """Read what is there without waiting; tell whether that was the stream's end."""
-        while not self.ended.done():
+        """Read what is there without waiting; tell whether that was the stream's end.
+
+        No more than a pipe can hold: somebody who still writes, faster than we read, would keep us here for ever.
+        """
+        last = self.output.total + PIPE_BYTES
+        while not self.ended.done() and self.output.total < last:
             before = self.output.total
             self._read()
             if self.output.total == before and not self.ended.done():
                 return False
-        return True
+        return self.ended.done()
 
     def _take(self, data: bytes) -> None:
         was_flooded = self.output.total > self._flood_limit
