@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,16 @@ import pytest
 
 import cloche
 from cloche.sync import Session
+from tests.leftovers import Snapshot, wait_for_leftovers
 
 ROUNDS = 40
+WAITING_TASK = """
+import asyncio
+async def begin():
+    global task
+    task = asyncio.ensure_future(asyncio.sleep(60))
+await begin()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -158,12 +167,20 @@ def test_an_open_fork_blocks_the_rollback_before_it(session: Session) -> None:
 
 
 def test_forks_end_with_the_sandbox() -> None:
-    """They are closed with the first session's sandbox at the latest."""
-    with cloche.Sandbox() as sandbox:
+    """They are closed with the first session's sandbox at the latest: forks of forks, and sessions beside them, too."""
+    before = Snapshot.take()
+    with cloche.Sandbox(warm=False) as sandbox:
         (fork,) = sandbox.session().fork()
-    assert not fork.is_alive
-    with pytest.raises(cloche.InvalidRequest, match="closed"):
-        fork.run("1")
+        (inner,) = fork.fork()
+        beside = fork.sandbox.session()
+        assert beside.run("1").value == inner.run("1").value == 1
+    for one in (fork, inner, beside):
+        assert not one.is_alive
+        with pytest.raises(cloche.InvalidRequest, match="closed"):
+            one.run("1")
+    with pytest.raises(cloche.InvalidRequest, match="not open"):
+        fork.sandbox.run("1")
+    assert wait_for_leftovers(before, patience_s=20) == []
 
 
 def test_how_many_is_checked(session: Session) -> None:
@@ -177,15 +194,14 @@ def test_how_many_is_checked(session: Session) -> None:
     ("code", "what"),
     [
         ("kept = open('log', 'w')", "log, which is open for writing"),
-        ("import threading as th; e = th.Event(); t = th.Thread(target=e.wait, name='mine'); t.start()", "mine"),
+        ("from threading import *; e = Event(); t = Thread(target=e.wait, name='mine'); t.start()", r"thread \(mine\)"),
         ("import subprocess; p = subprocess.Popen(['sleep', '60'])", r"running process \d+ \(sleep\)"),
         ("import socket; s = socket.socketpair()", "a socket"),
         ("import mmap; m = mmap.mmap(-1, 4096)", "has shared memory"),
         ("import os; p = os.pipe()", "a pipe"),
-        (("import asyncio\nasync def f(): await asyncio.sleep(60)\nt = asyncio.ensure_future(f()) if 0 else None\n"
-         "async def g():\n global t\n t = asyncio.ensure_future(f())\nawait g()"), "task"),
+        (WAITING_TASK, r"1 task\(s\) that still run"),
     ],
-)  # fmt: skip
+)
 def test_what_stands_in_the_way_is_named(session: Session, code: str, what: str) -> None:
     """Nothing has changed then; the session goes on."""
     assert session.run(code).ok
@@ -211,13 +227,16 @@ def test_what_does_not_stand_in_the_way(session: Session) -> None:
 
 
 def test_forty_rounds_nest_no_deeper(session: Session) -> None:
-    """Going back to one checkpoint, and forking and closing, can be done on and on."""
+    """Going back to one checkpoint, and forking and closing, can be done on and on; going back holds no descriptors."""
     write(session, "early")
     session.checkpoint("c")
+    session.rollback("c")
+    descriptors = len(os.listdir("/proc/self/fd"))
     for number in range(ROUNDS):
         write(session, str(number))
         session.rollback("c")
         assert read(session) == ["early", "early"]
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 4
     for number in range(ROUNDS):
         write(session, str(number))
         (fork,) = session.fork()
@@ -228,13 +247,13 @@ def test_forty_rounds_nest_no_deeper(session: Session) -> None:
 def test_too_deep_is_said(session: Session) -> None:
     """Checkpoints one inside the other end where the kernel's nesting does: with an error, and nothing is lost."""
 
-    def nest() -> None:
+    def go_deep() -> None:
         for number in range(ROUNDS):
             write(session, str(number))
             session.checkpoint(str(number))
 
     with pytest.raises(cloche.InvalidRequest, match="nested as deep"):
-        nest()
+        go_deep()
     deepest = session.run("x").value
     assert int(deepest) > 20
     session.rollback("3")

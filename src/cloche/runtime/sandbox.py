@@ -211,9 +211,9 @@ class AsyncSandbox:
         found = session.twin(twin, fork)
         closing = getattr(fork.sandbox, "close", None)
         if closing is not None:
-            self._stack.push_async_callback(closing)
-        self._stack.push_async_callback(found.close)
-        self._stack.push_async_callback(twin._stack.aclose)  # the forks of the fork
+            twin._stack.push_async_callback(closing)
+        twin._stack.push_async_callback(found.close)
+        self._stack.push_async_exit(twin)  # with all that was opened or forked in it
         return found
 
     def timeout_s(self, timeout: float | str | None) -> float:

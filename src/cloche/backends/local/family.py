@@ -50,6 +50,7 @@ class Node:
 
     def __init__(self, number: int, parent: Node | None, dialogue: Dialogue, workspace: Workspace, *, is_fork: bool):
         self.number, self.parent, self.dialogue, self.workspace = number, parent, dialogue, workspace
+        workspace.has_node = True
         self.is_fork = is_fork
         self.is_runner = self.is_held = self.is_frozen = self.is_hollow = False
         self.reserve: Node | None = None
@@ -59,8 +60,8 @@ class Node:
     def close(self) -> None:
         """Let go of our ends."""
         self.dialogue.close()
-        if not self.workspace.has_owner:
-            self.workspace.drop()
+        self.workspace.has_node = False
+        self.workspace.drop_unless_needed()
 
 
 class Family:

@@ -152,8 +152,10 @@ class LocalOpenSandbox:
 
     def move_to(self, workspace: Workspace) -> None:
         """Work in the files of the interpreter that a session goes on in."""
-        self.workspace.has_owner, self.workspace = False, workspace
+        before, self.workspace = self.workspace, workspace
+        before.has_owner = False
         workspace.has_owner = True
+        before.drop_unless_needed()
 
     @property
     def can_fork(self) -> bool:

@@ -25,13 +25,14 @@ class Workspace:
         self._max_bytes, self._folder = limits.disk_bytes, folder
         self._known: dict[str, Known] = {}
         self.fd = -1
-        self.has_owner = False  # a sandbox that lets go of it at its own end
+        self.has_owner = False  # a sandbox that lets go of it at its own end, or when it moves to another one
+        self.has_node = False  # an interpreter that may go on in it
 
     def twin(self) -> Workspace:
         """Return the holder of a copy that is still to be made, of which the same is known."""
         found = Workspace.__new__(Workspace)
         found._max_bytes, found._folder, found._known = self._max_bytes, self._folder, dict(self._known)
-        found.fd, found.has_owner = -1, False
+        found.fd, found.has_owner, found.has_node = -1, False, False
         return found
 
     def take(self, fds: Sequence[int]) -> None:
@@ -42,6 +43,11 @@ class Workspace:
         if fresh >= 0:
             self.drop()
             self.fd = fresh
+
+    def drop_unless_needed(self) -> None:
+        """Let go of it when neither a sandbox nor an interpreter needs it."""
+        if not (self.has_owner or self.has_node):
+            self.drop()
 
     def drop(self) -> None:
         """Let go of it."""
