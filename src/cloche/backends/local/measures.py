@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cloche.core.enforcement import ABSENT, Enforcement, Measure
+from cloche.core.enforcement import ABSENT, Measure
 from cloche.core.levels import Control, Level, State
 
 from .host import Host
@@ -71,17 +71,6 @@ def _identity(host: Host, mechanism: str) -> Measure:
     if host.owns_ids:
         return Measure(state=ENFORCED, mechanism=f"{mechanism}, outside id of its own")
     return Measure(state=PARTIAL, mechanism=mechanism, reason="an ordinary user can only give their own id")
-
-
-def fork_identity(enforcement: Enforcement) -> Measure:
-    """Say what a fork's identity is worth."""
-    before = enforcement.controls.get(Control.IDENTITY, ABSENT)
-    return Measure(
-        state=PARTIAL,
-        mechanism=before.mechanism,
-        reason="a fork has all capabilities in its own user namespace, where system calls that need them are refused"
-        + (f"; {before.reason}" if before.reason else ""),
-    )
 
 
 def _memory(host: Host) -> Measure:

@@ -15,7 +15,7 @@ from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, SandboxFileRefused, StartFailed
 from cloche.core.events import Event, PlanStep, Sink, Started, discard
 from cloche.core.languages import limits_note
-from cloche.core.levels import Control, Level
+from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, decide
 from cloche.core.policy import Policy
@@ -27,7 +27,6 @@ from cloche.jail.spec import Run
 from .collect import Collection, list_paths, read_regular
 from .connection import Connection
 from .host import Host
-from .measures import fork_identity
 from .pipes import Pipes
 from .plan import build_spec, choose_places, make_forkable, show_toolchain
 from .program import Program, build_program
@@ -178,11 +177,9 @@ class LocalOpenSandbox:
 
     def twin(self, session: LocalSession, workspace: Workspace) -> LocalOpenSandbox:
         """Return the sandbox of a fork: the same rules and identity, and a workspace of its own."""
-        enforcement = dataclasses.replace(
-            self._enforcement,
-            controls={**self._enforcement.controls, Control.IDENTITY: fork_identity(self._enforcement)},
+        twin = LocalOpenSandbox(
+            policy=self._policy, limits=self._limits, enforcement=self._enforcement, host=self._host
         )
-        twin = LocalOpenSandbox(policy=self._policy, limits=self._limits, enforcement=enforcement, host=self._host)
         twin.move_to(workspace)
         twin._claim = self._claim.share() if self._claim is not None else None
         twin._sessions.append(session)

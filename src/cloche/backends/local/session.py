@@ -128,6 +128,7 @@ class LocalSession:
                 await finish(self._wait_for(answer))
                 self._dialogue.catch_up()
                 self._dialogue.renew()
+                self._tell("pace", is_busy=False)
                 raise
         finally:
             for timer in timers:
