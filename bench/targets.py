@@ -24,7 +24,7 @@ TARGETS: tuple[tuple[str, str, str, float, bool, Callable[[Rows], float]], ...] 
     ("print", "rows", "warm p99 / plain p50", 0.6, False, lambda rows: rows[WARM]["p99"] / rows[PLAIN]["p50"]),
     ("print", "full_speed", "warm runs a second / plain runs a second", 2.5, True,
      lambda rows: rows[WARM]["per_second"] / rows[PLAIN]["per_second"]),
-    ("import", "rows", "what import cloche adds / what import asyncio adds", 1.0, False,
+    ("import", "rows", "what import cloche adds / what import asyncio adds", 0.5, False,
      lambda rows: rows["import cloche"]["over"] / rows["import asyncio"]["over"]),
     ("first", "rows", "first run of a process, p50 / the same cold", 1.05, False, _p50(FIRST, FIRST_COLD)),
     ("pandas", "rows", "pandas preloaded p50 / plain p50", 0.03, False, _p50(PRELOADED, PLAIN)),
