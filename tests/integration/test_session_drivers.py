@@ -107,11 +107,12 @@ def test_an_interrupt_ends_the_run_and_nothing_else(open_driver: Open, language:
     assert (after.stdout.splitlines()[-1], after.stderr, after.exit_code) == (b"42", b"", 0)
 
 
-def test_many_interrupts_at_any_moment(open_driver: Open, language: str = "javascript") -> None:
+def test_many_interrupts_at_any_moment(open_driver: Open) -> None:
     """Interrupts that come early, late or again leave neither the stream nor the state in disorder.
 
     Bash has a race of its own there (docs/limitations/local.md); one interrupt at a time is tried above.
     """
+    language = "javascript"
     driver = open_driver(language)
     driver.run(SET_KEPT[language])
     for number in range(30):
