@@ -58,7 +58,7 @@ def _summary(value: Any) -> str:
         if isinstance(value, (list, tuple, dict, set, frozenset)):
             return f"n={len(value)}"
     except Exception:
-        return "?"
+        return "?"  # a listing shows the other names all the same
     text = " ".join((value if isinstance(value, str) else safe_repr(value)).split())
     return text if len(text) <= _MAX_SUMMARY else f"{text[:_MAX_SUMMARY]}<...>"
 
@@ -114,7 +114,7 @@ def inspect_source(magics: Magics, line: str) -> None:
 def _inspect(magics: Magics, line: str, *, with_source: bool) -> None:
     try:
         value = eval(line, magics.scope or magics.host.namespace)
-    except Exception:
+    except Exception:  # the program's expression; whatever it raises, there is nothing to describe
         return say(f"Object `{line}` not found.")
     parts = _description(value, with_source=with_source)
     return say("\n".join(f"{title}:{' ' if chr(10) not in text else chr(10)}{text}" for title, text in parts if text))

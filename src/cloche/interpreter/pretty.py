@@ -300,7 +300,7 @@ def describe(error: BaseException) -> str:
     try:
         said = str.__str__(str(error))
     except Exception:
-        said = "(its text failed too)"
+        said = "(its text failed too)"  # the program's own __str__, in a report that must not fail
     return f"{type(error).__name__}: {said[:_MAX_ERROR]}" if said else type(error).__name__
 
 

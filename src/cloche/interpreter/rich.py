@@ -70,7 +70,7 @@ def shows_itself(value: object) -> bool:
         return False
     try:
         show()
-    except NotImplementedError:
+    except NotImplementedError:  # by custom, how an object says that it does not show itself after all
         return False
     except Exception as error:
         report(error)
@@ -90,7 +90,7 @@ def _is_askable(value: object) -> bool:
     try:
         return getattr(value, _CANARY, None) is None
     except Exception:
-        return False
+        return False  # who fails at being asked for a nonsense name does not answer every one
 
 
 def _method(value: object, name: str) -> Callable[..., Any] | None:
@@ -105,7 +105,7 @@ def _call(method: Callable[..., Any], **options: Any) -> Any:
     """Return what a value says of itself, or None when it fails."""
     try:
         return method(**options)
-    except NotImplementedError:
+    except NotImplementedError:  # by custom, how an object says that it has not this format
         return None
     except Exception as error:
         report(error)

@@ -388,7 +388,7 @@ def clone(flags: int) -> int:
 def _message(error: BaseException) -> str:
     try:
         return str(error)[:2000]
-    except Exception:
+    except Exception:  # the program's own __str__; the traceback is printed anyhow
         return f"<{type(error).__name__} that cannot be put into words>"
 
 

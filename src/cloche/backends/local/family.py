@@ -289,7 +289,7 @@ class Family:
         for node in self.nodes.values():
             node.close()
         self.connection.kill("cancelled")
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # however it ended, it has
             await finish(self.end)
         await finish(self.connection.close())
 

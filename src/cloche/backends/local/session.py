@@ -176,7 +176,7 @@ class LocalSession:
         elif not family.end.done():
             await asyncio.wait([family.end], timeout=1.0)
             family.connection.kill(KillCause.CANCELLED)  # its link is gone, and it lives: nobody can use it
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the verdict reads how it ended; here it is waited for
             await finish(family.end)
 
     def _tell(self, tag: str, **body: bool | int) -> None:
