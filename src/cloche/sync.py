@@ -18,7 +18,7 @@ from .core.limits import Limits
 from .core.policy import Policy
 from .core.protocols import CodeSandbox
 from .core.result import Result
-from .runtime import bridge
+from .runtime import bridge, here
 from .runtime.execute import OnOutput, arun, prepare
 from .runtime.inputs import Files
 from .runtime.options import SandboxOptions, given
@@ -32,11 +32,18 @@ T = TypeVar("T")
 _CALLBACKS = ("on_output", "on_event")
 
 
-def _blocking(function: Callable[P, Coroutine[Any, Any, T]], *, name: str) -> Callable[P, T]:
-    """Return `function` as a blocking one of the same signature; its callbacks run in the caller's thread."""
+def _blocking(
+    function: Callable[P, Coroutine[Any, Any, T]], *, name: str, runs_anywhere: bool = False
+) -> Callable[P, T]:
+    """Return `function` as a blocking one of the same signature; its callbacks run in the caller's thread.
+
+    One that `runs_anywhere` needs no loop that lives on; without callbacks it then runs in the caller's thread whole.
+    """
 
     @functools.wraps(function)
     def call_and_wait(*args: P.args, **kwargs: P.kwargs) -> T:
+        if runs_anywhere and not any(kwargs.get(name) for name in _CALLBACKS) and here.is_possible():
+            return here.run(function(*args, **kwargs))
         return bridge.call(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
 
     call_and_wait.__name__ = call_and_wait.__qualname__ = name
@@ -58,7 +65,7 @@ def _queued(callback: Callable[..., None], deliver: bridge.Deliver) -> Callable[
     return lambda *args: deliver(functools.partial(callback, *args))
 
 
-run = _blocking(arun, name="run")
+run = _blocking(arun, name="run", runs_anywhere=True)
 
 
 class Sandbox:

@@ -125,7 +125,7 @@ def test_a_module_that_cannot_be_loaded_ahead_is_no_obstacle() -> None:
 def test_a_template_with_threads_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     """A module that starts threads when it is loaded makes warm starts impossible, and that is said."""
     caplog.set_level("WARNING", logger="cloche.zygote")
-    pool = Pool({"preload": [STARTS_THREAD], "extra_paths": [HERE], "customizes": False, "home": "/"}, **NO_CGROUP)
+    pool = Pool({"preload": [STARTS_THREAD], "extra_paths": [HERE], "customizes": False, "home": "/", "env": {}}, **NO_CGROUP)
     pool.start()
     deadline = time.monotonic() + 20
     while "threads" not in caplog.text and time.monotonic() < deadline:
@@ -174,7 +174,7 @@ def test_a_helper_killed_while_it_builds_takes_all_along(is_nursery: bool) -> No
         time.sleep(number * 0.0001)
         os.kill(slot.pid, 9)
         pool.write_off(slot)
-        slot.link.close()
+        slot.let_go()
         remove_cgroup(slot.cgroup)
     assert wait_for_leftovers(before, patience_s=10) == []
 

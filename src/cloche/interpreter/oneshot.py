@@ -39,6 +39,10 @@ _FIRST_USES = {
 archive: Any = None  # the finder of our own modules, for what a script may need at its end
 _telling: Any = None  # our module of that name, once something is told
 _is_warm = False
+_usual_environment: dict[str, str] = {}
+_environment: dict[str, str] | None = None  # what `os.environ` was set to, where that was done ahead
+_ahead: list[str] | None = None  # what follows the script's folder in `sys.path`, where that was looked up ahead
+_compile_string: Any = None
 _built_in_paths = 0  # how many entries of `sys.path` are there whether they exist or not
 _of_template: dict[str, ModuleType] = {}
 OLD_IN_A_ROW = 16  # so many modules of the template's, one after the other, and all before them are its too
@@ -51,9 +55,10 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     """Become, in a template, what a plain interpreter is after its start; load `settings["preload"]`, and use it once.
 
     Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
-    for packages of the user there, and must not find the caller's.
+    for packages of the user there, and must not find the caller's. `env` is what most runs are given.
     """
     global _is_warm, _built_in_paths, _telling
+    _usual_environment.update(settings["env"])
     os.environ["HOME"] = settings["home"]
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # numpy's libraries would start threads
     prepare()
@@ -68,6 +73,7 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {error}"
     compile("1", "", "exec", _ONLY_AST)
+    _compile_source(b"1\n", "<warm up>", _FILE_INPUT, 0)
     os.environ.clear()
     sys.path_importer_cache.clear()
     for stream in (sys.stdout, sys.stderr):
@@ -92,11 +98,17 @@ def prepare() -> None:
 
 
 def rehearse() -> None:
-    """Go through a run of nothing while nothing waits: what it touches is then this process's own, and at hand."""
+    """Go through a run of nothing while nothing waits: what it touches is then this process's own, and at hand.
+
+    Standard input is a file and the others are pipes, as they will be, so the streams made here serve the run too;
+    so do the environment, which is most often the usual one, the import path, and random numbers of one's own.
+    """
+    global _ahead
     if not _is_warm:
         return
-    environment = dict(os.environ)
-    _take_over(environment)
+    _take_over(_usual_environment)
+    _ahead = _visible_paths()
+    _reseed()
     body, last = _compile_at_last_line(b"import sys\nprint(len(sys.path), file=sys.stdout)", "<rehearsal>") or ("", "")
     namespace: dict[str, Any] = {}
     exec(body, namespace)
@@ -112,11 +124,16 @@ def rehearse() -> None:
 
 
 def _take_over(env: dict[str, str]) -> None:
-    """Take the environment, and the standard streams as they are now."""
-    os.environ.clear()
-    os.environ.update(env)
-    if "TZ" in env:
-        __import__("time").tzset()
+    """Take the environment, and the standard streams as they are now, unless that was done ahead."""
+    global _environment
+    if _environment != env:
+        os.environ.clear()
+        os.environ.update(env)
+        if "TZ" in env:
+            __import__("time").tzset()
+    is_ahead, _environment = _environment is not None, env
+    if is_ahead:
+        return
     this: Any = sys  # the originals are only final for those who did not start the interpreter
     this.stdin = this.__stdin__ = _stream(0, "r", "surrogateescape")
     this.stdout = this.__stdout__ = _stream(1, "w", "surrogateescape")
@@ -138,8 +155,10 @@ def settle(settings: dict[str, Any], env: dict[str, str]) -> None:
 
 def _settle_paths(settings: dict[str, Any]) -> None:
     if _is_warm:
-        sys.path[:] = [os.path.dirname(settings["path"]), *_visible_paths()]
-        _reseed()
+        is_ahead = _ahead is not None
+        sys.path[:] = [os.path.dirname(settings["path"]), *(_ahead if _ahead is not None else _visible_paths())]
+        if not is_ahead:
+            _reseed()
         sys.modules.pop("__main__", None)
     else:
         _restore_paths(settings)
@@ -216,12 +235,13 @@ def finish(code: int, folder: str) -> None:
     """
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
-    import atexit
-
-    atexit._run_exitfuncs()
+    if "atexit" in sys.modules:
+        sys.modules["atexit"]._run_exitfuncs()
     unflushed = _flush()
-    has_libraries = _has_libraries()
-    left = _let_go(folder)
+    loaded = _loaded_here()
+    has_libraries = _has_libraries(loaded)
+    left = _let_go(loaded, folder)
+    del loaded  # else what a script's module holds would not be garbage
     _flush_files()
     gc.collect()
     for reference in left:
@@ -242,21 +262,21 @@ def _flush_files() -> None:
                 pass  # it is closed, or its other end is
 
 
-def _let_go(folder: str) -> list[Any]:
+def _let_go(loaded: list[tuple[str, ModuleType]], folder: str) -> list[Any]:
     """Take the script's modules out of the table of modules; return weak references to them."""
     found = []
-    for name, module in _loaded_here():
+    for name, module in loaded:
         if _is_from(module, folder):
             found.append(_weakref.ref(module))
             sys.modules.pop(name, None)
     return found
 
 
-def _has_libraries() -> bool:
+def _has_libraries(loaded: list[tuple[str, ModuleType]]) -> bool:
     """Tell whether a C library may have buffers or exit functions of its own that a template did not bring."""
     if not _is_warm or "ctypes" in sys.modules:
         return True
-    return any(str(getattr(module, "__file__", "")).endswith(".so") for _, module in _loaded_here())
+    return any(str(getattr(module, "__file__", "")).endswith(".so") for _, module in loaded)
 
 
 def _loaded_here() -> list[tuple[str, ModuleType]]:
@@ -351,7 +371,17 @@ def _compile_at_last_line(source: bytes, path: str) -> tuple[CodeType, CodeType]
 
 
 def _compile_source(source: bytes, path: str, start: int, flags: int) -> CodeType:
-    """Compile as the interpreter itself does, by the function of its C interface."""
+    """Compile as the interpreter itself does."""
+    global _compile_string
+    if _compile_string is None:
+        _compile_string = _find_compile_string()
+    settings = flags.to_bytes(4, sys.byteorder) + sys.version_info.minor.to_bytes(4, sys.byteorder)
+    code: CodeType = _compile_string(source, path, start, settings, -1)
+    return code
+
+
+def _find_compile_string() -> Any:
+    """Return the function of the interpreter's C interface that compiles."""
     kind = _ctypes._SimpleCData
     anything, text = type("Object", (kind,), {"_type_": "O"}), type("Text", (kind,), {"_type_": "z"})
     integer = type("Integer", (kind,), {"_type_": "i"})
@@ -361,10 +391,7 @@ def _compile_source(source: bytes, path: str, start: int, flags: int) -> CodeTyp
         "_restype_": anything,
     }
     function = type("Compile", (_ctypes.CFuncPtr,), shape)
-    compile_string: Any = function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "Py_CompileStringObject"))
-    settings = flags.to_bytes(4, sys.byteorder) + sys.version_info.minor.to_bytes(4, sys.byteorder)
-    code: CodeType = compile_string(source, path, start, settings, -1)
-    return code
+    return function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "Py_CompileStringObject"))
 
 
 def _compile_by_tree(source: bytes, path: str) -> tuple[CodeType, CodeType | None]:

@@ -30,12 +30,23 @@ FILTER: Step = ("seccomp", "filter system calls", [])
 class Guest:
     """Be the guest: get ready, close the last doors, wait for orders, run the program."""
 
-    def __init__(self, parent: Parent, index: int, go: int, asking: int, building: Building | None):
-        """Take what the parent knows; `building` is given by a nursery, which has read it."""
+    def __init__(
+        self,
+        parent: Parent,
+        index: int,
+        go: int,
+        asking: int,
+        building: Building | None = None,
+        door: int = -1,
+        ready: dict[str, Any] | None = None,
+    ):
+        """Take what the parent knows. A nursery gives `building`, which it has read, and what to say at the `door`."""
         self.spec, self.link, self.registers = parent.spec, parent.link, dict(parent.registers)
         self.plan_fd, self.load_interpreter = parent.plan_fd, parent.load_interpreter
         self.index, self.go, self.asking, self.building = index, go, asking, building
         self.interpreter: Any = None
+        self.forgotten: list[object] = []
+        self.door, self.ready = door, ready or {}
 
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
@@ -52,11 +63,15 @@ class Guest:
                 self._await("built")
             perform(building.late, self.registers)
             self._filter_system_calls(building.seccomp, must_ask=is_nursed)
-            if self.interpreter is not None and not ppoll((self.asking,), 0.0):
-                self.interpreter.rehearse()
+            if is_nursed:
+                wire.send(self.door, "ready", self.ready, [self.registers["workspace"]])
+            if self.interpreter is not None and not ppoll((self.door if is_nursed else self.asking,), 0.0):
+                self._rehearse()
+            if is_nursed:
+                self._forget_helper()
             order, fds = self._take_order()
             if self.index == 0:
-                wire.send(self.link, "started", {"at": monotonic()})
+                self._say_that_it_starts()
         except StepFailed as error:
             tell_failure(self.link, error)
             posix._exit(1)
@@ -80,6 +95,22 @@ class Guest:
         if self.load_interpreter is not None:
             self.interpreter = self.load_interpreter()
             self.interpreter.prepare()
+
+    def _rehearse(self) -> None:
+        """Let the interpreter go through a run of nothing, with streams of the same kinds as a run's."""
+        reading, writing = posix.pipe()
+        for number in (1, 2):
+            call("dup3", writing, number, 0)
+        self.interpreter.rehearse()
+        posix.close(reading)
+        posix.close(writing)
+
+    def _forget_helper(self) -> None:
+        """Let the interpreter find no module of ours any more; they stay, for letting them go takes time."""
+        self.interpreter.archive = next((finder for finder in sys.meta_path if hasattr(finder, "codes")), None)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "codes")]  # our archive's mark
+        ours = [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]
+        self.forgotten += [sys.modules.pop(name) for name in ours]
 
     def _await(self, expected: str) -> tuple[dict[str, Any], list[int]]:
         tag, body, fds = wire.receive(self.asking)
@@ -105,12 +136,25 @@ class Guest:
     def _take_order(self) -> tuple[Order, list[int]]:
         """Wait for orders; return them and the streams: standard input, output, error, and the value's pipe.
 
-        A reaper has written the input files by then; a nursery, which is somebody else, leaves that to us.
+        A reaper has written the input files by then; a nursery, which is somebody else, leaves that to us, and to hear
+        the orders of the caller itself.
         """
-        body, (order, *fds) = self._await("order")
-        if body.get("has_files"):
-            perform(wire.unpack(fds.pop(0))["steps"], self.registers)
-        return Order(**wire.unpack(order)), fds
+        if self.door >= 0:
+            tag, body, fds = wire.receive(self.door)
+            if tag != "order":  # nobody needs us
+                posix._exit(1)
+            wire.send(self.asking, "taken")
+            perform(body["steps"], self.registers)
+            return Order(**body["order"]), fds
+        _, (packed, *fds) = self._await("order")
+        return Order(**wire.unpack(packed)), fds
+
+    def _say_that_it_starts(self) -> None:
+        """Tell the caller by the door; and start the helper's clock, after which we may be killed at any time."""
+        now = {"at": monotonic()}
+        if self.door >= 0:
+            wire.send(self.door, "started", {**now, "generation": self.ready["generation"]})
+        wire.send(self.link, "started", now)
 
     def _take_streams(self, fds: list[int], *, is_compiling: bool) -> None:
         posix.umask(0o022)
@@ -144,10 +188,8 @@ class Guest:
             powers = order.python.pop("powers")
             module.give_up = lambda: perform_calls(powers)
             run = module.serve
-        self.interpreter.archive = next(iter(finder for finder in sys.meta_path if hasattr(finder, "codes")), None)
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]:
-            del sys.modules[name]
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "codes")]  # our archive's mark
+        if not self.forgotten:
+            self._forget_helper()
         run(order.python, order.env, value_fd)
 
 

@@ -62,24 +62,28 @@ class Helper:
         self.is_open = False
         self.watch: Watch | None = None
         self.failed: dict[str, Any] | None = None
-        self.plan_fd = -1
+        self.plan_fd = self.door = -1
+        self.generation = 0
+        self.early: list[tuple[str, dict[str, Any], list[int]]] = []  # what came before its time
         self.has_run = False
         self.prepared: dict[str, Any] = {}
 
     def serve(self) -> Callable[[], None] | None:
         while True:
-            tag, body, fds = wire.receive(self.caller)
+            tag, body, fds = self.early.pop(0) if self.early else wire.receive(self.caller)
             guest = None
             if tag == "open":
                 self.spec = Spec(**wire.unpack(fds[0]))
                 self._take_claim(fds)
             elif tag == "prepare":
                 self.keep_workspace(fds.pop() if body["has_workspace"] else -1)
+                self._change_door(fds.pop() if body["is_nursing"] else -1, body["generation"])
                 guest = self._prepare(body, fds.pop())
             elif tag == "run":
                 self._run(body, fds)
                 fds = []
                 if body["again"] and self.watch is None:
+                    self.generation += 1
                     guest = self._prepare(self.prepared, self.plan_fd)
             if guest is not None:
                 return guest
@@ -135,6 +139,12 @@ class Helper:
             self.watch = watch
         else:
             watch.kill()
+
+    def _change_door(self, fd: int, generation: int) -> None:
+        """Hold the socket on which guests of a nursery take their orders from the caller; -1 for none."""
+        if self.door >= 0:
+            posix.close(self.door)
+        self.door, self.generation = fd, generation
 
     def claim_keeper(self) -> int:
         """Return a second outside id, for the process that keeps a jail between its guests."""

@@ -9,17 +9,23 @@ only root can give. After each guest everything else in the process namespace is
 namespace remembers is too much to list (counters, flow labels, memberships, closed connections), so it is not looked
 at: a guest's filter tells this process of every socket of the network that it makes, and after the first one the
 nursery ends with its guest.
+
+A guest takes its orders from the caller itself, at the *door*: a socket whose inner end this process keeps, for each
+guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake up. By
+the door this process also says to the caller that a guest is ready, and how it ended; the helper hears of the end, too,
+and keeps the clock meanwhile.
 """
 
 from __future__ import annotations
 
 import posix
+from time import monotonic
 
 from . import wire
 from .guest import Guest
 from .reaper import Attendance, Parent
 from .spec import Building
-from .syscalls import CLONE_NEWCGROUP, WNOHANG, unshare, wait4
+from .syscalls import CLONE_NEWCGROUP, unshare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,48 +34,44 @@ if TYPE_CHECKING:
 
 
 class Nursery(Parent):
-    """Be pid 1 for one guest after the other. The helper hands over orders on `link` and hears of each end."""
+    """Be pid 1 for one guest after the other. The helper hears on `link` of each end."""
 
-    def live(self) -> Callable[[], None]:
-        """Do everything; returns only in a guest, with what it must call."""
+    def live(self, door: int, said: dict[str, Any]) -> Callable[[], None]:
+        """Do everything; returns only in a guest, with what it must call. All that goes to the door says `said`."""
         posix.close(self.go)  # our guests are forked when we have our identity
         private = self.await_go()
         unshare(CLONE_NEWCGROUP)
         building = Building(**wire.unpack(self.plan_fd))
-        seconds = self.build(building, private)
+        ready = {**said, "seconds": self.build(building, private)}
         while True:
             attendance = Attendance(self.spec)
             pid = posix.fork()
             if pid == 0:
-                return Guest(self, 0, -1, attendance.leave(), building).become
+                return Guest(self, 0, -1, attendance.leave(), building, door, ready).become
             attendance.leave_to_guest()
-            ended, namespace = self._raise(pid, attendance, seconds)
-            ended["is_worn"] = attendance.has_used_network
+            ended, namespace = self._raise(pid, attendance)
+            wire.send(door, "ended", ended | said)
             wire.send(self.link, "ended", ended)
             if ended["is_worn"]:
                 posix._exit(0)
             attendance.close()
             posix.close(namespace)
 
-    def _raise(self, pid: int, attendance: Attendance, seconds: list[float]) -> tuple[dict[str, Any], int]:
-        """See one guest from its orders to its end; return what there is to tell of it, and its mount namespace."""
-        tag, body, fds = wire.receive(self.link)
-        if tag != "order":  # the helper is gone, or needs us no more
-            posix._exit(1)
+    def _raise(self, pid: int, attendance: Attendance) -> tuple[dict[str, Any], int]:
+        """See one guest to its end; return what there is to tell of it, and its mount namespace."""
         made, _, kept = wire.receive(attendance.ours)
-        if made != "made" or wait4(pid, WNOHANG)[0]:  # it failed, and has told the helper at what
+        if made != "made":  # it failed, and has told the helper at what
             posix._exit(1)
         *places, namespace = kept
-        wire.send(self.link, "ready", {"seconds": seconds}, places[:1])
-        wire.send(attendance.ours, "order", body, fds)
-        for fd in fds:  # so that the streams end with the guest
-            posix.close(fd)
         status = attendance.wait_for(pid)
+        if not attendance.has_taken_order():  # it failed, or was killed while it waited
+            posix._exit(1)
         ended = {"wait_status": status, "tasks": _count_tasks() if status else 0, "full": _count_full(places)}
         for fd in places:
             posix.close(fd)
         attendance.end_everybody()
-        return ended | attendance.conclude(), namespace
+        ended |= attendance.conclude()
+        return {**ended, "is_worn": attendance.has_used_network, "at": monotonic()}, namespace
 
 
 def _count_full(places: list[int]) -> int:

@@ -117,7 +117,7 @@ class Reaper(Parent):
         posix._exit(0)
 
     def _guest(self, index: int) -> Callable[[], None]:
-        return Guest(self, index, self.go, self.attendance.leave(), None).become
+        return Guest(self, index, self.go, self.attendance.leave()).become
 
     def _hand_over(self, seconds: list[float]) -> None:
         """Tell the helper what the building took, and hand it the workspace."""
@@ -248,10 +248,7 @@ class Attendance:
                 elif fd == self.helper_link:
                     self._hear_what_is_there()  # which may be nothing: somebody above has heard it in this round
                 elif fd == self.ours:
-                    tag, _, listeners = wire.receive(self.ours)
-                    self.watched += listeners
-                    if not tag:  # a nursed guest has let go of its end, and nobody else has one
-                        self.watched.remove(fd)
+                    self._hear_guest()
                 elif event & POLLIN:
                     from . import notify
 
@@ -260,6 +257,22 @@ class Attendance:
                 else:  # the last process behind this filter is gone
                     self.watched.remove(fd)
                     posix.close(fd)
+
+    def _hear_guest(self) -> None:
+        """Take one word of a guest that is not the program's yet."""
+        tag, _, listeners = wire.receive(self.ours)
+        self.watched += listeners
+        if not tag or self.theirs < 0:  # a nursed guest has let go of its end, or has nothing to say that is urgent
+            self.watched.remove(self.ours)
+
+    def has_taken_order(self) -> bool:
+        """Tell whether the guest, which has ended, had been given a program: its last word."""
+        tag = "listener"
+        while tag == "listener":
+            tag, _, listeners = wire.receive(self.ours)
+            for fd in listeners:
+                posix.close(fd)
+        return tag == "taken"
 
     def _take_dead(self, pid: int) -> int | None:
         """Take every dead child; return the wait status of `pid` when it is among them."""

@@ -39,6 +39,7 @@ NAMESPACES_AT_BIRTH = ALL_NAMESPACES & ~CLONE_NEWCGROUP
 TICK_S, IDLE_TICK_S = 0.02, 0.5  # how often memory is summed while something runs, and while a session waits
 SETUP_PATIENCE_S, ETIMEDOUT = 60.0, 110
 GO = b"g"
+FOR_THE_NEXT = ("open", "prepare", "run")  # words that are not about the run that is watched
 SIGKILL = 9
 
 
@@ -60,7 +61,8 @@ class Watch:
         self.link, self._reaper_link = socketpair()
         self.before: dict[str, int] = {}
         self.pids_before = 0
-        self.is_nursing = is_nursing
+        self.is_nursing, self.generation = is_nursing, helper.generation
+        self.number = 0
         self.can_go_on = False
         self.tick_s = TICK_S
         self.family: Family | None = None
@@ -115,7 +117,9 @@ class Watch:
             if self.is_nursing:
                 from .nursery import Nursery
 
-                return Nursery(self.spec, registers, **ends, load_interpreter=self.load_interpreter).live()
+                said = {"generation": self.generation}
+                nursery = Nursery(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
+                return nursery.live(helper.door, said)
             reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
             return reaper.live(must_wait_first=in_version_2)
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
@@ -147,14 +151,15 @@ class Watch:
         return list(open_idmapped(paths, self.spec.outside[0]).values())
 
     def order(self, body: dict[str, Any], fds: list[int]) -> None:
-        """Hand the reaper the orders of its guest. Raises OSError when it is gone."""
+        """Hand the reaper the orders of its guest; one of a nursery has its own. Raises OSError when it is gone."""
         self.spec = self.helper.spec  # whose amounts may have changed since the sandbox was built
-        self.timeout_s = body["timeout_s"]
+        self.number, self.timeout_s = body["number"], body["timeout_s"]
         cgroup = self.helper.cgroup
         if cgroup is not None and body["again"] and self.spec.cgroup is not None:
             cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
         self.setup_deadline = monotonic() + SETUP_PATIENCE_S
-        wire.send(self.link, "order", {"has_files": body["has_files"]}, fds)
+        if not self.is_nursing:
+            wire.send(self.link, "order", {"has_files": body["has_files"]}, fds)
 
     def attend(self) -> None:
         """Wait for the end, whatever brings it; then report what the kernel says about it."""
@@ -173,9 +178,9 @@ class Watch:
                 break
             self._check_limits()
         if self.ended is not None and self.ended["is_alone"] and not self.cause:
+            self.can_go_on = self.is_nursing and bool(self.started_at) and not self.ended["is_worn"]
             self._report(None)  # nothing but the reaper is left: its own end need not be waited for
-            if self.is_nursing and not self.ended["is_worn"]:
-                self.can_go_on = True
+            if self.can_go_on:
                 return
             self.kill()
         else:
@@ -230,11 +235,14 @@ class Watch:
     def _hear_caller(self) -> bool:
         """Take one word of the caller's; False when it is gone."""
         tag, body, fds = wire.receive(self.helper.caller)
+        if tag in FOR_THE_NEXT:  # the caller knows of this run's end, which we shall hear of at once
+            self.helper.early.append((tag, body, fds))
+            return True
         if fds:
             body |= wire.unpack(fds[0])
             for fd in fds:
                 posix.close(fd)
-        if tag == "kill" and not self.cause:
+        if tag == "kill" and not self.cause and body["number"] == self.number:  # not a run that is over
             self.cause = body["cause"]
         elif tag == "pace":
             self.tick_s = TICK_S if body["is_busy"] else IDLE_TICK_S
@@ -264,7 +272,8 @@ class Watch:
         elif tag == "started":
             self.started_at = body["at"]
             self.deadline = self.started_at + self.timeout_s
-            self.helper.tell("started", body)
+            if not self.is_nursing:  # whose guest has told the caller
+                self.helper.tell("started", body)
         elif tag == "ended":
             self.ended = body
         elif tag == "failed":
@@ -331,6 +340,8 @@ class Watch:
         now = cgroup.counters() if cgroup else {}
         user_s, system_s, most_kib = self._spent(usage)
         body = {
+            "number": self.number,
+            "generation": self.generation + (not self.can_go_on),
             "cause": self.cause,
             "ended": self.ended,
             "wall_s": monotonic() - self.started_at if self.started_at else 0.0,

@@ -1,7 +1,7 @@
 """Messages between the caller, its helper and the helper's children: a tag, plain values, and descriptors.
 
 All ends are Cloche's own code in the same version of the same interpreter, and no guest's program ever holds an
-end, so `marshal` serves. Whatever may be large (code, files, environment) travels in a memory file.
+end, so `marshal` serves. What is large (files, mostly) travels in a memory file.
 """
 
 from __future__ import annotations
@@ -16,43 +16,64 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-MAX_MESSAGE_BYTES = 64 * 1024
+INLINE_BYTES = 8 * 1024  # a message with more comes as a memory file
 MAX_DESCRIPTORS = 72  # one workspace for each of many forks
 SEEK_SET = 0
+_IN_FILE = marshal.dumps(None)
 
 
 def send(link: int, tag: str, body: dict[str, Any] | None = None, fds: Sequence[int] = ()) -> None:
     """Send one message; raises OSError when the other end is gone."""
-    sendmsg(link, marshal.dumps((tag, body or {})), fds)
+    data = marshal.dumps((tag, body or {}))
+    if len(data) <= INLINE_BYTES:
+        sendmsg(link, data, fds)
+        return
+    file = _write_file(data)
+    try:
+        sendmsg(link, _IN_FILE, (file, *fds))
+    finally:
+        posix.close(file)
 
 
 def receive(link: int) -> tuple[str, dict[str, Any], list[int]]:
     """Return one message with its descriptors; the tag is empty when the other end is gone."""
     try:
-        data, fds = recvmsg(link, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+        data, fds = recvmsg(link, INLINE_BYTES, MAX_DESCRIPTORS)
     except ConnectionResetError:
         return "", {}, []
     if not data:
         return "", {}, fds
+    if data == _IN_FILE:
+        file = fds.pop(0)
+        data = _read_file(file)
+        posix.close(file)
     tag, body = marshal.loads(data)
     return tag, body, fds
 
 
 def pack(value: dict[str, Any]) -> int:
     """Return a memory file that holds `value`, positioned at its start."""
+    return _write_file(marshal.dumps(value))
+
+
+def unpack(fd: int) -> dict[str, Any]:
+    """Read what `pack` wrote."""
+    value: dict[str, Any] = marshal.loads(_read_file(fd))
+    return value
+
+
+def _write_file(data: bytes) -> int:
     fd = posix.memfd_create("cloche", posix.MFD_CLOEXEC)
-    view = memoryview(marshal.dumps(value))
+    view = memoryview(data)
     while view:
         view = view[posix.write(fd, view) :]
     posix.lseek(fd, 0, SEEK_SET)
     return fd
 
 
-def unpack(fd: int) -> dict[str, Any]:
-    """Read what `pack` wrote."""
+def _read_file(fd: int) -> bytes:
     size = posix.fstat(fd).st_size
     data = bytearray()
     while len(data) < size:
         data += posix.pread(fd, size - len(data), len(data))
-    value: dict[str, Any] = marshal.loads(data)
-    return value
+    return bytes(data)

@@ -112,13 +112,37 @@ def fingerprint(places: Places) -> Hashable:
         folder = os.fspath(places.cwd) if places.cwd is not None else os.getcwd()
     except FileNotFoundError:
         folder = ""
-    files = [
-        *(path for path, _ in _standing_files(places.environ, places.home)),
-        *((os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")) if folder else ()),
-        *([places.named] if places.named is not None else []),
-    ]
-    variables = tuple(places.environ.get(name) for name in (*VARIABLE_READERS, "CLOCHE_CONFIG"))
-    return variables, folder, str(places.config_file), tuple((path, _facts(path)) for path in files)
+    environ = places.environ
+    raw: Mapping[bytes, bytes] | None = getattr(os.environ, "_data", None) if environ is os.environ else None
+    if raw is not None:  # it is asked at every run, and would decode each value
+        variables: tuple[object, ...] = tuple([raw.get(name) for name in _ENCODED])
+    else:
+        variables = (*(environ.get(name) for name in _WATCHED), *(os.environ.get(name) for name in _OF_PROCESS))
+    files = _watched_files(variables, folder, places)
+    return variables, folder, str(places.config_file), tuple([_facts(path) for path in files])
+
+
+_OF_PROCESS = ("HOME", "XDG_CONFIG_HOME")
+_WATCHED = (*VARIABLE_READERS, "CLOCHE_CONFIG", *_OF_PROCESS)
+_ENCODED = tuple(os.fsencode(name) for name in _WATCHED)
+_files: dict[Hashable, tuple[str, ...]] = {}
+MOST_FILES = 16
+
+
+def _watched_files(variables: Hashable, folder: str, places: Places) -> tuple[str, ...]:
+    """Return the paths that may hold settings; they depend on nothing else than what is given."""
+    key = (variables, folder, places.cwd, places.home, places.config_file)
+    found = _files.get(key)
+    if found is None:
+        if len(_files) >= MOST_FILES:
+            _files.clear()
+        named = places.named
+        found = _files[key] = (
+            *(path for path, _ in _standing_files(places.environ, places.home)),
+            *((os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")) if folder else ()),
+            *([named] if named is not None else []),
+        )
+    return found
 
 
 def _facts(path: str) -> tuple[int, ...] | str:

@@ -6,11 +6,12 @@ Every door goes through `prepare` and `run_in`, so that rules hold the same wher
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.events import Event, OutputChunk, Sink, Started, Stream
@@ -112,9 +113,15 @@ async def arun(
     job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)
     sink = make_sink(on_output, on_event)
     async with shared_slots().hold(), prepared.backend.open(prepared.policy, prepared.limits) as opened:
-        if isinstance(opened, SupportsSingleRun):
-            opened.expect_single_run()
+        if _supports_single_run(type(opened)):
+            cast("SupportsSingleRun", opened).expect_single_run()
         return await run_in(opened, prepared, job, sink=sink, out=out, spill=spill)
+
+
+@functools.cache
+def _supports_single_run(kind: type) -> bool:
+    """Look once per class: protocols are slow to ask for."""
+    return issubclass(kind, SupportsSingleRun)
 
 
 def prepare(**options: Unpack[SandboxOptions]) -> Prepared:

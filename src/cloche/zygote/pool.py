@@ -24,45 +24,74 @@ from cloche.core.pool import Demand, plan
 from cloche.jail import wire
 from cloche.jail.cgroups import Cgroup
 
+from .door import Door
 from .template import Template
 
 PEAK_MEMORY_S = 60.0
 END_PATIENCE_S = 10.0
 RETRY_S = 60.0
 LOOK_AGAIN_S = 65.0
+PLAN_AGAIN_S = 0.5  # with as many slots as before, the plan changes with time and free memory alone
 
 log = logging.getLogger("cloche.zygote")
 
 
 class Slot:
-    """Hold one helper of a template. `key` names the jail that it has built ahead, None for none."""
+    """Hold one helper of a template. `key` names the jail that it has built ahead, None for none.
+
+    `door` is where its guests take their orders, None where that is the helper's to hand over. `counted` are the
+    figures of its control group that are no longer any run's own.
+    """
 
     def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
         self.link, self.cgroup, self.template = link, cgroup, template
         self.key: Hashable = None
         self.spec: Mapping[str, Any] | None = None
+        self.door: Door | None = None
+        self.counted: dict[str, int] = {}
         self.kept_bytes = 0
         self.pid = 0  # the helper's, as far as we know it
         self.is_here = self.is_dead = False
         self.idle_since = time.monotonic()
 
+    @property
+    def is_well(self) -> bool:
+        """Tell whether it was there and well when it was last heard of."""
+        return self.is_here and not self.is_dead
+
     def look(self) -> bool:
         """Tell whether the helper is there and well; raises nothing."""
         try:
-            tag, body, fds = wire.receive(self.link.fileno())
+            while not self.is_dead:
+                tag, body, fds = wire.receive(self.link.fileno())
+                for fd in fds:
+                    os.close(fd)
+                self.hear(tag, body)
         except BlockingIOError:
-            return self.is_here
+            pass
         except OSError:
-            tag, body, fds = "", {}, []
-        for fd in fds:
-            os.close(fd)
-        self.hear(tag, body)
-        return self.is_here
+            self.is_dead = True
+        return self.is_well
 
     def hear(self, tag: str, body: Mapping[str, Any]) -> None:
-        """Take note of the helper's first word, or of its end."""
-        self.is_here, self.is_dead = tag == "here", tag != "here"  # any other word, while it waits, is a fault
-        self.pid = body.get("pid", self.pid)
+        """Take note of the helper's first word, of what it says of a run whose end was known before, or of its end."""
+        if tag == "here":
+            self.is_here, self.pid = True, body["pid"]
+        elif tag == "ended" and self.door is not None:
+            self.door.generation = max(self.door.generation, body["generation"])
+        else:  # any other word, while it waits, is a fault
+            self.is_dead = True
+
+    def change_door(self, door: Door | None) -> None:
+        """Use another door; the one before is closed."""
+        if self.door is not None:
+            self.door.close()
+        self.door = door
+
+    def let_go(self) -> None:
+        """Close our ends; the helper ends by that."""
+        self.change_door(None)
+        self.link.close()
 
 
 class Jail(Protocol):
@@ -97,6 +126,7 @@ class Pool:
         self._idle: list[Slot] = []
         self._busy: set[Slot] = set()
         self._peak, self._peak_at = 0, 0.0
+        self._planned, self._plan_again_at = (-1, -1), 0.0
         self._leaving: list[Any] = []
         self._links: list[socket.socket] = []
         self._latest: Jail | None = None
@@ -174,7 +204,7 @@ class Pool:
     def forget(self) -> None:
         """Let go of everything in a forked child, whose it is not."""
         for slot in (*self._idle, *self._busy):
-            slot.link.close()
+            slot.let_go()
         for link in self._links:
             link.close()
         if self._template is not None:
@@ -209,12 +239,12 @@ class Pool:
         """Take the idle slot that fits best and is well."""
         for wanted in (True, False):
             for slot in [slot for slot in reversed(self._idle) if (slot.key == key) is wanted]:
-                if slot.look():
+                if slot.is_well or slot.look():  # one that has died since will take no orders
                     self._idle.remove(slot)
                     return slot
                 if slot.is_dead:
                     self._idle.remove(slot)
-                    slot.link.close()
+                    slot.let_go()
                     remove_cgroup(slot.cgroup)
         return None
 
@@ -243,6 +273,7 @@ class Pool:
     def _close(self, slot: Slot) -> None:
         """Hang up, and keep the other direction to see the helper's end."""
         self._links = [link for link in self._links if not _has_ended(link)]
+        slot.change_door(None)
         with contextlib.suppress(OSError):
             slot.link.shutdown(socket.SHUT_WR)
         self._links.append(slot.link)
@@ -255,10 +286,14 @@ class Pool:
     def _follow_plan(self) -> None:
         """Open or close idle slots as the plan says."""
         self._note_demand()
-        template = self._template
+        template, now = self._template, time.monotonic()
         if template is None or not template.is_ready():
             return
-        oldest = min((slot.idle_since for slot in self._idle), default=time.monotonic())
+        state = (len(self._idle) + len(self._busy), self._peak)
+        if state == self._planned and now < self._plan_again_at:
+            return
+        self._planned, self._plan_again_at = state, now + PLAN_AGAIN_S
+        oldest = min((slot.idle_since for slot in self._idle), default=now)
         moves = plan(
             Demand(
                 idle=len(self._idle),
@@ -267,7 +302,7 @@ class Pool:
                 least=self._least,
                 most=self._most,
                 free_memory_bytes=free_memory_bytes(),
-                longest_idle_s=time.monotonic() - oldest,
+                longest_idle_s=now - oldest,
             )
         )
         for _ in range(moves.open):

@@ -22,6 +22,7 @@ from .warm import close_pools
 # Levels below `confined` are only ever taken when they are asked for by name.
 _ON_REQUEST = (Level.PROCESS, Level.NONE)
 DOCTOR = 'run "cloche doctor"'
+MOST_SETTLED = 64
 
 
 class LocalBackend:
@@ -35,6 +36,7 @@ class LocalBackend:
 
     def __init__(self, *, use_cgroups: bool = True):
         self._use_cgroups = use_cgroups
+        self._settled: dict[Policy, tuple[Host, Enforcement]] = {}
 
     def capabilities(self) -> Capabilities:
         """Return the strongest level of this host with its controls; measured once per process."""
@@ -66,14 +68,24 @@ class LocalBackend:
             host = self._host()
         except OSError as error:
             raise BackendUnavailable(f"the local backend cannot start a process here: {error}") from error
-        level = _choose_level(policy, host)
-        enforcement = Enforcement(level=level, controls=measures(level, host))
-        _check(policy, enforcement, host)
+        enforcement = self._enforced(policy, host)
         sandbox = LocalOpenSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
         try:
             yield sandbox
         finally:
             await sandbox.close()
+
+    def _enforced(self, policy: Policy, host: Host) -> Enforcement:
+        """Return what will be enforced, found out once for each policy. Raises BackendUnavailable."""
+        found = self._settled.get(policy)
+        if found is None or found[0] is not host:
+            level = _choose_level(policy, host)
+            enforcement = Enforcement(level=level, controls=measures(level, host))
+            _check(policy, enforcement, host)
+            if len(self._settled) >= MOST_SETTLED:
+                self._settled.clear()
+            found = self._settled[policy] = (host, enforcement)
+        return found[1]
 
     def cool_down(self) -> None:
         """End this process's warm templates and the sandboxes made ahead; the next run starts cold."""

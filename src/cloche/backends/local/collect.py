@@ -22,6 +22,7 @@ from cloche.core.result import FileRecord
 MAX_FILES = 10_000
 MAX_DEPTH = 64
 CHUNK_BYTES = 1 << 20
+FEW_FILES = 4
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not blocking: a fifo that slipped in between look and open must not hang us.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -70,6 +71,27 @@ def collect(root_fd: int, before: Mapping[str, Known], given: Mapping[str, str],
         if digest != (given.get(path) or (old.sha256 if old else None)):
             changed.append(FileRecord(path=path, size=size, sha256=digest))
     return Collection(known=known, changed=tuple(sorted(changed, key=lambda r: r.path)), skipped=skipped)
+
+
+def is_as_given(root_fd: int, given: Mapping[str, str], *, entries: int) -> bool:
+    """Tell whether a workspace of so many `entries`, its root among them, holds the given files and nothing else."""
+    if entries != len(given) + 1 or len(given) > FEW_FILES or any("/" in path for path in given):
+        return False
+    try:
+        return all(_is_given(root_fd, path, digest) for path, digest in given.items())
+    except (OSError, SandboxFileRefused):
+        return False
+
+
+def _is_given(root_fd: int, name: str, digest: str) -> bool:
+    fd = os.open(name, _FILE, dir_fd=root_fd)
+    try:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode) or state.st_size > CHUNK_BYTES:
+            return False
+        return hashlib.sha256(os.read(fd, CHUNK_BYTES)).hexdigest() == digest
+    finally:
+        os.close(fd)
 
 
 def _identity(state: os.stat_result) -> tuple[int, int, int]:

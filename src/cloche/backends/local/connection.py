@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -18,13 +19,17 @@ from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Run, Spec
 
 from . import leaving
+from .ends import count, is_short, short_report
 from .warm import WarmJail, open_in, send
 
 if TYPE_CHECKING:
     from cloche.jail.calls import Step
+    from cloche.zygote.door import Door
     from cloche.zygote.pool import Slot
 
 CLOSE_PATIENCE_S = 10.0
+UNHEARD_S = 0.003  # what has a door says all that matters of a short run there: a reader more costs more
+_numbers = itertools.count(1)  # of runs, for a helper that hears of the end of one when the next has begun
 
 OnWord = Callable[[str, dict[str, Any], list[int]], None]
 
@@ -40,6 +45,8 @@ class Connection:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._was_started = self._is_lost = False
+        self._number = 0
+        self._started_at = self._timeout_s = 0.0
         self._questions = 0
         self._is_attended = False
         self._answers: dict[int, asyncio.Future[list[int]]] = {}
@@ -89,8 +96,10 @@ class Connection:
         """
         has_workspace = workspace >= 0
         building = compile_building(self._spec, run, has_workspace=has_workspace)
+        if self._slot is not None:
+            self._slot.change_door(None)
         body = {"private": run.private, "wants_python": run.python is not None, "is_nursing": False}
-        body["has_workspace"] = has_workspace
+        body |= {"has_workspace": has_workspace, "generation": 0}
         self._send("prepare", body, building.as_wire(), [workspace] if has_workspace else [])
         if self._slot is not None:
             self._slot.key = None
@@ -101,13 +110,31 @@ class Connection:
         """Send the only run of a sandbox into a jail that was built ahead, or that is built now; another follows."""
         if slot.key != jail.key:
             self._checked(lambda: jail.prepare(slot))
-        self._send_order(run, streams, is_last=False, again=True)
+        if slot.door is None:
+            self._send_order(run, streams, is_last=False, again=True)
+        else:
+            self._send_to_door(slot.door, run, streams)
         return tuple(jail.building().build)
+
+    def _send_to_door(self, door: Door, run: Run, streams: Sequence[int]) -> None:
+        """Send the guest its orders, and tell the helper to keep the clock."""
+        self._was_started = False
+        self._number, self._started_at, self._timeout_s = next(_numbers), 0.0, run.timeout_s
+        steps = compile_files(self._spec, run) if run.has_files else []
+        told = {"number": self._number, "timeout_s": run.timeout_s, "is_last": False, "again": True}
+
+        def talk() -> None:
+            door.order({"order": run.as_order(), "steps": steps}, streams)
+            wire.send(self._link.fileno() if self._link else -1, "run", told)
+
+        self._checked(talk)
 
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
         self._was_started = False
+        self._number = next(_numbers)
         files = wire.pack({"steps": compile_files(self._spec, run)}) if run.has_files else -1
-        body = {"timeout_s": run.timeout_s, "has_files": run.has_files, "is_last": is_last, "again": again}
+        body = {"number": self._number, "timeout_s": run.timeout_s, "has_files": run.has_files}
+        body |= {"is_last": is_last, "again": again}
         try:
             self._send("run", body, run.as_order(), [*([files] if files >= 0 else []), *streams])
         finally:
@@ -124,8 +151,16 @@ class Connection:
         end: asyncio.Future[dict[str, Any]] = loop.create_future()
         if self._link is None:
             raise self._loss()
+        door = self._slot.door if self._slot is not None else None
+        if door is not None:
+            loop.add_reader(door.fileno(), self._listen_at, door, end, on_word)
         link = self._link.fileno()
-        loop.add_reader(link, self._listen, end, on_word)
+        hearing = loop.call_later(UNHEARD_S, loop.add_reader, link, self._listen, end, on_word)
+        if door is None:
+            hearing.cancel()
+            loop.add_reader(link, self._listen, end, on_word)
+        else:
+            self._listen(end, on_word)  # to what was said of the run before, while the guest is waking up
         self._is_attended = True
         try:
             return await end
@@ -134,8 +169,41 @@ class Connection:
             for answer in self._answers.values():
                 if not answer.done():
                     answer.set_exception(OSError("the session has ended"))
+            hearing.cancel()
             if self._link is not None:
                 loop.remove_reader(link)
+            if door is not None and door.fileno() >= 0:
+                loop.remove_reader(door.fileno())
+
+    def _hear_end(self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, body: dict[str, Any]) -> None:
+        """Take the helper's word for an end, which may be that of a run whose end was known before."""
+        slot = self._slot
+        if slot is not None and slot.door is not None:
+            self._listen_at(slot.door, end, on_word)  # what was said there was said before
+            slot.hear("ended", body)
+        if body["number"] == self._number and not end.done():
+            if slot is not None:
+                count(slot)
+            end.set_result(body)
+
+    def _listen_at(self, door: Door, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
+        """Hear what is said at the door. An end without a beginning is the helper's to explain."""
+        try:
+            while not end.done():
+                tag, body = door.hear()
+                if tag == "started":
+                    self._was_started, self._started_at = True, body["at"]
+                    on_word("ready", {"seconds": door.seconds}, door.take_workspace())
+                    on_word("started", body, [])
+                elif tag == "ended" and self._is_short(body) and self._slot is not None:
+                    end.set_result(short_report(self._started_at, body, self._slot))
+        except BlockingIOError:
+            return
+        except ConnectionResetError:  # the helper is gone, and its own end will say so
+            asyncio.get_running_loop().remove_reader(door.fileno())
+        except Exception as error:
+            if not end.done():
+                end.set_exception(error)
 
     def _listen(self, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
         """Hear what there is to hear."""
@@ -154,7 +222,7 @@ class Connection:
         if tag == "failed":
             on_word(tag, body, fds)
         if tag == "ended":
-            end.set_result(body)
+            self._hear_end(end, on_word, body)
         elif tag == "failed" and self._was_started:
             end.set_exception(OutcomeUnknown(f"{body['message']}; the code had been started, and may have run in part"))
         elif tag == "failed":
@@ -176,9 +244,12 @@ class Connection:
             self._was_started = self._was_started or tag == "started"
             on_word(tag, body, fds)
 
+    def _is_short(self, ended: dict[str, Any]) -> bool:
+        return self._was_started and is_short(self._started_at, ended, self._timeout_s)
+
     def kill(self, cause: str) -> None:
         """Ask the helper to kill the run; the end is still reported by `attend`."""
-        self.tell("kill", cause=str(cause))
+        self.tell("kill", cause=str(cause), number=self._number)
 
     def tell(self, tag: str, **body: str | bool | int) -> None:
         """Tell the helper something that needs no answer; one that is gone need not hear it."""
@@ -236,6 +307,8 @@ class Connection:
     async def _close_slot(self) -> None:
         """Hang up and wait until the helper has hung up too."""
         link, self._link = self._link, None
+        if self._slot is not None:
+            self._slot.change_door(None)
         if link is not None:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_WR)

@@ -103,13 +103,15 @@ class Dialogue:
     def _new_reader(self, limits: Limits) -> StreamReader:
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         self._guest.append(theirs)
-        return StreamReader(
+        reader = StreamReader(
             ours,
             limit=limits.output_bytes,
             flood_limit=limits.flood_bytes,
             on_chunk=lambda _: None,
             on_flood=lambda: self.on_flood(),  # noqa: PLW0108 - a clone's is put in place later
         )
+        reader.listen()
+        return reader
 
     def guest_ends(self) -> list[int]:
         """Return the guest's ends: standard input, output, error, and the link."""

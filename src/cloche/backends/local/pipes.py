@@ -66,12 +66,19 @@ class Pipes:
         while self._guest:
             os.close(self._guest.pop())
 
+    def listen(self) -> None:
+        """Read what comes as it comes, from now on; until then the pipes hold it."""
+        for reader in self._readers.values():
+            reader.listen()
+
     async def drain(self) -> None:
         """Read what is still in the pipes. Everything that could write is dead; a bound is there all the same."""
         self.close_guest_ends()
-        endings = [reader.ended for reader in self._readers.values() if not reader.finish()]
-        if endings:
-            await asyncio.wait(endings, timeout=DRAIN_S)
+        open_ones = [reader for reader in self._readers.values() if not reader.finish()]
+        for reader in open_ones:
+            reader.listen()
+        if open_ones:
+            await asyncio.wait([reader.ended for reader in open_ones], timeout=DRAIN_S)
 
     def close(self) -> None:
         self.close_guest_ends()

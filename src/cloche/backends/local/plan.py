@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,8 @@ REAPERS = 1
 # the guest would be refused processes before its own limit, which nobody could see.
 COMING_TASKS = 8
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+MOST_JAILS = 64
+_JAILS: dict[Hashable, tuple[Host, Spec]] = {}
 _FILTERS: dict[tuple[str, bool, bool, bool, bool], bytes] = {}
 
 
@@ -58,6 +61,20 @@ def choose_places(level: Level) -> Places:
 
 def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: Places) -> Spec:
     """Return the helper's orders for one sandbox; what depends on the program is in each `Run`."""
+    if level is not Level.JAIL:
+        return _new_spec(level, policy, limits, host, places)
+    key = (policy.user, policy.writable_paths, limits, places)
+    found = _JAILS.get(key)
+    if found is None or found[0] is not host:
+        if len(_JAILS) >= MOST_JAILS:
+            _JAILS.clear()
+        found = _JAILS[key] = (host, _new_spec(level, policy, limits, host, places))
+    spec = copy.copy(found[1])  # its fields are replaced, never changed
+    spec.cgroup = _cgroup(limits, host)
+    return spec
+
+
+def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: Places) -> Spec:
     user, uid = USERS[policy.user if policy.user in USERS else None]
     spec = Spec(
         level=str(level),

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from cloche.jail.calls import Step
     from cloche.zygote.pool import Slot
 
+UNHEARD_S = 0.003  # what a short program says waits in its pipes until the end: listening costs more than reading
+
 log = logging.getLogger("cloche.local")
 
 
@@ -192,7 +194,7 @@ class LocalOpenSandbox:
 
     def enforcement_with(self, hits: Mapping[str, int]) -> Enforcement:
         """Return what is enforced here, and which limits were hit."""
-        return dataclasses.replace(self._enforcement, hits=hits)
+        return dataclasses.replace(self._enforcement, hits=hits) if hits else self._enforcement
 
     async def collected(self) -> Collection | None:
         """Look at the workspace after a cell; None when there is nothing to see."""
@@ -278,12 +280,16 @@ class LocalOpenSandbox:
         show_toolchain(program.run, self._spec, program.paths(), self._host)
         sink = sink if sink is discard else started_first(sink)
         pipes = Pipes(request.stdin, self._limits, self._kill, sink)
+        listening = asyncio.get_running_loop().call_later(UNHEARD_S, pipes.listen)
+        if sink is not discard:
+            pipes.listen()
         try:
             ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes.close_guest_ends)
             await pipes.drain()
         finally:
+            listening.cancel()
             pipes.close()
-        found = await self.workspace.collected(program.given)
+        found = await self.workspace.collected(program.given, is_last=self._is_last)
         return await self._result(program, pipes, ended, found)
 
     async def _attend(

@@ -65,8 +65,14 @@ class StreamReader:
         self._on_chunk, self._on_flood = on_chunk, on_flood
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._is_listening = False
         os.set_blocking(fd, False)
-        self._loop.add_reader(fd, self._read)
+
+    def listen(self) -> None:
+        """Read from now on whatever comes, as it comes."""
+        if not self._is_listening and self._fd >= 0:
+            self._is_listening = True
+            self._loop.add_reader(self._fd, self._read)
 
     def renew(self) -> None:
         """Begin anew with what comes from now on, for a stream that outlives a run."""
@@ -115,7 +121,8 @@ class StreamReader:
     def close(self) -> None:
         """Stop reading and close the pipe; the stream counts as ended."""
         if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
+            if self._is_listening:
+                self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
         if not self.ended.done():

@@ -15,10 +15,13 @@ from cloche.jail import wire
 from cloche.jail.enter import compile_building, compile_nursery
 from cloche.jail.launch import make_cgroup
 from cloche.jail.spec import Building, Run, Spec
+from cloche.zygote.door import Door
 from cloche.zygote.pool import Pool, Slot
 
 from .host import Host
 from .layout import has_customization, user_site
+from .plan import Places, guest_environment
+from .program import python_toolchain
 
 # What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
 # (typing, dataclasses, pathlib, subprocess) is loaded by those who want it, by themselves or with `preload`.
@@ -68,7 +71,12 @@ class WarmJail:
         open_in(slot, self.spec)
         body = {"private": self.run.private, "wants_python": self.run.python is not None}
         body |= {"is_nursing": self.is_nursery, "has_workspace": False}
-        send(slot.link.fileno(), "prepare", body, self.building().as_wire())
+        slot.change_door(Door() if self.is_nursery else None)
+        ends = (slot.door.other_end,) if slot.door is not None else ()
+        body["generation"] = slot.door.generation if slot.door is not None else 0
+        send(slot.link.fileno(), "prepare", body, self.building().as_wire(), ends)
+        if slot.door is not None:
+            slot.door.hand_over()
         slot.key = self.key
 
 
@@ -133,6 +141,7 @@ def _new_pool(policy: Policy, host: Host) -> Pool:
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
         "home": "/workspace",
+        "env": guest_environment(Places(), {}, python_toolchain().env),
     }
     return Pool(
         settings,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from cloche.core.limits import Limits
 from cloche.core.result import SaveFiles
 
-from .collect import Collection, Known, collect
+from .collect import Collection, Known, collect, is_as_given
 from .keep import keep_copies, keep_mount
 
 SMALL_BYTES, SMALL_FILES = 256 * 1024, 32
@@ -67,11 +67,17 @@ class Workspace:
         state = os.fstatvfs(self.fd)
         return state.f_files - state.f_ffree <= 1
 
-    async def collected(self, given: Mapping[str, str]) -> Collection:
-        """Look at the files; in a thread when there are many."""
+    async def collected(self, given: Mapping[str, str], *, is_last: bool = False) -> Collection:
+        """Look at the files; in a thread when there are many. After the last run nothing needs to be known."""
+        if is_last and not self._known and self._is_as_given(given):
+            return Collection(known={}, changed=(), skipped=0)
         found = self._collect(given) if self._is_small() else await asyncio.to_thread(self._collect, given)
         self._known = dict(found.known)
         return found
+
+    def _is_as_given(self, given: Mapping[str, str]) -> bool:
+        state = os.fstatvfs(self.fd)
+        return not self._folder and is_as_given(self.fd, given, entries=state.f_files - state.f_ffree)
 
     def _is_small(self) -> bool:
         """Tell whether hashing everything takes less time than handing the work to a thread."""
