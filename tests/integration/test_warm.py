@@ -125,7 +125,9 @@ def test_a_module_that_cannot_be_loaded_ahead_is_no_obstacle() -> None:
 def test_a_template_with_threads_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     """A module that starts threads when it is loaded makes warm starts impossible, and that is said."""
     caplog.set_level("WARNING", logger="cloche.zygote")
-    pool = Pool({"preload": [STARTS_THREAD], "extra_paths": [HERE], "customizes": False, "home": "/", "env": {}}, **NO_CGROUP)
+    pool = Pool(
+        {"preload": [STARTS_THREAD], "extra_paths": [HERE], "customizes": False, "home": "/", "env": {}}, **NO_CGROUP
+    )
     pool.start()
     deadline = time.monotonic() + 20
     while "threads" not in caplog.text and time.monotonic() < deadline:

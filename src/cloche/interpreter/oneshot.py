@@ -24,71 +24,29 @@ _signal: Any = __import__("_signal")
 _weakref: Any = __import__("_weakref")
 
 EXIT_UNFLUSHED = 120
-_ONLY_AST = 0x400
+ONLY_AST = 0x400
 _FOR_THE_TREE = (b"\r", b"\f", b"\0", b"__future__")
 _BEGINS_NO_STATEMENT = (b"", b" ", b"\t", b"#", b")", b"]", b"}", b'"', b"'")
 _FUTURE_FLAGS = 0x1FF0000
-_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# What a template does with a module once, so that its children find it set up.
-_FIRST_USES = {
-    "numpy": "import numpy; str(numpy.arange(3.0) @ numpy.arange(3.0))",
-    "pandas": "import pandas; str(pandas.DataFrame({'a': [1, 2], 'b': [0.5, 1.5], 'c': ['x', 'y']}).describe())",
-    "matplotlib": "import matplotlib; matplotlib.use('agg')",
-    "traceback": "import traceback; traceback.format_exception(ValueError('x'))",
-}
 archive: Any = None  # the finder of our own modules, for what a script may need at its end
-_telling: Any = None  # our module of that name, once something is told
-_is_warm = False
-_usual_environment: dict[str, str] = {}
-_environment: dict[str, str] | None = None  # what `os.environ` was set to, where that was done ahead
-_ahead: list[str] | None = None  # what follows the script's folder in `sys.path`, where that was looked up ahead
+telling: Any = None  # our module of that name, once something is told
+warming: Any = None  # in a template and its forks, our module of that name
+taken_environment: dict[str, str] | None = None  # what `os.environ` was set to, where that was done ahead
+paths_ahead: list[str] | None = None  # what follows the script's folder in `sys.path`, where that was looked up ahead
 _compile_string: Any = None
-_built_in_paths = 0  # how many entries of `sys.path` are there whether they exist or not
-_of_template: dict[str, ModuleType] = {}
+built_in_paths = 0  # how many entries of `sys.path` are there whether they exist or not
+of_template: dict[str, ModuleType] = {}
+libraries_of_template = 0
+_FIRST_LIBRARY_AT, _NEXT_LIBRARY_AT = 8, 24  # in the loader's `struct r_debug` and `struct link_map`
 OLD_IN_A_ROW = 16  # so many modules of the template's, one after the other, and all before them are its too
-_FILE_INPUT, _EVAL_INPUT = 257, 258  # CPython's start symbols
+FILE_INPUT, _EVAL_INPUT = 257, 258  # CPython's start symbols
 # The flags that `-I -S` set, and what they are without it.
 _PLAIN_FLAGS = {"isolated": 0, "ignore_environment": 0, "no_user_site": 0, "no_site": 0, "safe_path": False}
 
 
-def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
-    """Become, in a template, what a plain interpreter is after its start; load `settings["preload"]`, and use it once.
-
-    Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
-    for packages of the user there, and must not find the caller's. `env` is what most runs are given.
-    """
-    global _is_warm, _built_in_paths, _telling
-    _usual_environment.update(settings["env"])
-    os.environ["HOME"] = settings["home"]
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # numpy's libraries would start threads
-    prepare()
-    _built_in_paths = len(sys.path)
-    _restore_paths({**settings, "path": ""})
-    del sys.path[0]
-    failed = {}
-    for name in settings["preload"]:
-        try:
-            __import__(name)
-            exec(_FIRST_USES.get(name, ""), {})
-        except Exception as error:
-            failed[name] = f"{type(error).__name__}: {error}"
-    compile("1", "", "exec", _ONLY_AST)
-    _compile_source(b"1\n", "<warm up>", _FILE_INPUT, 0)
-    os.environ.clear()
-    sys.path_importer_cache.clear()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # what loading said is no guest's output
-    from . import telling
-
-    _telling = telling
-    _is_warm = True
-    _of_template.update(sys.modules)
-    return {"failed": failed}
-
-
 def prepare() -> None:
     """Undo what the helper's own options left behind: all that needs neither a file of the sandbox's nor orders."""
-    if _is_warm:
+    if warming is not None:
         return
     import site  # noqa: F401 - nothing but loaded: it sets no path while the flags are still those of the helper
 
@@ -97,41 +55,28 @@ def prepare() -> None:
     _restore_flags()
 
 
+def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
+    """Become a template's interpreter; see `warming`."""
+    from . import warming as module
+
+    return module.warm_up(settings)
+
+
 def rehearse() -> None:
-    """Go through a run of nothing while nothing waits: what it touches is then this process's own, and at hand.
-
-    Standard input is a file and the others are pipes, as they will be, so the streams made here serve the run too;
-    so do the environment, which is most often the usual one, the import path, and random numbers of one's own.
-    """
-    global _ahead
-    if not _is_warm:
-        return
-    _take_over(_usual_environment)
-    _ahead = _visible_paths()
-    _reseed()
-    body, last = _compile_at_last_line(b"import sys\nprint(len(sys.path), file=sys.stdout)", "<rehearsal>") or ("", "")
-    namespace: dict[str, Any] = {}
-    exec(body, namespace)
-    eval(last, namespace)
-    _flush()
-    _main_module("")
-    del sys.modules["__main__"]
-    import _frozen_importlib_external
-
-    _frozen_importlib_external.PathFinder.find_spec("cloche_rehearses")
-    gc.collect()
-    gc.freeze()
+    """Go through a run of nothing while nothing waits, in a fork of a template."""
+    if warming is not None:
+        warming.rehearse()
 
 
-def _take_over(env: dict[str, str]) -> None:
+def take_over(env: dict[str, str]) -> None:
     """Take the environment, and the standard streams as they are now, unless that was done ahead."""
-    global _environment
-    if _environment != env:
+    global taken_environment
+    if taken_environment != env:
         os.environ.clear()
         os.environ.update(env)
         if "TZ" in env:
             __import__("time").tzset()
-    is_ahead, _environment = _environment is not None, env
+    is_ahead, taken_environment = taken_environment is not None, env
     if is_ahead:
         return
     this: Any = sys  # the originals are only final for those who did not start the interpreter
@@ -149,25 +94,26 @@ def session() -> ModuleType:
 
 def settle(settings: dict[str, Any], env: dict[str, str]) -> None:
     """Take the environment, the streams, the import path and random numbers of one's own."""
-    _take_over(env)
+    take_over(env)
     _settle_paths(settings)
 
 
 def _settle_paths(settings: dict[str, Any]) -> None:
-    if _is_warm:
-        is_ahead = _ahead is not None
-        sys.path[:] = [os.path.dirname(settings["path"]), *(_ahead if _ahead is not None else _visible_paths())]
-        if not is_ahead:
-            _reseed()
+    if warming is not None:
+        folders = paths_ahead
+        if folders is None:
+            folders = visible_paths()
+            reseed()
+        sys.path[:] = [os.path.dirname(settings["path"]), *folders]
         sys.modules.pop("__main__", None)
     else:
-        _restore_paths(settings)
+        restore_paths(settings)
 
 
 def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
     """Run the script at `settings["path"]` with `settings["argv"]` and leave the process as the interpreter does."""
     path: str = settings["path"]
-    _take_over(env)
+    take_over(env)
     code = _run_script(settings, path, value_fd)
     finish(code, os.path.dirname(path))
 
@@ -178,7 +124,7 @@ def _run_script(settings: dict[str, Any], path: str, value_fd: int) -> int:
         _settle_paths(settings)
         sys.argv = [path, *settings["argv"]]
         pipe = os.fstat(value_fd).st_ino if value_fd >= 0 else 0
-        namespace = _main_module(path).__dict__
+        namespace = main_module(path).__dict__
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         value = _execute(path, namespace)
         if pipe:
@@ -192,18 +138,18 @@ def _run_script(settings: dict[str, Any], path: str, value_fd: int) -> int:
 
 def _tell(fd: int, pipe: int, value: Any) -> None:
     """Tell the caller of the value and of figures; most cold runs have neither, and load nothing for it."""
-    global _telling
+    global telling
     if value is None and "matplotlib.pyplot" not in sys.modules:
         return
-    if _telling is None:
+    if telling is None:
         import marshal
 
-        _telling = type(sys)("interpreter.telling")
-        exec(marshal.loads(archive.codes[_telling.__name__]), _telling.__dict__)
-    _telling.tell(fd, pipe, value, archive)
+        telling = type(sys)("interpreter.telling")
+        exec(marshal.loads(archive.codes[telling.__name__]), telling.__dict__)
+    telling.tell(fd, pipe, value, archive)
 
 
-def _reseed() -> None:
+def reseed() -> None:
     """Give this fork random numbers of its own, where a module does not see to it by itself."""
     if "_ssl" in sys.modules:
         sys.modules["_ssl"].RAND_add(os.urandom(32), 32.0)
@@ -215,14 +161,14 @@ def _reseed() -> None:
 
 def reseed_all() -> None:
     """Give this fork random numbers of its own, whatever was drawn or set before."""
-    _reseed()
+    reseed()
     if "random" in sys.modules:
         sys.modules["random"].seed()
 
 
-def _visible_paths() -> list[str]:
+def visible_paths() -> list[str]:
     """Leave out what the site module found outside and would not have found in here."""
-    always, found = sys.path[:_built_in_paths], sys.path[_built_in_paths:]
+    always, found = sys.path[:built_in_paths], sys.path[built_in_paths:]
     return [*always, *(folder for folder in found if os.path.exists(folder))]
 
 
@@ -237,7 +183,7 @@ def finish(code: int, folder: str) -> None:
         sys.modules["threading"]._shutdown()
     if "atexit" in sys.modules:
         sys.modules["atexit"]._run_exitfuncs()
-    unflushed = _flush()
+    unflushed = flush()
     loaded = _loaded_here()
     has_libraries = _has_libraries(loaded)
     left = _let_go(loaded, folder)
@@ -249,7 +195,7 @@ def finish(code: int, folder: str) -> None:
         if module is not None:
             _clear(vars(module))
     gc.collect()
-    _leave(unflushed or _flush() or code, has_libraries=has_libraries)
+    _leave(unflushed or flush() or code, has_libraries=has_libraries)
 
 
 def _flush_files() -> None:
@@ -274,16 +220,33 @@ def _let_go(loaded: list[tuple[str, ModuleType]], folder: str) -> list[Any]:
 
 def _has_libraries(loaded: list[tuple[str, ModuleType]]) -> bool:
     """Tell whether a C library may have buffers or exit functions of its own that a template did not bring."""
-    if not _is_warm or "ctypes" in sys.modules:
+    if warming is None:
+        return True
+    if "ctypes" in sys.modules and (libraries_of_template == 0 or count_libraries() != libraries_of_template):
         return True
     return any(str(getattr(module, "__file__", "")).endswith(".so") for _, module in loaded)
+
+
+def count_libraries() -> int:
+    """Count the libraries that are loaded, off the list that the loader keeps for debuggers; 0 where it keeps none."""
+    pointer: Any = type("Pointer", (_ctypes._SimpleCData,), {"_type_": "P"})
+    try:
+        start = _ctypes.dlsym(_ctypes.dlopen(None, 0), "_r_debug")
+    except OSError:
+        return 0
+    here = pointer.from_address(start + _FIRST_LIBRARY_AT).value
+    count = 0
+    while here:
+        here = pointer.from_address(here + _NEXT_LIBRARY_AT).value
+        count += 1
+    return count
 
 
 def _loaded_here() -> list[tuple[str, ModuleType]]:
     """Return the modules that this process has loaded, and not its template: touching those would copy their pages."""
     found, in_a_row = [], 0
-    for name, module in reversed(list(sys.modules.items()) if not _is_warm else sys.modules.items()):
-        if _of_template.get(name) is module:
+    for name, module in reversed(list(sys.modules.items()) if warming is None else sys.modules.items()):
+        if of_template.get(name) is module:
             in_a_row += 1
             if in_a_row > OLD_IN_A_ROW:
                 break
@@ -324,7 +287,7 @@ def _exit_code(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
-    _flush()
+    flush()
     sys.stderr.write(f"{code}\n")
     return 1
 
@@ -340,10 +303,10 @@ def _execute(path: str, namespace: dict[str, Any]) -> Any:
 
 def _compile(source: bytes, path: str) -> tuple[CodeType, CodeType | None]:
     """Compile a script in two: everything, or everything before its last expression and that expression."""
-    return _compile_at_last_line(source, path) or _compile_by_tree(source, path)
+    return compile_at_last_line(source, path) or _compile_by_tree(source, path)
 
 
-def _compile_at_last_line(source: bytes, path: str) -> tuple[CodeType, CodeType] | None:
+def compile_at_last_line(source: bytes, path: str) -> tuple[CodeType, CodeType] | None:
     """Cut before the last line that begins a statement, when both parts stand alone; None when that does not show.
 
     What comes before is complete by itself, and what follows is one expression: so the cut is between statements.
@@ -363,14 +326,14 @@ def _compile_at_last_line(source: bytes, path: str) -> tuple[CodeType, CodeType]
         return None
     tail = b"\n" * last + b"\n".join(lines[last:])
     try:
-        expression = _compile_source(tail, path, _EVAL_INPUT, 0)
-        body = _compile_source(b"\n".join(lines[:last]) + b"\n", path, _FILE_INPUT, 0)
+        expression = compile_source(tail, path, _EVAL_INPUT, 0)
+        body = compile_source(b"\n".join(lines[:last]) + b"\n", path, FILE_INPUT, 0)
         return body, expression
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
 
 
-def _compile_source(source: bytes, path: str, start: int, flags: int) -> CodeType:
+def compile_source(source: bytes, path: str, start: int, flags: int) -> CodeType:
     """Compile as the interpreter itself does."""
     global _compile_string
     if _compile_string is None:
@@ -396,7 +359,7 @@ def _find_compile_string() -> Any:
 
 def _compile_by_tree(source: bytes, path: str) -> tuple[CodeType, CodeType | None]:
     """Compile by way of a syntax tree: any script, and every error in one."""
-    tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
+    tree: Any = compile(source, path, "exec", ONLY_AST, dont_inherit=True)
     if not tree.body or type(tree.body[-1]).__name__ != "Expr":
         return compile(tree, path, "exec", dont_inherit=True), None
     import _ast
@@ -414,13 +377,13 @@ def _report(error: BaseException) -> int:
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
     if isinstance(error, KeyboardInterrupt):
-        _flush()
+        flush()
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         os.kill(os.getpid(), _signal.SIGINT)
     return 1
 
 
-def _flush() -> int:
+def flush() -> int:
     """Flush the standard streams; 120, as the interpreter says, when standard output does not take it."""
     failed = 0
     now = (sys.stdout, sys.stderr)
@@ -470,7 +433,7 @@ def _flag_order(names: list[str]) -> list[str]:
     return sorted(names, key=lambda name: text.find(f"{name}="))
 
 
-def _restore_paths(settings: dict[str, Any]) -> None:
+def restore_paths(settings: dict[str, Any]) -> None:
     """Give the script the import path that `python script` gives it."""
     site: Any = sys.modules["site"]
     customize = site.execsitecustomize, site.execusercustomize
@@ -482,7 +445,8 @@ def _restore_paths(settings: dict[str, Any]) -> None:
     sys.path += [folder for folder in settings["extra_paths"] if folder not in sys.path]
 
 
-def _main_module(path: str) -> ModuleType:
+def main_module(path: str) -> ModuleType:
+    """Return a fresh `__main__`, in place of the one that was there, for the script at `path`."""
     import _frozen_importlib_external
 
     main = type(sys)("__main__")

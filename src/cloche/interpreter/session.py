@@ -193,7 +193,7 @@ class Session:
             answer["error"] = cell.error
         if cell.value is not None:
             answer |= self._value(cell)
-        oneshot._flush()
+        oneshot.flush()
         return answer
 
     def _value(self, cell: Cell) -> dict[str, Any]:
@@ -331,7 +331,7 @@ class Session:
         """Send a bundle as soon as it is there."""
         if os.getpid() != self.pid:
             return
-        oneshot._flush()
+        oneshot.flush()
         frame = {"op": "display", "id": self.request_id, "data": as_text(data), "metadata": metadata}
         self.send(frame)
 
@@ -404,7 +404,7 @@ def serve(settings: dict[str, Any], env: dict[str, str], link: int) -> None:
     oneshot.settle(settings, env)
     sys.path[0] = settings["home"]
     sys.argv = [""]
-    namespace = oneshot._main_module("").__dict__
+    namespace = oneshot.main_module("").__dict__
     for name in ("__file__", "__cached__"):
         namespace.pop(name, None)
     namespace["__loader__"] = None

@@ -1,10 +1,10 @@
 """Run a coroutine to its end in the calling thread, on an event loop that is borrowed for it.
 
 Theory of operation: handing a coroutine to another thread and its outcome back wakes two threads, which takes longer
-than a small program. So a plain call borrows a loop from those that lie ready and runs it itself. What `bridge` promises
-is kept: Ctrl-C cancels the run, waits until everything that it started is killed, and is then raised. A handler of the
-caller's own for a signal may raise anywhere in the main thread, in the middle of our work too; where there is one, the
-other way is taken.
+than a small program. So a plain call borrows a loop from those that lie ready and runs it itself. What `bridge`
+promises is kept: Ctrl-C cancels the run, waits until everything that it started is killed, and is then raised. A
+handler of the caller's own for a signal may raise anywhere in the main thread, in the middle of our work too; where
+there is one, the other way is taken.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Interrupt:
                 self._before = before
                 _signal.signal(_SIGINT, self._note)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
         if not self._came:
             self._came = True
             self._loop.call_soon_threadsafe(self._task.cancel)

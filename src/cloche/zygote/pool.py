@@ -20,7 +20,7 @@ import time
 from collections.abc import Hashable, Mapping
 from typing import Any, Protocol
 
-from cloche.core.pool import Demand, plan
+from cloche.core.pool import SLOT_BYTES, Demand, plan
 from cloche.jail import wire
 from cloche.jail.cgroups import Cgroup
 
@@ -116,8 +116,9 @@ class Pool:
         cgroup_folders: Mapping[str, str],
         least: int,
         most: int,
+        slot_bytes: int = SLOT_BYTES,
     ):
-        self._settings = settings
+        self._settings, self._slot_bytes = settings, slot_bytes
         self._version, self._folders = cgroup_version, dict(cgroup_folders)
         self._least, self._most = least, most
         self._lock = threading.Lock()
@@ -303,6 +304,7 @@ class Pool:
                 most=self._most,
                 free_memory_bytes=free_memory_bytes(),
                 longest_idle_s=now - oldest,
+                slot_bytes=self._slot_bytes,
             )
         )
         for _ in range(moves.open):

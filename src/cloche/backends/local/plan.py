@@ -178,7 +178,7 @@ def _tasks_of_user(level: Level, host: Host) -> int:
     return total + COMING_TASKS
 
 
-def _cgroup(limits: Limits, host: Host) -> Mapping[str, Any] | None:
+def _cgroup(limits: Limits, host: Host) -> dict[str, Any] | None:
     if not host.cgroup_version:
         return None
     name = f"cloche-{os.getpid()}-{secrets.token_hex(6)}"

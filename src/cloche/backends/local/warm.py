@@ -11,6 +11,7 @@ from typing import Any
 
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.pool import LOADED_SLOT_BYTES, SLOT_BYTES
 from cloche.jail import wire
 from cloche.jail.enter import compile_building, compile_nursery
 from cloche.jail.launch import make_cgroup
@@ -149,6 +150,7 @@ def _new_pool(policy: Policy, host: Host) -> Pool:
         cgroup_folders=host.cgroup_folders,
         least=LEAST_SLOTS,
         most=SLOTS_PER_CORE * len(os.sched_getaffinity(0)),
+        slot_bytes=LOADED_SLOT_BYTES if policy.preload else SLOT_BYTES,
     )
 
 
