@@ -59,6 +59,15 @@ class Door:
             self._workspace, self.seconds = fds, body["seconds"]
         return tag, body
 
+    def has_guest(self) -> bool:
+        """Tell whether a guest is known to wait; raises nothing."""
+        try:
+            while not self._workspace:
+                self.hear()
+        except OSError:
+            pass
+        return bool(self._workspace)
+
     def take_workspace(self) -> list[int]:
         """Return the mount of the workspace of the guest that was ready, to be owned by who asks."""
         found, self._workspace = self._workspace, []

@@ -59,6 +59,10 @@ class Slot:
         """Tell whether it was there and well when it was last heard of."""
         return self.is_here and not self.is_dead
 
+    def has_guest(self) -> bool:
+        """Tell whether a guest waits at the door, or who knows, for there is none."""
+        return self.door is None or self.door.has_guest()
+
     def look(self) -> bool:
         """Tell whether the helper is there and well; raises nothing."""
         try:
@@ -237,9 +241,13 @@ class Pool:
         return self._template
 
     def _choose(self, key: Hashable) -> Slot | None:
-        """Take the idle slot that fits best and is well."""
-        for wanted in (True, False):
-            for slot in [slot for slot in reversed(self._idle) if (slot.key == key) is wanted]:
+        """Take the idle slot that fits best and is well: one with a guest that waits, else the one that rested most."""
+        alike = [slot for slot in reversed(self._idle) if slot.key == key]
+        ready = [slot for slot in alike if slot.has_guest()][:1]
+        for slots in (ready, alike[::-1], [slot for slot in reversed(self._idle) if slot.key != key]):
+            for slot in slots:
+                if slot not in self._idle:
+                    continue
                 if slot.is_well or slot.look():  # one that has died since will take no orders
                     self._idle.remove(slot)
                     return slot
