@@ -9,7 +9,7 @@ import pytest
 
 from tests.session_driver import CTRL_C, Driver
 
-pytestmark = pytest.mark.toolchain
+pytestmark = [pytest.mark.toolchain, pytest.mark.once]
 
 BOTH = ("javascript", "bash")
 Open = Callable[..., Driver]
