@@ -78,10 +78,11 @@ __cloche_failed() {
 
 __cloche_return() { builtin return "$1"; }
 
-# Say how the run ended. Without a status it never came to its end: the shell was thrown back with $1.
+# Say how the run ended. Without a status it never came to its end: the shell was thrown back with $1. After SIGINT that
+# is 130 or, where a program was ended by a signal just before, what that one left.
 __cloche_report() {
   [[ $__cloche_id ]] || return 0
-  __cloche_last=${__cloche_status:-$1}
+  __cloche_last=${__cloche_status:-$(($1 < 128 ? $1 : 130))}
   builtin trap '' PIPE # a caller that is gone shows in the next read
   builtin printf 'done %s %s\n' "$__cloche_id" "$__cloche_last" >&60
   builtin trap - PIPE
