@@ -115,7 +115,8 @@ def test_a_session_that_closed_its_link_still_counts() -> None:
         other.run(TAKE_OVER)
         other.run("link = socket.socket(fileno=os.dup(SESSION.link))")
         # A close would tell nobody for as long as the interpreter reads from it.
-        other.run("threading.Thread(target=lambda: (time.sleep(1), link.shutdown(socket.SHUT_WR))).start()")
+        leave = "lambda: (time.sleep(0.5), link.shutdown(socket.SHUT_WR), time.sleep(30))"
+        other.run(f"threading.Thread(target={leave}).start()")
         deadline = time.monotonic() + 30
         while other.is_alive:
             assert time.monotonic() < deadline
