@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Run the escape, integration and conformance tests once more as an ordinary user, from an installed wheel: the system's
-# own Python in a virtual environment outside root's home, a numeric uid without a name, a clean environment.
+# own Python in a virtual environment outside root's home, a numeric uid without a name, a clean environment. What proves
+# the same whoever runs it (marker `once`) is left out: root has just run it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,4 +36,4 @@ cd "$work/project"
 setpriv --reuid=$uid --regid=$uid --clear-groups --inh-caps=-all -- \
     env --ignore-environment HOME="$work/home" TMPDIR="$work/tmp" LANG=C.UTF-8 ${CI:+CI="$CI"} \
     PATH="$work/venv/bin:/usr/local/bin:/usr/bin:/bin:$work/toolchains/bin" \
-    "$work/venv/bin/python" -m pytest tests/escape tests/integration tests/conformance -m "not soak" </dev/null
+    "$work/venv/bin/python" -m pytest tests/escape tests/integration tests/conformance -m "not soak and not once" </dev/null

@@ -14,30 +14,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import cloche
-from cloche.core.frames import BashCodec, FrameReader, encode
+from cloche.backends.local.session import AGAIN_S
+from cloche.backends.local.session_program import BASH, JAVASCRIPT, Word
 
 DRIVERS = Path(cloche.__file__).parent / "interpreter"
+PROGRAMS = {"javascript": JAVASCRIPT, "bash": BASH}
 PATIENCE_S = 60.0
-AGAIN_S = 0.5  # until an interrupt is sent again
+CTRL_C: tuple[Word, ...] = (("interrupt", {}),)
 END_OF_LINK: dict[str, Any] = {"op": "end"}
-
-
-class Codec(Protocol):
-    """Turn what a caller says into bytes, and bytes into what a driver says."""
-
-    def encode_run(self, run_id: int, code: str) -> bytes: ...
-
-    def feed(self, data: bytes) -> list[dict[str, Any]]: ...
-
-
-class FrameCodec(FrameReader):
-    """Frames in both directions."""
-
-    def encode_run(self, run_id: int, code: str) -> bytes:
-        return encode({"op": "run", "id": run_id, "code": code})
 
 
 @dataclass
@@ -62,23 +49,17 @@ class Ran:
         return str(self.done.get("error", {}).get("name", ""))
 
 
-def command_of(language: str, fd: int, program: str = "") -> list[str]:
-    """Return the command that a caller starts a driver with."""
-    if language == "javascript":
-        options = ["--expose-internals", "--no-force-async-hooks-checks"]
-        return [program or "node", *options, str(DRIVERS / "session.js"), str(fd)]
-    return [program or "bash", "--noprofile", "--norc", str(DRIVERS / "session.sh"), str(fd)]
-
-
 class Driver:
     """Start a driver and talk to it; leaving the block ends the link, and checks that the driver ends well by that."""
 
     def __init__(self, language: str, folder: Path, *, program: str = "", env: Mapping[str, str] | None = None):
-        self.codec: Codec = FrameCodec() if language == "javascript" else BashCodec()
+        driver = PROGRAMS[language]
+        self.codec, self.stopping = driver.new_codec(), driver.interrupt
         self.link, theirs = socket.socketpair()
         with theirs:
+            file = str(DRIVERS / driver.file_name)
             self.process = subprocess.Popen(
-                command_of(language, theirs.fileno(), program),
+                [program or driver.program, *driver.options, file, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -124,12 +105,13 @@ class Driver:
         self.link.close()
 
     def run(self, code: str, *, interrupt_at: bytes = b"", interrupt_after_s: float = 0.0) -> Ran:
-        """Run `code`; send SIGINT to the group once `interrupt_at` was printed, or after a time.
-
-        It is sent again until the run is over: a driver that has not read the run yet ignores it.
-        """
+        """Run `code`; interrupt it once `interrupt_at` was printed, or after a time, until it is over."""
         self.send(code)
         return self._await("done", interrupt_at=interrupt_at, interrupt_after_s=interrupt_after_s)
+
+    def await_end(self) -> Ran:
+        """Wait for the end of the run that was sent last."""
+        return self._await("done")
 
     def send(self, code: str) -> None:
         """Ask for a run from a thread of its own, as long code may have to wait for the driver."""
@@ -143,16 +125,19 @@ class Driver:
         except OSError:
             pass  # the driver is gone, which the end of the link says better
 
-    def interrupt(self) -> None:
-        try:
-            os.killpg(self.process.pid, signal.SIGINT)
-        except ProcessLookupError:
-            pass  # likewise
+    def interrupt(self, words: tuple[Word, ...] = ()) -> None:
+        """Do what the helper does at `words`, or at those that a caller says first."""
+        for _, body in words or self.stopping.first:
+            send = os.killpg if body.get("to_group", True) else os.kill
+            try:
+                send(self.process.pid, body.get("number", signal.SIGINT))
+            except ProcessLookupError:
+                pass  # it is gone, which the end of the link says better
 
     def _await(self, op: str, *, interrupt_at: bytes = b"", interrupt_after_s: float = 0.0) -> Ran:
         ran = Ran(done={})
         begin = time.monotonic()
-        interrupt_s = interrupt_after_s or math.inf
+        interrupt_s, words = interrupt_after_s or math.inf, self.stopping.first
         while not ran.done:
             for key, _ in self.selector.select(min(interrupt_s, PATIENCE_S)):
                 if key.data == "link":
@@ -161,8 +146,8 @@ class Driver:
                     self._read_pipe(ran, key.data)
             waited_s = time.monotonic() - begin
             if waited_s > interrupt_s or (interrupt_at and interrupt_at in ran.stdout):
-                self.interrupt()
-                interrupt_at, interrupt_s = b"", waited_s + AGAIN_S
+                self.interrupt(words)
+                interrupt_at, interrupt_s, words = b"", waited_s + AGAIN_S, self.stopping.again
             if waited_s > PATIENCE_S:
                 raise TimeoutError(f"no {op}; so far {ran}")
         for name in self.pipes:

@@ -113,9 +113,13 @@ def test_a_session_that_closed_its_link_still_counts() -> None:
     with cloche.Sandbox(timeout=10) as sandbox:
         other, session = sandbox.session(), sandbox.session()
         other.run(TAKE_OVER)
-        other.run("threading.Thread(target=lambda: (time.sleep(0.2), os.close(SESSION.link), time.sleep(30))).start()")
-        deadline = time.monotonic() + 5
-        while other.is_alive and time.monotonic() < deadline:
+        other.run("link = socket.socket(fileno=os.dup(SESSION.link))")
+        # A close would tell nobody for as long as the interpreter reads from it.
+        leave = "lambda: (time.sleep(0.5), link.shutdown(socket.SHUT_WR), time.sleep(30))"
+        other.run(f"threading.Thread(target={leave}).start()")
+        deadline = time.monotonic() + 30
+        while other.is_alive:
+            assert time.monotonic() < deadline
             time.sleep(0.05)
         with pytest.raises(cloche.InvalidRequest, match="another open session"):
             session.checkpoint("a")

@@ -1,45 +1,22 @@
-"""The benchmark measures, compares and reports; how fast anything is, no test says."""
+"""The benchmark as a whole measures, compares and reports; how fast anything is, no test says."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.targets import TARGETS, held_against
-from cloche.cli.contest import remains, sessions
-from cloche.cli.contest.contestants import Setting
-from cloche.cli.contest.driver import Driver, PeerFailed
-from cloche.cli.contest.peer_driver import burst
 from cloche.cli.contest.peers import PEERS
-from cloche.cli.contest.plot import check_plot
 from cloche.cli.contest.report import show_report
-from cloche.cli.contest.turns import Contestant, ContestFailed, Times, Turn, percentile, row, take_turns
-from cloche.core.errors import BackendUnavailable
-from cloche.testing.conformance_leftovers import leftovers
+from tests.contests import OURS, ROOT, event, run
+from tests.documents import commands, matches
 
-ROOT = Path(__file__).parents[2]
-NAMES = (
-    "plain subprocess", "bubblewrap", "cloche, cold", "cloche, warm", "cloche, pandas preloaded",
-    "cloche, session cell", "cloche, fork(1)", "cloche, rollback", "first cloche.run", "first cloche.run, cold",
-    "import cloche", "import asyncio",
-)  # fmt: skip
-OURS = {"cloche, cold", "cloche, warm", "cloche, open sandbox"}
-
-
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program of this interpreter's."""
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=200
-    )
+# As the ordinary user the project's own contest is held, in test_bench_parts.py.
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +29,6 @@ def whole_report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "r.json").read_text()), done.stdout, folder
-
-
-def event(report: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return one event of a report."""
-    return next(one for one in report["events"] if one["name"] == name)
 
 
 def test_everyone_takes_turns_with_a_plain_subprocess(whole_report: tuple[Mapping[str, Any], str, Path]) -> None:
@@ -128,28 +100,6 @@ def test_the_first_run_of_a_process_is_measured_warm_and_cold(
     assert {"first cloche.run", "first cloche.run, cold"} < set(event(whole_report[0], "first")["rows"])
 
 
-def test_many_sessions_are_left_out_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report says how much must be free, and how much is."""
-    monkeypatch.setattr(sessions, "available_bytes", lambda: 1 << 30)
-    setting = Setting(rounds=1, runs=1, image="", sessions=500)
-    assert sessions.crowd(setting) == {"reason": "8.0 GiB of memory must be free; 1.0 GiB are"}
-    assert list(sessions.session_lines({"crowd": sessions.crowd(setting)})) == [
-        "many sessions at once: left out: 8.0 GiB of memory must be free; 1.0 GiB are"
-    ]
-
-
-def test_every_target_is_held_against_its_figures() -> None:
-    """Each of them has a line where all took part; those without figures have none."""
-    rows = {name: {"p50": 10.0, "p99": 20.0, "over": 5.0, "per_second": 7.0} for name in NAMES}
-    names = {target[0] for target in TARGETS}
-    events = [{"name": name, "rows": rows, "full_speed": rows, "idle": {"session_mib": 7.0}} for name in names]
-    lines = list(held_against({"events": events}))
-    assert len(lines) == len(TARGETS)
-    assert "target: MiB of PSS of an idle session at most 8.0: 7.00, met" in lines
-    assert "target: pandas preloaded p50 / plain p50 at most 0.03: 1.00, missed" in lines
-    assert list(held_against({"events": [{"name": "session", "rows": {}, "idle": {"reason": "no"}}]})) == []
-
-
 def test_a_peer_that_is_not_there_is_left_out_by_name(whole_report: tuple[Mapping[str, Any], str, Path]) -> None:
     """Every peer is either a row or one line with a reason, and the others are measured all the same."""
     report, printed, _ = whole_report
@@ -174,91 +124,14 @@ def test_the_tables_show_what_the_report_holds(
         assert re.search(rf"^ {name} +2 +\d+\.\d\d ", printed, re.MULTILINE), printed
 
 
+def test_the_document_shows_what_is_printed(whole_report: tuple[Mapping[str, Any], str, Path]) -> None:
+    """What docs/cli.md says of two rounds is true; of peers, more follows."""
+    (expected,) = [says for command, says in commands(ROOT / "docs/cli.md") if command == "cloche bench --rounds 2"]
+    assert matches(f"{expected}...", whole_report[1])
+
+
 def test_the_plot_is_small_and_its_text_is_text(whole_report: tuple[Mapping[str, Any], str, Path]) -> None:
     """The picture fits into a repository and can be searched."""
     picture = (whole_report[2] / "r.svg").read_text()
     assert len(picture) < 200_000
     assert "cloche, open sandbox" in picture
-
-
-def test_a_plot_that_cannot_be_drawn_is_refused_first(tmp_path: Path) -> None:
-    """A name without a known ending is wrong usage, told before anything is measured."""
-    done = run("-m", "cloche", "bench", "--plot", "figure.bmp", folder=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert ".png or .svg" in done.stderr
-
-
-def test_a_plot_without_matplotlib_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who lacks it is told what to install."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(BackendUnavailable, match="pip install matplotlib"):
-        check_plot("figure.svg")
-
-
-def test_no_rounds_are_wrong_usage(tmp_path: Path) -> None:
-    """There is no median of nothing, and no fewer sessions than none."""
-    assert run("-m", "cloche", "bench", "--sessions", "-1", folder=tmp_path).returncode == 2
-    assert run("-m", "cloche", "bench", "--rounds", "0", folder=tmp_path).returncode == 2
-
-
-def test_the_projects_own_contest_is_held_in_a_fresh_environment(tmp_path: Path) -> None:
-    """`python -m bench` prints the same tables, and what became of the targets."""
-    words = ("--rounds", "2", "--runs", "8", "--events", "print", "--json", str(tmp_path / "r.json"))
-    done = run("-m", "bench", *words, folder=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert set(event(json.loads((tmp_path / "r.json").read_text()), "print")["rows"]) >= OURS
-    assert done.stdout.count("target: ") >= 3
-
-
-def contestant(name: str, times: list[float], **options: Any) -> Contestant:
-    """Return a contestant whose turns take what the list says."""
-    left = iter(times)
-    return Contestant(name=name, call="", take_turn=lambda: Turn(next(left), b"1\n"), **options)
-
-
-def test_an_optional_contestant_that_fails_is_left_out() -> None:
-    """One that stops half-way loses its row and keeps its own words; the others go on."""
-    steady, failing = contestant("a", [1.0] * 3), contestant("b", [2.0], is_optional=True)
-    times, left_out = take_turns([steady, failing], 3, warm_up=0)
-    assert (times["a"].ms, set(times)) == ([1.0, 1.0, 1.0], {"a"})
-    assert left_out == {"b": "StopIteration"}
-
-
-def test_a_wrong_output_is_not_a_time() -> None:
-    """Who prints something else has not run the code."""
-    wrong = Contestant(name="a", call="", take_turn=lambda: Turn(1.0, b"2\n"))
-    with pytest.raises(ContestFailed, match="a printed b'2"):
-        take_turns([wrong], 1)
-
-
-def test_figures_are_ratios_and_differences_within_a_round() -> None:
-    """The ratio is that of the medians; the difference is the median of the rounds' own."""
-    found = row(Times(ms=[4.0, 6.0, 50.0]), Times(ms=[2.0, 3.0, 40.0]))
-    assert (found["p50"], found["ratio"], found["over"], found["p99"]) == (6.0, 2.0, 3.0, 50.0)
-    assert percentile([float(n) for n in range(100)], 0.95) == 95
-
-
-def test_a_burst_does_all_runs_and_raises_what_one_raised() -> None:
-    """Threads share the work; an error in one of them is not lost."""
-    done: list[int] = []
-    assert burst(lambda: done.append(1), 20, 4, 10)[0] == len(done) == 20
-    with pytest.raises(ZeroDivisionError):
-        burst(lambda: 1 // 0, 20, 4, 10)
-
-
-def test_a_driver_that_dies_is_quoted() -> None:
-    """The last words of a peer's process are the reason that is given."""
-    with ExitStack() as stack:
-        driver = Driver([sys.executable, "-c", "raise SystemExit('needs a kernel module')"], {}, stack)
-        with pytest.raises(PeerFailed, match="needs a kernel module"):
-            driver.wait_until_set_up()
-
-
-def test_a_process_that_stays_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The leak check sees what was not there before."""
-    monkeypatch.setattr(remains, "PATIENCE_S", 0.1)
-    before = leftovers()
-    with subprocess.Popen(["sleep", "60"]) as process:
-        left = remains.leaks_after(before)
-        process.kill()
-    assert [line for line in left if f"process {process.pid}" in line]

@@ -1,31 +1,16 @@
-"""`cloche session` as a person at a terminal meets it, and as a script that pipes cells in does."""
+"""`cloche session` as a script that pipes cells in meets it; test_session_prompt.py has the terminal."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
-import re
-import select
 import signal
-import struct
 import subprocess
-import sys
-import termios
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "cloche", "session"]
-PATIENCE_S = 60
-CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
-# What readline sends to the terminal besides text: bracketed paste, cursor movements, erasures.
-READLINE = re.compile(rb"\x1b\[(?:\?2004[hl]|[0-9;]*[A-HJKPm@])|\x07")
+from tests.terminal import COMMAND, Terminal
+
 FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"
 
 
@@ -38,319 +23,6 @@ def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG", "INPUTRC", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
-
-
-class Terminal:
-    """Type into a real pseudo-terminal, and read what a person would see."""
-
-    def __init__(self, *words: str) -> None:
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            os.execv(COMMAND[0], [*COMMAND, *words])
-        os.set_inheritable(self._fd, False)  # else the next one would keep it open
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("4H", 50, 200, 0, 0))
-        self.raw = b""
-        self._at = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._fd)  # hangs up, whereupon it leaves orderly
-        with_end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < with_end:
-            if os.waitpid(self.pid, os.WNOHANG)[0]:
-                return
-            time.sleep(0.05)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        raise AssertionError("the prompt did not end with its terminal")
-
-    @property
-    def text(self) -> str:
-        """Return everything shown so far, without readline's own movements."""
-        return READLINE.sub(b"", self.raw).decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "")
-
-    def see(self, what: str) -> str:
-        """Wait until `what` is shown after what was waited for last; return what came before it."""
-        deadline = time.monotonic() + PATIENCE_S
-        while (found := self.text.find(what, self._at)) < 0:
-            left = deadline - time.monotonic()
-            assert left > 0, f"{what!r} was not shown; this was:\n{self.text[self._at :]}"
-            self._read(left)
-        before, self._at = self.text[self._at : found], found + len(what)
-        return before
-
-    def shows(self, what: str, *, patience_s: float) -> bool:
-        """Tell whether `what` is shown within a while after what was waited for last."""
-        deadline = time.monotonic() + patience_s
-        while what not in self.text[self._at :] and (left := deadline - time.monotonic()) > 0:
-            self._read(left)
-        return what in self.text[self._at :]
-
-    def _read(self, patience_s: float) -> None:
-        if not select.select([self._fd], [], [], patience_s)[0]:
-            return
-        try:
-            data = os.read(self._fd, 1 << 16)
-        except OSError:
-            data = b""
-        assert data, f"the prompt has ended; it had shown:\n{self.text[self._at :]}"
-        self.raw += data
-
-    def type(self, text: str) -> None:
-        """Type keys, without a Return."""
-        os.write(self._fd, text.encode())
-
-    def enter(self, *lines: str, prompt: str = "In [") -> str:
-        """Type lines and return what is shown up to the next prompt."""
-        for line in lines:
-            self.type(line + "\r")
-            self.see(line)
-        return self.see(prompt)
-
-    def leave(self) -> int:
-        """Read to the end and return the exit code."""
-        try:
-            while True:
-                self._read(PATIENCE_S)
-        except AssertionError:
-            pass
-        _, status = os.waitpid(self.pid, 0)
-        self.pid = os.posix_spawn("/bin/true", ["true"], {})  # something for the end to wait for
-        return os.waitstatus_to_exitcode(status)
-
-
-@pytest.fixture
-def terminal() -> Iterator[Callable[..., Terminal]]:
-    """Return a way to open prompts, which are closed in any case."""
-    opened: list[Terminal] = []
-
-    def open_one(*words: str) -> Terminal:
-        opened.append(Terminal(*words))
-        opened[-1].see("In [1]: ")
-        return opened[-1]
-
-    yield open_one
-    for one in opened:
-        with one:
-            pass
-
-
-def test_state_stays_and_values_are_numbered(terminal: Callable[..., Terminal]) -> None:
-    """What one cell defines the next one finds; its value has the number of its cell."""
-    at = terminal()
-    at.enter("x = 20")
-    assert "Out[2]: 21\n" in at.enter("x + 1")
-    assert "Out[3]: [20, 21]\n" in at.enter("[x, Out[2]]")
-    assert "Out" not in at.enter("x;")
-    assert "Out" not in at.enter("None")
-
-
-def test_blocks_go_on_until_a_blank_line(terminal: Callable[..., Terminal]) -> None:
-    """A block is typed on several lines; brackets and strings end by themselves."""
-    at = terminal()
-    at.enter("def double(n):", "    if n:", "        return n * 2", "    return 'none'", "")
-    assert "Out[2]: (4, 'none')\n" in at.enter("(double(2),", " double(0))")
-    assert "Out[3]: 'a\\n\\nb'\n" in at.enter("'''a", "", "b'''")
-    assert "Out[4]: 3\n" in at.enter("import asyncio; await asyncio.sleep(0, 3)")
-    assert "hi 1\n" in at.enter("%%bash", "echo hi $((0 + 1))", "")
-
-
-def test_output_comes_while_the_cell_runs(terminal: Callable[..., Terminal]) -> None:
-    """Both streams are shown at once, and a line that was left open ends before the prompt."""
-    at = terminal()
-    at.type("import sys, time; print('fir' + 'st', flush=True); time.sleep(600)\r")
-    at.see("first\n")
-    at.type(CTRL_C)
-    at.see("KeyboardInterrupt")
-    at.see("In [2]: ")
-    assert at.enter("print('no', 'end', sep='-', end='')").endswith("no-end\n")
-    assert "Out[3]: 'v'\n" in at.enter("print('no', 'end', sep='-', end=''); 'v'")
-
-
-def test_ctrl_c_interrupts_the_cell_and_keeps_the_state(terminal: Callable[..., Terminal]) -> None:
-    """The cell ends as by Ctrl-C in any interpreter; at the prompt it gives up what was typed."""
-    at = terminal()
-    at.enter("kept = 'still here'")
-    at.type("print('up' + '!', flush=True)\rwhile True: pass\r")
-    at.see("up!\n")
-    at.see("In [3]: ")
-    time.sleep(1)  # until the loop surely runs
-    at.type(CTRL_C)
-    at.see("KeyboardInterrupt")
-    at.see("In [4]: ")
-    assert "Out[4]: 'still here'\n" in at.enter("kept")
-    at.type("unfinished = (")
-    at.see("unfinished = (")
-    time.sleep(0.5)  # until it surely waits for a key
-    at.type(CTRL_C)
-    at.see("In [5]: ")
-    assert "Out[5]: False\n" in at.enter("'unfinished' in globals()")
-
-
-def test_a_second_ctrl_c_ends_the_session(terminal: Callable[..., Terminal]) -> None:
-    """Code that resists is killed at once, and how to go on is said."""
-    at = terminal()
-    at.enter("import time")
-    resisting = ["    while True:", "        try: time.sleep(600)", "        except BaseException: pass", ""]
-    at.enter("def resist():", "    print('r', 'up', sep='', flush=True)", *resisting)
-    at.type("resist()\r")
-    at.see("rup\n")
-    at.type(CTRL_C)
-    for _ in range(8):  # on a busy machine the first two may be far apart
-        time.sleep(0.2)
-        at.type(CTRL_C)
-        if at.shows("the second Ctrl-C ends the session\n", patience_s=0.2):
-            break
-    at.see(":restart begins anew")
-    at.see("In [3]: ")
-    assert "this session has ended" in at.enter("1")
-    at.enter(":restart", prompt="In [1]: ")
-    assert "Out[1]: 5\n" in at.enter("5")
-
-
-def test_a_timeout_keeps_the_state_or_says_that_it_is_lost(terminal: Callable[..., Terminal]) -> None:
-    """The time limit holds for each cell; where it cost the state, that and the way on are said."""
-    at = terminal("--timeout", "1")
-    at.enter("x = 1")
-    assert "timeout: the code was stopped at its time limit" in at.enter("while True: pass")
-    assert "Out[3]: 1\n" in at.enter("x")
-    at.enter("import time")
-    resisting = ["while True:", "    try: time.sleep(9)", "    except BaseException: pass", ""]
-    shown = at.enter(*resisting)
-    assert "its state is lost\n" in shown
-    assert ":restart begins anew" in shown
-
-
-def test_checkpoints_go_back(terminal: Callable[..., Terminal]) -> None:
-    """Memory, files and numbers are those of the checkpoint; without a name the latest one is meant."""
-    at = terminal()
-    at.enter("x = 1")
-    assert "checkpoint before" in at.enter(":checkpoint before")
-    at.enter("x = 2; open('f', 'w').write('2')")
-    assert "checkpoint 2" in at.enter(":checkpoint")
-    at.enter("x = 3")
-    assert "back at checkpoint 2" in at.enter(":rollback")
-    assert "Out[3]: 2\n" in at.enter("x")
-    at.enter(":rollback before", prompt="In [2]: ")
-    assert "Out[2]: (1, [])\n" in at.enter("import os; (x, os.listdir())")
-    assert "no checkpoint '2'" in at.enter(":rollback 2")
-    assert "there is: before" in at.enter(":rollback nowhere")
-    at.enter("import os; os._exit(1)")
-    at.enter(":rollback before", prompt="In [2]: ")
-    assert "Out[2]: 1\n" in at.enter("x")
-
-
-def test_forks_are_switched_to(terminal: Callable[..., Terminal]) -> None:
-    """Each fork goes on by itself, under its number; what blocks a rollback can be closed."""
-    at = terminal()
-    at.enter("x = 'first'")
-    at.enter(":checkpoint c")
-    assert "fork 1 2" in at.enter(":fork 2")
-    at.enter(":switch 2", prompt="[fork 2] In [2]: ")
-    at.enter("x = 'fork'; open('mine', 'w').write('m')", prompt="[fork 2] In [3]: ")
-    assert "mine\n" in at.enter(":files", prompt="[fork 2] In [3]: ")
-    at.enter(":switch 0", prompt="\nIn [2]: ")
-    assert "Out[2]: 'first'\n" in at.enter("x")
-    assert "mine" not in at.enter(":files")
-    shown = at.enter(":forks")
-    assert "* 0  the first one, 2 cells" in shown
-    assert "  2  forked from 0, 2 cells" in shown
-    assert "close it first" in at.enter(":rollback c")
-    at.enter(":close 1")
-    at.enter(":switch 2", prompt="[fork 2] In [3]: ")
-    at.enter(":close 2", prompt="\nIn [3]: ")
-    assert "back at checkpoint c" in at.enter(":rollback c")
-    assert "there is no session 2" in at.enter(":switch 2")
-
-
-def test_words_help_and_refuse(terminal: Callable[..., Terminal], tmp_path: Path) -> None:
-    """Every word is in the help; unknown and wrongly used ones say what is right."""
-    at = terminal("--memory", "200m")
-    known = ":help :history :restart :checkpoint :rollback :fork :forks :switch :close :files :save :limits :quit"
-    assert f":nonsense is not known here; known: {known}" in at.enter(":nonsense")
-    shown = at.enter(":help")
-    assert all(word in shown for word in known.split())
-    assert "write it as :switch N" in at.enter(":switch")
-    assert "'x' is no number" in at.enter(":switch x")
-    assert "No closing quotation" in at.enter(":save 'x")
-    assert "200MiB" in at.enter(":limits")
-    at.enter("import os; os.mkdir('d'); open('d/a b.txt', 'w').write('text')")
-    assert "d/a b.txt (4B)" not in at.enter(":files")
-    assert "out/a b.txt (4B)" in at.enter(":save 'd/a b.txt' out")
-    assert (tmp_path / "out" / "a b.txt").read_text() == "text"
-    assert "cloche: " in at.enter(":save nothing out")
-    assert "os.mkdir" in at.enter(":history")
-
-
-def test_rich_outputs_are_announced_or_saved(terminal: Callable[..., Terminal], tmp_path: Path) -> None:
-    """An image is a file in --out; without it one line says what there was."""
-    at = terminal()
-    shown = at.enter(FIGURE)
-    assert shown.count("image/png (") == 1
-    assert "start with --out DIR" in shown
-    at = terminal("--out", "results")
-    at.enter("open('made.txt', 'w').write('made')")
-    assert "is in results/cell-2.png\n" in at.enter(FIGURE)
-    assert (tmp_path / "results" / "cell-2.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "results" / "made.txt").read_text() == "made"
-    assert "is in results/cell-3.html\n" in at.enter("import pandas; pandas.DataFrame({'a': [1]})")
-    assert "<table" in (tmp_path / "results" / "cell-3.html").read_text()
-
-
-def test_tracebacks_are_red_and_nothing_of_the_guest_is_obeyed(terminal: Callable[..., Terminal]) -> None:
-    """Colours are ours alone: escapes in output, values and names are shown, not sent to the terminal."""
-    at = terminal()
-    at.enter("1/0")
-    assert b"\x1b[31mTraceback" in at.raw
-    before = len(at.raw)
-    at.enter("print('\\x1b]0;owned\\x07', '\\x9b2J')")
-    at.enter("class R:", "    def __repr__(self): return '\\x1b[2Jcleared'", "")
-    at.enter("R()")
-    at.enter("_ = open('\\x1b[2Jname\\n', 'w').write('')")
-    at.enter(":files")
-    assert "\\x1b]0;owned\\x07 \\x9b2J\n" in at.text
-    assert "\\x1b[2Jcleared\n" in at.text
-    assert "\\x1b[2Jname\\n\n" in at.text
-    assert not re.search(rb"\x1b\]0;owned|\x1b\[2J|\x9b", at.raw[before:])
-
-
-def test_lines_are_edited_and_remembered(terminal: Callable[..., Terminal], tmp_path: Path) -> None:
-    """The arrow keys bring back earlier lines, those of the last session too, from a private file."""
-    at = terminal()
-    at.enter("'remember' + ' me'")
-    at.type("\x1b[A\r")
-    at.see("Out[2]: 'remember me'\n")
-    at.enter(":quit", prompt="\n")
-    assert at.leave() == 0
-    (file,) = (tmp_path / "state" / "cloche").iterdir()
-    assert file.name == "history-python"
-    assert file.stat().st_mode & 0o077 == 0
-    again = terminal()
-    again.type("\x1b[A\x1b[A\r")
-    again.see("Out[1]: 'remember me'\n")
-
-
-def test_ctrl_d_leaves(terminal: Callable[..., Terminal]) -> None:
-    """The end of the input is the end of the session, with exit code 0."""
-    at = terminal()
-    at.enter("1/0")
-    at.type(CTRL_D)
-    assert at.leave() == 0
-
-
-def test_an_idle_session_expires(terminal: Callable[..., Terminal]) -> None:
-    """It ends while nobody types, says so at the next cell, and can be begun anew."""
-    at = terminal("--idle-timeout", "1s")
-    time.sleep(3)
-    shown = at.enter("1")
-    assert "has expired" in shown
-    assert ":restart begins anew" in shown
-    at.enter(":restart")
-    assert "Out[1]: 7\n" in at.enter("7")
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -394,25 +66,10 @@ def test_piped_cells_as_json() -> None:
     assert third["meta"]["error"]["name"] == "ZeroDivisionError"
 
 
-def test_bash_keeps_its_state_too(terminal: Callable[..., Terminal]) -> None:
-    """At the prompt and in a pipe; lines go on while a quote, a loop or a function is open."""
+def test_bash_keeps_its_state_too() -> None:
+    """Cells of another language share their state as well."""
     done = piped("x=20; cd /tmp\n# %%\necho $((x + 1)) $PWD; false\n# %%\necho never", "--language", "bash")
     assert (done.returncode, done.stdout) == (1, "21 /tmp\n")
-    at = terminal("--language", "bash")
-    at.enter("for i in 1 2; do", '  say="$i', '$i"', "done")
-    assert "\n2\n2\n" in at.enter('echo "$say"')
-    at.enter("double() {", "echo $(($1 * 2))", "}")
-    assert "\n8\n" in at.enter("double 4")
-
-
-@pytest.mark.toolchain
-def test_javascript_shows_its_values(terminal: Callable[..., Terminal]) -> None:
-    """A value is shown as JSON, or as the engine puts it into words."""
-    at = terminal("--language", "javascript")
-    at.enter("function double(n) {", "  return n * 2", "}")
-    assert "Out[2]: 42\n" in at.enter("double(21)")
-    assert "Out[3]: [Function: double]\n" in at.enter("double")
-    assert "Out" not in at.enter("undefined")
 
 
 def test_options_are_those_of_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,7 +119,7 @@ def test_ctrl_c_ends_piped_cells() -> None:
         assert running.stdout.read() == b""
 
 
-def test_json_is_for_pipes(terminal: Callable[..., Terminal]) -> None:
+def test_json_is_for_pipes() -> None:
     """At a terminal --json is a mistake that is said, not a prompt that prints nothing."""
     at = Terminal("--json")
     at.see("--json is for cells that are piped in")

@@ -163,6 +163,50 @@ def test_long_output_is_cut_and_a_flood_ends_the_cell() -> None:
         assert (result.stdout, result.truncated) == ("next\n", False)
 
 
+# Other languages: what their drivers promise is in test_session_drivers.py.
+
+IN_OTHERS = {  # a loop that starts one program after the other; what sets, and what counts
+    "bash": ("while :; do x=$(/bin/echo a); done", "n=0", "n=$((n + 1)); echo $n"),
+    "javascript": ("for (;;) require('child_process').execSync('true')", "let n = 0", "n += 1; console.log(n)"),
+}
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("level", ["jail", "confined", "process"])
+@pytest.mark.parametrize("language", IN_OTHERS)
+def test_interrupts_keep_the_state_of_any_language(language: str, level: str) -> None:
+    """Time-outs and interrupts, early and late, cost a cell and never the state."""
+    loop, begin, count = IN_OTHERS[language]
+    with cloche.Sandbox(level=level) as sandbox:
+        session = sandbox.session(language)
+        session.run(begin)
+        for number in range(1, 6):
+            result = session.run(loop, timeout=number / 50)
+            assert (result.status, result.meta["state"]) == ("timeout", "kept"), number
+            assert session.run(count).stdout == f"{number}\n"
+        watch = Watch()
+        wait = in_a_thread(lambda: session.run(f"{count}; {loop}", on_output=watch))
+        assert watch.has_begun.wait(60)
+        session.interrupt()
+        result = wait()
+        assert (result.status, result.exit_code, result.meta["state"]) == ("signaled", 130, "kept")
+        assert session.run(count).stdout == "7\n"
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("bash", "ls /proc/self/fd"),
+        ("javascript", "console.log(require('child_process').execSync('ls /proc/self/fd').toString())"),
+    ],
+)
+def test_programs_inherit_no_link(language: str, code: str) -> None:
+    """A program that a cell starts has the three streams, and the folder that it lists."""
+    with cloche.Sandbox() as sandbox:
+        assert sandbox.session(language).run(code).stdout.split() == ["0", "1", "2", "3"]
+
+
 # Ends of cells.
 
 

@@ -11,9 +11,15 @@
 # A run is one compound command, as a script is one file: an error that would end a script ends all of it. What would end
 # the shell must not: `exit` is a function and `set -e` is watched by the ERR trap; both throw the shell back to its
 # prompt. For all the ways around them, `builtin exit` for one, the EXIT trap starts the shell anew with what it knew.
+#
+# SIGINT to the process group interrupts a run, as in a terminal. It is not the best way: a shell that waits for a child
+# may take it for the child's affair, or, once in a hundred when the children are many and short, be caught by it between
+# two handlers and be lost. Surer is SIGURG to the shell alone, which everything else ignores by default, and SIGQUIT to the
+# group, which the shell and its background jobs ignore. Only what ignores SIGQUIT, as a Bash script does, needs SIGINT
+# after that. An interrupt that comes while no run goes on, or before the shell has read it, is ignored.
 
 if [[ $- != *i* ]]; then
-  exec 60<&"$1" 61>&2
+  exec 60<&"$1" 61>&2 62>&-
   if (($1 != 60 && $1 != 61)); then
     __cloche_link=$1
     exec {__cloche_link}>&-
@@ -26,7 +32,8 @@ unset -v HISTFILE MAILCHECK
 set +o history +H +m -E
 shopt -s extglob # a run is read as a whole, so it could not switch this on for itself
 IGNOREEOF=1000000000
-__cloche_file=${BASH_SOURCE[0]} __cloche_id= __cloche_status= __cloche_last=0 __cloche_code= __cloche_options=
+__cloche_file=${BASH_SOURCE[0]} __cloche_id= __cloche_is_running= __cloche_status=
+__cloche_last=0 __cloche_code= __cloche_options=
 BASH_ARGV0=/dev/stdin
 
 # Before 5.1 a command of PROMPT_COMMAND cannot give SIGINT back to the shell once it was ignored. There a signal between
@@ -71,10 +78,11 @@ __cloche_failed() {
 
 __cloche_return() { builtin return "$1"; }
 
-# Say how the run ended. Without a status it never came to its end: the shell was thrown back with $1.
+# Say how the run ended. Without a status it never came to its end: the shell was thrown back with $1. After SIGINT that
+# is 130 or, where a program was ended by a signal just before, what that one left.
 __cloche_report() {
   [[ $__cloche_id ]] || return 0
-  __cloche_last=${__cloche_status:-$1}
+  __cloche_last=${__cloche_status:-$(($1 < 128 ? $1 : 130))}
   builtin trap '' PIPE # a caller that is gone shows in the next read
   builtin printf 'done %s %s\n' "$__cloche_id" "$__cloche_last" >&60
   builtin trap - PIPE
@@ -97,6 +105,7 @@ __cloche_leave() {
 
 __cloche_next() {
   local last=$? id length IFS=' ' LC_ALL=C # so that characters are bytes
+  __cloche_is_running=
   __cloche_hold
   # A SIGINT that meets a subshell right after its fork throws that one back to the prompt too.
   [[ $BASHPID == "$$" ]] || __cloche_leave 130
@@ -108,6 +117,7 @@ __cloche_next() {
   ((length == 0)) || builtin read -r -N "$length" -u 60 __cloche_code || __cloche_leave 0
   __cloche_id=$id
   __cloche_heed
+  __cloche_is_running=1
 }
 
 # Options come last: under some of them the rest could not be restored.
@@ -126,6 +136,7 @@ __cloche_restart() {
 }
 
 trap __cloche_failed ERR
+trap '[[ -z $__cloche_is_running ]] || { __cloche_status=130; builtin kill -INT $$; }' URG
 trap '__cloche_status=$? __cloche_options=$-; [[ $BASHPID == "$$" ]] && { : >&60; } 2>/dev/null && __cloche_restart' EXIT
 readonly PROMPT_COMMAND='__cloche_next
 builtin source /dev/stdin <<<"{ { exec </dev/null; __cloche_return $__cloche_last && :; } 2>/dev/null; $__cloche_code

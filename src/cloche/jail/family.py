@@ -132,6 +132,8 @@ class Family:
                 wire.send(self.watch.link, "arm", {"pid": 0})
             elif tag == "thaw":
                 self._thaw(self._node(body["node"]))
+            elif tag == "signal":
+                self._signal(self._node(body["node"]), body["number"], to_group=body["to_group"])
             elif tag == "drop":
                 self._drop(body["node"], is_guest_only=body["is_guest_only"])
         except (FamilyError, OSError) as error:
@@ -143,12 +145,16 @@ class Family:
     def interrupt(self, number: int) -> None:
         """Do what Ctrl-C does: signal the interpreter and what it started in its own group."""
         node = self.nodes.get(number)
-        guest = node.interpreter() if node is not None else 0
+        if node is not None:
+            self._signal(node, SIGINT, to_group=True)
+
+    def _signal(self, node: Node, number: int, *, to_group: bool) -> None:
+        guest = node.interpreter()
         if not guest:
             return
         try:
             leads = posix.getpgid(guest) == guest
-            posix.kill(-guest if leads else guest, SIGINT)
+            posix.kill(-guest if to_group and leads else guest, number)
         except ProcessLookupError:
             pass  # it has just ended
 

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from cloche.jail.spec import Spec
 
     from .sandbox import LocalOpenSandbox
-    from .session_program import SessionProgram
+    from .session_program import SessionProgram, Word
 
 Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any, dict[str, Any]]]
 
 INTERRUPT_PATIENCE_S = 3.0
+AGAIN_S = 0.5  # between one interrupt and the next, where one may not be enough
 LAST_WORDS_S = 0.3
 LONG_S = 0.01  # a cell that takes longer has its memory watched closely
 DRAIN_S = 0.3
@@ -202,8 +203,16 @@ class LocalSession:
         if not self._is_running:
             return
         self._cause = self._cause or cause
-        self._tell("interrupt", node=self._node.number)
+        self._tell_interrupt(self._request_id, self._program.interrupt.first)
         asyncio.get_running_loop().call_later(INTERRUPT_PATIENCE_S, self._lose_patience, self._request_id)
+
+    def _tell_interrupt(self, request_id: int, words: tuple[Word, ...]) -> None:
+        if not words or not self._is_running or self._request_id != request_id:
+            return
+        for tag, body in words:
+            self._tell(tag, node=self._node.number, **body)
+        again = self._program.interrupt.again
+        asyncio.get_running_loop().call_later(AGAIN_S, self._tell_interrupt, request_id, again)
 
     def _lose_patience(self, request_id: int) -> None:
         """Kill what did not let itself be interrupted; its end is then heard like any other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -20,6 +21,30 @@ from .plan import Places, guest_environment
 from .program import python_toolchain, sets_interpreter_variables
 from .toolchain import Toolchain, find_toolchain
 
+Word = tuple[str, Mapping[str, int]]  # for the helper: a tag, and what it carries besides the node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupt:
+    """Say what interrupts a cell: what the helper is told first, and what again and again until the cell has ended."""
+
+    first: tuple[Word, ...]
+    again: tuple[Word, ...] = ()
+
+
+def _signal(number: int, *, to_group: bool) -> Word:
+    return "signal", {"id": 0, "number": int(number), "to_group": to_group}
+
+
+_CTRL_C: Word = ("interrupt", {})
+# Told once: code may take its time to clean up after a KeyboardInterrupt.
+ONCE = Interrupt(first=(_CTRL_C,))
+# A driver that has not read its cell yet ignores an interrupt.
+UNTIL_HEARD = Interrupt(first=(_CTRL_C,), again=(_CTRL_C,))
+# Why not by Ctrl-C alone, says interpreter/session.sh.
+_BASH_FIRST = (_signal(signal.SIGURG, to_group=False), _signal(signal.SIGQUIT, to_group=True))
+AS_BASH_NEEDS = Interrupt(first=_BASH_FIRST, again=(*_BASH_FIRST, _CTRL_C))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionProgram:
@@ -29,6 +54,7 @@ class SessionProgram:
     language: Language
     toolchain: Toolchain
     new_codec: Callable[[], Codec]
+    interrupt: Interrupt = ONCE
     is_forkable: bool = False
 
     def paths(self) -> tuple[str, ...]:
@@ -79,29 +105,39 @@ def _driven(
     run = Run(env=guest_environment(places, env, toolchain.env), timeout_s=timeout_s, is_session=True)
     run.commands = [[toolchain.programs[driver.program], *driver.options, path, str(LINK)]]
     run.build, run.generated = folder, {path: text}
-    return SessionProgram(run=run, language=language, toolchain=toolchain, new_codec=driver.new_codec)
+    return SessionProgram(
+        run=run, language=language, toolchain=toolchain, new_codec=driver.new_codec, interrupt=driver.interrupt
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """Name a driver's file in `cloche.interpreter`, the program that runs it, and how it is talked to."""
+    """Name a driver's file in `cloche.interpreter`, the program that runs it, and how it is talked to and stopped."""
 
     file_name: str
     program: str
     options: tuple[str, ...]
     new_codec: Callable[[], Codec]
+    interrupt: Interrupt
 
 
-_JAVASCRIPT = Driver(
+JAVASCRIPT = Driver(
     file_name="session.js",
     program="node",
     options=("--expose-internals", "--no-force-async-hooks-checks"),
     new_codec=JsonCodec,
+    interrupt=UNTIL_HEARD,
 )
-_BASH = Driver(file_name="session.sh", program="bash", options=("--noprofile", "--norc"), new_codec=BashCodec)
+BASH = Driver(
+    file_name="session.sh",
+    program="bash",
+    options=("--noprofile", "--norc"),
+    new_codec=BashCodec,
+    interrupt=AS_BASH_NEEDS,
+)
 
 _PROGRAMS: Mapping[str, Callable[[Language, Mapping[str, str], Places, float], SessionProgram]] = {
     "python": _python,
-    "javascript": functools.partial(_driven, driver=_JAVASCRIPT),
-    "bash": functools.partial(_driven, driver=_BASH),
+    "javascript": functools.partial(_driven, driver=JAVASCRIPT),
+    "bash": functools.partial(_driven, driver=BASH),
 }
