@@ -33,6 +33,8 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Registers: the one that the helper fills with a kept workspace, and the one in which the reaper looks for it.
 WORKSPACE, KEPT = "workspace", "kept"
+# In a nursery that keeps a workspace: the mount that the next guest attaches, and the one that is the caller's.
+TICKET, LENT = "ticket", "lent"
 
 
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
@@ -50,8 +52,12 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
     )
 
 
-def compile_nursery(spec: Spec, run: Run) -> Building:
-    """Return the same for a nursery, whose tree stays, and whose guests each make their own places in it."""
+def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_workspace: bool = False) -> Building:
+    """Return the same for a nursery, whose tree stays, and whose guests each make their own places in it.
+
+    One that `keeps_workspace` serves one sandbox: there each guest attaches the workspace, and takes a further mount of
+    it for the next. The first one makes it, unless the sandbox `has_workspace`, and takes one for the caller as well.
+    """
     places = {
         "workspace": mounts.Tmpfs(spec.workspace[1:], spec.disk_bytes, spec.inodes, _owned("0755", spec)),
         **{
@@ -79,10 +85,22 @@ def compile_nursery(spec: Spec, run: Run) -> Building:
         _step("loopback", "bring the loopback device up", *netns.raise_loopback()),
         _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
     ]  # fmt: skip
-    mine = [
+    own = [
         _step("unshare", "enter mount and IPC namespaces of its own", make("unshare", CLONE_NEWNS | CLONE_NEWIPC)),
         _step("umask", "keep files to itself", make("umask", 0o077)),
-        *(_step("tmpfs", one.describe(), one.calls()[-1], _look_at(one.target, name)) for name, one in places.items()),
+    ]
+    made = {
+        name: _step("tmpfs", one.describe(), one.calls()[-1], _look_at(one.target, name))
+        for name, one in places.items()
+    }
+    attach = mounts.Attach(TICKET, spec.workspace[1:])
+    attached = {**made, "workspace": _step("attach", attach.describe(), attach.calls()[-1],
+                                           _look_at(attach.target, "workspace"))}  # fmt: skip
+    keep = [_step("keep_workspace", f"keep a copy of the mount of {spec.workspace} for the next",
+                  mounts.open_tree(spec.workspace, KEPT, recursive=False))] if keeps_workspace else []  # fmt: skip
+    lend = [_step("lend_workspace", f"keep a copy of the mount of {spec.workspace} for the caller",
+                  mounts.open_tree(spec.workspace, LENT, recursive=False))] if keeps_workspace else []  # fmt: skip
+    mine = [
         _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
         *_limits(spec, beside=-1),
         _step("bounding", "give up what a program file could grant", *caps.drop_bounding()),
@@ -92,8 +110,14 @@ def compile_nursery(spec: Spec, run: Run) -> Building:
         die,
         _step("session", "lead a session of its own, without a terminal", make("setsid")),
     ]
+    begin = attached if has_workspace else made
     return Building(
-        build=build, first=mine, late=_last_doors(spec, run), private=run.private, seccomp=spec.nursery_filter
+        build=build,
+        first=[*own, *begin.values(), *keep, *lend, *mine],
+        later=[*own, *attached.values(), *keep, *mine] if keeps_workspace else [],
+        late=_last_doors(spec, run),
+        private=run.private,
+        seccomp=spec.nursery_filter,
     )
 
 

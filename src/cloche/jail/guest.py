@@ -23,7 +23,8 @@ VALUE = 1023  # the last number below the limit: out of the way of programs that
 CANNOT_RUN, NOT_FOUND = 126, 127
 GO, EBUSY = b"g", 16
 PLACES = ("workspace", "tmp", "shm")  # the registers in which a nursed guest has its own places …
-NAMESPACE = "namespace"  # … and the one that keeps its mount namespace, to be taken down when nobody waits for it
+NAMESPACE = "namespace"  # … the one that keeps its mount namespace, to be taken down when nobody waits for it …
+KEPT, LENT = "kept", "lent"  # … and further mounts of a workspace that is kept: for the next guest, for the caller
 FILTER: Step = ("seccomp", "filter system calls", [])
 
 
@@ -58,16 +59,17 @@ class Guest:
                 posix._exit(1)
             perform(building.first if self.index == 0 else building.later, self.registers)
             if is_nursed:
-                wire.send(self.asking, "made", fds=[self.registers[name] for name in (*PLACES, NAMESPACE)])
+                kept = [self.registers[KEPT]] if KEPT in self.registers else []
+                wire.send(self.asking, "made", fds=[*(self.registers[name] for name in (*PLACES, NAMESPACE)), *kept])
             else:
                 self._await("built")
             perform(building.late, self.registers)
             self._filter_system_calls(building.seccomp, must_ask=is_nursed)
             if is_nursed:
-                wire.send(self.door, "ready", self.ready, [self.registers["workspace"]])
+                wire.send(self.door, "ready", self.ready, self._for_caller())
             if self.interpreter is not None and not ppoll((self.door if is_nursed else self.asking,), 0.0):
                 self._rehearse()
-            if is_nursed:
+            if is_nursed and self.interpreter is not None:
                 self._forget_helper()
             order, fds = self._take_order()
             if self.index == 0:
@@ -95,6 +97,12 @@ class Guest:
         if self.load_interpreter is not None:
             self.interpreter = self.load_interpreter()
             self.interpreter.prepare()
+
+    def _for_caller(self) -> list[int]:
+        """Return what the caller shall see the workspace by: one that is kept, it has since the first guest."""
+        if LENT in self.registers:
+            return [self.registers[LENT]]
+        return [] if KEPT in self.registers else [self.registers["workspace"]]
 
     def _rehearse(self) -> None:
         """Let the interpreter go through a run of nothing, with streams of the same kinds as a run's."""

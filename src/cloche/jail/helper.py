@@ -55,7 +55,6 @@ class Helper:
         self.spec = Spec()
         self.claim: identity.Claim | None = None
         self.keeper: identity.Claim | None = None
-        self.outside_ids = (0, 0)
         self.cgroup = cgroup
         self.folder: WorkFolder | None = None
         self.workspace_fd = -1
@@ -82,7 +81,7 @@ class Helper:
             elif tag == "run":
                 self._run(body, fds)
                 fds = []
-                if body["again"] and self.watch is None:
+                if body["rebuilds"] and self.watch is None:
                     self.generation += 1
                     guest = self._prepare(self.prepared, self.plan_fd)
             if guest is not None:
@@ -149,7 +148,7 @@ class Helper:
     def claim_keeper(self) -> int:
         """Return a second outside id, for the process that keeps a jail between its guests."""
         if self.keeper is None:
-            self.keeper = identity.claim_outside_id(*self.outside_ids)
+            self.keeper = identity.claim_outside_id(*self.prepared["keepers"])
         return self.keeper.outside_id
 
     def _take_claim(self, fds: list[int]) -> None:
@@ -182,7 +181,6 @@ class Helper:
                 self.folder.renew_tmp()
             return
         if spec.outside is not None and spec.level in ("jail", "confined"):
-            self.outside_ids = spec.outside
             if self.claim is None:
                 self.claim = identity.claim_outside_id(*spec.outside)
             spec.outside = (self.claim.outside_id, 1)

@@ -14,6 +14,9 @@ A guest takes its orders from the caller itself, at the *door*: a socket whose i
 guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake up. By
 the door this process also says to the caller that a guest is ready, and how it ended; the helper hears of the end, too,
 and keeps the clock meanwhile.
+
+A nursery may serve one sandbox alone, for all its runs: then what is new for every guest is all the above but
+/workspace, of which each guest hands a mount on to the next.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import posix
 from time import monotonic
 
 from . import wire
-from .guest import Guest
+from .guest import PLACES, Guest
 from .reaper import Attendance, Parent
 from .spec import Building
 from .syscalls import CLONE_NEWCGROUP, unshare
@@ -31,6 +34,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+TICKET = "ticket"  # the register of the mount that a guest attaches as its workspace, where it is kept
 
 
 class Nursery(Parent):
@@ -50,6 +55,7 @@ class Nursery(Parent):
                 return Guest(self, 0, -1, attendance.leave(), building, door, ready).become
             attendance.leave_to_guest()
             ended, namespace = self._raise(pid, attendance)
+            building.first = building.later or building.first
             wire.send(door, "ended", ended | said)
             wire.send(self.link, "ended", ended)
             if ended["is_worn"]:
@@ -62,7 +68,9 @@ class Nursery(Parent):
         made, _, kept = wire.receive(attendance.ours)
         if made != "made":  # it failed, and has told the helper at what
             posix._exit(1)
-        *places, namespace = kept
+        places, namespace, ticket = kept[: len(PLACES)], kept[len(PLACES)], kept[len(PLACES) + 1 :]
+        if ticket:
+            self._keep(ticket[0])
         status = attendance.wait_for(pid)
         if not attendance.has_taken_order():  # it failed, or was killed while it waited
             posix._exit(1)
@@ -72,6 +80,12 @@ class Nursery(Parent):
         attendance.end_everybody()
         ended |= attendance.conclude()
         return {**ended, "is_worn": attendance.has_used_network, "at": monotonic()}, namespace
+
+    def _keep(self, ticket: int) -> None:
+        """Hold the mount of the workspace that the next guest shall attach, in place of the one that is attached."""
+        if TICKET in self.registers:
+            posix.close(self.registers[TICKET])
+        self.registers[TICKET] = ticket
 
 
 def _count_full(places: list[int]) -> int:

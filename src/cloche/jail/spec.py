@@ -113,8 +113,8 @@ class Building(_Record):
     """Hold the steps between a reaper's birth and the moment when its guest waits for orders; see `enter`.
 
     `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
-    of a further guest in place of `first`. `seccomp` is the filter, None for none. `private` are the paths whose mounts
-    the helper opens id-mapped.
+    of a further guest in place of `first` (in a nursery, where they differ). `seccomp` is the filter, None for none.
+    `private` are the paths whose mounts the helper opens id-mapped.
     """
 
     build: list[Step] = []

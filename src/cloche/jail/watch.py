@@ -109,7 +109,7 @@ class Watch:
             if helper.keeper is not None:
                 helper.keeper.forget()
             if helper.workspace_fd >= 0:
-                registers["workspace"] = helper.workspace_fd
+                registers["ticket" if self.is_nursing else "workspace"] = helper.workspace_fd
             in_version_2 = helper.cgroup is not None and helper.cgroup.version == 2
             if helper.cgroup is not None and not in_version_2:
                 helper.cgroup.enter()
@@ -272,7 +272,9 @@ class Watch:
         elif tag == "started":
             self.started_at = body["at"]
             self.deadline = self.started_at + self.timeout_s
-            if not self.is_nursing:  # whose guest has told the caller
+            if self.is_nursing:  # whose guest has told the caller, and has handed the workspace on
+                self.helper.keep_workspace(-1)
+            else:
                 self.helper.tell("started", body)
         elif tag == "ended":
             self.ended = body

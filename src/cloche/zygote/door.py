@@ -26,6 +26,7 @@ class Door:
         self._link.setblocking(False)
         self.generation = next(_generations)
         self.seconds: Sequence[float] = ()
+        self.has_guest = False
         self._workspace: list[int] = []
 
     def fileno(self) -> int:
@@ -56,26 +57,26 @@ class Door:
         self.generation = body["generation"]
         if tag == "ready":
             _close_all(self._workspace)
-            self._workspace, self.seconds = fds, body["seconds"]
+            self._workspace, self.seconds, self.has_guest = fds, body["seconds"], True
         return tag, body
 
-    def has_guest(self) -> bool:
+    def look(self) -> bool:
         """Tell whether a guest is known to wait; raises nothing."""
         try:
-            while not self._workspace:
+            while not self.has_guest:
                 self.hear()
         except OSError:
             pass
-        return bool(self._workspace)
+        return self.has_guest
 
-    def take_workspace(self) -> list[int]:
-        """Return the mount of the workspace of the guest that was ready, to be owned by who asks."""
-        found, self._workspace = self._workspace, []
+    def take_guest(self) -> list[int]:
+        """Return the mount of the workspace of the guest that waited, to be owned by who asks; none if it is kept."""
+        found, self._workspace, self.has_guest = self._workspace, [], False
         return found
 
     def close(self) -> None:
         """Let go of everything."""
-        _close_all(self.take_workspace())
+        _close_all(self.take_guest())
         self._link.close()
         self._theirs.close()
 

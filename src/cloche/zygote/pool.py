@@ -40,7 +40,8 @@ class Slot:
     """Hold one helper of a template. `key` names the jail that it has built ahead, None for none.
 
     `door` is where its guests take their orders, None where that is the helper's to hand over. `counted` are the
-    figures of its control group that are no longer any run's own.
+    figures of its control group that are no longer any run's own. Unless it `rebuilds`, its helper waits to be told
+    what to build where a run was the last one in a jail.
     """
 
     def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
@@ -49,6 +50,7 @@ class Slot:
         self.spec: Mapping[str, Any] | None = None
         self.door: Door | None = None
         self.counted: dict[str, int] = {}
+        self.rebuilds = True
         self.kept_bytes = 0
         self.pid = 0  # the helper's, as far as we know it
         self.is_here = self.is_dead = False
@@ -61,7 +63,7 @@ class Slot:
 
     def has_guest(self) -> bool:
         """Tell whether a guest waits at the door, or who knows, for there is none."""
-        return self.door is None or self.door.has_guest()
+        return self.door is None or self.door.look()
 
     def look(self) -> bool:
         """Tell whether the helper is there and well; raises nothing."""
@@ -82,7 +84,9 @@ class Slot:
         if tag == "here":
             self.is_here, self.pid = True, body["pid"]
         elif tag == "ended" and self.door is not None:
-            self.door.generation = max(self.door.generation, body["generation"])
+            if body["generation"] > self.door.generation:
+                self.door.generation = body["generation"]
+                self.key = self.key if self.rebuilds else None
         else:  # any other word, while it waits, is a fault
             self.is_dead = True
 

@@ -113,15 +113,27 @@ class Connection:
         if slot.door is None:
             self._send_order(run, streams, is_last=False, again=True)
         else:
-            self._send_to_door(slot.door, run, streams)
+            self._send_to_door(slot.door, run, streams, rebuilds=True)
         return tuple(jail.building().build)
 
-    def _send_to_door(self, door: Door, run: Run, streams: Sequence[int]) -> None:
+    def send_kept_run(
+        self, run: Run, streams: Sequence[int], jail: WarmJail, slot: Slot, *, workspace: int
+    ) -> tuple[Step, ...]:
+        """Send one of several runs of a sandbox into a jail that keeps its workspace; another guest follows."""
+        has_workspace = workspace >= 0
+        if slot.key != jail.key_of_kept:
+            self._checked(lambda: jail.prepare_kept(slot, workspace))
+        if slot.door is not None:
+            self._send_to_door(slot.door, run, streams, rebuilds=False)
+        return tuple(jail.building_of_kept(has_workspace=has_workspace).build)
+
+    def _send_to_door(self, door: Door, run: Run, streams: Sequence[int], *, rebuilds: bool) -> None:
         """Send the guest its orders, and tell the helper to keep the clock."""
         self._was_started = False
         self._number, self._started_at, self._timeout_s = next(_numbers), 0.0, run.timeout_s
         steps = compile_files(self._spec, run) if run.has_files else []
-        told = {"number": self._number, "timeout_s": run.timeout_s, "is_last": False, "again": True}
+        told = {"number": self._number, "timeout_s": run.timeout_s, "is_last": False}
+        told |= {"again": True, "rebuilds": rebuilds}
 
         def talk() -> None:
             door.order({"order": run.as_order(), "steps": steps}, streams)
@@ -134,7 +146,7 @@ class Connection:
         self._number = next(_numbers)
         files = wire.pack({"steps": compile_files(self._spec, run)}) if run.has_files else -1
         body = {"number": self._number, "timeout_s": run.timeout_s, "has_files": run.has_files}
-        body |= {"is_last": is_last, "again": again}
+        body |= {"is_last": is_last, "again": again, "rebuilds": again}
         try:
             self._send("run", body, run.as_order(), [*([files] if files >= 0 else []), *streams])
         finally:
@@ -175,6 +187,19 @@ class Connection:
             if door is not None and door.fileno() >= 0:
                 loop.remove_reader(door.fileno())
 
+    def _given_back(self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, fds: list[int]) -> list[int]:
+        """Return the workspace after a failure: from the door where a guest had attached it, else the helper's."""
+        slot = self._slot
+        if slot is None or slot.door is None:
+            return fds
+        self._listen_at(slot.door, end, on_word)
+        if not slot.rebuilds:
+            slot.key = None
+        found = slot.door.take_guest() or fds
+        for fd in set(fds) - set(found):
+            os.close(fd)
+        return found
+
     def _hear_end(self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, body: dict[str, Any]) -> None:
         """Take the helper's word for an end, which may be that of a run whose end was known before."""
         slot = self._slot
@@ -193,7 +218,7 @@ class Connection:
                 tag, body = door.hear()
                 if tag == "started":
                     self._was_started, self._started_at = True, body["at"]
-                    on_word("ready", {"seconds": door.seconds}, door.take_workspace())
+                    on_word("ready", {"seconds": door.seconds}, door.take_guest())
                     on_word("started", body, [])
                 elif tag == "ended" and self._is_short(body) and self._slot is not None:
                     end.set_result(short_report(self._started_at, body, self._slot))
@@ -220,7 +245,7 @@ class Connection:
         self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, tag: str, body: dict[str, Any], fds: list[int]
     ) -> None:
         if tag == "failed":
-            on_word(tag, body, fds)
+            on_word(tag, body, self._given_back(end, on_word, fds))
         if tag == "ended":
             self._hear_end(end, on_word, body)
         elif tag == "failed" and self._was_started:

@@ -29,7 +29,7 @@ from .connection import Connection
 from .host import Host
 from .pipes import Pipes
 from .plan import build_spec, choose_places, make_forkable, show_toolchain
-from .program import Program, build_program
+from .program import Program, build_program, python_toolchain
 from .reports import finish, observed, usage
 from .session import FOR_EVER_S, LocalSession
 from .session_program import SessionProgram, build_session_program
@@ -156,6 +156,8 @@ class LocalOpenSandbox:
         before, self.workspace = self.workspace, workspace
         before.has_owner = False
         workspace.has_owner = True
+        if self._slot is not None:
+            self._slot.key = None  # whatever waits there waits in the other files
         before.drop_unless_needed()
 
     @property
@@ -247,6 +249,8 @@ class LocalOpenSandbox:
 
     async def _write(self, files: Sequence[InputFile]) -> None:
         run = Run(files=[(file.path, file.mode, file.data) for file in files], timeout_s=self._limits.timeout_s)
+        if self._spec.level == "jail":  # as Python's runs have it, so that they can share what waits for them
+            show_toolchain(run, self._spec, python_toolchain().binds, self._host)
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             await self._attend(run, (null, null, null, null), discard)
@@ -327,11 +331,15 @@ class LocalOpenSandbox:
 
     async def _send(self, run: Run, streams: Sequence[int]) -> tuple[Connection, tuple[Step, ...]]:
         """Send a run to the helper: a warm one where there is one, and then into a jail built ahead if it can be."""
-        jail = warm_jail(self._policy, self._limits, self._spec, run)
+        jail = warm_jail(self._policy, self._limits, self._spec, run, is_kept=not self._is_last)
         connection = await self._connected(jail)
         if self._slot is not None and self._is_last:
             self._start = "pooled" if self._slot.key == jail.key else "forked"
             return connection, connection.send_warm_run(run, streams, jail, self._slot)
+        if self._slot is not None and jail.is_nursery:
+            self._start = "pooled" if self._slot.key == jail.key_of_kept else "forked"
+            fd = self.workspace.fd
+            return connection, connection.send_kept_run(run, streams, jail, self._slot, workspace=fd)
         self._start = "cold" if self._slot is None else "forked"
         is_jail = self._spec.level == "jail"
         workspace = self.workspace.fd if is_jail else -1

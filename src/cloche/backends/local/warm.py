@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from cloche.zygote.pool import Pool, Slot
 
 from .host import Host
 from .layout import has_customization, user_site
-from .plan import Places, guest_environment
+from .plan import OUTSIDE_IDS, Places, guest_environment
 from .program import python_toolchain
 
 # What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
@@ -56,43 +57,78 @@ class WarmJail:
 
     def building(self) -> Building:
         """Return the steps that build it; they are compiled once for all of the same kind."""
-        found = _buildings.get(self.key)
-        if found is None:
-            if len(_buildings) >= MOST_BUILDINGS:
-                _buildings.clear()
-            found = _buildings[self.key] = (
+        return _remembered(
+            self.key,
+            lambda: (
                 compile_nursery(self.spec, self.run)
                 if self.is_nursery
                 else compile_building(self.spec, self.run, has_workspace=False)
-            )
-        return found
+            ),
+        )
 
     def prepare(self, slot: Slot) -> None:
         """Tell the slot's helper whose jail this is to be, and to build it."""
         open_in(slot, self.spec)
+        self._prepare(slot, self.building())
+        slot.key, slot.rebuilds = self.key, True
+
+    @property
+    def key_of_kept(self) -> Hashable:
+        """Return the key of the same jail where it keeps the workspace of one sandbox."""
+        return ("kept", self.key)
+
+    def building_of_kept(self, *, has_workspace: bool) -> Building:
+        """Return the steps that build it where it keeps the workspace, which it makes or has."""
+        return _remembered(
+            (self.key, has_workspace),
+            lambda: compile_nursery(self.spec, self.run, keeps_workspace=True, has_workspace=has_workspace),
+        )
+
+    def prepare_kept(self, slot: Slot, workspace: int) -> None:
+        """Tell the helper of a sandbox to build a jail that keeps its workspace, -1 where there is none yet."""
+        has_workspace = workspace >= 0
+        building = self.building_of_kept(has_workspace=has_workspace)
+        self._prepare(slot, building, (workspace,) if has_workspace else ())
+        slot.key, slot.rebuilds = self.key_of_kept, False
+
+    def _prepare(self, slot: Slot, building: Building, workspace: tuple[int, ...] = ()) -> None:
         body = {"private": self.run.private, "wants_python": self.run.python is not None}
-        body |= {"is_nursing": self.is_nursery, "has_workspace": False}
+        body |= {"is_nursing": self.is_nursery, "has_workspace": bool(workspace), "keepers": OUTSIDE_IDS}
         slot.change_door(Door() if self.is_nursery else None)
         ends = (slot.door.other_end,) if slot.door is not None else ()
         body["generation"] = slot.door.generation if slot.door is not None else 0
-        send(slot.link.fileno(), "prepare", body, self.building().as_wire(), ends)
+        send(slot.link.fileno(), "prepare", body, building.as_wire(), (*ends, *workspace))
         if slot.door is not None:
             slot.door.hand_over()
-        slot.key = self.key
 
 
-def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run) -> WarmJail:
-    """Return the jail that a run needs; its key is what two runs must have in common to use the same kind."""
+def _remembered(key: Hashable, compile_it: Callable[[], Building]) -> Building:
+    found = _buildings.get(key)
+    if found is None:
+        if len(_buildings) >= MOST_BUILDINGS:
+            _buildings.clear()
+        found = _buildings[key] = compile_it()
+    return found
+
+
+def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool = False) -> WarmJail:
+    """Return the jail that a run needs; its key is what two runs must have in common to use the same kind.
+
+    One that `is_kept` has an interpreter ready, whatever the run is: the sandbox's next one may be Python's.
+    """
+    has_python = run.python is not None or is_kept
     covers = (f"{spec.workspace}/", f"{spec.tmp}/", "/dev/shm/")  # what each guest has for itself, laid over the tree
     is_covered = any(path.startswith(covers) for path in run.binds)
     is_nursery = spec.outside is not None and len(run.commands) <= 1 and not is_covered
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
-        tuple(run.binds), tuple(run.private), run.python is not None, is_nursery, spec.landlock_abi,
+        tuple(run.binds), tuple(run.private), has_python, is_nursery, spec.landlock_abi,
         bool(spec.cgroup), spec.cpu_affinity,
     )  # fmt: skip
-    bare = Run(binds=run.binds, private=run.private, python=None if run.python is None else {})
-    return WarmJail(key, spec, bare, is_nursery)
+    bare = Run(binds=run.binds, private=run.private, python={} if has_python else None)
+    mine = copy.copy(spec)  # the sandbox's may be given an identity of its own
+    mine.outside = OUTSIDE_IDS if spec.outside is not None else None
+    return WarmJail(key, mine, bare, is_nursery)
 
 
 def open_in(slot: Slot, spec: Spec, claim: Sequence[int] = ()) -> None:
