@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 JAIL, CONFINED = "jail", "confined"
 BOTH = (JAIL, CONFINED)
+SESSION, FORK = "session", "fork"  # places at level jail where the program is a cell
 IS_ROOT = os.geteuid() == 0
 
 # How a run may end without a word of its own and still count as contained: something stopped it.

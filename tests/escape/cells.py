@@ -1,0 +1,164 @@
+"""Two more places at level jail: a cell of a live session, and a cell in a fork of one.
+
+Theory of operation. A program becomes two cells: the prelude, and the attempt's own code. Its last word ends the cell
+and not the interpreter, so what it has done to its session is still there when the session is closed. The forks of
+attempts that ask for no limits of their own come from one session, which must outlive them all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import cloche
+from tests.escape.attempts import JAIL, Attempt, Seen
+from tests.escape.places import (
+    CODA,
+    PRELUDE,
+    Workspace,
+    as_seen,
+    level_keywords,
+    new_token,
+    run_on_terminal,
+    show_on_terminal,
+)
+from tests.escape.stage import Stage
+
+BEFORE = "import sys\nsys.argv = ['cell', {argument!r}]\n"
+# The interpreter's own link to its caller, and the end of a cell: children and other threads end as ever.
+IN_A_CELL = """
+import threading
+frame = sys._getframe()
+while type(frame.f_locals.get("self")).__name__ != "Session":
+    frame = frame.f_back
+LINK = frame.f_locals["self"].link
+del frame
+SPEAKER = os.getpid(), threading.get_ident()
+
+def leave(exit_code):
+    if (os.getpid(), threading.get_ident()) == SPEAKER:
+        raise SystemExit(exit_code)
+    os._exit(exit_code)
+"""
+# An exception that nobody caught gets where a program's would.
+ATTEMPT = """
+try:
+    exec(compile({program!r}, "attempt", "exec"), globals())
+except Exception as error:
+    _ended(type(error), error, error.__traceback__)
+"""
+SHELL = "import subprocess\nsubprocess.run([{language!r}, '-c', {code!r}, {language!r}, sys.argv[1]])\n"
+
+
+def as_cells(attempt: Attempt, code: str, targets: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a program; a shell's is run by one, with its streams."""
+    argument = json.dumps(dict(targets))
+    is_python = attempt.language == "python"
+    program = code + CODA if is_python else SHELL.format(language=attempt.language, code=code)
+    return [BEFORE.format(argument=argument) + PRELUDE + IN_A_CELL, ATTEMPT.format(program=program)]
+
+
+class Origin:
+    """Hold the session that forks come from; it is opened when the first one is asked for."""
+
+    def __init__(self) -> None:
+        self._opened = ExitStack()
+        self._session: cloche.Session | None = None
+
+    def fork(self) -> cloche.Session:
+        """Return a new fork."""
+        if self._session is None:
+            sandbox = self._opened.enter_context(cloche.Sandbox(**level_keywords(JAIL)))
+            self._session = sandbox.session()
+        return self._session.fork(1)[0]
+
+    def close(self) -> None:
+        """Close the session."""
+        self._opened.close()
+
+
+class Cells:
+    """Play programs as cells of a session in a sandbox of its own or, given an `origin`, in a fork."""
+
+    patience_s = 10.0
+
+    def __init__(self, stage: Stage, *, origin: Origin | None = None, level: str = JAIL) -> None:
+        stage.neighbour()
+        self.targets = stage.targets
+        self.keywords = level_keywords(level)
+        self.origin = origin
+        self.promises: Mapping[str, str] = {}
+
+    def run(self, attempt: Attempt, *, code: str | None = None) -> Seen:
+        """Run a program in a session or fork of its own, which is closed after it."""
+        if attempt.terminal:
+            return self._run_on_terminal(attempt)
+        with self.opened(attempt) as session:
+            return self._play(session, attempt, code or attempt.code)
+
+    def show(self, attempt: Attempt) -> bytes:
+        """Return what a terminal gets from the prompt of the command line."""
+        cells = as_cells(attempt, attempt.code, {**self.targets, "token": new_token()})
+        with tempfile.TemporaryDirectory(prefix="escape-", dir="/tmp") as folder:
+            files = [Path(folder, f"cell{number}") for number in range(len(cells))]
+            for file, cell in zip(files, cells, strict=True):
+                file.write_text(cell)
+            command = [sys.executable, "-m", "cloche", "session", "--require", self.keywords["require"]]
+            command += [f"--file={file}" for file in files]
+            typed = [*([":fork", ":switch 1"] if self.origin is not None else [])]
+            typed += [f"exec(open('{file.name}').read())" for file in files]
+            env = {**os.environ, "XDG_STATE_HOME": folder, "TERM": "dumb"}
+            return show_on_terminal(command, typed="\n".join(typed) + "\n:quit\n", env=env)
+
+    @contextmanager
+    def workspace(self, attempt: Attempt) -> Iterator[Workspace]:
+        """Reach into a live session with its own file operations."""
+        place = self
+        with self.opened(attempt) as session:
+
+            class Live:
+                def run(self, code: str) -> Seen:
+                    return place._play(session, attempt, code)
+
+                def read_file(self, path: str) -> bytes:
+                    return session.read_file(path, max_bytes=1 << 20)
+
+                def write_file(self, path: str, data: bytes) -> None:
+                    session.write_file(path, data)
+
+            yield Live()
+
+    @contextmanager
+    def opened(self, attempt: Attempt) -> Iterator[cloche.Session]:
+        """Hold what an attempt is played in."""
+        if self.origin is not None and not attempt.limits:
+            with self.origin.fork() as fork:
+                yield fork
+            return
+        with cloche.Sandbox(**attempt.limits, **self.keywords) as sandbox:
+            session = sandbox.session()
+            if self.origin is not None:
+                (session,) = session.fork(1)
+            with session:
+                yield session
+
+    def _play(self, session: cloche.Session, attempt: Attempt, code: str) -> Seen:
+        token = new_token()
+        prelude, program = as_cells(attempt, code, {**self.targets, "token": token})
+        prepared = session.run(prelude)
+        assert prepared.ok, f"the prelude is no cell: {prepared.stderr}"
+        seen = as_seen(session.run(program), token)
+        self.promises = seen.promises
+        return seen
+
+    def _run_on_terminal(self, attempt: Attempt) -> Seen:
+        token = new_token()
+        cells = as_cells(attempt, attempt.code, {**self.targets, "token": token})
+        is_fork = self.origin is not None
+        return run_on_terminal({**attempt.limits, **self.keywords, "cells": cells, "is_fork": is_fork}, token)
