@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import cloche
+from cloche.sync import Session
 from tests.escape.attempts import JAIL, Attempt, Seen
 from tests.escape.places import (
     CODA,
@@ -69,9 +70,9 @@ class Origin:
 
     def __init__(self) -> None:
         self._opened = ExitStack()
-        self._session: cloche.Session | None = None
+        self._session: Session | None = None
 
-    def fork(self) -> cloche.Session:
+    def fork(self) -> Session:
         """Return a new fork."""
         if self._session is None:
             sandbox = self._opened.enter_context(cloche.Sandbox(**level_keywords(JAIL)))
@@ -135,7 +136,7 @@ class Cells:
             yield Live()
 
     @contextmanager
-    def opened(self, attempt: Attempt) -> Iterator[cloche.Session]:
+    def opened(self, attempt: Attempt) -> Iterator[Session]:
         """Hold what an attempt is played in."""
         if self.origin is not None and not attempt.limits:
             with self.origin.fork() as fork:
@@ -148,7 +149,7 @@ class Cells:
             with session:
                 yield session
 
-    def _play(self, session: cloche.Session, attempt: Attempt, code: str) -> Seen:
+    def _play(self, session: Session, attempt: Attempt, code: str) -> Seen:
         token = new_token()
         prelude, program = as_cells(attempt, code, {**self.targets, "token": token})
         prepared = session.run(prelude)

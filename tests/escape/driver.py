@@ -1,8 +1,8 @@
 """Run code in a sandbox from a process of its own, for callers with a terminal and for neighbours that must be killed.
 
-Argument: the keywords of `cloche.run` as JSON; with `cells`, those of `cloche.Sandbox`, and the cells are run in a session
-of it, or in a fork of that with `is_fork`. Output: the (last) result as one line of JSON or, with `stream`, the guest's own
-output as it comes.
+Argument: the keywords of `cloche.run` as JSON; with `cells`, those of `cloche.Sandbox`, and the cells are run in a
+session of it or, with `is_fork`, in a fork. Output: the (last) result as one line of JSON or, with `stream`, the
+guest's own output as it comes.
 """
 
 import json
