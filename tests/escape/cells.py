@@ -2,7 +2,8 @@
 
 Theory of operation. A program becomes two cells: the prelude, and the attempt's own code. Its last word ends the cell
 and not the interpreter, so what it has done to its session is still there when the session is closed. The forks of
-attempts that ask for no limits of their own come from one session, which must outlive them all.
+attempts that ask for no limits of their own come from one session, which must outlive them all. Where an attempt has a
+first program, its session is still open when the second looks for what is left.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def leave(exit_code):
         raise SystemExit(exit_code)
     os._exit(exit_code)
 """
+IMPORTS = "import ctypes, json, os, re, sys, threading, traceback"  # once, instead of in every fork
 # An exception that nobody caught gets where a program's would.
 ATTEMPT = """
 try:
@@ -77,6 +79,7 @@ class Origin:
         if self._session is None:
             sandbox = self._opened.enter_context(cloche.Sandbox(**level_keywords(JAIL)))
             self._session = sandbox.session()
+            self._session.run(IMPORTS)
         return self._session.fork(1)[0]
 
     def close(self) -> None:
@@ -95,13 +98,20 @@ class Cells:
         self.keywords = level_keywords(level)
         self.origin = origin
         self.promises: Mapping[str, str] = {}
+        self._staying = ExitStack()
+
+    def close(self) -> None:
+        """Close the sessions of first programs."""
+        self._staying.close()
 
     def run(self, attempt: Attempt, *, code: str | None = None) -> Seen:
-        """Run a program in a session or fork of its own, which is closed after it."""
+        """Run a program in a session or fork of its own; that of a first program, given as `code`, stays open."""
         if attempt.terminal:
             return self._run_on_terminal(attempt)
+        if code is not None:
+            return self._play(self._staying.enter_context(self.opened(attempt)), attempt, code)
         with self.opened(attempt) as session:
-            return self._play(session, attempt, code or attempt.code)
+            return self._play(session, attempt, attempt.code)
 
     def show(self, attempt: Attempt) -> bytes:
         """Return what a terminal gets from the prompt of the command line."""

@@ -50,7 +50,10 @@ class Ledger:
         """Play the control, then the attempt in a sandbox, and fail unless the sandbox held it."""
         self.control(attempt)
         place = self.place(where)
-        verdict = play(attempt, place, self.stage)
+        try:
+            verdict = play(attempt, place, self.stage)
+        finally:
+            place.close()
         promised = place.promises.get(attempt.promise, "enforced")
         if verdict.breach and promised != "enforced":
             self._not_promised[key_of(attempt)] = f"the result says that {attempt.promise} is {promised} here"

@@ -79,6 +79,7 @@ class Place(Protocol):
     def run(self, attempt: Attempt, *, code: str | None = None) -> Seen: ...
     def show(self, attempt: Attempt) -> bytes: ...
     def workspace(self, attempt: Attempt) -> AbstractContextManager[Workspace]: ...
+    def close(self) -> None: ...
 
 
 def level_keywords(level: str) -> dict[str, Any]:
@@ -198,7 +199,7 @@ class Outside:
 
 
 class Inside:
-    """Play programs in a sandbox of one level."""
+    """Play programs in a sandbox of one level; nothing of one is there for the next."""
 
     patience_s = 10.0
 
@@ -207,6 +208,9 @@ class Inside:
         self.targets = stage.targets
         self.keywords = keywords or level_keywords(level)
         self.promises: Mapping[str, str] = {}
+
+    def close(self) -> None:
+        """Close nothing: each sandbox ended with its run."""
 
     def run(self, attempt: Attempt, *, code: str | None = None) -> Seen:
         """Run a program in a sandbox of its own."""

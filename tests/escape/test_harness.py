@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import closing
 
 import pytest
 
@@ -59,7 +60,8 @@ def test_a_breach_is_seen(name: str, ledger: Ledger) -> None:
 def test_a_breach_in_a_cell_is_seen(name: str, ledger: Ledger) -> None:
     """So they do when the attempt is a cell of a session."""
     attempt = next(a for a in all_attempts() if key_of(a) == name)
-    assert play(attempt, Cells(ledger.stage, level="process"), ledger.stage).breach
+    with closing(Cells(ledger.stage, level="process")) as place:
+        assert play(attempt, place, ledger.stage).breach
 
 
 @pytest.mark.parametrize("where", [SESSION, FORK])

@@ -331,7 +331,7 @@ def test_limits_hold_while_another_is_cloned() -> None:
         session = sandbox.session()
         (fork,) = session.fork(1)
         assert session.run(FILL).ok
-        cloner = threading.Thread(target=session.fork, args=(8,))
+        cloner = threading.Thread(target=session.fork, args=(4,))
         cloner.start()
         time.sleep(0.3)
         held = len(fork.run(GROW).stdout)
