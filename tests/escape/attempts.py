@@ -61,7 +61,8 @@ Scenario = Callable[["Attempt", "Place", "Stage"], Verdict]
 class Attempt:
     """Describe one attempt.
 
-    `first` is a program that runs before `code`, in another sandbox, session or fork. `limits` are keywords of the sandboxed run.
+    `first` is a program that runs before `code`, in another sandbox, session or fork. `limits` are keywords of the
+    sandboxed run.
     `destructive`: the control runs in throwaway namespaces only. `root_only` says why no ordinary user can show that
     it works. `promise` names a control: where the result says that it is not enforced, success is not counted.
     """

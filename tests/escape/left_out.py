@@ -16,14 +16,14 @@ NOT_AS_CELL: Mapping[str, str] = {
 # What works in a cell and should not: expected to fail, and an error when it no longer does.
 FOUND_OPEN: Mapping[tuple[str, str], str] = {
     ("processes/close the streams and run on", SESSION): (
-        "a time-out whose interrupt makes the interpreter end by itself is called an error; in a fork, a timeout"
+        "an interpreter that a time-out's interrupt makes end, while a child holds its link, is said to be an error"
     ),
 }
 if IS_ROOT:  # an ordinary user's forks have no groups of their own
     FOUND_OPEN = {
         **FOUND_OPEN,
         ("leaks/the path of the control group", FORK): (
-            "a fork is moved to a group beside its session's, and the path shows its name, and in it the caller's pid"
+            "a fork's group is beside its session's, so its path shows its name and in it the caller's pid (as documented)"
         ),
     }
 
