@@ -3,7 +3,8 @@
 Theory of operation. A program becomes two cells: the prelude, and the attempt's own code. Its last word ends the cell
 and not the interpreter, so what it has done to its session is still there when the session is closed. The forks of
 attempts that ask for no limits of their own come from one session, which must outlive them all. Where an attempt has a
-first program, its session is still open when the second looks for what is left.
+first program, its session is still open when the second looks for what is left. Plain attempts follow one another in
+one session, or one fork, each in a folder of its own, until one leaves the interpreter other than it was.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,20 @@ try:
 except Exception as error:
     _ended(type(error), error, error.__traceback__)
 """
+MOVE = "\nos.mkdir(os.path.expanduser('~/') + T['token'])\nos.chdir(os.path.expanduser('~/') + T['token'])\n"
+# What an attempt could leave to the next one in the same interpreter that would keep that from its chance.
+LOOK = """
+import resource, signal
+[
+    [len(os.listdir(f"/proc/{place}")) for place in ("self/fd", "self/task")],
+    [name for name in os.listdir("/proc") if name.isdigit()],
+    [resource.getrlimit(number) for number in range(16)],
+    [repr(signal.getsignal(number)) for number in range(1, 32)],
+    [os.getpgid(0), os.getsid(0), os.umask(0o022), os.nice(0), len(os.sched_getaffinity(0)), os.get_blocking(LINK)],
+    sorted(os.environ.items()),
+    sys.getrecursionlimit(),
+]
+"""
 SHELL = "import subprocess\nsubprocess.run([{language!r}, '-c', {code!r}, {language!r}, sys.argv[1]])\n"
 
 
@@ -65,6 +80,45 @@ def as_cells(attempt: Attempt, code: str, targets: Mapping[str, Any]) -> list[st
     is_python = attempt.language == "python"
     program = code + CODA if is_python else SHELL.format(language=attempt.language, code=code)
     return [BEFORE.format(argument=argument) + PRELUDE + IN_A_CELL, ATTEMPT.format(program=program)]
+
+
+@contextmanager
+def own_session(**limits: Any) -> Iterator[Session]:
+    """Hold a session in a sandbox of its own."""
+    with cloche.Sandbox(**limits, **level_keywords(JAIL)) as sandbox:
+        yield sandbox.session()
+
+
+class Kept:
+    """Hold a session as long as it looks as it did when it was opened, by `open_session`."""
+
+    def __init__(self, open_session: Callable[[], AbstractContextManager[Session]]) -> None:
+        self._open_session, self._opened = open_session, ExitStack()
+        self._session: Session | None = None
+        self._first_look: object = None
+
+    def session(self) -> Session:
+        """Return the session, a new one when the last was left other than it was."""
+        if self._session is None:
+            session = self._opened.enter_context(self._open_session())
+            for cell in as_cells(NOTHING, "", {"token": new_token(), "host": {}, "neighbour": {}}):
+                assert session.run(cell).ok
+            self._session, self._first_look = session, session.run(LOOK).value
+        return self._session
+
+    def look(self) -> None:
+        """Close the session unless it is as it was."""
+        session = self._session
+        if session is None or not session.is_alive or session.run(LOOK).value != self._first_look:
+            self.close()
+
+    def close(self) -> None:
+        """Close the session."""
+        self._session = None
+        self._opened.close()
+
+
+NOTHING = Attempt(name="nothing", family="none", code="pass")
 
 
 class Origin:
@@ -77,8 +131,7 @@ class Origin:
     def fork(self) -> Session:
         """Return a new fork."""
         if self._session is None:
-            sandbox = self._opened.enter_context(cloche.Sandbox(**level_keywords(JAIL)))
-            self._session = sandbox.session()
+            self._session = self._opened.enter_context(own_session())
             self._session.run(IMPORTS)
         return self._session.fork(1)[0]
 
@@ -92,11 +145,13 @@ class Cells:
 
     patience_s = 10.0
 
-    def __init__(self, stage: Stage, *, origin: Origin | None = None, level: str = JAIL) -> None:
+    def __init__(
+        self, stage: Stage, *, origin: Origin | None = None, kept: Kept | None = None, level: str = JAIL
+    ) -> None:
         stage.neighbour()
         self.targets = stage.targets
         self.keywords = level_keywords(level)
-        self.origin = origin
+        self.origin, self.kept = origin, kept
         self.promises: Mapping[str, str] = {}
         self._staying = ExitStack()
 
@@ -110,6 +165,10 @@ class Cells:
             return self._run_on_terminal(attempt)
         if code is not None:
             return self._play(self._staying.enter_context(self.opened(attempt)), attempt, code)
+        if self.kept is not None and not (attempt.limits or attempt.first or attempt.scenario):
+            seen = self._play(self.kept.session(), attempt, attempt.code, before=MOVE)
+            self.kept.look()
+            return seen
         with self.opened(attempt) as session:
             return self._play(session, attempt, attempt.code)
 
@@ -159,10 +218,10 @@ class Cells:
             with session:
                 yield session
 
-    def _play(self, session: Session, attempt: Attempt, code: str) -> Seen:
+    def _play(self, session: Session, attempt: Attempt, code: str, *, before: str = "") -> Seen:
         token = new_token()
         prelude, program = as_cells(attempt, code, {**self.targets, "token": token})
-        prepared = session.run(prelude)
+        prepared = session.run(prelude + before)
         assert prepared.ok, f"the prelude is no cell: {prepared.stderr}"
         seen = as_seen(session.run(program), token)
         self.promises = seen.promises

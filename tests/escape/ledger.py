@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.escape.attempts import FORK, SESSION, Attempt, Verdict, play
-from tests.escape.cells import Cells, Origin
+from tests.escape.cells import Cells, Kept, Origin, own_session
 from tests.escape.left_out import key_of
 from tests.escape.places import Inside, Outside
 from tests.escape.stage import Stage
@@ -20,17 +20,20 @@ class Ledger:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self._origin = Origin()
+        self._kept = {SESSION: Kept(own_session), FORK: Kept(self._origin.fork)}
         self._controls: dict[str, Verdict] = {}
         self._not_promised: dict[str, str] = {}
 
     def close(self) -> None:
         """Close what was opened for all attempts."""
+        for kept in self._kept.values():
+            kept.close()
         self._origin.close()
 
     def place(self, where: str) -> Inside | Cells:
         """Return a place for one attempt: a sandbox of a level, or a session or fork at level jail."""
         if where in (SESSION, FORK):
-            return Cells(self.stage, origin=self._origin if where == FORK else None)
+            return Cells(self.stage, origin=self._origin if where == FORK else None, kept=self._kept[where])
         return Inside(self.stage, level=where)
 
     def control(self, attempt: Attempt) -> Verdict:

@@ -23,7 +23,7 @@ if IS_ROOT:  # an ordinary user's forks have no groups of their own
     FOUND_OPEN = {
         **FOUND_OPEN,
         ("leaks/the path of the control group", FORK): (
-            "a fork's group is beside its session's, so its path shows its name and in it the caller's pid (as documented)"
+            "a fork's group is beside its session's, and its path shows its name with the caller's pid (as documented)"
         ),
     }
 
