@@ -71,7 +71,12 @@ import resource, signal
     sys.getrecursionlimit(),
 ]
 """
-SHELL = "import subprocess\nsubprocess.run([{language!r}, '-c', {code!r}, {language!r}, sys.argv[1]])\n"
+# Bash ends so when it could not fork; as a run it would have been stopped by its limit.
+SHELL = """
+import subprocess
+if subprocess.run([{language!r}, "-c", {code!r}, {language!r}, sys.argv[1]]).returncode == 254:
+    contained("the shell could not fork")
+"""
 
 
 def as_cells(attempt: Attempt, code: str, targets: Mapping[str, Any]) -> list[str]:
