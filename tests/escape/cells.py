@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,10 @@ NOTHING = Attempt(name="nothing", family="none", code="pass")
 
 
 class Origin:
-    """Hold the session that forks come from; it is opened when the first one is asked for."""
+    """Hold the session that forks come from; it is opened when the first one is asked for.
+
+    It can be forked on and on only by who closes each fork before the next: else it goes on one namespace deeper.
+    """
 
     def __init__(self) -> None:
         self._opened = ExitStack()
@@ -159,6 +162,7 @@ class Cells:
         self.origin, self.kept = origin, kept
         self.promises: Mapping[str, str] = {}
         self._staying = ExitStack()
+        self._first_origin: Origin | None = None
 
     def close(self) -> None:
         """Close the sessions of first programs."""
@@ -213,7 +217,7 @@ class Cells:
     def opened(self, attempt: Attempt) -> Iterator[Session]:
         """Hold what an attempt is played in."""
         if self.origin is not None and not attempt.limits:
-            with self.origin.fork() as fork:
+            with (self._own_origin() if attempt.first else self.origin).fork() as fork:
                 yield fork
             return
         with cloche.Sandbox(**attempt.limits, **self.keywords) as sandbox:
@@ -222,6 +226,12 @@ class Cells:
                 (session,) = session.fork(1)
             with session:
                 yield session
+
+    def _own_origin(self) -> Origin:
+        """Return the origin of both forks of an attempt with a first program."""
+        if self._first_origin is None:
+            self._first_origin = self._staying.enter_context(closing(Origin()))
+        return self._first_origin
 
     def _play(self, session: Session, attempt: Attempt, code: str, *, before: str = "") -> Seen:
         token = new_token()

@@ -19,16 +19,15 @@ class Ledger:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self._origin = Origin()
-        self._kept = {SESSION: Kept(own_session), FORK: Kept(self._origin.fork)}
+        self._origin, self._kept_origin = Origin(), Origin()
+        self._kept = {SESSION: Kept(own_session), FORK: Kept(self._kept_origin.fork)}
         self._controls: dict[str, Verdict] = {}
         self._not_promised: dict[str, str] = {}
 
     def close(self) -> None:
         """Close what was opened for all attempts."""
-        for kept in self._kept.values():
-            kept.close()
-        self._origin.close()
+        for one in (*self._kept.values(), self._kept_origin, self._origin):
+            one.close()
 
     def place(self, where: str) -> Inside | Cells:
         """Return a place for one attempt: a sandbox of a level, or a session or fork at level jail."""
