@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 JAIL, CONFINED = "jail", "confined"
 BOTH = (JAIL, CONFINED)
+SESSION, FORK = "session", "fork"  # places at level jail where the program is a cell
 IS_ROOT = os.geteuid() == 0
 
 # How a run may end without a word of its own and still count as contained: something stopped it.
@@ -60,7 +61,8 @@ Scenario = Callable[["Attempt", "Place", "Stage"], Verdict]
 class Attempt:
     """Describe one attempt.
 
-    `first` is a program that runs before `code`, in another sandbox. `limits` are keywords of the sandboxed run.
+    `first` is a program that runs before `code`, in another sandbox, session or fork. `limits` are keywords of the
+    sandboxed run.
     `destructive`: the control runs in throwaway namespaces only. `root_only` says why no ordinary user can show that
     it works. `promise` names a control: where the result says that it is not enforced, success is not counted.
     """

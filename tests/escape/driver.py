@@ -1,7 +1,8 @@
 """Run code in a sandbox from a process of its own, for callers with a terminal and for neighbours that must be killed.
 
-Argument: the keywords of `cloche.run` as JSON. Output: the result as one line of JSON or, with `stream`, the guest's
-own output as it comes.
+Argument: the keywords of `cloche.run` as JSON; with `cells`, those of `cloche.Sandbox`, and the cells are run in a
+session of it or, with `is_fork`, in a fork. Output: the (last) result as one line of JSON or, with `stream`, the
+guest's own output as it comes.
 """
 
 import json
@@ -17,9 +18,19 @@ def main() -> None:
     request: dict[str, Any] = json.loads(sys.argv[1])
     if request.pop("stream", False):
         request["on_output"] = lambda _, data: os.write(1, data)
-    result = cloche.run(**request)
+    cells, is_fork = request.pop("cells", ()), request.pop("is_fork", False)
+    result = run_cells(cells, request, is_fork=is_fork) if cells else cloche.run(**request)
     report = {"stdout": result.stdout, "stderr": result.stderr, "exit_code": result.exit_code}
     print(json.dumps({**report, "status": str(result.status), "seconds": result.duration}))
+
+
+def run_cells(cells: list[str], keywords: dict[str, Any], *, is_fork: bool) -> cloche.Result:
+    """Run cells one after the other, and return the last one's result."""
+    with cloche.Sandbox(**keywords) as sandbox:
+        session = sandbox.session()
+        if is_fork:
+            (session,) = session.fork(1)
+        return [session.run(cell) for cell in cells][-1]
 
 
 main()

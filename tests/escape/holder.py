@@ -22,6 +22,7 @@ SECRET = WANTED["secret"].encode()
 LIBC = ctypes.CDLL(None, use_errno=True)
 HELD = {"pid": os.getpid(), "mark": WANTED["mark"]}
 KEPT = []
+LIBC.prctl(15, WANTED["mark"][-15:].encode(), 0, 0, 0)  # a name to be known by: in a sandbox the command line has none
 MQ_OPEN, ADD_KEY, SHMGET, SHMAT, MSGGET, MSGSND = 240, 248, 29, 30, 68, 69
 
 

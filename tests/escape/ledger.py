@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.escape.attempts import Attempt, Verdict, play
+from tests.escape.attempts import FORK, SESSION, Attempt, Verdict, play
+from tests.escape.cells import Cells, Kept, Origin, own_session
+from tests.escape.left_out import key_of
 from tests.escape.places import Inside, Outside
 from tests.escape.stage import Stage
 
@@ -17,12 +19,25 @@ class Ledger:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
+        self._origin, self._kept_origin = Origin(), Origin()
+        self._kept = {SESSION: Kept(own_session), FORK: Kept(self._kept_origin.fork)}
         self._controls: dict[str, Verdict] = {}
         self._not_promised: dict[str, str] = {}
 
+    def close(self) -> None:
+        """Close what was opened for all attempts."""
+        for one in (*self._kept.values(), self._kept_origin, self._origin):
+            one.close()
+
+    def place(self, where: str) -> Inside | Cells:
+        """Return a place for one attempt: a sandbox of a level, or a session or fork at level jail."""
+        if where in (SESSION, FORK):
+            return Cells(self.stage, origin=self._origin if where == FORK else None, kept=self._kept[where])
+        return Inside(self.stage, level=where)
+
     def control(self, attempt: Attempt) -> Verdict:
         """Play the attempt outside, once per session; in throwaway namespaces if it is destructive or fails without."""
-        key = _key(attempt)
+        key = key_of(attempt)
         if key not in self._controls:
             places = (True,) if attempt.destructive else (False, True)
             for is_throwaway in places:
@@ -33,41 +48,44 @@ class Ledger:
                     break
         return self._controls[key]
 
-    def assert_contained(self, attempt: Attempt, level: str) -> None:
+    def assert_contained(self, attempt: Attempt, where: str) -> None:
         """Play the control, then the attempt in a sandbox, and fail unless the sandbox held it."""
         self.control(attempt)
-        place = Inside(self.stage, level=level)
-        verdict = play(attempt, place, self.stage)
+        place = self.place(where)
+        try:
+            verdict = play(attempt, place, self.stage)
+        finally:
+            place.close()
         promised = place.promises.get(attempt.promise, "enforced")
         if verdict.breach and promised != "enforced":
-            self._not_promised[_key(attempt)] = f"the result says that {attempt.promise} is {promised} here"
+            self._not_promised[key_of(attempt)] = f"the result says that {attempt.promise} is {promised} here"
             return
-        assert not verdict.breach, f"{attempt.family}/{attempt.name} escaped from level {level}: {verdict.breach}"
+        assert not verdict.breach, f"{attempt.family}/{attempt.name} escaped from {where}: {verdict.breach}"
         assert verdict.stopped_by, f"{attempt.family}/{attempt.name} broke instead of trying: {verdict.trace}"
 
     def counted(self, attempts: list[Attempt]) -> Iterator[Attempt]:
         """Yield the attempts that were shown to work outside."""
         return (
-            a for a in attempts if a.has_control_here and _key(a) not in self._not_promised and self.control(a).breach
+            a for a in attempts if a.has_control_here and key_of(a) not in self._not_promised and self.control(a).breach
         )
 
     def report(self) -> list[str]:
         """Return the table of families, and a line for each attempt that is not counted."""
         attempts = all_attempts()
-        tried = [a for a in attempts if _key(a) in self._controls]
+        tried = [a for a in attempts if key_of(a) in self._controls]
         counts = Counter(attempt.family for attempt in self.counted(tried))
         lines = [f"{family:<12} {count:>4} counted" for family, count in sorted(counts.items())]
         lines.append(f"{'all':<12} {counts.total():>4} counted of {len(attempts)}")
         reasons = ((attempt, self._why_not_counted(attempt)) for attempt in attempts)
-        lines += [f"not counted: {_key(attempt)}: {reason}" for attempt, reason in reasons if reason]
+        lines += [f"not counted: {key_of(attempt)}: {reason}" for attempt, reason in reasons if reason]
         return lines
 
     def _why_not_counted(self, attempt: Attempt) -> str:
         if not attempt.has_control_here:
             return f"needs root: {attempt.root_only}"
-        if _key(attempt) in self._not_promised:
-            return self._not_promised[_key(attempt)]
-        verdict = self._controls.get(_key(attempt))
+        if key_of(attempt) in self._not_promised:
+            return self._not_promised[key_of(attempt)]
+        verdict = self._controls.get(key_of(attempt))
         if verdict is None or verdict.breach:
             return ""
         return f"does not work outside: {verdict.stopped_by or verdict.trace.strip().splitlines()[-1:]}"
@@ -78,10 +96,6 @@ class Ledger:
             return play(attempt, place, self.stage)
         finally:
             place.close()
-
-
-def _key(attempt: Attempt) -> str:
-    return f"{attempt.family}/{attempt.name}"
 
 
 def all_attempts() -> list[Attempt]:

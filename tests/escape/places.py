@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 CONTROL_SECONDS = 20.0
+NAME_LENGTH = 15  # of a process, see prelude.py
 PRELUDE = (HERE / "prelude.py").read_text()
 CODA = '\nsys.stdout.flush()\ncontained("looked everywhere and found nothing")\n'
 TAKE_TERMINAL = """
@@ -78,6 +79,7 @@ class Place(Protocol):
     def run(self, attempt: Attempt, *, code: str | None = None) -> Seen: ...
     def show(self, attempt: Attempt) -> bytes: ...
     def workspace(self, attempt: Attempt) -> AbstractContextManager[Workspace]: ...
+    def close(self) -> None: ...
 
 
 def level_keywords(level: str) -> dict[str, Any]:
@@ -90,8 +92,13 @@ def whole_program(attempt: Attempt, code: str) -> str:
     return PRELUDE + "\n\n" + code + CODA if attempt.language == "python" else code
 
 
+def new_token() -> str:
+    """Return what one run is told apart by: an argument of it, whose end is the name of its processes."""
+    return f"token-{secrets.token_hex(8)}"
+
+
 def survivors(token: str) -> list[int]:
-    """Return the living processes whose command line bears the token of a run."""
+    """Return the living processes whose name or command line bears the token of a run."""
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
     return [pid for pid in pids if pid != os.getpid() and _bears(token, pid)]
 
@@ -99,10 +106,11 @@ def survivors(token: str) -> list[int]:
 def _bears(token: str, pid: int) -> bool:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        names, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
     except OSError:  # it is gone
         return False
-    return token.encode() in command and state not in "ZX"
+    is_named = names.partition("(")[2] == token[-NAME_LENGTH:]
+    return (is_named or token.encode() in command) and rest.split()[0] not in "ZX"
 
 
 def end_survivors(token: str) -> None:
@@ -140,7 +148,7 @@ class Outside:
         """Run a program in the scratch directory."""
         script = Path(tempfile.mkdtemp(prefix="program-", dir=self.scratch)) / "main"
         script.write_text(whole_program(attempt, code or attempt.code))
-        self.tokens.append(f"token-{secrets.token_hex(8)}")
+        self.tokens.append(new_token())
         argument = json.dumps({**self.targets, "token": self.tokens[-1]})
         interpreter = sys.executable if attempt.language == "python" else shutil.which(attempt.language)
         command = [*self.prefix, str(interpreter), str(script), argument]
@@ -164,7 +172,8 @@ class Outside:
         """Return what a terminal gets when the program runs on it."""
         script = self.scratch / "main.py"
         script.write_text(whole_program(attempt, attempt.code))
-        return show_on_terminal([sys.executable, str(script), json.dumps(self.targets)])
+        argument = json.dumps({**self.targets, "token": new_token()})
+        return show_on_terminal([sys.executable, str(script), argument])
 
     @contextmanager
     def workspace(self, attempt: Attempt) -> Iterator[Workspace]:
@@ -190,7 +199,7 @@ class Outside:
 
 
 class Inside:
-    """Play programs in a sandbox of one level."""
+    """Play programs in a sandbox of one level; nothing of one is there for the next."""
 
     patience_s = 10.0
 
@@ -200,9 +209,12 @@ class Inside:
         self.keywords = keywords or level_keywords(level)
         self.promises: Mapping[str, str] = {}
 
+    def close(self) -> None:
+        """Close nothing: each sandbox ended with its run."""
+
     def run(self, attempt: Attempt, *, code: str | None = None) -> Seen:
         """Run a program in a sandbox of its own."""
-        token = f"token-{secrets.token_hex(8)}"
+        token = new_token()
         request = {
             "code": whole_program(attempt, code or attempt.code),
             "language": attempt.language,
@@ -211,15 +223,15 @@ class Inside:
             **self.keywords,
         }
         if attempt.terminal:
-            return _run_on_terminal(request, token)
-        seen = _as_seen(cloche.run(**request), token)
+            return run_on_terminal(request, token)
+        seen = as_seen(cloche.run(**request), token)
         self.promises = seen.promises
         return seen
 
     def show(self, attempt: Attempt) -> bytes:
         """Return what a terminal gets from the command line."""
         program = whole_program(attempt, attempt.code)
-        words = ["-c", program, "--", json.dumps(self.targets)]
+        words = ["-c", program, "--", json.dumps({**self.targets, "token": new_token()})]
         return show_on_terminal([sys.executable, "-m", "cloche", "run", "--require", self.keywords["require"], *words])
 
     @contextmanager
@@ -230,9 +242,9 @@ class Inside:
 
             class Live:
                 def run(self, code: str) -> Seen:
-                    token = f"token-{secrets.token_hex(8)}"
+                    token = new_token()
                     argument = json.dumps({**place.targets, "token": token})
-                    return _as_seen(sandbox.run(whole_program(attempt, code), argv=[argument]), token)
+                    return as_seen(sandbox.run(whole_program(attempt, code), argv=[argument]), token)
 
                 def read_file(self, path: str) -> bytes:
                     return sandbox.read_file(path, max_bytes=1 << 20)
@@ -243,7 +255,8 @@ class Inside:
             yield Live()
 
 
-def _as_seen(result: cloche.Result, token: str) -> Seen:
+def as_seen(result: cloche.Result, token: str) -> Seen:
+    """Return what the host sees of a result."""
     return Seen(
         stdout=result.stdout,
         stderr=result.stderr,
@@ -256,8 +269,8 @@ def _as_seen(result: cloche.Result, token: str) -> Seen:
     )
 
 
-def _run_on_terminal(request: dict[str, Any], token: str) -> Seen:
-    """Run from a process that has a controlling terminal."""
+def run_on_terminal(request: dict[str, Any], token: str) -> Seen:
+    """Run from a process that has a controlling terminal: the keywords of `cloche.run`, or cells with a sandbox's."""
     command = [sys.executable, str(HERE / "driver.py"), json.dumps(request)]
     with started(command, has_terminal=True) as process:
         out, err = read_to_the_end(process, CONTROL_SECONDS)
@@ -305,11 +318,13 @@ def read_to_the_end(process: subprocess.Popen[bytes], bound: float) -> tuple[byt
     return output
 
 
-def show_on_terminal(command: list[str]) -> bytes:
-    """Run a program with a terminal for all three streams, and return what the terminal got."""
+def show_on_terminal(command: list[str], *, typed: str = "", env: Mapping[str, str] | None = None) -> bytes:
+    """Run a program with a terminal for all three streams, type something, and return what the terminal got."""
     screen, terminal = os.openpty()
-    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    process = subprocess.Popen(command, start_new_session=True, env=env, **streams)
     os.close(terminal)
+    os.write(screen, typed.encode())
     got = b""
     try:
         while chunk := os.read(screen, 65536):

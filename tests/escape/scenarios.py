@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HANGS = (TimeoutError, subprocess.TimeoutExpired)
 # Set the title or the clipboard, ask for an answer, a device string, clear, reset, and the one-byte forms.
 COMMANDS = (b"\x1b]", b"\x1b[6n", b"\x1b[c", b"\x1bP", b"\x1b[2J", b"\x1bc", b"\xc2\x9b", b"\xc2\x9d")
+LAST_WORD = b"CONTAINED looked everywhere"
 BROKEN = 70  # the prelude's exit code for an attempt that is itself wrong
 MAX_SAVED_BYTES = 96 << 20
 
@@ -197,6 +198,7 @@ def prints_to_terminal(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
     """Run as a person would, on a terminal, and look for commands among what the terminal gets."""
     seen = place.show(attempt)
     found = [repr(command) for command in COMMANDS if command in seen]
-    return (
-        Verdict(breach=f"the terminal got {found}") if found else Verdict(stopped_by="no command reached the terminal")
-    )
+    if found:
+        return Verdict(breach=f"the terminal got {found}")
+    has_run = LAST_WORD in seen
+    return Verdict(stopped_by="no command reached the terminal" if has_run else "", trace=seen.decode(errors="replace"))

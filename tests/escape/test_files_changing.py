@@ -296,6 +296,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """What the guest changes, it changes for itself alone."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

@@ -229,6 +229,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """What the host keeps in files stays there."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

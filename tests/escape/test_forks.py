@@ -10,6 +10,7 @@ import time
 import pytest
 
 import cloche
+from cloche.sync import Session
 from tests.escape.hostile import TAKE_OVER, at_birth
 
 # What a clone keeps, in its own hands, when it is looked at: by name, what is done before it lets go, and after.
@@ -42,7 +43,7 @@ def sandbox() -> cloche.Sandbox:
     return cloche.Sandbox(timeout=8, cpus=2)
 
 
-def _refuses_to_fork(session: cloche.Session) -> str:
+def _refuses_to_fork(session: Session) -> str:
     """Try to fork, and return why not; the session lives on."""
     with pytest.raises(cloche.InvalidRequest) as caught:
         session.fork(2)

@@ -79,9 +79,9 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """What an attack found open stays closed."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)
 
 
 @pytest.fixture

@@ -1,12 +1,17 @@
 """Claims about this suite itself: that enough attempts count, and that its checks can fail."""
 
+import json
 from collections import Counter
+from contextlib import closing
 
 import pytest
 
-from tests.escape.attempts import IS_ROOT, play
+import cloche
+from tests.escape.attempts import FORK, IS_ROOT, JAIL, SESSION, Attempt, play
+from tests.escape.cells import Cells
 from tests.escape.ledger import Ledger, all_attempts
-from tests.escape.places import Inside
+from tests.escape.left_out import FOUND_OPEN, NOT_AS_CELL, key_of, places_of
+from tests.escape.places import Inside, new_token, survivors, whole_program
 
 LEAST_COUNTED = 100 if IS_ROOT else 80
 WITHOUT_WALLS = [
@@ -34,9 +39,49 @@ def test_enough_attempts_count(ledger: Ledger) -> None:
     assert len(counted) >= LEAST_COUNTED
 
 
+def test_what_is_left_out_is_there() -> None:
+    """The tables name attempts that exist, and that would be played as cells."""
+    known = {key_of(attempt): attempt for attempt in all_attempts()}
+    for key in NOT_AS_CELL:
+        assert JAIL in known[key].levels
+    for key, where in FOUND_OPEN:
+        assert where in places_of(known[key])
+
+
 @pytest.mark.parametrize("name", WITHOUT_WALLS)
 def test_a_breach_is_seen(name: str, ledger: Ledger) -> None:
     """Where there are no walls, the same checks report that the attempt escaped."""
-    attempt = next(a for a in all_attempts() if f"{a.family}/{a.name}" == name)
+    attempt = next(a for a in all_attempts() if key_of(a) == name)
     place = Inside(ledger.stage, level="process", backend="subprocess")
     assert play(attempt, place, ledger.stage).breach
+
+
+@pytest.mark.parametrize("name", WITHOUT_WALLS)
+def test_a_breach_in_a_cell_is_seen(name: str, ledger: Ledger) -> None:
+    """So they do when the attempt is a cell of a session."""
+    attempt = next(a for a in all_attempts() if key_of(a) == name)
+    with closing(Cells(ledger.stage, level="process")) as place:
+        assert play(attempt, place, ledger.stage).breach
+
+
+@pytest.mark.parametrize("where", [SESSION, FORK])
+def test_a_survivor_would_be_seen(where: str, ledger: Ledger) -> None:
+    """What a cell starts is found on the host by the token of its run, as long as the session lives."""
+    lingers = "import time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(30)\n"
+    attempt = Attempt(name="linger", family="harness", code=lingers)
+    with ledger.place(where).workspace(attempt) as workspace:
+        token = workspace.run(attempt.code).token
+        assert len(survivors(token)) == 2  # and the interpreter, which bears the name of its last run
+    assert not survivors(token)
+
+
+def test_a_survivor_of_a_run_would_be_seen(ledger: Ledger) -> None:
+    """So is the process of a run, whose command line is not its own."""
+    token, found = new_token(), []
+    attempt = Attempt(name="wait", family="harness", code="import time\nos.write(1, b'up')\ntime.sleep(1)")
+    argument = json.dumps({**ledger.stage.targets, "token": token})
+    cloche.run(
+        whole_program(attempt, attempt.code), argv=[argument], on_output=lambda *_: found.extend(survivors(token))
+    )
+    assert found
+    assert not survivors(token)

@@ -119,6 +119,6 @@ if kind != fcntl.F_UNLCK:
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """Nothing that processes can share is shared with a sandbox."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

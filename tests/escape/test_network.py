@@ -206,6 +206,6 @@ saw(caller.recv(64))
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """With the network off, nothing can be reached, neither by address nor by name nor by path."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

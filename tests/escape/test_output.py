@@ -109,6 +109,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """Output is data: bounded, always text, and never a command."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

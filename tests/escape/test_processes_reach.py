@@ -11,16 +11,8 @@ OWNERS = ("host", "neighbour")
 
 # Find the process of `owner` by its mark, wherever it can be seen; the number it has for itself is tried as well.
 FIND = """
-mark = T["{owner}"]["mark"].encode()
 own = os.getpid(), os.getppid()
-seen = []
-for entry in filter(str.isdigit, os.listdir("/proc")):
-    try:
-        line = open(f"/proc/{{entry}}/cmdline", "rb").read()
-        if mark in line and T["token"].encode() not in line:
-            seen.append(int(entry))
-    except OSError:
-        pass
+seen = [int(entry) for entry in filter(str.isdigit, os.listdir("/proc")) if is_of("{owner}", entry)]
 pids = [p for p in seen or [T["{owner}"]["pid"]] if p not in own and p > 9]
 if not pids:
     contained("sees no such process")
@@ -44,7 +36,7 @@ ATTEMPTS = (
                 continue
             saw(line)
             for owner in ("host", "neighbour"):
-                if T[owner]["mark"].encode() in line and T["token"].encode() not in line:
+                if is_of(owner, entry):
                     escaped(f"sees the process of the {owner}")
         """,
     ),
@@ -195,6 +187,6 @@ escaped()
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """No process of the host or of another sandbox can be reached."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

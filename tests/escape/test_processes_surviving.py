@@ -266,6 +266,6 @@ os.kill(os.getpid(), signal.SIGSEGV)
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """Nothing of a run is left when it has ended, and the host never waits for it."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

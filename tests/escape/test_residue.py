@@ -191,6 +191,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """A run finds nothing of the run before it."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

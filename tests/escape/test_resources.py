@@ -336,6 +336,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """A limit is a limit, whichever way around it is tried."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

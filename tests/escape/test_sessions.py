@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import resource
+import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import cloche
 from tests.escape.hostile import TAKE_OVER
+from tests.escape.places import survivors
 
 FLOODS = {
     "standard output": "os.write(1, bytes(65536))",
@@ -145,3 +149,40 @@ def test_signals_are_what_they_are_outside(code: str, *, is_fork: bool) -> None:
         assert (result.status, result.exit_code) == ("signaled", 128 + ENDINGS[code])
         if is_fork:
             assert session.run("1").value == 1
+
+
+# Ways to be deaf to an interrupt, after a child was left behind that hears of none.
+LEAVE = """
+import ctypes, os, signal, time
+ctypes.CDLL(None).prctl(15, {name!r}.encode(), 0, 0, 0)
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(60)
+    os._exit(0)
+"""
+DEAF = {
+    "ignores it": "for number in set(signal.Signals) - {9, 19}: signal.signal(number, signal.SIG_IGN)\ntime.sleep(60)",
+    "stands still": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "is stopped by its child": "os.fork() or (os.kill(os.getppid(), 19), time.sleep(60), os._exit(0))\ntime.sleep(60)",
+}
+
+
+def test_who_is_deaf_to_interrupts_dies_with_all_that_it_started() -> None:
+    """Some seconds after the time-out nobody is left, in a session as in a fork, while other cells go on."""
+    names = {way: f"deaf-{secrets.token_hex(4)}" for way in DEAF}
+
+    def play(way: str, *, is_fork: bool) -> float:
+        with cloche.Sandbox() as sandbox:
+            session = sandbox.session()
+            one = session.fork(1)[0] if is_fork else session
+            began = time.monotonic()
+            result = one.run(LEAVE.format(name=names[way]) + DEAF[way], timeout=0.4)
+            assert (result.status, result.meta["state"]) == ("timeout", "lost")
+            if is_fork:
+                assert session.run("1").value == 1
+            return time.monotonic() - began
+
+    with ThreadPoolExecutor(2 * len(DEAF)) as pool:
+        waited = list(pool.map(lambda both: play(both[0], is_fork=both[1]), itertools.product(DEAF, (False, True))))
+    assert max(waited) < 12
+    assert not [name for name in names.values() if survivors(name)]

@@ -155,6 +155,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """What programs do not need from the kernel is out of reach."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

@@ -114,6 +114,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """No namespace can be made or entered."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

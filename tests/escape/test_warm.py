@@ -44,7 +44,7 @@ except (OSError, ValueError) as error:
     worked = False
 print(worked)
 """
-OWN_CHILD = "subprocess.Popen(['sleep', '30']).pid"
+OWN_CHILD = "[subprocess.Popen(['sleep', '30']), time.sleep(0.05)][0].pid"  # by then it has an environment
 # Else there is one id for all, so pid 1 of a jail can be slowed down by its own guest, whom alone it serves.
 BY_ITSELF = ("renice", "pin to one processor", "limit")
 # The secret is given masked, and never put together: whoever looks for it would else find their own copy.

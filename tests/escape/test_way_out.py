@@ -145,6 +145,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, level: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
     """Only regular files come out, only what the guest wrote, and only to where the host said."""
-    ledger.assert_contained(attempt, level)
+    ledger.assert_contained(attempt, where)

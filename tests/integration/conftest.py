@@ -1,4 +1,4 @@
-"""Drivers of live sessions for the tests of them."""
+"""What several modules of tests have in common."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -6,7 +6,25 @@ from pathlib import Path
 
 import pytest
 
+import cloche
+from cloche.sync import Session
 from tests.session_driver import Driver
+
+
+@pytest.fixture
+def settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the machine's own configuration out of a test; the caller's home stays what it is."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """Return a session in a sandbox of its own."""
+    with cloche.Sandbox() as sandbox:
+        yield sandbox.session()
 
 
 @pytest.fixture

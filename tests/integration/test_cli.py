@@ -15,17 +15,10 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+
 _PIPES: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 30}
 COMMAND = [sys.executable, "-m", "cloche"]
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the machine's own configuration out of these tests."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def cloche(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -14,14 +14,7 @@ import pytest
 import cloche
 from cloche.core.events import Ended, OutputChunk, Started
 
-
-@pytest.fixture(autouse=True)
-def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the machine's own configuration out of these tests; the caller's home stays what it is."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("settings_of_nobody")
 
 
 # The named tests of the sandbox abstraction.

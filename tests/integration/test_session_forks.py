@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import cloche
 from cloche.sync import Session
 from tests.leftovers import Snapshot, wait_for_leftovers
+
+pytestmark = pytest.mark.usefixtures("settings_of_nobody")
 
 ROUNDS = 40
 WAITING_TASK = """
@@ -20,22 +20,6 @@ async def begin():
     task = asyncio.ensure_future(asyncio.sleep(60))
 await begin()
 """
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the machine's own configuration out of these tests."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    """Return a session in a sandbox of its own."""
-    with cloche.Sandbox() as sandbox:
-        yield sandbox.session()
 
 
 def write(session: Session, text: str) -> None:
@@ -245,6 +229,20 @@ def test_forty_rounds_nest_no_deeper(session: Session) -> None:
         fork.close()
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=cloche.InvalidRequest,
+    reason="a session that is forked while a fork is open goes on one namespace deeper, also when all are closed later",
+)
+def test_forty_rounds_of_overlapping_forks_nest_no_deeper(session: Session) -> None:
+    """Forking can go on when every fork is closed at last, also when two were open at a time."""
+    for _ in range(ROUNDS):
+        (first,) = session.fork()
+        (second,) = session.fork()
+        second.close()
+        first.close()
+
+
 def test_too_deep_is_said(session: Session) -> None:
     """Checkpoints one inside the other end where the kernel's nesting does: with an error, and nothing is lost."""
 
@@ -275,3 +273,23 @@ def test_a_restart_forgets_checkpoints(session: Session) -> None:
     write(session, "late")
     session.rollback("c")
     assert read(session) == ["new", "new"]
+
+
+def test_what_a_closed_fork_keeps_goes_with_the_first_sandbox() -> None:
+    """Its files can be read until then, which takes at most two descriptors of each; nothing is kept afterwards."""
+    before = len(os.listdir("/proc/self/fd"))
+    with cloche.Sandbox() as sandbox:
+        session = sandbox.session()
+        session.run("open('f', 'w').write('here')")
+        session.fork()[0].close()
+        session.run("1")
+        opened = len(os.listdir("/proc/self/fd"))
+        forks = [fork for _ in range(6) for fork in session.fork()]
+        for fork in forks:
+            fork.close()
+        session.run("1")
+        assert len(os.listdir("/proc/self/fd")) <= opened + 2 * len(forks)
+        assert [fork.read_file("f") for fork in forks] == [b"here"] * len(forks)
+    with pytest.raises(cloche.InvalidRequest, match="not open"):
+        forks[0].read_file("f")
+    assert len(os.listdir("/proc/self/fd")) <= before + 2  # of a pool that has begun meanwhile

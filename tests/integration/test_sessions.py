@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,11 @@ import cloche
 from cloche.core.events import Displayed, Ended, OutputChunk, Started
 from cloche.sync import Session
 
+pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+
 RESISTING = "import time\nwhile True:\n try: time.sleep(9)\n except BaseException: pass"
 FOR_EVER = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
 FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the machine's own configuration out of these tests."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    """Return a session in a sandbox of its own."""
-    with cloche.Sandbox() as sandbox:
-        yield sandbox.session()
 
 
 class Watch:
