@@ -14,14 +14,9 @@ NOT_AS_CELL: Mapping[str, str] = {
     "processes/stand still past the time-out": PATIENCE,
 }
 # What works in a cell and should not: expected to fail, and an error when it no longer does.
-FOUND_OPEN: Mapping[tuple[str, str], str] = {
-    ("processes/close the streams and run on", SESSION): (
-        "an interpreter that a time-out's interrupt makes end, while a child holds its link, is said to be an error"
-    ),
-}
+FOUND_OPEN: Mapping[tuple[str, str], str] = {}
 if IS_ROOT:  # an ordinary user's forks have no groups of their own
     FOUND_OPEN = {
-        **FOUND_OPEN,
         ("leaks/the path of the control group", FORK): (
             "a fork's group is beside its session's, and its path shows its name with the caller's pid (as documented)"
         ),

@@ -320,11 +320,6 @@ while len(hoard) < 400 and time.monotonic() - began < 5:
 """
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="while a fork's files are copied, the helper looks after nobody's memory, and hears of no time-out",
-)
 def test_limits_hold_while_another_is_cloned() -> None:
     """A fork that runs is kept to its memory while its parent, whose workspace is full of files, is forked again."""
     with cloche.Sandbox(memory="64m", timeout=30, cpus=2) as sandbox:

@@ -30,6 +30,7 @@ STOP_PATIENCE_S, END_PATIENCE_S = 2.0, 10.0
 NAP_S = 0.0002
 ORIGIN = 0
 PROCESSES_OF_A_NODE = 2
+URGENT = ("", "kill", "pace", "interrupt", "signal")
 SYSTEM = ("/usr/", "/lib", "/opt/")  # read-only mounts, of which a shared mapping tells nobody anything
 OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
 POWERS = ("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")
@@ -46,7 +47,7 @@ class Node:
         self.init, self.parent, self.cgroup = init, parent, cgroup
         self.guest = 0
         self.ended = posix.pidfd_open(init) if hasattr(posix, "pidfd_open") and parent is not None else -1
-        self.is_frozen = self.has_lost_guest = self.is_doomed = False
+        self.is_frozen = self.has_lost_guest = self.is_doomed = self.is_settled = False
 
     def interpreter(self) -> int:
         """Return the guest's process, 0 when there is none (any more).
@@ -111,6 +112,7 @@ class Family:
     def __init__(self, watch: Watch):
         self.watch = watch
         self.nodes: dict[int, Node] = {ORIGIN: Node(watch.reaper, None, None)}
+        self.is_busy = False
         self.moves: dict[int, Move] = {}  # by the number of the clone that has no home yet
 
     def hear(self, tag: str, body: dict[str, Any]) -> None:
@@ -172,7 +174,7 @@ class Family:
     def check_memory(self, limit: int) -> None:
         """Kill the forks that use more than they may."""
         for number, node in self.nodes.items():
-            if node.parent is None or node.is_frozen or node.is_doomed:
+            if node.parent is None or node.is_frozen or node.is_doomed or not node.is_settled:
                 continue
             group = _group_of(node)
             if group is not None:
@@ -188,7 +190,7 @@ class Family:
     def exceed(self) -> bool:
         """Kill what runs in the session's own control group; False when that is the first interpreter itself."""
         for number, node in self.nodes.items():
-            if node.parent is not None and _group_of(node) is None and not node.is_frozen:
+            if node.is_settled and _group_of(node) is None and not node.is_frozen:
                 self._exceed(number, node)
         return len(self.nodes) > 1
 
@@ -251,17 +253,19 @@ class Family:
                 if not clone["is_reserve"]:
                     errands.append(rehouse(self.watch.spec, body["steps"], guest, pid))
             while errands:
+                self._await(errands[0])
                 mounts += errands.pop(0).finish()
             for clone in body["clones"]:
                 if clone["node"] in self.moves:
                     self.nodes[clone["node"]].cgroup = self.moves[clone["node"]].finish()
                     self.moves.pop(clone["node"])
             for clone in body["clones"]:
+                self.nodes[clone["node"]].is_settled = True
                 if not clone["is_reserve"]:
                     posix.kill(self.nodes[clone["node"]].init, SIGCONT)
         except BaseException:
             for errand in errands:
-                mounts += _outcome(errand)
+                errand.abandon()
             for pid in fresh:
                 _kill(pid)
             for clone in body["clones"]:
@@ -279,9 +283,30 @@ class Family:
         guest = node.parent.interpreter() if node.parent is not None else 0
         if not guest:
             raise FamilyError("what it was cloned from has ended")
-        mounts = rehouse(self.watch.spec, steps, guest, node.init).finish()
+        errand = rehouse(self.watch.spec, steps, guest, node.init)
+        try:
+            self._await(errand)
+        except BaseException:
+            errand.abandon()
+            raise
+        mounts = errand.finish()
         posix.kill(node.init, SIGCONT)
         return mounts
+
+    def _await(self, errand: Errand) -> None:
+        """Wait for an errand that may take its time. What others run meanwhile is looked after."""
+        self.is_busy = True
+        try:
+            self.watch.look_after_others(errand.link)
+        finally:
+            self.is_busy = False
+
+    def is_urgent(self, tag: str, body: dict[str, Any]) -> bool:
+        """Tell whether something cannot wait while a node is being cloned: signals, and the end of one that runs."""
+        if tag != "drop":
+            return tag in URGENT
+        node = self.nodes.get(body["node"])
+        return node is not None and node.parent is not None and node.is_settled and not node.is_frozen
 
     def _find(self, fresh: list[int], holds: list[str]) -> int:
         """Return the clone that holds exactly these descriptors and nothing else of its parent's; all are stopped."""
@@ -360,14 +385,6 @@ class Family:
         if node.cgroup is not None:
             node.cgroup.remove()
         self.nodes.pop(number, None)
-
-
-def _outcome(errand: Errand) -> list[int]:
-    """Return what an errand brings that nobody needs any more."""
-    try:
-        return errand.finish()
-    except OSError:
-        return []
 
 
 def _group_of(node: Node) -> Cgroup | None:

@@ -32,32 +32,42 @@ if TYPE_CHECKING:
     from .calls import Step
     from .spec import Spec
 
+SIGKILL = 9
 PLACES = {"workspace": "workspace", "tmp": "tmp", "shm": "dev/shm"}  # by register: where each is, in the parent
 
 
 class Errand:
-    """Let a process of its own do some work, while the caller goes on; `finish` must be called."""
+    """Let a process of its own do some work, while the caller goes on; `finish` must be called.
+
+    `link` can be read from when it is done.
+    """
 
     def __init__(self, work: Callable[[int], int | None]):
         """Start the work, which is given its end of a link to us, and may return a descriptor."""
-        self._link, theirs = socketpair()
+        self.link, theirs = socketpair()
         self._pid = posix.fork()
         if self._pid == 0:
-            posix.close(self._link)
+            posix.close(self.link)
             _tell(theirs, work)
         posix.close(theirs)
 
     def tell(self, tag: str, body: dict[str, Any] | None = None) -> None:
         """Send it a word; what came of it `finish` will know."""
         try:
-            wire.send(self._link, tag, body)
+            wire.send(self.link, tag, body)
         except OSError:
             pass
 
+    def abandon(self) -> None:
+        """End it where it is; what it brings nobody needs any more."""
+        posix.kill(self._pid, SIGKILL)
+        posix.close(self.link)
+        wait4(self._pid, 0)
+
     def finish(self) -> list[int]:
         """Wait until it is done, and return its descriptor, if it has one. Raises OSError with what failed."""
-        tag, body, fds = wire.receive(self._link)
-        posix.close(self._link)
+        tag, body, fds = wire.receive(self.link)
+        posix.close(self.link)
         wait4(self._pid, 0)
         if tag != "done":
             raise OSError(body.get("errno", 0), body.get("message", "the builder died"))

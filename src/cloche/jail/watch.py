@@ -37,7 +37,7 @@ ALL_NAMESPACES = (
 # The control group's namespace is entered by the reaper, once it is in the group: its root is where its maker is.
 NAMESPACES_AT_BIRTH = ALL_NAMESPACES & ~CLONE_NEWCGROUP
 TICK_S, IDLE_TICK_S = 0.02, 0.5  # how often memory is summed while something runs, and while a session waits
-SETUP_PATIENCE_S, ETIMEDOUT = 60.0, 110
+SETUP_PATIENCE_S, ETIMEDOUT, EPIPE = 60.0, 110, 32
 GO = b"g"
 FOR_THE_NEXT = ("open", "prepare", "run")  # words that are not about the run that is watched
 SIGKILL = 9
@@ -66,6 +66,7 @@ class Watch:
         self.can_go_on = False
         self.tick_s = TICK_S
         self.family: Family | None = None
+        self.later: list[tuple[str, dict[str, Any]]] = []  # what can wait until the family is at rest
 
     def start(self, plan_fd: int, private_paths: list[str]) -> Callable[[], None] | None:
         """Fork the reaper, give it its identity and limits, and let it go; returns a callable in the guest."""
@@ -166,6 +167,10 @@ class Watch:
         caller = self.helper.caller
         is_caller_here = True
         while self.ended is None and self.failed is None:
+            while self.later and not self.cause:
+                self._obey(*self.later.pop(0))
+            if self.cause:
+                break
             more = self.family.watched() if self.family is not None else ()
             ready = {fd for fd, _ in ppoll((self.link, caller, *more), self._patience_s())}
             if self.family is not None:
@@ -242,13 +247,36 @@ class Watch:
             body |= wire.unpack(fds[0])
             for fd in fds:
                 posix.close(fd)
+        if self.family is not None and self.family.is_busy and not self.family.is_urgent(tag, body):
+            self.later.append((tag, body))
+        else:
+            self._obey(tag, body)
+        return tag != ""
+
+    def _obey(self, tag: str, body: dict[str, Any]) -> None:
+        """Do what the caller says."""
         if tag == "kill" and not self.cause and body["number"] == self.number:  # not a run that is over
             self.cause = body["cause"]
         elif tag == "pace":
             self.tick_s = TICK_S if body["is_busy"] else IDLE_TICK_S
         elif tag and tag != "kill":
             self._hear_family(tag, body)
-        return tag != ""
+
+    def look_after_others(self, busy_with: int) -> None:
+        """Keep the limits, and hear what is urgent, until there is something to be heard at `busy_with`.
+
+        Raises OSError when the run was ended meanwhile, or nobody is there any more to run it for.
+        """
+        caller = self.helper.caller
+        while True:
+            ready = {fd for fd, _ in ppoll((busy_with, caller), TICK_S)}
+            if caller in ready and not self._hear_caller():
+                raise OSError(EPIPE, "the caller is gone")
+            self._check_limits()
+            if self.cause:
+                raise OSError(EPIPE, "the session was ended meanwhile")
+            if busy_with in ready:
+                return
 
     def _hear_family(self, tag: str, body: dict[str, Any]) -> None:
         """Do what is asked for a session and what was cloned from it."""

@@ -406,7 +406,8 @@ class LocalSession:
 
     def _last_verdict(self, ended: dict[str, Any]) -> Verdict:
         """Judge a cell that ended its session."""
-        return self._as_lost(decide(observed(ended)))
+        seen = observed(ended)
+        return self._as_lost(decide(dataclasses.replace(seen, cause=seen.cause or self._cause)))
 
     def _verdict_of_node(self) -> Verdict:
         """Judge a cell that ended a clone: pid 1 around it is the guest's, so the code is the guest's word."""
