@@ -8,6 +8,7 @@ from typing import Any
 Report = dict[str, Any]
 Rows = dict[str, Any]
 PLAIN, BUBBLEWRAP, COLD, WARM = "plain subprocess", "bubblewrap", "cloche, cold", "cloche, warm"
+ON_DEMAND = "cloche, on demand"
 PRELOADED = "cloche, pandas preloaded"
 CELL, FORK, ROLLBACK = "cloche, session cell", "cloche, fork(1)", "cloche, rollback"
 FIRST, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
@@ -21,6 +22,7 @@ def _p50(first: str, second: str) -> Callable[[Rows], float]:
 TARGETS: tuple[tuple[str, str, str, float, bool, Callable[[Rows], float]], ...] = (
     ("print", "rows", "cold p50 / bubblewrap p50", 1.3, False, _p50(COLD, BUBBLEWRAP)),
     ("print", "rows", "warm p50 / plain p50", 0.15, False, _p50(WARM, PLAIN)),
+    ("print", "rows", "on demand p50 / plain p50", 0.35, False, _p50(ON_DEMAND, PLAIN)),
     ("print", "rows", "warm p99 / plain p50", 0.6, False, lambda rows: rows[WARM]["p99"] / rows[PLAIN]["p50"]),
     ("print", "full_speed", "warm runs a second / plain runs a second", 2.5, True,
      lambda rows: rows[WARM]["per_second"] / rows[PLAIN]["per_second"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-OURS = {"cloche, cold", "cloche, warm", "cloche, open sandbox"}
+OURS = {"cloche, cold", "cloche, warm", "cloche, open sandbox", "cloche, on demand"}
 
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -33,6 +33,7 @@ COMMAND_S = 120.0
 PLAIN = "plain subprocess"
 BUBBLEWRAP = "bubblewrap"
 COLD, WARM, OPEN = "cloche, cold", "cloche, warm", "cloche, open sandbox"
+ON_DEMAND = "cloche, on demand"
 PRELOADED = "cloche, pandas preloaded"
 FIRST_RUN, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
 EMPTY = "interpreter, nothing imported"
@@ -85,12 +86,14 @@ class Event:
 
 
 def smallest_program(_: Setting, stack: ExitStack) -> Entrants:
-    """Enter who runs print(1): no isolation, bubblewrap, and Cloche cold, warm and in an open sandbox."""
+    """Enter who runs print(1): no isolation, bubblewrap, and Cloche cold, warm and in an open sandbox, in two ways."""
     yield plain()
     yield bubblewrap()
     yield cold()
     yield warm()
-    yield open_sandbox(stack)
+    sandbox, shown = _opened(stack)
+    yield open_sandbox(sandbox, shown)
+    yield on_demand(sandbox, shown)
 
 
 def whole_commands(setting: Setting, _: ExitStack) -> Entrants:
@@ -229,16 +232,31 @@ def library_call(name: str, call: str, code: str, expected: bytes, options: Sand
     return Contestant(name=name, call=call, take_turn=take_turn, expected=expected, prepare=prepare)
 
 
-def open_sandbox(stack: ExitStack) -> Contestant:
-    """Return a further run of one sandbox: a jail is forked on demand around its workspace."""
+def _opened(stack: ExitStack) -> tuple[cloche.Sandbox, str]:
+    """Open a sandbox, and say how."""
     # One control group serves all turns, so the default half of a processor would throttle the later ones.
     cpus = min(2, os.cpu_count() or 1)
-    sandbox = stack.enter_context(cloche.Sandbox(cpus=cpus))
+    return stack.enter_context(cloche.Sandbox(cpus=cpus)), f"cloche.Sandbox(cpus={cpus})"
+
+
+def open_sandbox(sandbox: cloche.Sandbox, shown: str) -> Contestant:
+    """Return a further run of one sandbox: a process waits for it in a jail around its workspace."""
     return Contestant(
         name=OPEN,
-        call=f"sandbox.run('print(1)') of one cloche.Sandbox(cpus={cpus})",
+        call=f"sandbox.run('print(1)') of one {shown}",
         take_turn=partial(_run, partial(sandbox.run, CODE)),
     )
+
+
+def on_demand(sandbox: cloche.Sandbox, shown: str) -> Contestant:
+    """Return a run that follows another one at once: its process is forked on demand."""
+
+    def take_turn() -> Turn:
+        sandbox.run(CODE)
+        return _run(partial(sandbox.run, CODE))
+
+    call = f"the second of two sandbox.run('print(1)') without a pause, of one {shown}"
+    return Contestant(name=ON_DEMAND, call=call, take_turn=take_turn)
 
 
 def _run(call: Callable[[], Result]) -> Turn:
