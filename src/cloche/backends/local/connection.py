@@ -47,6 +47,7 @@ class Connection:
         self._was_started = self._is_lost = False
         self._number = 0
         self._started_at = self._timeout_s = 0.0
+        self._end: asyncio.Future[dict[str, Any]] | None = None  # of the run that was sent last
         self._questions = 0
         self._is_attended = False
         self._answers: dict[int, asyncio.Future[list[int]]] = {}
@@ -129,7 +130,7 @@ class Connection:
 
     def _send_to_door(self, door: Door, run: Run, streams: Sequence[int], *, rebuilds: bool) -> None:
         """Send the guest its orders, and tell the helper to keep the clock."""
-        self._was_started = False
+        self._was_started, self._end = False, None
         self._number, self._started_at, self._timeout_s = next(_numbers), 0.0, run.timeout_s
         steps = compile_files(self._spec, run) if run.has_files else []
         told = {"number": self._number, "timeout_s": run.timeout_s, "is_last": False}
@@ -142,7 +143,7 @@ class Connection:
         self._checked(talk)
 
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
-        self._was_started = False
+        self._was_started, self._end = False, None
         self._number = next(_numbers)
         files = wire.pack({"steps": compile_files(self._spec, run)}) if run.has_files else -1
         body = {"number": self._number, "timeout_s": run.timeout_s, "has_files": run.has_files}
@@ -156,13 +157,17 @@ class Connection:
     async def attend(self, on_word: OnWord) -> dict[str, Any]:
         """Wait for the end of the run that was sent; every earlier word goes to `on_word`.
 
+        Who was cancelled while waiting may wait again, and does not miss the end if it came meanwhile.
         Raises StartFailed when the sandbox could not be set up, OutcomeUnknown when the helper is gone although the
         code had been started.
         """
         loop = asyncio.get_running_loop()
-        end: asyncio.Future[dict[str, Any]] = loop.create_future()
+        end = self._end
+        if end is not None and end.done() and not end.cancelled():
+            return end.result()
         if self._link is None:
             raise self._loss()
+        end = self._end = loop.create_future()
         door = self._slot.door if self._slot is not None else None
         if door is not None:
             loop.add_reader(door.fileno(), self._listen_at, door, end, on_word)

@@ -314,15 +314,14 @@ class LocalOpenSandbox:
             elif tag == "started" and (run.commands or run.python):
                 sink(Started(plan=tuple(plan)))
 
-        attending = asyncio.ensure_future(connection.attend(hear))
         try:
-            ended = await asyncio.shield(attending)
+            ended = await connection.attend(hear)
             self._is_over = self._is_last and self._spec.level == "jail"
             return ended
         except asyncio.CancelledError:
             connection.kill(KillCause.CANCELLED)
             with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more
-                await finish(attending)
+                await finish(connection.attend(hear))
             raise
         except StartFailed as error:
             if error.step == "files":
