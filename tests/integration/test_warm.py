@@ -233,6 +233,23 @@ def test_cancelled_again_and_again() -> None:
     assert not pool_for(Policy(), measure_host())._busy
 
 
+def test_what_was_cancelled_never_runs_later() -> None:
+    """An order that nobody has read when its run is cancelled is no later guest's."""
+
+    async def cancel_at_any_time() -> None:
+        draw = random.Random(11)
+        for number in range(80):
+            stale = [asyncio.ensure_future(cloche.arun("print('stale')")) for _ in range(draw.choice([1, 3]))]
+            await asyncio.sleep(draw.random() * 0.006)
+            for task in stale:
+                task.cancel()
+            await asyncio.gather(*stale, return_exceptions=True)
+            assert (await cloche.arun(f"print({number})")).stdout == f"{number}\n"
+
+    run_pooled("1")
+    asyncio.run(cancel_at_any_time())
+
+
 def test_a_slot_s_group_is_its_own() -> None:
     """A sandbox that is built ahead leaves the description of the one that it was copied from alone."""
     run_pooled("1")

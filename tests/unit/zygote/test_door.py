@@ -37,7 +37,7 @@ def test_an_order_reaches_who_waits(door: Door) -> None:
     reading, writing = os.pipe()
     door.order({"order": {"env": {}}, "steps": []}, [writing])
     tag, body, fds = wire.receive(door.other_end)
-    assert (tag, body) == ("order", {"order": {"env": {}}, "steps": []})
+    assert (tag, body) == ("order", {"order": {"env": {}}, "steps": [], "generation": door.generation})
     os.write(fds[0], b"hello")
     assert os.read(reading, 5) == b"hello"
     for fd in (reading, writing, *fds):
@@ -48,7 +48,7 @@ def test_a_large_order_comes_whole(door: Door) -> None:
     """What is too large for a message comes in a memory file."""
     order = {"order": {"env": {"LONG": "x" * 3_000_000}}, "steps": []}
     door.order(order, [])
-    assert wire.receive(door.other_end) == ("order", order, [])
+    assert wire.receive(door.other_end) == ("order", {**order, "generation": door.generation}, [])
 
 
 def test_a_guest_that_waits_brings_its_workspace(door: Door) -> None:
