@@ -52,9 +52,10 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return what it returns."""
     loop = _borrow()
     try:
-        task = loop.create_task(coroutine)
-        interrupt = _Interrupt(loop, task)
+        interrupt = _Interrupt(loop)
         try:
+            task: asyncio.Task[T] = loop.create_task(coroutine)
+            interrupt.task = task
             return _run_to_end(loop, task)
         finally:
             interrupt.stop()
@@ -76,8 +77,9 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
 class _Interrupt:
     """Turn Ctrl-C in the main thread into the end of a task, to be raised once it has ended."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]):
-        self._loop, self._task = loop, task
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self.task: asyncio.Task[Any] | None = None
         self._came = False
         self._before: Any = None
         if threading.current_thread() is threading.main_thread():
@@ -89,7 +91,11 @@ class _Interrupt:
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         if not self._came:
             self._came = True
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
     def stop(self) -> None:
         """Put the handler back. Raises KeyboardInterrupt if the signal came."""
@@ -108,7 +114,7 @@ def _borrow() -> asyncio.AbstractEventLoop:
 
 def _give_back(loop: asyncio.AbstractEventLoop) -> None:
     with _lock:
-        if len(_kept) < MOST_KEPT:
+        if len(_kept) < MOST_KEPT and not asyncio.all_tasks(loop):  # what is left over must not run with the next
             _kept.append(loop)
             return
     loop.close()
