@@ -38,7 +38,7 @@ built_in_paths = 0  # how many entries of `sys.path` are there whether they exis
 of_template: dict[str, ModuleType] = {}
 libraries_of_template = 0
 _FIRST_LIBRARY_AT, _NEXT_LIBRARY_AT = 8, 24  # in the loader's `struct r_debug` and `struct link_map`
-OLD_IN_A_ROW = 16  # so many modules of the template's, one after the other, and all before them are its too
+OLD_IN_A_ROW = 6  # so many modules of the template's, one after the other, and all before them are its too
 FILE_INPUT, _EVAL_INPUT = 257, 258  # CPython's start symbols
 # The flags that `-I -S` set, and what they are without it.
 _PLAIN_FLAGS = {"isolated": 0, "ignore_environment": 0, "no_user_site": 0, "no_site": 0, "safe_path": False}
@@ -95,10 +95,11 @@ def session() -> ModuleType:
 def settle(settings: dict[str, Any], env: dict[str, str]) -> None:
     """Take the environment, the streams, the import path and random numbers of one's own."""
     take_over(env)
-    _settle_paths(settings)
+    settle_paths(settings)
 
 
-def _settle_paths(settings: dict[str, Any]) -> None:
+def settle_paths(settings: dict[str, Any]) -> None:
+    """Take the import path, and random numbers, unless that was done ahead; and forget the `__main__` before."""
     if warming is not None:
         folders = paths_ahead
         if folders is None:
@@ -121,7 +122,7 @@ def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
 def _run_script(settings: dict[str, Any], path: str, value_fd: int) -> int:
     """Run the script and return the exit code; nothing of it is held here afterwards."""
     try:
-        _settle_paths(settings)
+        settle_paths(settings)
         sys.argv = [path, *settings["argv"]]
         pipe = os.fstat(value_fd).st_ino if value_fd >= 0 else 0
         namespace = main_module(path).__dict__
@@ -184,9 +185,15 @@ def finish(code: int, folder: str) -> None:
     if "atexit" in sys.modules:
         sys.modules["atexit"]._run_exitfuncs()
     unflushed = flush()
+    has_libraries = let_go(folder)
+    _leave(unflushed or flush() or code, has_libraries=has_libraries)
+
+
+def let_go(folder: str) -> bool:
+    """Let the script's own modules go; return whether C libraries may have buffers or exit functions of their own."""
     loaded = _loaded_here()
     has_libraries = _has_libraries(loaded)
-    left = _let_go(loaded, folder)
+    left = _take_out(loaded, folder)
     del loaded  # else what a script's module holds would not be garbage
     _flush_files()
     gc.collect()
@@ -195,7 +202,7 @@ def finish(code: int, folder: str) -> None:
         if module is not None:
             _clear(vars(module))
     gc.collect()
-    _leave(unflushed or flush() or code, has_libraries=has_libraries)
+    return has_libraries
 
 
 def _flush_files() -> None:
@@ -208,7 +215,7 @@ def _flush_files() -> None:
                 pass  # it is closed, or its other end is
 
 
-def _let_go(loaded: list[tuple[str, ModuleType]], folder: str) -> list[Any]:
+def _take_out(loaded: list[tuple[str, ModuleType]], folder: str) -> list[Any]:
     """Take the script's modules out of the table of modules; return weak references to them."""
     found = []
     for name, module in loaded:
@@ -294,11 +301,15 @@ def _exit_code(code: object) -> int:
 
 def _execute(path: str, namespace: dict[str, Any]) -> Any:
     """Run a script and return the value of its last statement when that is an expression."""
-    with open(path, "rb") as file:
-        source = file.read()
-    body, last = _compile(source, path)
+    body, last = _compile(read_source(path), path)
     exec(body, namespace)
     return eval(last, namespace) if last is not None else None
+
+
+def read_source(path: str) -> bytes:
+    """Return a script's bytes."""
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _compile(source: bytes, path: str) -> tuple[CodeType, CodeType | None]:

@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from typing import Any
 
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# What a template does with a module once, so that its children find it set up.
+# What a template does with a module once, so that its children find it set up; and they too, as they wait.
 _FIRST_USES = {
     "numpy": "import numpy; str(numpy.arange(3.0) @ numpy.arange(3.0))",
     "pandas": "import pandas; str(pandas.DataFrame({'a': [1, 2], 'b': [0.5, 1.5], 'c': ['x', 'y']}).describe())",
     "matplotlib": "import matplotlib; matplotlib.use('agg')",
-    "traceback": "import traceback; traceback.format_exception(ValueError('x'))",
 }
+_NOWHERE = "/dev/null/main.py"
+_OFTEN = 20  # CPython rewrites code that runs often: better here, once, than in the memory of each child
 
 _uses: list[CodeType] = []  # of what is preloaded
-_usual_environment: dict[str, str] = {}
 
 
 def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     """Become, in a template, what a plain interpreter is after its start; load `settings["preload"]`, and use it once.
 
     Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
-    for packages of the user there, and must not find the caller's. `env` is what most runs are given.
+    for packages of the user there, and must not find the caller's. `env` is what most runs are given, `shown` the
+    folders that all of them see as they are here.
     """
-    _usual_environment.update(settings["env"])
     os.environ["HOME"] = settings["home"]
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # numpy's libraries would start threads
     oneshot.prepare()
@@ -49,11 +49,16 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {error}"
     compile("1", "", "exec", oneshot.ONLY_AST)
-    oneshot.compile_source(b"1\n", "<warm up>", oneshot.FILE_INPUT, 0)
-    os.environ.clear()
-    sys.path_importer_cache.clear()
+    traceback = sys.modules.get("traceback")
+    if traceback is not None:
+        traceback.format_exception(ValueError("x"))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # what loading said is no guest's output
+    paths = sys.path[:]
+    sys.path[:] = [path for path in paths if any(f"{path}/".startswith(f"{one}/") for one in settings["shown"])]
+    sys.path_importer_cache.clear()  # what lies elsewhere is nothing for children to remember
+    _take_over(settings["env"])
+    sys.path[:] = paths
     oneshot.telling = telling
     oneshot.warming = sys.modules[__name__]
     oneshot.of_template.update(sys.modules)
@@ -61,13 +66,36 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     return {"failed": failed}
 
 
+def _take_over(env: dict[str, str]) -> None:
+    """Take the environment and streams that the children will have, and rehearse until that leaves nothing to learn.
+
+    Standard input is a file and the others are pipes, as a run's will be, so that the streams which are made here
+    serve the run, too.
+    """
+    import _frozen_importlib_external
+
+    kept = [os.dup(number) for number in range(3)]
+    null = os.open(os.devnull, os.O_RDWR)
+    reading, writing = os.pipe()
+    try:
+        for number, fd in enumerate((null, writing, writing)):
+            os.dup2(fd, number)
+        oneshot.take_over(env)
+        _frozen_importlib_external.PathFinder.find_spec("cloche_rehearses")
+        for _ in range(_OFTEN):
+            _go_through()
+    finally:
+        for number, fd in enumerate(kept):
+            os.dup2(fd, number)
+        for fd in (*kept, null, reading, writing):
+            os.close(fd)
+
+
 def rehearse() -> None:
     """Go through a run of nothing while nothing waits: what it touches is then this process's own, and at hand.
 
-    Standard input is a file and the others are pipes, as they will be, so the streams made here serve the run too;
-    so do the environment, which is most often the usual one, the import path, and random numbers of one's own.
+    The import path, and random numbers of one's own, serve the run too.
     """
-    oneshot.take_over(_usual_environment)
     oneshot.paths_ahead = oneshot.visible_paths()
     oneshot.reseed()
     for use in _uses:
@@ -76,16 +104,21 @@ def rehearse() -> None:
         except Exception:  # it worked in the template; a run that uses it will say itself what is wrong here
             _uses.clear()
             break
+    _go_through()
+    gc.freeze()
+
+
+def _go_through() -> None:
+    """Do what a run does from its orders to its end, but for leaving."""
+    oneshot.settle_paths({"path": _NOWHERE, "extra_paths": [], "customizes": False})
+    sys.argv = [_NOWHERE]
+    oneshot.main_module(_NOWHERE)
+    oneshot.read_source(os.devnull)
     source = b"import sys\nprint(len(sys.path), file=sys.stdout)"
     body, last = oneshot.compile_at_last_line(source, "<rehearsal>") or ("", "")
     namespace: dict[str, Any] = {}
     exec(body, namespace)
     eval(last, namespace)
     oneshot.flush()
-    oneshot.main_module("")
     del sys.modules["__main__"]
-    import _frozen_importlib_external
-
-    _frozen_importlib_external.PathFinder.find_spec("cloche_rehearses")
-    gc.collect()
-    gc.freeze()
+    oneshot.let_go(_NOWHERE)

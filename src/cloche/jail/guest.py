@@ -6,7 +6,7 @@ import posix
 import sys
 from time import monotonic
 
-from . import wire
+from . import slate, wire
 from .calls import StepFailed, perform, perform_calls
 from .spec import Building, Order
 from .syscalls import call, clone, close_range, ppoll, recvmsg
@@ -25,7 +25,16 @@ GO, EBUSY = b"g", 16
 PLACES = ("workspace", "tmp", "shm")  # the registers in which a nursed guest has its own places …
 NAMESPACE = "namespace"  # … the one that keeps its mount namespace, to be taken down when nobody waits for it …
 KEPT, LENT = "kept", "lent"  # … and further mounts of a workspace that is kept: for the next guest, for the caller
+kept: list[object] = []  # what no guest shall take apart on its way out of the helper: it would copy its memory first
+notify: Any = None  # our module of that name, once it is needed
 FILTER: Step = ("seccomp", "filter system calls", [])
+
+
+class Nursed:
+    """Hold what a nursery gives its guest: the building, which it has read; door and slate; and how to say `ready`."""
+
+    def __init__(self, building: Building, door: int, file: int, ready: dict[str, Any]):
+        self.building, self.door, self.file, self.ready = building, door, file, ready
 
 
 class Guest:
@@ -37,43 +46,38 @@ class Guest:
         index: int,
         go: int,
         asking: int,
-        building: Building | None = None,
-        door: int = -1,
-        ready: dict[str, Any] | None = None,
+        nursed: Nursed | None = None,
     ):
-        """Take what the parent knows. A nursery gives `building`, which it has read, and what to say at the `door`."""
+        """Take what the parent knows."""
         self.spec, self.link, self.registers = parent.spec, parent.link, dict(parent.registers)
         self.plan_fd, self.load_interpreter = parent.plan_fd, parent.load_interpreter
-        self.index, self.go, self.asking, self.building = index, go, asking, building
+        self.index, self.go, self.asking, self.nursed = index, go, asking, nursed
         self.interpreter: Any = None
-        self.forgotten: list[object] = []
-        self.door, self.ready = door, ready or {}
+        self.forgotten: list[Any] = []
 
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
         try:
-            is_nursed = self.building is not None
-            building = self.building or Building(**wire.unpack(self.plan_fd))
+            nursed = self.nursed
+            building = nursed.building if nursed is not None else Building(**wire.unpack(self.plan_fd))
             self._get_ready()
             if self.go >= 0 and self.index == 0 and posix.read(self.go, 1) != GO:  # nobody gives us an identity
                 posix._exit(1)
             perform(building.first if self.index == 0 else building.later, self.registers)
-            if is_nursed:
+            if nursed is not None:
                 kept = [self.registers[KEPT]] if KEPT in self.registers else []
                 wire.send(self.asking, "made", fds=[*(self.registers[name] for name in (*PLACES, NAMESPACE)), *kept])
             else:
                 self._await("built")
             perform(building.late, self.registers)
-            self._filter_system_calls(building.seccomp, must_ask=is_nursed)
-            if is_nursed:
-                wire.send(self.door, "ready", self.ready, self._for_caller())
-            if self.interpreter is not None and not ppoll((self.door if is_nursed else self.asking,), 0.0):
+            self._filter_system_calls(building.seccomp, must_ask=nursed is not None)
+            if nursed is not None:
+                wire.send(nursed.door, "ready", nursed.ready, self._for_caller())
+            if self.interpreter is not None and not ppoll((nursed.door if nursed is not None else self.asking,), 0.0):
                 self._rehearse()
-            if is_nursed and self.interpreter is not None:
-                self._forget_helper()
-            order, fds = self._take_order()
-            if self.index == 0:
-                self._say_that_it_starts()
+            order, fds = self._take_order(nursed)
+            if nursed is None and self.index == 0:
+                wire.send(self.link, "started", {"at": monotonic()})  # after which we may be killed at any time
         except StepFailed as error:
             kept = [self.registers[name] for name in (LENT, KEPT) if name in self.registers]
             tell_failure(self.link, error, tuple(kept[:1]))
@@ -114,13 +118,6 @@ class Guest:
         posix.close(reading)
         posix.close(writing)
 
-    def _forget_helper(self) -> None:
-        """Let the interpreter find no module of ours any more; they stay, for letting them go takes time."""
-        self.interpreter.archive = next((finder for finder in sys.meta_path if hasattr(finder, "codes")), None)
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "codes")]  # our archive's mark
-        ours = [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]
-        self.forgotten += [sys.modules.pop(name) for name in ours]
-
     def _await(self, expected: str) -> tuple[dict[str, Any], list[int]]:
         tag, body, fds = wire.receive(self.asking)
         if tag != expected:  # the reaper is gone, and so must we be
@@ -130,10 +127,8 @@ class Guest:
     def _filter_system_calls(self, program: bytes | None, *, must_ask: bool) -> None:
         if program is None:
             return
-        from . import notify
-
         try:
-            listener = notify.install(program)
+            listener = load_notify().install(program)
             if must_ask and listener < 0:
                 raise OSError(EBUSY, "somebody outside listens already, so nobody would hear of a socket")
         except OSError as error:
@@ -142,37 +137,38 @@ class Guest:
             wire.send(self.asking, "listener", fds=[listener])
             posix.close(listener)
 
-    def _take_order(self) -> tuple[Order, list[int]]:
+    def _take_order(self, nursed: Nursed | None) -> tuple[Order, list[int]]:
         """Wait for orders; return them and the streams: standard input, output, error, and the value's pipe.
 
         A reaper has written the input files by then; a nursery, which is somebody else, leaves that to us, and to hear
         the orders of the caller itself.
         """
-        if self.door >= 0:
-            return self._take_order_at_door()
+        if nursed is not None:
+            return self._take_order_at_door(nursed)
         _, (packed, *fds) = self._await("order")
         return Order(**wire.unpack(packed)), fds
 
-    def _take_order_at_door(self) -> tuple[Order, list[int]]:
-        """Wait for orders that are meant for this nursery: one that was killed may not have read its own."""
+    def _take_order_at_door(self, nursed: Nursed) -> tuple[Order, list[int]]:
+        """Wait for orders that are meant for this nursery: one that was killed may not have read its own.
+
+        Who is to hear at once that the program starts is told; everybody else can read it.
+        """
+        generation = nursed.ready["generation"]
         while True:
-            tag, body, fds = wire.receive(self.door)
+            tag, body, fds = wire.receive(nursed.door)
             if tag != "order":  # nobody needs us
                 posix._exit(1)
-            if body["generation"] == self.ready["generation"]:
+            if body["generation"] == generation:
                 break
             for fd in fds:
                 posix.close(fd)
-        wire.send(self.asking, "taken")
+        number = body["number"]
+        wire.send(self.asking, "taken", {"number": number})
         perform(body["steps"], self.registers)
+        slate.note_start(nursed.file, number, monotonic())
+        if body["is_awaited"]:
+            wire.send(nursed.door, "started", {"number": number, "generation": generation})
         return Order(**body["order"]), fds
-
-    def _say_that_it_starts(self) -> None:
-        """Tell the caller by the door; and start the helper's clock, after which we may be killed at any time."""
-        now = {"at": monotonic()}
-        if self.door >= 0:
-            wire.send(self.door, "started", {**now, "generation": self.ready["generation"]})
-        wire.send(self.link, "started", now)
 
     def _take_streams(self, fds: list[int], *, is_compiling: bool) -> None:
         posix.umask(0o022)
@@ -206,9 +202,27 @@ class Guest:
             powers = order.python.pop("powers")
             module.give_up = lambda: perform_calls(powers)
             run = module.serve
-        if not self.forgotten:
-            self._forget_helper()
+        if self.nursed is None:
+            self.forgotten = forget_helper(self.interpreter)
         run(order.python, order.env, value_fd)
+
+
+def load_notify() -> Any:  # noqa: ANN401 - a module
+    """Return the module that installs and answers filters, which many a start can do without."""
+    global notify
+    if notify is None:
+        from . import notify as module
+
+        notify = module
+    return notify
+
+
+def forget_helper(interpreter: Any) -> list[Any]:  # noqa: ANN401 - a module
+    """Let the interpreter find no module of ours any more; return them to be kept, for letting them go takes time."""
+    interpreter.archive = next((finder for finder in sys.meta_path if hasattr(finder, "codes")), None)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "codes")]  # our archive's mark
+    ours = [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]
+    return [sys.modules.pop(name) for name in ours]
 
 
 def _out_of_the_way(fd: int) -> int:

@@ -2,7 +2,8 @@
 
 It holds one end of a socket whose other end is the caller's. End of file there, however it comes about, means that
 the caller is gone: everything is killed and removed. It enforces the time-out and sums the memory, and it is the
-only one that says why it killed. It knows nothing of the caller but what the spec says.
+only one that says why it killed. It knows nothing of the caller but what the spec says. Of runs in
+a nursery that are soon over it need not hear: see `slate`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import gc
 import posix
 
-from . import identity, wire
+from . import identity, slate, wire
 from .cgroups import Cgroup
 from .spec import Spec
-from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, prctl
+from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, ppoll, prctl
 from .watch import Watch, failure
 
 TYPE_CHECKING = False
@@ -61,29 +62,30 @@ class Helper:
         self.is_open = False
         self.watch: Watch | None = None
         self.failed: dict[str, Any] | None = None
-        self.plan_fd = self.door = -1
+        self.plan_fd = self.door = self.slate = self.timer = -1
         self.generation = 0
+        self.concluded = 0  # the number of the run that was reported last
         self.early: list[tuple[str, dict[str, Any], list[int]]] = []  # what came before its time
         self.has_run = False
         self.prepared: dict[str, Any] = {}
 
     def serve(self) -> Callable[[], None] | None:
         while True:
-            tag, body, fds = self.early.pop(0) if self.early else wire.receive(self.caller)
+            tag, body, fds = self._next_word()
             guest = None
             if tag == "open":
                 self.spec = Spec(**wire.unpack(fds[0]))
                 self._take_claim(fds)
             elif tag == "prepare":
                 self.keep_workspace(fds.pop() if body["has_workspace"] else -1)
-                self._change_door(fds.pop() if body["is_nursing"] else -1, body["generation"])
-                guest = self._prepare(body, fds.pop())
-            elif tag == "run":
-                self._run(body, fds)
+                self._change_door(fds[1:], body["generation"])
+                guest = self._prepare(body, fds[0])
                 fds = []
-                if body["rebuilds"] and self.watch is None:
-                    self.generation += 1
-                    guest = self._prepare(self.prepared, self.plan_fd)
+            elif tag in ("run", "clock", "kill", "over"):
+                run = body if tag == "run" else self._ordered(tag, body)
+                if run is not None:
+                    guest = self._serve_run(run, fds)
+                    fds, body = [], run
             if guest is not None:
                 return guest
             for fd in fds:
@@ -91,6 +93,40 @@ class Helper:
             if tag == "" or body.get("is_last"):
                 self._clear_up()
                 posix._exit(0)
+
+    def _next_word(self) -> tuple[str, dict[str, Any], list[int]]:
+        """Return what the caller says; or "clock" when the timer of a slate has gone off."""
+        while not self.early:
+            ready = {fd for fd, _ in ppoll((self.caller, *((self.timer,) if self.timer >= 0 else ())), None)}
+            if self.caller in ready:
+                return wire.receive(self.caller)
+            if ready:
+                slate.unwind(self.timer)
+                return "clock", {}, []
+        return self.early.pop(0)
+
+    def _ordered(self, tag: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what there is to do about the run on the slate, None when there is nothing (more).
+
+        The timer asks for nothing where it is over; nor do words about another run than that.
+        """
+        if self.slate < 0:
+            return None
+        state = slate.State(self.slate)
+        is_meant = state.ended != state.ordered if tag == "clock" else state.ordered == body["number"]
+        if state.ordered <= self.concluded or not is_meant:
+            return None
+        run: dict[str, Any] = {"number": state.ordered, "timeout_s": state.timeout_s, "rebuilds": state.rebuilds}
+        run |= {"again": True, "is_last": False, "cause": body["cause"] if tag == "kill" else ""}
+        return run | {"ended": body["ended"] if tag == "over" else None}
+
+    def _serve_run(self, body: dict[str, Any], fds: list[int]) -> Callable[[], None] | None:
+        """See a run to its end, and build anew where that is wanted; returns a callable in a guest."""
+        self._run(body, fds)
+        if body["rebuilds"] and self.watch is None:
+            self.generation += 1
+            return self._prepare(self.prepared, self.plan_fd)
+        return None
 
     def _prepare(self, body: dict[str, Any], plan_fd: int) -> Callable[[], None] | None:
         """Start to build; an error of ours is kept and reported when the run comes that this was for."""
@@ -114,7 +150,10 @@ class Helper:
         return None
 
     def _run(self, body: dict[str, Any], fds: list[int]) -> None:
-        """Run once in what was prepared, and report. A fault of ours must neither free the guest nor go unsaid."""
+        """Watch over a run in what was prepared, and report it, unless the caller has yet to speak of its end.
+
+        A fault of ours must neither free the guest nor go unsaid.
+        """
         watch, self.watch = self.watch, None
         self.has_run = True
         try:
@@ -125,25 +164,32 @@ class Helper:
         for fd in fds:  # before anything else is forked: nobody but this run's guest may hold them
             posix.close(fd)
         if watch is None:
+            self.concluded = body["number"]
             self.tell_failure(self.failed or failure("nothing was prepared to run in", "helper"))
             return
         try:
             watch.attend()
         except Exception as error:
+            self.concluded = body["number"]
             watch.kill()
             self.tell("lost", failure(f"{type(error).__name__}: {error}", "helper"))
             return
+        if watch.is_undecided:
+            self.early.append(("clock", {}, []))  # it may have gone off for the next run
+        else:
+            self.concluded = body["number"]
         if watch.can_go_on and body["again"]:
-            watch.renew()
             self.watch = watch
         else:
             watch.kill()
 
-    def _change_door(self, fd: int, generation: int) -> None:
-        """Hold the socket on which guests of a nursery take their orders from the caller; -1 for none."""
-        if self.door >= 0:
-            posix.close(self.door)
-        self.door, self.generation = fd, generation
+    def _change_door(self, ends: list[int], generation: int) -> None:
+        """Hold the socket on which guests of a nursery take their orders, and their slate; nothing for no nursery."""
+        for one in (self.door, self.slate, self.timer):
+            if one >= 0:
+                posix.close(one)
+        self.door, self.slate, self.timer = ends or (-1, -1, -1)
+        self.generation = generation
 
     def claim_keeper(self) -> int:
         """Return a second outside id, for the process that keeps a jail between its guests."""

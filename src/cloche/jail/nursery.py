@@ -12,8 +12,8 @@ nursery ends with its guest.
 
 A guest takes its orders from the caller itself, at the *door*: a socket whose inner end this process keeps, for each
 guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake up. By
-the door this process also says to the caller that a guest is ready, and how it ended; the helper hears of the end, too,
-and keeps the clock meanwhile.
+the door this process also says to the caller that a guest is ready, and how it ended. The helper sleeps meanwhile,
+unless a run takes long: see `slate`.
 
 A nursery may serve one sandbox alone, for all its runs: then what is new for every guest is all the above but
 /workspace, of which each guest hands a mount on to the next.
@@ -24,8 +24,8 @@ from __future__ import annotations
 import posix
 from time import monotonic
 
-from . import wire
-from .guest import PLACES, Guest
+from . import slate, tree, wire
+from .guest import PLACES, Guest, Nursed, forget_helper, kept, load_notify
 from .reaper import Attendance, Parent
 from .spec import Building
 from .syscalls import CLONE_NEWCGROUP, unshare
@@ -39,29 +39,40 @@ TICKET = "ticket"  # the register of the mount that a guest attaches as its work
 
 
 class Nursery(Parent):
-    """Be pid 1 for one guest after the other. The helper hears on `link` of each end."""
+    """Be pid 1 for one guest after the other. The helper hears on `link` of what fails."""
 
-    def live(self, door: int, said: dict[str, Any]) -> Callable[[], None]:
-        """Do everything; returns only in a guest, with what it must call. All that goes to the door says `said`."""
+    def live(self, door: int, file: int, said: dict[str, Any]) -> Callable[[], None]:
+        """Do everything; returns only in a guest, with what it must call. All that goes to the door says `said`.
+
+        `file` is that of the slate.
+        """
         posix.close(self.go)  # our guests are forked when we have our identity
         private = self.await_go()
         unshare(CLONE_NEWCGROUP)
         building = Building(**wire.unpack(self.plan_fd))
         ready = {**said, "seconds": self.build(building, private)}
+        self._forget_helper()
         while True:
             attendance = Attendance(self.spec)
             pid = posix.fork()
             if pid == 0:
-                return Guest(self, 0, -1, attendance.leave(), building, door, ready).become
+                kept.extend((attendance, private))
+                return Guest(self, 0, -1, attendance.leave(), Nursed(building, door, file, ready)).become
             attendance.leave_to_guest()
             ended, namespace = self._raise(pid, attendance)
             building.first = building.later or building.first
+            slate.note_end(file, ended["number"])
             wire.send(door, "ended", ended | said)
-            wire.send(self.link, "ended", ended)
             if ended["is_worn"]:
                 posix._exit(0)
             attendance.close()
             posix.close(namespace)
+
+    def _forget_helper(self) -> None:
+        """Forget, once for all guests, where modules of ours come from; whatever will be needed is here by now."""
+        load_notify()
+        if self.load_interpreter is not None:
+            self.forgotten = forget_helper(self.load_interpreter())
 
     def _raise(self, pid: int, attendance: Attendance) -> tuple[dict[str, Any], int]:
         """See one guest to its end; return what there is to tell of it, and its mount namespace."""
@@ -72,9 +83,15 @@ class Nursery(Parent):
         if ticket:
             self._keep(ticket[0])
         status = attendance.wait_for(pid)
-        if not attendance.has_taken_order():  # it failed, or was killed while it waited
+        number = attendance.taken_order()
+        if not number:  # it failed, or was killed while it waited
             posix._exit(1)
-        ended = {"wait_status": status, "tasks": _count_tasks() if status else 0, "full": _count_full(places)}
+        ended = {
+            "number": number,
+            "wait_status": status,
+            "tasks": _count_tasks() if status else 0,
+            "full": _count_full(places),
+        }
         for fd in places:
             posix.close(fd)
         attendance.end_everybody()
@@ -94,6 +111,4 @@ def _count_full(places: list[int]) -> int:
 
 
 def _count_tasks() -> int:
-    from . import tree
-
     return tree.count_tasks([int(name) for name in posix.listdir("/proc") if name.isdigit()])

@@ -15,7 +15,7 @@ import posix
 
 from . import wire
 from .calls import StepFailed, perform
-from .guest import Guest, tell_failure
+from .guest import Guest, load_notify, tell_failure
 from .spec import Building, Order
 from .syscalls import CLONE_NEWCGROUP, WNOHANG, ppoll, socketpair, unshare, wait4
 
@@ -250,9 +250,7 @@ class Attendance:
                 elif fd == self.ours:
                     self._hear_guest()
                 elif event & POLLIN:
-                    from . import notify
-
-                    asked_for_socket = notify.answer(fd, self.own_places, self.may_fork)
+                    asked_for_socket = load_notify().answer(fd, self.own_places, self.may_fork)
                     self.has_used_network = asked_for_socket or self.has_used_network
                 else:  # the last process behind this filter is gone
                     self.watched.remove(fd)
@@ -265,14 +263,14 @@ class Attendance:
         if not tag or self.theirs < 0:  # a nursed guest has let go of its end, or has nothing to say that is urgent
             self.watched.remove(self.ours)
 
-    def has_taken_order(self) -> bool:
-        """Tell whether the guest, which has ended, had been given a program: its last word."""
-        tag = "listener"
+    def taken_order(self) -> int:
+        """Return the number of the run that the guest, which has ended, had taken orders for, 0 if it took none."""
+        tag, body = "listener", {"number": 0}
         while tag == "listener":
-            tag, _, listeners = wire.receive(self.ours)
+            tag, body, listeners = wire.receive(self.ours)
             for fd in listeners:
                 posix.close(fd)
-        return tag == "taken"
+        return body["number"] if tag == "taken" else 0
 
     def _take_dead(self, pid: int) -> int | None:
         """Take every dead child; return the wait status of `pid` when it is among them."""

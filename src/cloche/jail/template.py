@@ -13,6 +13,7 @@ import posix
 
 from . import wire
 from .cgroups import Cgroup
+from .guest import kept
 from .helper import Helper
 from .syscalls import PR_SET_DUMPABLE, prctl
 
@@ -52,6 +53,7 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[], Any])
             _signal.signal(SIGCHLD, _signal.SIG_DFL)
             cgroup = Cgroup(body["version"], body["folders"]) if body["folders"] else None
             wire.send(fds[0], "here", {"pid": posix.getpid()})
+            kept.extend((said, settings, body, fds, cgroup, interpreter))
             return Helper(fds[0], cgroup, lambda: interpreter).serve()
         for one in fds:
             posix.close(one)

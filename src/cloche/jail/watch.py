@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix
 from time import monotonic
 
-from . import identity, wire
+from . import identity, slate, wire
 from .reaper import Reaper
 from .syscalls import (
     CLONE_NEWCGROUP,
@@ -55,6 +55,7 @@ class Watch:
         self.deadline = 0.0
         self.setup_deadline = monotonic() + SETUP_PATIENCE_S
         self.ended: dict[str, Any] | None = None
+        self.said_ended: dict[str, Any] | None = None  # by the caller, which heard it of a nursery
         self.failed: dict[str, Any] | None = None
         self.peak_bytes = 0
         self.peak_tasks = 0
@@ -62,8 +63,9 @@ class Watch:
         self.before: dict[str, int] = {}
         self.pids_before = 0
         self.is_nursing, self.generation = is_nursing, helper.generation
+        self.timers = (helper.timer,) if is_nursing else ()
         self.number = 0
-        self.can_go_on = False
+        self.can_go_on = self.is_undecided = False
         self.tick_s = TICK_S
         self.family: Family | None = None
         self.later: list[tuple[str, dict[str, Any]]] = []  # what can wait until the family is at rest
@@ -116,11 +118,13 @@ class Watch:
                 helper.cgroup.enter()
             ends = {"plan_fd": plan_fd, "link": self._reaper_link, "go": waiting}
             if self.is_nursing:
+                from .guest import kept
                 from .nursery import Nursery
 
                 said = {"generation": self.generation}
                 nursery = Nursery(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
-                return nursery.live(helper.door, said)
+                kept.extend((helper, self, nursery, ends, said))
+                return nursery.live(helper.door, helper.slate, said)
             reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
             return reaper.live(must_wait_first=in_version_2)
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
@@ -154,7 +158,11 @@ class Watch:
     def order(self, body: dict[str, Any], fds: list[int]) -> None:
         """Hand the reaper the orders of its guest; one of a nursery has its own. Raises OSError when it is gone."""
         self.spec = self.helper.spec  # whose amounts may have changed since the sandbox was built
-        self.number, self.timeout_s = body["number"], body["timeout_s"]
+        if self.is_nursing:
+            if self.number != body["number"]:
+                self._renew()
+            self.cause, self.said_ended = body["cause"], body["ended"]
+        self.number, self.timeout_s, self.is_undecided = body["number"], body["timeout_s"], False
         for tag, early, _ in self.helper.early:
             if tag == "kill" and early["number"] == self.number:
                 self.cause = early["cause"]
@@ -172,13 +180,17 @@ class Watch:
         while self.ended is None and self.failed is None:
             while self.later and not self.cause:
                 self._obey(*self.later.pop(0))
-            if self.cause and not self._awaits_workspace():
+            if self._is_over_on_slate():
+                return
+            if self._is_over() or (self.cause and not self._awaits_workspace()):
                 break
-            more = self.family.watched() if self.family is not None else ()
+            more = self.family.watched() if self.family is not None else self.timers
             ready = {fd for fd, _ in ppoll((self.link, caller, *more), self._patience_s())}
             if self.family is not None:
                 self.family.look(ready)
             if not self._hear_what_reaper_said():  # first: whoever has ended is not killed any more
+                if self._is_over_on_slate():
+                    return
                 break
             if self._is_over():
                 break
@@ -214,12 +226,34 @@ class Watch:
         """Tell whether a first guest may just be attaching the only mount of a workspace: killed now, it is lost."""
         return self.is_nursing and self.helper.workspace_fd >= 0 and not self.started_at
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Begin the watch over the next guest of a nursery."""
         self.cause, self.ended, self.failed, self.can_go_on = "", None, None, False
         self.started_at = self.deadline = 0.0
         self.peak_bytes = self.peak_tasks = 0
         self._count()
+
+    def _is_over_on_slate(self) -> bool:
+        """Look at a nursery's slate. Where its run has ended, we sleep on until the caller tells how, if we must know.
+
+        A timer that has gone off meanwhile was wound for this run, or for the next one, which is not ours to look at.
+        """
+        if not self.is_nursing:
+            return False
+        slate.unwind(self.helper.timer)
+        state = slate.State(self.helper.slate)
+        if not self.started_at and state.started == self.number:
+            self.started_at = state.started_at
+            self.deadline = self.started_at + self.timeout_s
+            self.helper.keep_workspace(-1)  # the caller has it: a mount that the guest handed on
+        if state.ended < self.number and state.ordered == self.number:
+            return False
+        if self.said_ended is not None:
+            self._hear_what_reaper_said()  # that the guest has failed, perhaps
+            self.ended = self.said_ended
+            return False
+        self.is_undecided = self.can_go_on = True
+        return True
 
     def _count(self) -> None:
         """Take note of what the control group says before the run."""
@@ -253,13 +287,13 @@ class Watch:
 
     def _patience_s(self) -> float:
         left = max(0.0, (self.deadline or self.setup_deadline) - monotonic())
-        is_summing = self.spec.accounting and self.deadline
+        is_summing = (self.spec.accounting and self.deadline) or (self.is_nursing and not self.started_at)
         return min(left, self.tick_s if is_summing else left) + 0.001
 
     def _hear_caller(self) -> bool:
         """Take one word of the caller's; False when it is gone."""
         tag, body, fds = wire.receive(self.helper.caller)
-        is_early = tag == "kill" and body["number"] > self.number
+        is_early = tag in ("kill", "over") and body["number"] > self.number
         if tag in FOR_THE_NEXT or is_early:  # the caller knows of this run's end, which we shall hear of at once
             self.helper.early.append((tag, body, fds))
             return True
@@ -277,6 +311,8 @@ class Watch:
         """Do what the caller says."""
         if tag == "kill" and not self.cause and body["number"] == self.number:  # not a run that is over
             self.cause = body["cause"]
+        elif tag == "over":
+            self.said_ended = body["ended"] if body["number"] == self.number else self.said_ended
         elif tag == "pace":
             self.tick_s = TICK_S if body["is_busy"] else IDLE_TICK_S
         elif tag and tag != "kill":
@@ -320,10 +356,7 @@ class Watch:
         elif tag == "started":
             self.started_at = body["at"]
             self.deadline = self.started_at + self.timeout_s
-            if self.is_nursing:  # whose guest has told the caller, and has handed the workspace on
-                self.helper.keep_workspace(-1)
-            else:
-                self.helper.tell("started", body)
+            self.helper.tell("started", body)
         elif tag == "ended":
             self.ended = body
         elif tag == "failed":
@@ -394,7 +427,7 @@ class Watch:
             "generation": self.generation + (not self.can_go_on),
             "cause": self.cause,
             "ended": self.ended,
-            "wall_s": monotonic() - self.started_at if self.started_at else 0.0,
+            "wall_s": (self.ended or {}).get("at", monotonic()) - self.started_at if self.started_at else 0.0,
             "cpu_user_s": user_s,
             "cpu_system_s": system_s,
             "peak_bytes": max(self.peak_bytes, most_kib * 1024),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from cloche.jail import wire
+from cloche.jail import slate, wire
 
+UNWATCHED_S = 0.02  # how long a run goes on before its helper looks at it
 _generations = itertools.count(1, 1 << 32)  # with room for the nurseries of each door
 
 
@@ -18,11 +19,18 @@ class Door:
 
     No two nurseries of this process have the same number: a later one has a higher one, at whatever door.
 
-    A guest that is ready waits at it: `seconds` are those that its jail took to build, step by step.
+    A guest that is ready waits at it: `seconds` are those that its jail took to build, step by step. With a door comes
+    a slate, for all its nurseries. Raises OSError.
     """
 
     def __init__(self) -> None:
         self._link, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._slate, self._timer = slate.make()
+        except BaseException:
+            self._link.close()
+            self._theirs.close()
+            raise
         self._link.setblocking(False)
         self.generation = next(_generations)
         self.seconds: Sequence[float] = ()
@@ -34,17 +42,28 @@ class Door:
         return self._link.fileno()
 
     @property
-    def other_end(self) -> int:
-        """Return the end for the helper, which keeps a copy of it."""
-        return self._theirs.fileno()
+    def other_ends(self) -> tuple[int, int, int]:
+        """Return what is for the helper, which keeps copies: the other end of the socket, the slate and its timer."""
+        return self._theirs.fileno(), self._slate, self._timer
 
     def hand_over(self) -> None:
         """Let go of the other end: the helper has it."""
         self._theirs.close()
 
-    def order(self, body: Mapping[str, Any], fds: Sequence[int]) -> None:
-        """Send orders, which a guest of the present nursery takes and no other. Raises OSError."""
-        wire.send(self.fileno(), "order", {**body, "generation": self.generation}, fds)
+    def order(self, body: dict[str, Any], fds: Sequence[int], *, number: int, timeout_s: float, rebuilds: bool) -> None:
+        """Send the orders of run `number`, which a guest of the present nursery takes and no other. Raises OSError.
+
+        The helper looks at it when it may have lasted too long to be left alone. It builds anew, or waits to be told
+        to, where this run turns out to be the last one in its nursery.
+        """
+        slate.note_order(self._slate, number, timeout_s, rebuilds=rebuilds)
+        slate.wind(self._timer, min(timeout_s, UNWATCHED_S))
+        body |= {"number": number, "generation": self.generation}
+        wire.send(self.fileno(), "order", body, fds)
+
+    def start_of(self, number: int) -> float:
+        """Return when the program of run `number` started, 0.0 if it has not: seconds on the monotonic clock."""
+        return slate.start_of(self._slate, number)
 
     def hear(self) -> tuple[str, dict[str, Any]]:
         """Return one word; an empty one for what need not be known. Raises BlockingIOError when nothing was said."""
@@ -76,7 +95,9 @@ class Door:
 
     def close(self) -> None:
         """Let go of everything."""
-        _close_all(self.take_guest())
+        if self._link.fileno() < 0:
+            return
+        _close_all((*self.take_guest(), self._slate, self._timer))
         self._link.close()
         self._theirs.close()
 

@@ -40,7 +40,8 @@ class Slot:
     """Hold one helper of a template. `key` names the jail that it has built ahead, None for none.
 
     `door` is where its guests take their orders, None where that is the helper's to hand over. `counted` are the
-    figures of its control group that are no longer any run's own. Unless it `rebuilds`, its helper waits to be told
+    figures of its control group that are no longer any run's own, `spent_s` the processor time since its quota was
+    filled. Unless it `rebuilds`, its helper waits to be told
     what to build where a run was the last one in a jail.
     """
 
@@ -50,6 +51,7 @@ class Slot:
         self.spec: Mapping[str, Any] | None = None
         self.door: Door | None = None
         self.counted: dict[str, int] = {}
+        self.spent_s = 0.0
         self.rebuilds = True
         self.kept_bytes = 0
         self.pid = 0  # the helper's, as far as we know it

@@ -13,7 +13,13 @@ WELL = {"wait_status": 0, "is_alone": True, "is_worn": False, "at": 10.005}
 
 def test_a_short_run_that_ended_well_needs_none() -> None:
     """Five milliseconds, exit code 0, nothing left."""
-    assert is_short(10.0, WELL, 30.0)
+    assert is_short(10.0, WELL, 30.0, is_counted=False)
+
+
+def test_why_it_failed_is_counted_by_a_control_group() -> None:
+    """With one, an exit code is no reason to ask; a signal is."""
+    assert is_short(10.0, {**WELL, "wait_status": 256}, 30.0, is_counted=True)
+    assert not is_short(10.0, {**WELL, "wait_status": 9}, 30.0, is_counted=True)
 
 
 @pytest.mark.parametrize(
@@ -37,4 +43,4 @@ def test_a_short_run_that_ended_well_needs_none() -> None:
 )
 def test_anything_else_waits_for_it(change: dict[str, Any], timeout_s: float) -> None:
     """Where the helper might know more, its word is awaited."""
-    assert not is_short(10.0, {**WELL, **change}, timeout_s)
+    assert not is_short(10.0, {**WELL, **change}, timeout_s, is_counted=False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Iterator
 
 import pytest
 
-from cloche.jail import wire
+from cloche.jail import slate, wire
 from cloche.zygote.door import Door
 
 
@@ -22,9 +23,14 @@ def door() -> Iterator[Door]:
 def say(door: Door, tag: str, generation: int, **body: object) -> None:
     """Say something from inside; `ready` brings a descriptor along."""
     fds = [os.open("/", os.O_RDONLY)] if tag == "ready" else []
-    wire.send(door.other_end, tag, {"generation": generation, "seconds": [0.5], **body}, fds)
+    wire.send(door.other_ends[0], tag, {"generation": generation, "seconds": [0.5], **body}, fds)
     for fd in fds:
         os.close(fd)
+
+
+def order(door: Door, body: dict[str, object], *fds: int, timeout_s: float = 30.0) -> None:
+    """Send the orders of run 7."""
+    door.order(body, fds, number=7, timeout_s=timeout_s, rebuilds=True)
 
 
 def descriptors() -> int:
@@ -35,9 +41,9 @@ def descriptors() -> int:
 def test_an_order_reaches_who_waits(door: Door) -> None:
     """An order comes out at the other end, with its descriptors."""
     reading, writing = os.pipe()
-    door.order({"order": {"env": {}}, "steps": []}, [writing])
-    tag, body, fds = wire.receive(door.other_end)
-    assert (tag, body) == ("order", {"order": {"env": {}}, "steps": [], "generation": door.generation})
+    order(door, {"order": {"env": {}}, "steps": []}, writing)
+    tag, body, fds = wire.receive(door.other_ends[0])
+    assert (tag, body) == ("order", {"order": {"env": {}}, "steps": [], "number": 7, "generation": door.generation})
     os.write(fds[0], b"hello")
     assert os.read(reading, 5) == b"hello"
     for fd in (reading, writing, *fds):
@@ -46,9 +52,21 @@ def test_an_order_reaches_who_waits(door: Door) -> None:
 
 def test_a_large_order_comes_whole(door: Door) -> None:
     """What is too large for a message comes in a memory file."""
-    order = {"order": {"env": {"LONG": "x" * 3_000_000}}, "steps": []}
-    door.order(order, [])
-    assert wire.receive(door.other_end) == ("order", {**order, "generation": door.generation}, [])
+    body = {"order": {"env": {"LONG": "x" * 3_000_000}}, "steps": []}
+    order(door, dict(body))
+    assert wire.receive(door.other_ends[0]) == ("order", {**body, "number": 7, "generation": door.generation}, [])
+
+
+def test_an_order_is_on_the_slate_before_it_is_sent(door: Door) -> None:
+    """The helper finds there what it must know, as soon as the timer goes off."""
+    _, file, timer = door.other_ends
+    order(door, {}, timeout_s=0.001)
+    state = slate.State(file)
+    assert (state.ordered, state.timeout_s, state.rebuilds, state.ended) == (7, 0.001, True, 0)
+    assert select.select([timer], [], [], 10) == ([timer], [], [])
+    assert door.start_of(7) == 0.0
+    slate.note_start(file, 7, 12.5)
+    assert (door.start_of(7), door.start_of(8)) == (12.5, 0.0)
 
 
 def test_a_guest_that_waits_brings_its_workspace(door: Door) -> None:

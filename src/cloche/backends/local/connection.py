@@ -19,7 +19,7 @@ from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Run, Spec
 
 from . import leaving
-from .ends import count, is_short, short_report
+from .ends import count, count_since, is_short, refill_quota, short_report
 from .warm import WarmJail, open_in, send
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Connection:
         self._number = 0
         self._was_killed = False
         self._started_at = self._timeout_s = 0.0
+        self._generation = 0  # of the nursery to which the last orders went
+        self._lent: list[int] | None = None  # the workspace of the guest for which they are, once that is known
         self._end: asyncio.Future[dict[str, Any]] | None = None  # of the run that was sent last
         self._questions = 0
         self._is_attended = False
@@ -108,38 +110,47 @@ class Connection:
         self._send_order(run, streams, is_last=is_last, again=False)
         return tuple(building.build)
 
-    def send_warm_run(self, run: Run, streams: Sequence[int], jail: WarmJail, slot: Slot) -> tuple[Step, ...]:
-        """Send the only run of a sandbox into a jail that was built ahead, or that is built now; another follows."""
+    def send_warm_run(
+        self, run: Run, streams: Sequence[int], jail: WarmJail, slot: Slot, *, is_awaited: bool
+    ) -> tuple[Step, ...]:
+        """Send the only run of a sandbox into a jail that was built ahead, or that is built now; another follows.
+
+        That the program starts is told at once when it `is_awaited`, else with its end.
+        """
         if slot.key != jail.key:
             self._checked(lambda: jail.prepare(slot))
         if slot.door is None:
             self._send_order(run, streams, is_last=False, again=True)
         else:
-            self._send_to_door(slot.door, run, streams, rebuilds=True)
+            self._send_to_door(slot, slot.door, run, streams, rebuilds=True, is_awaited=is_awaited)
         return tuple(jail.building().build)
 
     def send_kept_run(
-        self, run: Run, streams: Sequence[int], jail: WarmJail, slot: Slot, *, workspace: int
+        self, run: Run, streams: Sequence[int], jail: WarmJail, slot: Slot, *, workspace: int, is_awaited: bool
     ) -> tuple[Step, ...]:
         """Send one of several runs of a sandbox into a jail that keeps its workspace; another guest follows."""
         has_workspace = workspace >= 0
         if slot.key != jail.key_of_kept:
             self._checked(lambda: jail.prepare_kept(slot, workspace))
         if slot.door is not None:
-            self._send_to_door(slot.door, run, streams, rebuilds=False)
+            self._send_to_door(slot, slot.door, run, streams, rebuilds=False, is_awaited=is_awaited)
         return tuple(jail.building_of_kept(has_workspace=has_workspace).build)
 
-    def _send_to_door(self, door: Door, run: Run, streams: Sequence[int], *, rebuilds: bool) -> None:
-        """Send the guest its orders, and tell the helper to keep the clock."""
+    def _send_to_door(
+        self, slot: Slot, door: Door, run: Run, streams: Sequence[int], *, rebuilds: bool, is_awaited: bool
+    ) -> None:
+        """Send the guest its orders; the helper keeps the clock without being told."""
         self._was_started, self._was_killed, self._end = False, False, None
         self._number, self._started_at, self._timeout_s = next(_numbers), 0.0, run.timeout_s
+        self._close_lent()
+        self._generation, self._lent = door.generation, door.take_guest() if door.has_guest else None
         steps = compile_files(self._spec, run) if run.has_files else []
-        told = {"number": self._number, "timeout_s": run.timeout_s, "is_last": False}
-        told |= {"again": True, "rebuilds": rebuilds}
+        body = {"order": run.as_order(), "steps": steps, "is_awaited": is_awaited}
+        number, timeout_s = self._number, self._timeout_s
 
         def talk() -> None:
-            door.order({"order": run.as_order(), "steps": steps}, streams)
-            wire.send(self._link.fileno() if self._link else -1, "run", told)
+            refill_quota(slot, self._spec)
+            door.order(body, streams, number=number, timeout_s=timeout_s, rebuilds=rebuilds)
 
         self._checked(talk)
 
@@ -177,8 +188,6 @@ class Connection:
         if door is None:
             hearing.cancel()
             loop.add_reader(link, self._listen, end, on_word)
-        else:
-            self._listen(end, on_word)  # to what was said of the run before, while the guest is waking up
         self._is_attended = True
         try:
             return await end
@@ -193,16 +202,15 @@ class Connection:
             if door is not None and door.fileno() >= 0:
                 loop.remove_reader(door.fileno())
 
-    def _given_back(self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, fds: list[int]) -> list[int]:
+    def _given_back(self, fds: list[int]) -> list[int]:
         """Return the workspace after a failure: from the door where a guest had attached it, else the helper's."""
         slot = self._slot
         if slot is None or slot.door is None:
             return fds
-        self._listen_at(slot.door, end, on_word)
         count(slot)
         if not slot.rebuilds:
             slot.key = None
-        found = slot.door.take_guest() or fds
+        found = self._take_lent() or fds
         for fd in set(fds) - set(found):
             os.close(fd)
         return found
@@ -211,16 +219,15 @@ class Connection:
         """Take the helper's word for an end, which may be that of a run whose end was known before."""
         slot, is_mine = self._slot, body["number"] == self._number
         if slot is not None and slot.door is not None:
-            self._listen_at(slot.door, end, on_word)  # what was said there was said before
             generation = slot.door.generation
             slot.hear("ended", body)
             if slot.door.generation > generation and not is_mine and not end.done():
                 end.set_exception(self._loss())  # the orders went to a nursery that is no more
-            elif is_mine and not self._was_started and (fds := slot.door.take_guest()):
+            elif is_mine and not self._was_started and (fds := self._take_lent()):
                 on_word("ready", {"seconds": slot.door.seconds}, fds)
         if is_mine and not end.done():
             if slot is not None:
-                count(slot)
+                body |= count_since(slot)
             end.set_result(body)
 
     def _listen_at(self, door: Door, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
@@ -228,12 +235,12 @@ class Connection:
         try:
             while not end.done():
                 tag, body = door.hear()
-                if tag == "started":
-                    self._was_started, self._started_at = True, body["at"]
-                    on_word("ready", {"seconds": door.seconds}, door.take_guest())
-                    on_word("started", body, [])
-                elif tag == "ended" and self._is_short(body) and self._slot is not None:
-                    end.set_result(short_report(self._started_at, body, self._slot))
+                if tag == "ready" and self._lent is None and body["generation"] == self._generation:
+                    self._lent = door.take_guest()
+                if tag in ("started", "ended") and body["number"] == self._number:
+                    self._note_start(door, on_word)
+                    if tag == "ended":
+                        self._hear_end_at_door(end, body)
         except BlockingIOError:
             return
         except ConnectionResetError:  # the helper is gone, and its own end will say so
@@ -241,6 +248,33 @@ class Connection:
         except Exception as error:
             if not end.done():
                 end.set_exception(error)
+
+    def _hear_end_at_door(self, end: asyncio.Future[dict[str, Any]], body: dict[str, Any]) -> None:
+        """Take a short run's end as it is; whatever else it was, the helper must tell."""
+        if self._slot is not None and self._is_short(body):
+            end.set_result(short_report(self._started_at, body, self._slot))
+        elif self._link is not None:
+            with contextlib.suppress(OSError):
+                wire.send(self._link.fileno(), "over", {"number": self._number, "ended": body})
+
+    def _note_start(self, door: Door, on_word: OnWord) -> None:
+        """Take note of the start of the program, if it has started, and take over the workspace of its guest."""
+        if self._was_started:
+            return
+        self._started_at = door.start_of(self._number)
+        if self._started_at:
+            self._was_started = True
+            on_word("ready", {"seconds": door.seconds}, self._take_lent())
+            on_word("started", {"at": self._started_at}, [])
+
+    def _take_lent(self) -> list[int]:
+        """Return the workspace of the guest that was given orders, to be owned by who asks."""
+        found, self._lent = self._lent or [], []
+        return found
+
+    def _close_lent(self) -> None:
+        for fd in self._take_lent():
+            os.close(fd)
 
     def _listen(self, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
         """Hear what there is to hear."""
@@ -256,8 +290,11 @@ class Connection:
     def _hear(
         self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, tag: str, body: dict[str, Any], fds: list[int]
     ) -> None:
+        if tag in ("ended", "failed", "lost", "") and self._slot is not None and self._slot.door is not None:
+            self._listen_at(self._slot.door, end, on_word)  # what was said there was said before
+            self._note_start(self._slot.door, on_word)
         if tag == "failed":
-            on_word(tag, body, self._given_back(end, on_word, fds))
+            on_word(tag, body, self._given_back(fds))
         if tag == "ended":
             self._hear_end(end, on_word, body)
         elif tag == "failed" and self._was_started:
@@ -282,7 +319,9 @@ class Connection:
             on_word(tag, body, fds)
 
     def _is_short(self, ended: dict[str, Any]) -> bool:
-        return self._was_started and not self._was_killed and is_short(self._started_at, ended, self._timeout_s)
+        if not self._was_started or self._was_killed or self._slot is None:
+            return False
+        return is_short(self._started_at, ended, self._timeout_s, is_counted=self._slot.cgroup is not None)
 
     def kill(self, cause: str) -> None:
         """Ask the helper to kill the run; the end is still reported by `attend`, and is the helper's word then."""
@@ -326,6 +365,7 @@ class Connection:
 
     def leave(self) -> None:
         """Let a helper that ends by itself do so unattended: nothing of the guest's is left but its emptied places."""
+        self._close_lent()
         self._drop()
         if self._process is not None:
             leaving.add(self._process, self._spec)
@@ -333,6 +373,7 @@ class Connection:
 
     async def close(self) -> None:
         """Let the helper clear up, and wait until it is gone; one that was killed is cleared up after."""
+        self._close_lent()
         if self._slot is not None:
             await self._close_slot()
             return
@@ -350,12 +391,12 @@ class Connection:
         loop = asyncio.get_running_loop()
         if link is not None:
             loop.remove_reader(link.fileno())
+        if self._end is not None and not self._end.done():
+            self._end.set_exception(self._loss())
         if self._slot is not None:
             if self._slot.door is not None:
                 loop.remove_reader(self._slot.door.fileno())
             self._slot.change_door(None)
-        if self._end is not None and not self._end.done():
-            self._end.set_exception(self._loss())
         if link is not None:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
@@ -367,7 +408,8 @@ class Connection:
                 await asyncio.to_thread(clear_remains, Spec(**self._slot.spec))
 
     def _loss(self) -> Exception:
-        if self._was_started:
+        door = self._slot.door if self._slot is not None else None
+        if self._was_started or (door is not None and door.start_of(self._number)):
             return OutcomeUnknown("the helper process ended while the code was running; it may have run in part")
         return StartFailed("the helper process ended before the code was started", step="helper")
 

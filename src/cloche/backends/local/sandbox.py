@@ -307,7 +307,7 @@ class LocalOpenSandbox:
         self, run: Run, streams: Sequence[int], sink: Sink, on_sent: Callable[[], None] | None = None
     ) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
-        connection, steps = await self._send(run, streams)
+        connection, steps = await self._send(run, streams, is_awaited=sink is not discard)
         if on_sent is not None:
             on_sent()
         plan: list[PlanStep] = []
@@ -335,17 +335,18 @@ class LocalOpenSandbox:
                 raise SandboxFileRefused(f"cannot write the input files: {error}", path="/workspace") from error
             raise
 
-    async def _send(self, run: Run, streams: Sequence[int]) -> tuple[Connection, tuple[Step, ...]]:
+    async def _send(self, run: Run, streams: Sequence[int], *, is_awaited: bool) -> tuple[Connection, tuple[Step, ...]]:
         """Send a run to the helper: a warm one where there is one, and then into a jail built ahead if it can be."""
         jail = warm_jail(self._policy, self._limits, self._spec, run, is_kept=not self._is_last)
         connection = await self._connected(jail)
         if self._slot is not None and self._is_last:
             self._start = "pooled" if self._slot.key == jail.key else "forked"
-            return connection, connection.send_warm_run(run, streams, jail, self._slot)
+            return connection, connection.send_warm_run(run, streams, jail, self._slot, is_awaited=is_awaited)
         if self._slot is not None and jail.is_nursery:
             self._start = "pooled" if self._slot.key == jail.key_of_kept else "forked"
             fd = self.workspace.fd
-            return connection, connection.send_kept_run(run, streams, jail, self._slot, workspace=fd)
+            steps = connection.send_kept_run(run, streams, jail, self._slot, workspace=fd, is_awaited=is_awaited)
+            return connection, steps
         self._start = "cold" if self._slot is None else "forked"
         is_jail = self._spec.level == "jail"
         workspace = self.workspace.fd if is_jail else -1

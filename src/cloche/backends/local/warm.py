@@ -94,7 +94,7 @@ class WarmJail:
         body = {"private": self.run.private, "wants_python": self.run.python is not None}
         body |= {"is_nursing": self.is_nursery, "has_workspace": bool(workspace), "keepers": OUTSIDE_IDS}
         slot.change_door(Door() if self.is_nursery else None)
-        ends = (slot.door.other_end,) if slot.door is not None else ()
+        ends = slot.door.other_ends if slot.door is not None else ()
         body["generation"] = slot.door.generation if slot.door is not None else 0
         send(slot.link.fileno(), "prepare", body, building.as_wire(), (*ends, *workspace))
         if slot.door is not None:
@@ -178,6 +178,7 @@ def _new_pool(policy: Policy, host: Host) -> Pool:
         "customizes": has_customization(),
         "home": "/workspace",
         "env": guest_environment(Places(), {}, python_toolchain().env),
+        "shown": list(python_toolchain().binds),
     }
     return Pool(
         settings,
