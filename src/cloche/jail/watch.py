@@ -211,8 +211,8 @@ class Watch:
         return self.ended is not None or self.failed is not None
 
     def _awaits_workspace(self) -> bool:
-        """Tell whether a first guest may just be attaching the only mount of a workspace: killed now, it is lost."""
-        return self.is_nursing and self.helper.workspace_fd >= 0 and not self.started_at
+        """Tell whether somebody may just be attaching the only mount of a workspace: killed now, it is lost."""
+        return self.helper.workspace_fd >= 0 and not self.started_at
 
     def renew(self) -> None:
         """Begin the watch over the next guest of a nursery."""
@@ -384,7 +384,7 @@ class Watch:
         if not self.started_at and not self.cause:
             self.failed = self.failed or failure("the sandbox ended before the code was started", "reaper")
         if self.failed is not None and not self.cause:
-            self.helper.tell_failure(self.failed)
+            self.helper.tell_failure(self.failed, self.number)
             return
         cgroup = self.helper.cgroup
         now = cgroup.counters() if cgroup else {}

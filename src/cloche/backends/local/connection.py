@@ -256,6 +256,10 @@ class Connection:
     def _hear(
         self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, tag: str, body: dict[str, Any], fds: list[int]
     ) -> None:
+        if tag == "failed" and body["number"] < self._number:  # of a run that was given up for another
+            for fd in fds:
+                os.close(fd)
+            return
         if tag == "failed":
             on_word(tag, body, self._given_back(end, on_word, fds))
         if tag == "ended":
