@@ -43,7 +43,7 @@ def _blocking(
     @functools.wraps(function)
     def call_and_wait(*args: P.args, **kwargs: P.kwargs) -> T:
         if runs_anywhere and not any(kwargs.get(name) for name in _CALLBACKS) and here.is_possible():
-            return here.run(function(*args, **kwargs))
+            return here.run(function, *args, **kwargs)
         return bridge.call(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
 
     call_and_wait.__name__ = call_and_wait.__qualname__ = name
@@ -109,17 +109,25 @@ class Sandbox:
         return self._sandbox.backend
 
     def __enter__(self) -> Self:
-        keeper = _Keeper(self._sandbox)
-        bridge.call(lambda _: keeper.open())
-        self._keeper = keeper
-        return self
+        keeper = self._keeper = _Keeper(self._sandbox)
+        try:
+            bridge.call(lambda _: keeper.open())
+            return self
+        except BaseException:  # Ctrl-C among them, which may come when it has just been opened
+            self._keeper = None
+            bridge.call(lambda _: keeper.abandon())
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
-            bridge.call(lambda _: keeper.close())
+            try:
+                bridge.call(lambda _: keeper.close())
+            except BaseException:  # Ctrl-C among them, which may come before it was told to close
+                bridge.call(lambda _: keeper.abandon())
+                raise
 
     def run(
         self,
@@ -282,6 +290,12 @@ class _Keeper:
         self._closing.set()
         if self._task is not None:
             await self._task
+
+    async def abandon(self) -> None:
+        """Close, in whatever state it is, and leave what went wrong to somebody else."""
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     async def _keep(self, opened: asyncio.Future[None]) -> None:
         async with self._sandbox:

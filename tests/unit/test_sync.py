@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from typing import Any
 import pytest
 
 import cloche
+from cloche import sync
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
 from cloche.runtime import bridge
 from cloche.testing import FakeBackend
+from tests.interrupts import interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -245,3 +250,37 @@ def test_queue_time_is_nobodys_wall_clock() -> None:
         thread.join(10)
     assert len(backend.requests) == 40
     assert time.monotonic() - started < 10
+
+
+def test_ctrl_c_while_a_sandbox_opens_leaves_none_open() -> None:
+    """Wherever it comes, the sandbox is closed again before it is raised: nobody else could close it."""
+    number, came = 0, True
+    while came:
+        number += 1
+        opened: list[cloche.Sandbox] = []
+        backend = _Counting()
+        enter = cloche.Sandbox(backend=backend).__enter__
+        came, was_raised = interrupted(sync, number, lambda: opened.append(enter()))  # noqa: B023 - called at once
+        assert was_raised == came, f"at instruction {number}"
+        assert backend.open_ones == len(opened), f"at instruction {number}"
+        for sandbox in opened:
+            sandbox.__exit__(None, None, None)
+        assert backend.open_ones == 0
+    assert number > 20
+
+
+class _Counting(FakeBackend):
+    """Count what is open."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.open_ones = 0
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[Any]:
+        async with super().open(policy, limits) as sandbox:
+            self.open_ones += 1
+            try:
+                yield sandbox
+            finally:
+                self.open_ones -= 1

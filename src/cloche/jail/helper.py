@@ -165,7 +165,8 @@ class Helper:
             posix.close(fd)
         if watch is None:
             self.concluded = body["number"]
-            self.tell_failure(self.failed or failure("nothing was prepared to run in", "helper"))
+            said = self.failed or failure("nothing was prepared to run in", "helper")
+            self.tell_failure(said, body["number"])
             return
         try:
             watch.attend()
@@ -247,9 +248,9 @@ class Helper:
         if self.folder is not None and not self.spec.shares_folder:
             self.folder.remove()
 
-    def tell_failure(self, said: dict[str, Any]) -> None:
-        """Tell of a failure, and give the workspace back: attaching may have taken it out of the caller's hands."""
-        self.tell("failed", said, (self.workspace_fd,) if self.workspace_fd >= 0 else ())
+    def tell_failure(self, said: dict[str, Any], number: int) -> None:
+        """Tell how a run failed, and give the workspace back: attaching may have taken it out of the caller's hands."""
+        self.tell("failed", {**said, "number": number}, (self.workspace_fd,) if self.workspace_fd >= 0 else ())
         self.keep_workspace(-1)
 
     def tell(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:

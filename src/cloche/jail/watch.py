@@ -223,8 +223,8 @@ class Watch:
         return self.ended is not None or self.failed is not None
 
     def _awaits_workspace(self) -> bool:
-        """Tell whether a first guest may just be attaching the only mount of a workspace: killed now, it is lost."""
-        return self.is_nursing and self.helper.workspace_fd >= 0 and not self.started_at
+        """Tell whether somebody may just be attaching the only mount of a workspace: killed now, it is lost."""
+        return self.helper.workspace_fd >= 0 and not self.started_at
 
     def _renew(self) -> None:
         """Begin the watch over the next guest of a nursery."""
@@ -242,10 +242,11 @@ class Watch:
             return False
         slate.unwind(self.helper.timer)
         state = slate.State(self.helper.slate)
+        if state.started:
+            self.helper.keep_workspace(-1)  # the first guest has attached it, and handed another mount on
         if not self.started_at and state.started == self.number:
             self.started_at = state.started_at
             self.deadline = self.started_at + self.timeout_s
-            self.helper.keep_workspace(-1)  # the caller has it: a mount that the guest handed on
         if state.ended < self.number and state.ordered == self.number:
             return False
         if self.said_ended is not None:
@@ -417,7 +418,7 @@ class Watch:
         if not self.started_at and not self.cause:
             self.failed = self.failed or failure("the sandbox ended before the code was started", "reaper")
         if self.failed is not None and not self.cause:
-            self.helper.tell_failure(self.failed)
+            self.helper.tell_failure(self.failed, self.number)
             return
         cgroup = self.helper.cgroup
         now = cgroup.counters() if cgroup else {}

@@ -14,10 +14,11 @@ import atexit
 import os
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _signal: Any = __import__("_signal")  # `signal` makes an enumeration of whatever it returns, which takes its time
@@ -49,19 +50,20 @@ def is_possible() -> bool:
     )
 
 
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end and return what it returns."""
-    loop = _borrow()
+def run(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function`, run the coroutine that it returns to its end, and return what that returns."""
+    interrupt = _Interrupt()  # first, and undone last: whatever lies between is never cut short
     try:
-        interrupt = _Interrupt(loop)
+        loop = _borrow()
         try:
-            task: asyncio.Task[T] = loop.create_task(coroutine)
-            interrupt.task = task
+            task = loop.create_task(function(*args, **kwargs))
+            interrupt.end(task, loop)
             return _run_to_end(loop, task)
         finally:
-            interrupt.stop()
+            interrupt.let_go()
+            _give_back(loop)
     finally:
-        _give_back(loop)
+        interrupt.stop()
 
 
 def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
@@ -78,25 +80,44 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
 class _Interrupt:
     """Turn Ctrl-C in the main thread into the end of a task, to be raised once it has ended."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self._loop = loop
-        self.task: asyncio.Task[Any] | None = None
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._came = False
         self._before: Any = None
+        self._is_waking = False
         if threading.current_thread() is threading.main_thread():
             before = _signal.getsignal(_SIGINT)
             if before is signal.default_int_handler:
                 self._before = before
                 _signal.signal(_SIGINT, self._note)
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._came:
-            self._came = True
-            self._loop.call_soon_threadsafe(self._cancel)
+    def end(self, task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel this task of this loop when the signal comes, or now if it came before there was a task.
 
-    def _cancel(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
+        A signal that comes when the loop is about to wait, or to another thread, ends no waiting by itself. So the
+        kernel's word of it goes to the descriptor by which other threads wake the loop, unless a caller has one.
+        """
+        self._task, self._loop = task, loop
+        waker = getattr(loop, "_csock", None)  # as asyncio's own loops have it
+        if self._before is not None and waker is not None:
+            before = _signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+            self._is_waking = before == -1
+            if not self._is_waking:
+                _signal.set_wakeup_fd(before)
+        if self._came:
+            task.cancel()
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        is_first, self._came = not self._came, True
+        if is_first and self._task is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def let_go(self) -> None:
+        """Leave the loop alone: it is another's from now on, or closed."""
+        self._task = None
+        if self._is_waking:
+            _signal.set_wakeup_fd(-1)
 
     def stop(self) -> None:
         """Put the handler back. Raises KeyboardInterrupt if the signal came."""
@@ -111,8 +132,10 @@ def _borrow() -> asyncio.AbstractEventLoop:
     with _lock:
         if _kept:
             return _kept.pop()
+    loop = asyncio.new_event_loop()  # which may fail, for want of descriptors
+    with _lock:
         _made += 1
-    return asyncio.new_event_loop()
+    return loop
 
 
 def _give_back(loop: asyncio.AbstractEventLoop) -> None:

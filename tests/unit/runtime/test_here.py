@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from cloche.runtime import here
+from tests.interrupts import interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -42,24 +46,24 @@ async def answer(value: int) -> int:
 
 def test_it_returns_what_it_returns() -> None:
     """Value and error are those of the coroutine."""
-    assert here.run(answer(7)) == 7
+    assert here.run(answer, 7) == 7
 
     async def fail() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        here.run(fail())
-    assert here.run(answer(8)) == 8
+        here.run(fail)
+    assert here.run(answer, 8) == 8
 
 
 def test_loops_are_used_again_and_few_are_kept() -> None:
     """One caller after the other uses one loop; of many at once no more are kept than that."""
-    loops = {here.run(_loop()) for _ in range(5)}
+    loops = {here.run(_loop) for _ in range(5)}
     assert len(loops) == 1
     together = threading.Barrier(20)
 
     def one() -> None:
-        here.run(_meet(together))
+        here.run(_meet, together)
 
     threads = [threading.Thread(target=one) for _ in range(20)]
     for thread in threads:
@@ -112,10 +116,10 @@ def test_an_interrupt_ends_the_work_first() -> None:
             said.append("cleared up")
 
     with pytest.raises(KeyboardInterrupt):
-        here.run(work())
+        here.run(work)
     assert said == ["cleared up"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert here.run(answer(1)) == 1
+    assert here.run(answer, 1) == 1
 
 
 def test_an_interrupt_that_comes_late_is_raised_all_the_same() -> None:
@@ -126,14 +130,79 @@ def test_an_interrupt_that_comes_late_is_raised_all_the_same() -> None:
         return 5
 
     with pytest.raises(KeyboardInterrupt):
-        here.run(work())
-    assert here.run(answer(2)) == 2
+        here.run(work)
+    assert here.run(answer, 2) == 2
+
+
+@pytest.mark.parametrize("most_kept", [here.MOST_KEPT, 0], ids=["kept", "closed"])
+def test_an_interrupt_at_any_instruction_is_raised_and_leaves_nothing(
+    most_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever Ctrl-C comes in between, it is raised; loop, handler and coroutine are as they were or were never."""
+    here._close_kept()
+    monkeypatch.setattr(here, "MOST_KEPT", most_kept)
+    here.run(answer, 1)
+    number, came = 0, True
+    while came:
+        number += 1
+        came, was_raised = interrupted(here, number, lambda: here.run(answer, 2))
+        assert was_raised == came, f"at instruction {number}"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.set_wakeup_fd(-1) == -1
+        assert len(here._kept) == here._made, f"a loop was lost at instruction {number}"
+        assert not any(asyncio.all_tasks(loop) for loop in here._kept)
+        assert here.run(answer, 3) == 3
+    assert number > 100
+
+
+def test_an_interrupt_that_ends_no_waiting_is_heard_all_the_same() -> None:
+    """The kernel may give a signal to another thread, or just before the loop begins to wait."""
+
+    async def work() -> None:
+        thread = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+        thread.start()
+        await asyncio.sleep(30)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        here.run(work)
+    assert time.monotonic() - started < 20
+
+
+def test_a_descriptor_of_the_caller_s_own_hears_of_signals_as_before() -> None:
+    """What a caller has set with `set_wakeup_fd` is left alone."""
+    mine, other = socket.socketpair()
+    mine.setblocking(False)
+    before = signal.set_wakeup_fd(mine.fileno())
+    try:
+        assert here.run(answer, 4) == 4
+        assert signal.set_wakeup_fd(mine.fileno()) == mine.fileno()
+    finally:
+        signal.set_wakeup_fd(before)
+        mine.close()
+        other.close()
+
+
+def test_a_loop_that_cannot_be_made_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller without descriptors fails, and later ones run in their own threads as before."""
+
+    def refuse() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, "no descriptor")
+
+    here._close_kept()
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "new_event_loop", refuse)
+        for _ in range(here.MOST_KEPT + 1):
+            with pytest.raises(OSError, match="no descriptor"):
+                here.run(answer, 5)
+    assert here.is_possible()
+    assert here.run(answer, 5) == 5
 
 
 def test_a_forked_child_starts_without() -> None:
     """The parent's loops are not the child's: it makes its own."""
-    here.run(answer(1))
+    here.run(answer, 1)
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if not here._kept and here.run(answer(3)) == 3 else 1)
+        os._exit(0 if not here._kept and here.run(answer, 3) == 3 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

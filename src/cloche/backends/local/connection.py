@@ -290,6 +290,10 @@ class Connection:
     def _hear(
         self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, tag: str, body: dict[str, Any], fds: list[int]
     ) -> None:
+        if tag == "failed" and body["number"] < self._number:  # of a run that was given up for another
+            for fd in fds:
+                os.close(fd)
+            return
         if tag in ("ended", "failed", "lost", "") and self._slot is not None and self._slot.door is not None:
             self._listen_at(self._slot.door, end, on_word)  # what was said there was said before
             self._note_start(self._slot.door, on_word)

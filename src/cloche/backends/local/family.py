@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.jail.enter import compile_rehousing
 
+from .connection import CLOSE_PATIENCE_S
 from .dialogue import Dialogue
 from .reports import finish
 from .workspace import Workspace
@@ -289,8 +290,8 @@ class Family:
         for node in self.nodes.values():
             node.close()
         self.connection.kill("cancelled")
-        with contextlib.suppress(Exception):  # however it ended, it has
-            await finish(self.end)
+        with contextlib.suppress(Exception):  # however it ended, it has; one that is stuck is left to the kernel
+            await finish(asyncio.wait_for(self.end, CLOSE_PATIENCE_S))
         await finish(self.connection.close())
 
 

@@ -148,7 +148,10 @@ class LocalOpenSandbox:
             await connection.start()
             await session.open(connection, spec, send, attend)
         except BaseException:
-            await finish(connection.close())
+            try:
+                await finish(session.close())  # first: the workspace may be on its way back
+            finally:
+                await finish(connection.close())
             raise
 
     def move_to(self, workspace: Workspace) -> None:

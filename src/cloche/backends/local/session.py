@@ -80,8 +80,9 @@ class LocalSession:
 
     async def open(self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend) -> None:
         """Send the run that the session is, with `send`, and wait until the interpreter says that it is ready."""
-        family = self._family = Family(connection, spec, self._node)
+        family = Family(connection, spec, self._node)
         send(self._dialogue.guest_ends())
+        self._family = family  # whose end can be waited for, now that there will be one
         self._dialogue.close_guest_ends()
         family.end = asyncio.ensure_future(attend(family.hear))
         waiting: list[asyncio.Future[Any]] = [self._dialogue.ready, self._dialogue.lost, family.end]
