@@ -148,3 +148,12 @@ class SupportsSingleRun(Protocol):
     def expect_single_run(self) -> None:
         """Say that the next run is the last one, so that clearing up may begin as soon as it has ended."""
         ...
+
+
+@runtime_checkable
+class SupportsImages(Protocol):
+    """Run in container images that can be chosen."""
+
+    def with_images(self, images: Mapping[str, str]) -> Backend:
+        """Return the same backend with other images by language; `*` stands for any other language."""
+        ...

@@ -41,29 +41,6 @@ def _absent(name: str, *, needs: str) -> Callable[[], str]:
     return explain
 
 
-def _explain_docker() -> str:
-    """Ask `docker info`, so that the answer names the first thing that is missing."""
-    import subprocess
-
-    try:
-        asked = subprocess.run(
-            ["docker", "info"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=10,
-            stdin=subprocess.DEVNULL,
-        )
-    except FileNotFoundError:
-        return f'backend "docker": the command "docker" is not installed here. {USE_LOCAL}'
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f'backend "docker": "docker info" gave no answer ({error}). {USE_LOCAL}'
-    if asked.returncode != 0:
-        lines = asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"]
-        return f'backend "docker": the daemon cannot be reached ("docker info" says: {lines[-1]}). {USE_LOCAL}'
-    return f'backend "docker": the daemon answers, but this version has no such backend yet. {USE_LOCAL}'
-
-
 _LOCAL = "cloche.backends.local:LocalBackend"
 
 PROVIDERS: Mapping[str, Provider] = {
@@ -71,7 +48,9 @@ PROVIDERS: Mapping[str, Provider] = {
     "auto": Provider(summary="the strongest backend there is; today that is local", target=_LOCAL),
     "subprocess": Provider(summary="child process with limits, no isolation", target=_LOCAL, level=Level.PROCESS),
     "none": Provider(summary="the host itself; a child process with limits", target=_LOCAL, level=Level.PROCESS),
-    "docker": Provider(summary="throwaway container", missing=_explain_docker),
+    "docker": Provider(
+        summary="throwaway container", target="cloche.backends.docker:DockerBackend", takes_image=True
+    ),
     "gvisor": Provider(summary="container on gVisor", missing=_absent("gvisor", needs="docker with runsc")),
     "firecracker": Provider(summary="microVM on Firecracker", missing=_absent("firecracker", needs="a microVM")),
     "microvm": Provider(summary="microVM on QEMU", missing=_absent("microvm", needs="a microVM")),

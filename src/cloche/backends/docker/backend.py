@@ -1,0 +1,115 @@
+"""The docker backend: every run in a throwaway container of a daemon."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from cloche.core.capabilities import Capabilities
+from cloche.core.enforcement import Enforcement, shortfalls
+from cloche.core.errors import BackendUnavailable
+from cloche.core.levels import Level
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+
+from .daemon import Daemon, connect, forget
+from .measures import measures
+from .pool import close_pool
+from .remains import clear
+from .sandbox import DockerOpenSandbox
+
+REMEDY = 'install gVisor\'s runsc and register it with the daemon ("runsc install"), or use a microVM'
+
+
+class DockerBackend:
+    """Give sandboxes that are containers. `images` names one per language; `*` stands for any other."""
+
+    name = "docker"
+
+    def __init__(self, images: Mapping[str, str] | None = None):
+        self._images = dict(images or {})
+
+    def with_images(self, images: Mapping[str, str]) -> DockerBackend:
+        """Return the same backend with other images."""
+        return DockerBackend(images)
+
+    def capabilities(self) -> Capabilities:
+        """Ask the daemon what it can enforce."""
+        try:
+            daemon = connect()
+        except BackendUnavailable as error:
+            return Capabilities(backend=self.name, available=False, reason=str(error))
+        return Capabilities(
+            backend=self.name,
+            available=True,
+            level=Level.JAIL,
+            controls=measures(daemon, Policy()),
+            reason="a container shares the host's kernel",
+            remedy=REMEDY,
+        )
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[DockerOpenSandbox]:
+        """Open a sandbox; nothing is started before its first run.
+
+        Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
+        """
+        import asyncio
+
+        daemon = await asyncio.to_thread(connect)
+        _clear_once(daemon)
+        enforcement = Enforcement(level=Level.JAIL, controls=measures(daemon, policy))
+        _check(policy, enforcement)
+        sandbox = DockerOpenSandbox(
+            daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, images=self._images
+        )
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    def cool_down(self) -> None:
+        """End this process's warm containers, and wait until all that was let go is gone."""
+        close_pool()
+
+    def collect_garbage(self) -> list[str]:
+        """Remove what dead processes left on the daemon; return a line for each. Raises BackendUnavailable."""
+        forget()
+        return clear(connect())
+
+
+def _check(policy: Policy, enforcement: Enforcement) -> None:
+    """Raise BackendUnavailable when something asked for would be missing."""
+    if policy.network == "allowlist":
+        raise BackendUnavailable(
+            "network 'allowlist': the docker backend has the network off or open, in this version; "
+            "leave network off, or pass what the code needs as files"
+        )
+    if policy.level not in (None, enforcement.level):
+        raise BackendUnavailable(
+            f"level {policy.level} is not what a container gives: that is {enforcement.level}. "
+            f'To get more, {REMEDY}; for less, use backend "local" or "subprocess"'
+        )
+    excused = (*policy.best_effort, *(("network",) if policy.network == "open" else ()))
+    missing = shortfalls(
+        enforcement,
+        level=policy.require_level,
+        controls=policy.require_controls,
+        best_effort=excused,  # type: ignore[arg-type]  # a control equals its name
+    )
+    if missing:
+        raise BackendUnavailable(f'backend "docker": {"; ".join(missing)}. To get a stronger level: {REMEDY}')
+
+
+_turn = threading.Lock()
+_cleared: set[int] = set()
+
+
+def _clear_once(daemon: Daemon) -> None:
+    """Remove what dead processes left, once per daemon, in the background."""
+    with _turn:
+        if id(daemon) in _cleared:
+            return
+        _cleared.add(id(daemon))
+    threading.Thread(target=clear, args=(daemon,), name="cloche-docker-clear", daemon=True).start()
