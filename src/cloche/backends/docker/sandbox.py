@@ -49,7 +49,6 @@ class DockerOpenSandbox:
         self._daemon, self._policy, self._limits, self._images = daemon, policy, limits, images
         self._enforcement = enforcement
         self._turn = asyncio.Lock()
-        self._user = FIRST_ID + random.SystemRandom().randrange(IDS)
         self._fresh: Container | None = None  # has run nothing yet
         self._used: Container | None = None  # holds the workspace, and runs nothing more
         self._coming: asyncio.Task[None] | None = None
@@ -161,7 +160,7 @@ class DockerOpenSandbox:
             self._limits,
             image=image.id,
             command=COMMAND,
-            user=self._user if volume or not self._policy.warm else FIRST_ID + random.SystemRandom().randrange(IDS),
+            user=self._used.plan.user if volume and self._used is not None else _any_id(),
             is_watched=True,
             is_id_mapped=self._daemon.is_id_mapped,
             labels={OWNER_LABEL: owner()},
@@ -268,6 +267,11 @@ class DockerOpenSandbox:
             image = await self._image(image_name("python", self._images))
             self._fresh, _ = await self._take(image)
         return self._fresh
+
+
+def _any_id() -> int:
+    """Return an id that, most likely, no other sandbox has."""
+    return FIRST_ID + random.SystemRandom().randrange(IDS)
 
 
 async def _send(container: Container, order: dict[str, Any], payloads: tuple[bytes, ...]) -> None:
