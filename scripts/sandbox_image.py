@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("target", type=Path)
     parser.add_argument("packages", nargs="*", metavar="PACKAGE")
     parser.add_argument("--program", action="append", default=[], type=Path, help="a single program, for /usr/local/bin")
+    parser.add_argument("--busybox", type=Path, help="a busybox, linked under all of its names that are still free")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sandbox-image-", dir="/var/tmp") as folder:
         layer = Path(folder, "layer.tar")
@@ -53,6 +54,8 @@ def main() -> int:
                 add_file(archive, path, path.lstrip("/"))
             for program in given.program:  # /usr/local/bin is empty but for these
                 add_file(archive, str(program.resolve()), f"usr/local/bin/{program.name}")
+            if given.busybox:
+                add_busybox(archive, given.busybox)
         write_image(Path(folder), given.name, layer, given.target)
     return 0
 
@@ -142,6 +145,17 @@ def add_file(archive: tarfile.TarFile, path: str, name: str) -> None:
             archive.addfile(member, file)
     else:
         archive.addfile(member)
+
+
+def add_busybox(archive: tarfile.TarFile, program: Path) -> None:
+    """Add one program under all of its names."""
+    add_file(archive, str(program), "usr/bin/busybox")
+    taken = set(archive.getnames())
+    for name in subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split():
+        if f"usr/bin/{name}" not in taken:
+            member = tarfile.TarInfo(f"usr/bin/{name}")
+            member.type, member.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(member)
 
 
 def write_image(folder: Path, name: str, layer: Path, target: Path) -> None:

@@ -51,7 +51,7 @@ class Container:
             connection = self.daemon.attach(self.id)
             self._link = Link(connection, self._hear, self._lose)
             self.daemon.start(self.id)
-            self._link.send_raw(boot_message(preload))
+            self._begin(self._link, preload)
             self._ready.wait(START_S)
             if self.is_lost or not self._ready.is_set():
                 raise StartFailed(f"the container of {self.image.name!r} did not get ready{self.last_words()}")
@@ -61,6 +61,10 @@ class Container:
         except BaseException:
             self._abandon()
             raise
+
+    def _begin(self, link: Link, preload: Sequence[str]) -> None:
+        """Send the first process its program."""
+        link.send_raw(boot_message(preload))
 
     def _abandon(self) -> None:
         self.hang_up()

@@ -18,7 +18,8 @@ from .seccomp import PROFILE_FILE, profile_text
 NOFILE = 1024
 # One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
 ULIMITS: Mapping[str, int] = {"core": 1, "nofile": NOFILE, "memlock": 64 * KIB, "msgqueue": 819_200}
-REAPERS = 1
+# The first process; where that is a shell, another one waits for the program.
+REAPERS, SHELLS = 1, 2
 # What the first process itself needs, besides the guest: an interpreter with its usual modules.
 REAPER_BYTES = 24 * MIB
 ENVIRONMENT: Mapping[str, str] = {
@@ -174,7 +175,7 @@ def plan_container(
         user=MAPPED_ID if policy.user == "nobody" or is_id_mapped else user,
         memory_bytes=limits.memory_bytes + stored,
         cpus=limits.cpus,
-        pids=limits.pids + REAPERS,
+        pids=limits.pids + (REAPERS if is_watched else SHELLS),
         disk_bytes=limits.disk_bytes,
         inodes=limits.inodes,
         tmp_bytes=limits.tmp_bytes,

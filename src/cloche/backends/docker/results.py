@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from cloche.core.enforcement import Enforcement
+from cloche.core.enforcement import Enforcement, Measure
 from cloche.core.languages import limits_note
+from cloche.core.levels import Control, State
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, decide
 from cloche.core.request import InputFile
@@ -23,6 +24,9 @@ from .daemon import Daemon
 from .images import Image
 from .program import Program
 from .running import ERR, OUT, Running
+
+
+UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,7 @@ class Workspace:
         before = {**self._known, **given}
         places, left_out = unpack(spool)
         changed = [path for path, place in places.items() if before.get(path) != place.sha256]
-        gone = answer.get("gone")
+        gone = [path for path in before if path not in places] if answer.get("is_whole") else answer.get("gone")
         self._known = {**before, **{path: place.sha256 for path, place in places.items()}}
         for path in gone if isinstance(gone, list) else ():
             self._known.pop(path, None)
@@ -112,10 +116,14 @@ def _usage(report: Mapping[str, Any]) -> Usage:
     peak = report.get("peak_bytes")
     return Usage(
         wall_s=float(report["wall_s"]),
-        cpu_user_s=float(report["cpu_user_s"]),
-        cpu_system_s=float(report["cpu_system_s"]),
+        cpu_user_s=_number(report["cpu_user_s"]),
+        cpu_system_s=_number(report["cpu_system_s"]),
         peak_memory_bytes=int(peak) if isinstance(peak, int) else None,
     )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def make_result(
@@ -148,6 +156,7 @@ def make_result(
         "image": image.name,
         "engine": f"docker {daemon.version}",
     }
+    controls = enforcement.controls if image.has_reaper else {**enforcement.controls, Control.MEMORY: UNWATCHED}
     if engine is not None and engine.stand_in:
         meta["stand_in"] = engine.stand_in
     if engine is not None and (advice := limits_note(engine, limits)):
@@ -167,7 +176,7 @@ def make_result(
         outputs=outputs,
         files=found.records,
         usage=end.usage,
-        enforcement=replace(enforcement, hits=verdict.hits),
+        enforcement=Enforcement(level=enforcement.level, controls=controls, hits=verdict.hits),
         stdout_bytes=out,
         stderr_bytes=err,
         save_files=found.save,

@@ -35,6 +35,8 @@ from .program import Program, build_program, language_of
 from .remains import see_out
 from .results import Workspace, make_result, observed_end
 from .running import Conversation, Lost, Running
+from .shell import COMMAND as SHELL_COMMAND
+from .shell import ShellContainer
 
 SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
 SMALL_BYTES = 32 * 1024
@@ -150,7 +152,8 @@ class DockerOpenSandbox:
 
     def _make(self, image: Image, volume: str) -> Container:
         """Start a container; blocks."""
-        container = Container(self._daemon, self._plan(image, volume), image)
+        kind = Container if image.has_reaper else ShellContainer
+        container = kind(self._daemon, self._plan(image, volume), image)
         container.start(self._policy.preload)
         return container
 
@@ -159,9 +162,9 @@ class DockerOpenSandbox:
             self._policy,
             self._limits,
             image=image.id,
-            command=COMMAND,
+            command=COMMAND if image.has_reaper else SHELL_COMMAND,
             user=self._used.plan.user if volume and self._used is not None else _any_id(),
-            is_watched=True,
+            is_watched=image.has_reaper,
             is_id_mapped=self._daemon.is_id_mapped,
             labels={OWNER_LABEL: owner()},
         )
