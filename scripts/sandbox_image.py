@@ -43,7 +43,9 @@ def main() -> int:
     parser.add_argument("name")
     parser.add_argument("target", type=Path)
     parser.add_argument("packages", nargs="*", metavar="PACKAGE")
-    parser.add_argument("--program", action="append", default=[], type=Path, help="a single program, for /usr/local/bin")
+    parser.add_argument(
+        "--program", action="append", default=[], type=Path, help="a single program, for /usr/local/bin"
+    )
     parser.add_argument("--busybox", type=Path, help="a busybox, linked under all of its names that are still free")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sandbox-image-", dir="/var/tmp") as folder:
@@ -95,14 +97,18 @@ def files_of(packages: set[str]) -> set[str]:
         found |= {str(path) for path in [Path(place), *Path(place).rglob("*")]}
     found = {path for path in found if not path.startswith("/usr/local/")}
     links = {f"/usr/bin/{name}" for name in os.listdir("/usr/bin") if is_alternative(f"/usr/bin/{name}")}
-    return {path for path in found | links if not LEFT_OUT.search(path) and os.path.lexists(path) and not is_folder(path)}
+    return {
+        path for path in found | links if not LEFT_OUT.search(path) and os.path.lexists(path) and not is_folder(path)
+    }
 
 
 def is_alternative(path: str) -> bool:
+    """Tell whether a program's name is a link that Debian's alternatives manage."""
     return os.path.islink(path) and os.readlink(path).startswith("/etc/alternatives/")
 
 
 def is_folder(path: str) -> bool:
+    """Tell a folder from a link to one."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 

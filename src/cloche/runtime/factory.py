@@ -48,9 +48,7 @@ PROVIDERS: Mapping[str, Provider] = {
     "auto": Provider(summary="the strongest backend there is; today that is local", target=_LOCAL),
     "subprocess": Provider(summary="child process with limits, no isolation", target=_LOCAL, level=Level.PROCESS),
     "none": Provider(summary="the host itself; a child process with limits", target=_LOCAL, level=Level.PROCESS),
-    "docker": Provider(
-        summary="throwaway container", target="cloche.backends.docker:DockerBackend", takes_image=True
-    ),
+    "docker": Provider(summary="throwaway container", target="cloche.backends.docker:DockerBackend", takes_image=True),
     "gvisor": Provider(summary="container on gVisor", missing=_absent("gvisor", needs="docker with runsc")),
     "firecracker": Provider(summary="microVM on Firecracker", missing=_absent("firecracker", needs="a microVM")),
     "microvm": Provider(summary="microVM on QEMU", missing=_absent("microvm", needs="a microVM")),

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.request import InputFile, workspace_path
@@ -41,10 +41,8 @@ def pack(files: Sequence[InputFile]) -> bytes:
     return packed.getvalue()
 
 
-def _tar(file: BinaryIO, mode: str) -> tarfile.TarFile:
-    return tarfile.open(  # type: ignore[call-overload,no-any-return]  # the mode is one of two
-        fileobj=file, mode=mode, format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
-    )
+def _tar(file: BinaryIO, mode: Literal["r", "w"]) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode=mode, format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape")
 
 
 class Spool:

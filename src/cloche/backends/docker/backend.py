@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from contextlib import asynccontextmanager
 from cloche.core.capabilities import Capabilities
 from cloche.core.enforcement import Enforcement, shortfalls
 from cloche.core.errors import BackendUnavailable
-from cloche.core.levels import Level
+from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
@@ -55,8 +56,6 @@ class DockerBackend:
 
         Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
         """
-        import asyncio
-
         daemon = await asyncio.to_thread(connect)
         _clear_once(daemon)
         enforcement = Enforcement(level=Level.JAIL, controls=measures(daemon, policy))
@@ -91,12 +90,12 @@ def _check(policy: Policy, enforcement: Enforcement) -> None:
             f"level {policy.level} is not what a container gives: that is {enforcement.level}. "
             f'To get more, {REMEDY}; for less, use backend "local" or "subprocess"'
         )
-    excused = (*policy.best_effort, *(("network",) if policy.network == "open" else ()))
+    wished = (Control.NETWORK,) if policy.network == "open" else ()
     missing = shortfalls(
         enforcement,
         level=policy.require_level,
         controls=policy.require_controls,
-        best_effort=excused,  # type: ignore[arg-type]  # a control equals its name
+        best_effort=(*policy.best_effort, *wished),
     )
     if missing:
         raise BackendUnavailable(f'backend "docker": {"; ".join(missing)}. To get a stronger level: {REMEDY}')

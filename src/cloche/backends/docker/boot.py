@@ -14,8 +14,10 @@ COMMAND = (
     "-I",
     "-S",
     "-c",
-    "import os\nn=int(os.read(0,9))\nb=b''\nwhile len(b)<n:\n d=os.read(0,n-len(b))\n if not d:os._exit(0)\n b+=d\n"
-    "exec(compile(b,'<cloche>','exec'),{'__name__':'cloche_boot'})",
+    (
+        "import os\nn=int(os.read(0,9))\nb=b''\nwhile len(b)<n:\n d=os.read(0,n-len(b))\n if not d:os._exit(0)\n b+=d\n"
+        "exec(compile(b,'<cloche>','exec'),{'__name__':'cloche_boot'})"
+    ),
 )
 _FIND_MODULES = """
 import json, sys
@@ -31,29 +33,31 @@ class Archive:
 sys.meta_path.insert(0, Archive)
 """
 _START = """
-reaper = {{"__name__": "cloche_reaper"}}
-exec(compile(json.loads({reaper!r}), "<reaper>", "exec", dont_inherit=True), reaper)
-reaper["main"](Archive, json.loads({settings!r}))
+import inside.reaper
+inside.reaper.main(Archive, json.loads({settings!r}))
 """
+_OURS = ("reaper", "reaper_counters", "reaper_files", "reaper_link")
 
 
 def boot_message(preload: Sequence[str]) -> bytes:
     """Return what the first process reads: a length in nine digits, and its program."""
     settings = {"home": "/workspace", "preload": list(preload), "extra_paths": [], "customizes": False}
-    start = _START.format(
-        reaper=json.dumps(_text("cloche.backends.docker", "reaper.py")), settings=json.dumps(settings)
-    )
-    program = (_FIND_MODULES.format(sources=json.dumps(_interpreter())) + start).encode()
+    start = _START.format(settings=json.dumps(settings))
+    program = (_FIND_MODULES.format(sources=json.dumps(_modules())) + start).encode()
     return f"{len(program):09d}".encode() + program
 
 
 @functools.cache
-def _interpreter() -> dict[str, str]:
-    """Return the sources of the interpreter's modules by name."""
-    folder = files("cloche.interpreter")
-    names = [one.name for one in folder.iterdir() if one.name.endswith(".py")]
-    sources = {f"interpreter.{name.removesuffix('.py')}": _text("cloche.interpreter", name) for name in names}
-    return {**sources, "interpreter": sources.pop("interpreter.__init__")}
+def _modules() -> dict[str, str]:
+    """Return the sources of our modules and the interpreter's by the names that they have inside."""
+    names = [one.name for one in files("cloche.interpreter").iterdir() if one.name.endswith(".py")]
+    theirs = {f"interpreter.{name.removesuffix('.py')}": _text("cloche.interpreter", name) for name in names}
+    theirs["interpreter"] = theirs.pop("interpreter.__init__")
+    return {
+        **theirs,
+        "inside": "",
+        **{f"inside.{name}": _text("cloche.backends.docker", f"{name}.py") for name in _OURS},
+    }
 
 
 @functools.cache

@@ -175,9 +175,9 @@ def _options() -> dict[str, Any]:
         context = ContextAPI.get_current_context()
     except Exception:
         return {}  # no context, or one that cannot be read: the default place
-    if context is None or not context.Host or context.Name == "default":
+    if not context.Host or context.Name == "default":
         return {}
-    return {"base_url": context.Host, "tls": context.TLSConfig or False}
+    return {"base_url": context.Host, "tls": context.TLSConfig}
 
 
 def _why_not(error: Exception, where: str) -> str:

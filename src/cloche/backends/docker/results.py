@@ -25,7 +25,6 @@ from .images import Image
 from .program import Program
 from .running import ERR, OUT, Running
 
-
 UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 

@@ -124,7 +124,7 @@ class Running(Conversation):
 def _object(body: bytes) -> dict[str, Any]:
     found = json.loads(body)
     if not isinstance(found, dict):
-        raise ValueError("the container sent what is no object")  # noqa: TRY004 - of the message, not of a caller's type
+        raise ValueError("the container sent what is no object")
     return found
 
 

@@ -29,7 +29,9 @@ COMMAND = ("sh", "-c", _FIRST)
 # The program is a child, so that what it left behind is killed when it ends: pid -1 spares the caller and the first.
 _RUN = """umask 022; echo 1000 > /proc/self/oom_score_adj; "$@"; code=$?; kill -9 -1 2>/dev/null; exit $code"""
 _UNPACK = "cd / && tar -x -f -"
-_COUNT = "cd /sys/fs/cgroup && cat memory/memory.oom_control memory.events pids/pids.events pids.events 2>/dev/null; true"
+_COUNT = (
+    "cd /sys/fs/cgroup && cat memory/memory.oom_control memory.events pids/pids.events pids.events 2>/dev/null; true"
+)
 _PACK = 'chmod 700 /workspace 2>/dev/null; cd /workspace && tar -c -f - . 2>/dev/null; stat -f -c "free %f %d" . >&2'
 _READ = """
 cd /workspace; set -f; IFS=/; walk=
@@ -49,7 +51,7 @@ class ShellContainer(Container):
 
     _is_killed = False
 
-    def _begin(self, link: Link, preload: Sequence[str]) -> None:
+    def _begin(self, link: Link, preload: Sequence[str]) -> None:  # noqa: ARG002 - nothing is sent, nothing loaded
         """Wait for nothing: the shell reads whenever it is up."""
         self._ready.set()
 
@@ -68,9 +70,14 @@ class ShellContainer(Container):
             self.kill()
 
     def _obey(self, order: Mapping[str, Any], payloads: tuple[bytes, ...]) -> None:
-        verbs = {"run": self._run, "read": self._read, "write": self._write, "list": self._list}
+        verbs: Mapping[str, Callable[[], None]] = {
+            "run": lambda: self._run(order, payloads),
+            "read": lambda: self._read(order["path"], order["max_bytes"]),
+            "write": lambda: self._write(order, payloads),
+            "list": self._list,
+        }
         try:
-            verbs[order["do"]](order, payloads)
+            verbs[order["do"]]()
         except Exception as error:
             self._say_json(FAILED, kind="refused", path=order.get("path", "/workspace"), why=explained(error))
 
@@ -147,12 +154,16 @@ class ShellContainer(Container):
         if self._take_files(payloads[0], order):
             self._say_json(DONE)
 
-    def _read(self, order: Mapping[str, Any], payloads: tuple[bytes, ...]) -> None:
-        path, most, data = order["path"], order["max_bytes"], bytearray()
+    def _read(self, path: str, most: int) -> None:
+        data = bytearray()
         code = self._execute(
-            ["sh", "-c", _READ, "sh", path, str(most + 1)], lambda stream, piece: data.extend(piece if stream == 1 else b"")
+            ["sh", "-c", _READ, "sh", path, str(most + 1)],
+            lambda stream, piece: data.extend(piece if stream == 1 else b""),
         )
-        kinds = {_REFUSED: ("refused", "it is not a regular file of the workspace"), _MISSING: ("not_found", "no such file")}
+        kinds = {
+            _REFUSED: ("refused", "it is not a regular file of the workspace"),
+            _MISSING: ("not_found", "no such file"),
+        }
         if code or len(data) > most:
             kind, why = kinds.get(code, ("refused", f"it cannot be read ({code})"))
             if not code:
@@ -162,7 +173,7 @@ class ShellContainer(Container):
         self._say(DATA, bytes(data))
         self._say_json(DONE)
 
-    def _list(self, order: Mapping[str, Any], payloads: tuple[bytes, ...]) -> None:
+    def _list(self) -> None:
         data = bytearray()
         self._execute(["sh", "-c", _LIST], lambda stream, piece: data.extend(piece if stream == 1 else b""))
         names = bytes(data).decode("utf-8", "surrogateescape").split("\0")
@@ -236,7 +247,10 @@ def _moved(packed: bytes, order: Mapping[str, Any]) -> bytes:
     """Return an archive from the root down: the workspace's files, and what is generated for the compiler."""
     target = io.BytesIO()
     options: dict[str, Any] = {"format": tarfile.GNU_FORMAT, "encoding": "utf-8", "errors": "surrogateescape"}
-    with tarfile.open(fileobj=io.BytesIO(packed), **options) as given, tarfile.open(fileobj=target, mode="w", **options) as out:
+    with (
+        tarfile.open(fileobj=io.BytesIO(packed), **options) as given,
+        tarfile.open(fileobj=target, mode="w", **options) as out,
+    ):
         for member in given:
             source = given.extractfile(member)
             member.name = f"workspace/{member.name}"
@@ -250,4 +264,3 @@ def _moved(packed: bytes, order: Mapping[str, Any]) -> bytes:
             member.size = len(text.encode())
             out.addfile(member, io.BytesIO(text.encode()))
     return target.getvalue()
-
