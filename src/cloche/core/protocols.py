@@ -157,3 +157,21 @@ class SupportsImages(Protocol):
     def with_images(self, images: Mapping[str, str]) -> Backend:
         """Return the same backend with other images by language; `*` stands for any other language."""
         ...
+
+
+@runtime_checkable
+class SupportsCheck(Protocol):
+    """Look, before anything is settled, whether what the backend needs is there."""
+
+    def check(self) -> None:
+        """Raise BackendUnavailable, saying what is missing and what to do."""
+        ...
+
+
+@runtime_checkable
+class SupportsClearing(Protocol):
+    """Find what processes that died left behind, outside of this process's reach."""
+
+    def clear(self) -> Sequence[str]:
+        """Remove it, and return a line for each thing. Raises BackendUnavailable."""
+        ...

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import cast
@@ -13,8 +14,9 @@ from cloche.core.capabilities import Capabilities
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.levels import Level
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend
+from cloche.core.protocols import Backend, SupportsCheck, SupportsClearing
 
+log = logging.getLogger("cloche.runtime")
 USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
 
 
@@ -77,7 +79,24 @@ def backend_named(name: str) -> Backend:
     provider = provider_named(name)
     if provider.target is None:
         raise BackendUnavailable(provider.missing() if provider.missing else f"backend {name!r} is not available")
-    return _load(provider.target, os.getpid())
+    backend = _load(provider.target, os.getpid())
+    if isinstance(backend, SupportsCheck):
+        backend.check()
+    return backend
+
+
+def clear_remains() -> Mapping[str, Sequence[str]]:
+    """Remove what dead processes left, by backend; those that cannot be had have nothing of ours to remove."""
+    found: dict[str, Sequence[str]] = {}
+    for name in PROVIDERS:
+        try:
+            backend = backend_named(name)
+        except BackendUnavailable as error:
+            log.debug("%s", error)
+            continue
+        if isinstance(backend, SupportsClearing):
+            found[backend.name] = backend.clear()
+    return found
 
 
 @cache

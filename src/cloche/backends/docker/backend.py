@@ -14,7 +14,7 @@ from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
-from .daemon import Daemon, connect, forget
+from .daemon import Daemon, connect
 from .measures import measures
 from .pool import close_pool
 from .remains import clear
@@ -72,9 +72,12 @@ class DockerBackend:
         """End this process's warm containers, and wait until all that was let go is gone."""
         close_pool()
 
-    def collect_garbage(self) -> list[str]:
+    def check(self) -> None:
+        """Raise BackendUnavailable when there is no daemon."""
+        connect()
+
+    def clear(self) -> list[str]:
         """Remove what dead processes left on the daemon; return a line for each. Raises BackendUnavailable."""
-        forget()
         return clear(connect())
 
 

@@ -39,7 +39,7 @@ class Container:
         self.daemon, self.plan, self.image = daemon, plan, image
         self.id = ""
         self.is_lost = False
-        self.started_at = time.time()
+        self.started_at, self.start_s = time.time(), 0.0
         self._listener: Listener | None = None
         self._ready = threading.Event()
         self._link: Link | None = None
@@ -55,6 +55,7 @@ class Container:
             self._ready.wait(START_S)
             if self.is_lost or not self._ready.is_set():
                 raise StartFailed(f"the container of {self.image.name!r} did not get ready{self.last_words()}")
+            self.start_s = time.time() - self.started_at
         except OSError as error:
             self._abandon()
             raise StartFailed(f"the container of {self.image.name!r} is gone: {error}{self.last_words()}") from error

@@ -14,7 +14,7 @@ from typing import Any
 from cloche.core.errors import BackendUnavailable, StartFailed
 
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
-TIMEOUT_S = 60
+CONNECT_S, TIMEOUT_S = 10, 60
 OWNER_LABEL = "cloche.owner"
 
 
@@ -138,13 +138,12 @@ def connect() -> Daemon:
         return _daemons[key]
 
 
-def forget() -> None:
-    """Forget every connection; the next call connects anew."""
-    with _turn:
-        _daemons.clear()
+def _forget_after_fork() -> None:
+    global _turn
+    _turn = threading.Lock()
 
 
-os.register_at_fork(after_in_child=lambda: globals().update(_turn=threading.Lock()))
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def _connect() -> Daemon:
@@ -158,8 +157,10 @@ def _connect() -> Daemon:
     options = _options()
     where = options.get("base_url") or "unix:///var/run/docker.sock"
     try:
-        api = docker.APIClient(version="auto", timeout=TIMEOUT_S, **options)
-        return Daemon(api, api.info())
+        api = docker.APIClient(version="auto", timeout=CONNECT_S, **options)
+        info = api.info()
+        api.timeout = TIMEOUT_S
+        return Daemon(api, info)
     except Exception as error:
         raise BackendUnavailable(f'backend "docker": {_why_not(error, where)} {USE_LOCAL}') from error
 

@@ -6,12 +6,13 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import LANGUAGES, Engine, Language
+from cloche.core.progress import Progress, tell
 
 from .boot import LEAST_PYTHON
 from .daemon import OWNER_LABEL, Daemon, explained, owner
@@ -20,8 +21,6 @@ from .plan import MAPPED_ID
 ANY_LANGUAGE = "*"
 PROBE_S = 30
 log = logging.getLogger("cloche.docker")
-OnPull = Callable[[Mapping[str, Any]], None]
-on_pull: OnPull | None = None  # who wants to see a pull's progress: one mapping per message of the daemon
 
 _PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for eng in lang.engines for name in eng.programs))
 # One line per program that is there: its name, its path, the first line that it says of its version.
@@ -113,17 +112,19 @@ def _pull(daemon: Daemon, name: str) -> Mapping[str, Any]:
 
     log.info("pulling image %s", name)
     repository, tag = parse_repository_tag(name)
-    why = "the pull ended without it"
+    why, layers = "the pull ended without it", dict[str, tuple[int, int]]()
     try:
         for message in daemon.api.pull(repository, tag=tag or "latest", stream=True, decode=True):
-            if on_pull is not None:
-                on_pull(message)
             why = str(message.get("error") or why)
+            detail = message.get("progressDetail") or {}
+            if message.get("status") == "Downloading" and detail.get("total"):
+                layers[str(message.get("id"))] = int(detail["current"]), int(detail["total"])
+                done, total = (sum(amounts) for amounts in zip(*layers.values(), strict=True))
+                tell(Progress(what=f"pulling {name}", done=done, total=total))
     except Exception as error:
         why = explained(error)
     finally:
-        if on_pull is not None:
-            on_pull({})
+        tell(Progress(what=f"pulling {name}", is_over=True))
     found = _inspect(daemon, name)
     if found is None:
         raise BackendUnavailable(

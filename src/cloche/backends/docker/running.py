@@ -12,7 +12,7 @@ from typing import Any
 
 from cloche.core.bounded import HeadTail
 from cloche.core.errors import SandboxFileError, SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
-from cloche.core.events import OutputChunk, Sink, Started, Stream, discard
+from cloche.core.events import OutputChunk, PlanStep, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause
 from cloche.core.told import MAX_TOLD_BYTES
@@ -76,6 +76,7 @@ class Running(Conversation):
         self._limits, self._sink, self._kill, self._on_start = limits, sink, kill, on_start
         self._outputs = {tag: HeadTail(limits.output_bytes) for tag in STREAMS}
         self._told = bytearray()
+        self.plan: tuple[PlanStep, ...] = ()
         self.report: dict[str, Any] | None = None
         self.has_started = False
 
@@ -95,7 +96,7 @@ class Running(Conversation):
 
     def _begin(self) -> None:
         self._on_start()
-        self._sink(Started())
+        self._sink(Started(plan=self.plan))
 
     def _take_output(self, tag: bytes, body: bytes) -> None:
         output = self._outputs[tag]

@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import dataclasses
 import random
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, OutcomeUnknown, StartFailed
-from cloche.core.events import Sink, discard
+from cloche.core.events import PlanStep, Sink, discard
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause
 from cloche.core.policy import Policy
@@ -181,6 +182,9 @@ class DockerOpenSandbox:
         timeout_s = request.timeout_s or self._limits.timeout_s
         ending = _Ending(container)
         running = Running(self._limits, sink, ending.kill, lambda: ending.expect(timeout_s))
+        if sink is not discard:
+            shown = shlex.join(container.plan.arguments())
+            running.plan = (PlanStep(name="container", description=shown, seconds=container.start_s),)
         container.listen(running)
         answer: dict[str, Any] = {}
         try:
