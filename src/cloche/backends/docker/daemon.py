@@ -15,6 +15,7 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
 CONNECT_S, TIMEOUT_S = 10, 60
+CONNECTIONS = 64  # kept for later, at most
 OWNER_LABEL = "cloche.owner"
 
 
@@ -157,7 +158,7 @@ def _connect() -> Daemon:
     options = _options()
     where = options.get("base_url") or "unix:///var/run/docker.sock"
     try:
-        api = docker.APIClient(version="auto", timeout=CONNECT_S, **options)
+        api = docker.APIClient(version="auto", timeout=CONNECT_S, max_pool_size=CONNECTIONS, **options)
         info = api.info()
         api.timeout = TIMEOUT_S
         return Daemon(api, info)

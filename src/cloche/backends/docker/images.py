@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
@@ -36,6 +38,7 @@ for name in "$@"; do
 done
 for name in tar head; do command -v $name >/dev/null 2>&1 && printf '%s\\t%s\\t\\n' "$name" "$name"; done
 """
+Rows = list[list[str]]
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 
@@ -91,7 +94,9 @@ def find_image(daemon: Daemon, name: str) -> Image:
         state = _inspect(daemon, name) or _pull(daemon, name)
         found = _known.get(f"{name} {state['Id']}")
         if found is None:
-            found = _known[f"{name} {state['Id']}"] = _look_into(daemon, name, state)
+            rows = _read_rows(state["Id"]) or _look_into(daemon, name, state)
+            _write_rows(state["Id"], rows)
+            found = _known[f"{name} {state['Id']}"] = _image(name, state, rows)
         return found
 
 
@@ -135,8 +140,8 @@ def _pull(daemon: Daemon, name: str) -> Mapping[str, Any]:
     return found
 
 
-def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Image:
-    """Run a container once that says which programs an image has."""
+def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
+    """Run a container once that says which programs an image has: name, path, version."""
     body = {
         "Image": state["Id"],
         "Entrypoint": ["sh"],
@@ -169,9 +174,39 @@ def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Image:
         daemon.remove(container)
     rows = [line.split("\t") for line in said.splitlines() if line.count("\t") == 2]
     log.debug("image %s (exit code %s): %s", name, code, json.dumps(rows))
+    return rows
+
+
+def _image(name: str, state: Mapping[str, Any], rows: Rows) -> Image:
     programs = {row[0]: row[1] for row in rows}
     versions = {row[0]: row[2] for row in rows if row[2]}
     return Image(name=name, id=str(state["Id"]), env=_environment(state), programs=programs, versions=versions)
+
+
+def _place(identity: str) -> Path:
+    """Return where it is kept what an image holds, which never changes: a container less for each new process."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("cloche") / "images" / f"{identity.rpartition(':')[2]}.json"
+
+
+def _read_rows(identity: str) -> Rows | None:
+    try:
+        found = json.loads(_place(identity).read_bytes())
+        return [[str(one), str(two), str(three)] for one, two, three in found] or None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_rows(identity: str, rows: Rows) -> None:
+    place = _place(identity)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        beside = place.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(rows), encoding="utf-8")
+        beside.replace(place)
+    except OSError as error:
+        log.debug("what image %s holds cannot be kept: %s", identity, error)
 
 
 def _environment(state: Mapping[str, Any]) -> dict[str, str]:

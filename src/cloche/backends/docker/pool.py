@@ -30,6 +30,7 @@ class Shelf:
     make: Make
     waiting: list[Container] = field(default_factory=list)
     coming: int = 0
+    asked: int = 0
     asked_at: float = 0.0
 
 
@@ -41,6 +42,7 @@ class Pool:
         self._turn = threading.Lock()
         self._are_none_coming = threading.Condition(self._turn)
         self._generation = 0
+        self._timer: threading.Timer | None = None
 
     def take(self, kind: Hashable) -> Container | None:
         """Return a container that waits, or None."""
@@ -56,13 +58,14 @@ class Pool:
         """See to it, in the background, that containers of a kind wait; the kind asked for longest ago may go."""
         with self._turn:
             shelf = self._shelves.setdefault(kind, Shelf(make))
-            shelf.make, shelf.asked_at = make, time.monotonic()
-            wanted = WAITING - len(shelf.waiting) - shelf.coming
+            shelf.make, shelf.asked_at, shelf.asked = make, time.monotonic(), shelf.asked + 1
+            wanted = min(WAITING, shelf.asked) - len(shelf.waiting) - shelf.coming
             shelf.coming += max(0, wanted)
             dropped = self._drop_old()
             generation = self._generation
         for container in dropped:
             see_out(container)
+        self._expire_later()
         for _ in range(wanted):
             thread = threading.Thread(target=self._make, args=(kind, make, generation), daemon=True)
             thread.name = "cloche-docker-pool"
@@ -72,12 +75,29 @@ class Pool:
         """Let go of everything, and wait until it is gone."""
         with self._turn:
             self._generation += 1
+            if self._timer is not None:
+                self._timer.cancel()
             self._are_none_coming.wait_for(lambda: not any(one.coming for one in self._shelves.values()), timeout=60)
             waiting = [container for shelf in self._shelves.values() for container in shelf.waiting]
             self._shelves.clear()
         for container in waiting:
             see_out(container)
         wait_for_all()
+
+    def _expire_later(self) -> None:
+        """Look again when what waits now is old."""
+        with self._turn:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = threading.Timer(IDLE_S + 1, self._expire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _expire(self) -> None:
+        with self._turn:
+            dropped = self._drop_old()
+        for container in dropped:
+            see_out(container)
 
     def _drop_old(self) -> list[Container]:
         by_age = sorted(self._shelves.items(), key=lambda item: -item[1].asked_at)

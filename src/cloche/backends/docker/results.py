@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from .images import Image
 from .program import Program
 from .running import ERR, OUT, Running
 
+ASK_S = 5.0
 UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
@@ -82,8 +84,10 @@ async def observed_end(container: Container, running: Running, cause: KillCause 
         return End(observed=_observed(report, cause), usage=_usage(report))
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
-    if await asyncio.to_thread(_was_out_of_memory, container):
-        return End(observed=Observed(cause=KillCause.OUT_OF_MEMORY), usage=Usage())
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ASK_S):  # a daemon on its way out may never answer
+            if await asyncio.to_thread(_was_out_of_memory, container):
+                return End(observed=Observed(cause=KillCause.OUT_OF_MEMORY), usage=Usage())
     return None
 
 

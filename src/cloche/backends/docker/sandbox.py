@@ -123,8 +123,8 @@ class DockerOpenSandbox:
     async def _take(self, image: Image) -> tuple[Container, str]:
         """Return a container that has run nothing, with this sandbox's workspace, and how it came about."""
         if self._coming is not None:
-            coming, self._coming = self._coming, None
-            await asyncio.shield(coming)
+            await asyncio.shield(self._coming)
+            self._coming = None
         fresh, self._fresh = self._fresh, None
         if fresh is not None and not fresh.is_lost and fresh.image.id == image.id:
             return fresh, "pooled"
@@ -142,14 +142,24 @@ class DockerOpenSandbox:
             warm = shared_pool().take(self._kind(image)) if self._policy.warm else None
             if warm is not None:
                 return warm, "pooled"
-            return await finish(asyncio.to_thread(self._make, image, "")), "cold"
+            return await self._made(image, ""), "cold"
         if not self._volume:
             if self._used.is_lost:
                 raise StartFailed(
                     f"the workspace is gone with its container{self._used.last_words()}", step="container"
                 )
             self._volume = await asyncio.to_thread(self._daemon.volume_of, self._used.id)
-        return await finish(asyncio.to_thread(self._make, image, self._volume)), "cold"
+        return await self._made(image, self._volume), "cold"
+
+    async def _made(self, image: Image, volume: str) -> Container:
+        """Start a container in a thread; should nobody wait for it any more, it is let go."""
+        making = asyncio.ensure_future(asyncio.to_thread(self._make, image, volume))
+        try:
+            return await finish(making)
+        except asyncio.CancelledError:
+            if not making.cancelled() and making.exception() is None:
+                see_out(making.result())
+            raise
 
     def _make(self, image: Image, volume: str) -> Container:
         """Start a container; blocks."""
