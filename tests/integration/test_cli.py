@@ -28,6 +28,12 @@ def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody's daemon change an answer."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+
+
 def cloche(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the command with pipes for all three streams."""
     return subprocess.run([*COMMAND, *words], input=stdin, capture_output=True, check=False, timeout=60)

@@ -38,7 +38,8 @@ def test_the_words_of_docker_run_are_these() -> None:
     words = a_plan().arguments()
     assert words[:2] == ["docker", "run"]
     assert {
-        "--rm", "--network=none", f"--memory={256 * MIB}", f"--memory-swap={256 * MIB}", "--cpus=0.5", "--pids-limit=66",
+        "--rm", "--network=none", f"--memory={256 * MIB}", f"--memory-swap={256 * MIB}", "--cpus=0.5",
+        "--pids-limit=66",
         "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--security-opt=seccomp={PROFILE_FILE}", "--read-only",
         f"--user={USER}:{USER}", "--log-driver=none", "--ulimit=nofile=1024:1024", "--label=cloche.owner=me",
         f"--tmpfs=/tmp:size={8 * MIB},nr_inodes=32768,mode=1777,exec,nosuid,nodev",
@@ -121,7 +122,7 @@ def test_an_owner_is_dead_only_when_that_is_sure() -> None:
     machine, boot, namespace, pid, started = mine.split(":")
     assert not is_dead(mine)
     assert is_dead(":".join([machine, boot, namespace, pid, str(int(started) + 1)]))
-    assert is_dead(":".join([machine, "another", namespace, pid, started]))
-    assert not is_dead(":".join(["another", boot, namespace, "1", "0"]))
+    assert is_dead(f"{machine}:another:{namespace}:{pid}:{started}")
+    assert not is_dead(f"another:{boot}:{namespace}:1:0")
     assert not is_dead(":".join([machine, boot, "another", str(os.getpid()), "0"]))
     assert not is_dead("something else")

@@ -38,9 +38,9 @@ def see_out(container: Leaving, volume: str = "") -> None:
     """Let a container go, and in the background make sure that it is gone, and its workspace with it."""
     container.hang_up()
     thread = threading.Thread(target=_make_sure, args=(container, volume), name="cloche-docker-end", daemon=True)
-    with _turn:
+    with _turn:  # whoever sees it there may join it
+        thread.start()
         _threads.add(thread)
-    thread.start()
 
 
 def _make_sure(container: Leaving, volume: str) -> None:
