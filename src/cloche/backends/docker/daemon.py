@@ -15,6 +15,7 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
 CONNECT_S, TIMEOUT_S = 10, 60
+OLDEST_API = "1.41"  # Docker 20.10
 CONNECTIONS = 64  # kept for later, at most
 OWNER_LABEL = "cloche.owner"
 
@@ -157,12 +158,17 @@ def _connect() -> Daemon:
         ) from error
     options = _options()
     where = options.get("base_url") or "unix:///var/run/docker.sock"
+    api = None
     try:
-        api = docker.APIClient(version="auto", timeout=CONNECT_S, max_pool_size=CONNECTIONS, **options)
-        info = api.info()
-        api.timeout = TIMEOUT_S
-        return Daemon(api, info)
+        # Asking for "auto" would ask in the constructor, which leaves an open session behind when nobody answers.
+        api = docker.APIClient(version=OLDEST_API, timeout=CONNECT_S, **options)
+        version = api.version(api_version=False)["ApiVersion"]
+        api.close()
+        api = docker.APIClient(version=version, timeout=TIMEOUT_S, max_pool_size=CONNECTIONS, **options)
+        return Daemon(api, api.info())
     except Exception as error:
+        if api is not None:
+            api.close()
         raise BackendUnavailable(f'backend "docker": {_why_not(error, where)} {USE_LOCAL}') from error
 
 
