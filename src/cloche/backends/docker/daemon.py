@@ -6,6 +6,7 @@ import errno
 import functools
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -160,6 +161,7 @@ def _connect() -> Daemon:
     where = options.get("base_url") or "unix:///var/run/docker.sock"
     api = None
     try:
+        _knock(str(where))
         # Asking for "auto" would ask in the constructor, which leaves an open session behind when nobody answers.
         api = docker.APIClient(version=OLDEST_API, timeout=CONNECT_S, **options)
         version = api.version(api_version=False)["ApiVersion"]
@@ -170,6 +172,15 @@ def _connect() -> Daemon:
         if api is not None:
             api.close()
         raise BackendUnavailable(f'backend "docker": {_why_not(error, where)} {USE_LOCAL}') from error
+
+
+def _knock(where: str) -> None:
+    """Raise OSError when nobody answers at a socket; the SDK would leave it open behind it."""
+    scheme, _, path = where.partition("://")
+    if scheme in ("unix", "http+unix"):
+        with socket.socket(socket.AF_UNIX) as attempt:
+            attempt.settimeout(CONNECT_S)
+            attempt.connect(path if path.startswith("/") else f"/{path}")
 
 
 def _options() -> dict[str, Any]:
