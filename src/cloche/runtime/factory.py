@@ -44,6 +44,7 @@ def _absent(name: str, *, needs: str) -> Callable[[], str]:
 
 
 _LOCAL = "cloche.backends.local:LocalBackend"
+_DOCKER = "cloche.backends.docker:DockerBackend"
 
 PROVIDERS: Mapping[str, Provider] = {
     "local": Provider(summary="native Linux jail, nothing to set up", target=_LOCAL),
@@ -51,7 +52,7 @@ PROVIDERS: Mapping[str, Provider] = {
     "subprocess": Provider(summary="child process with limits, no isolation", target=_LOCAL, level=Level.PROCESS),
     "none": Provider(summary="the host itself; a child process with limits", target=_LOCAL, level=Level.PROCESS),
     "docker": Provider(summary="throwaway container", target="cloche.backends.docker:DockerBackend", takes_image=True),
-    "gvisor": Provider(summary="container on gVisor", missing=_absent("gvisor", needs="docker with runsc")),
+    "gvisor": Provider(summary="container on gVisor", target=_DOCKER, level=Level.GVISOR, takes_image=True),
     "firecracker": Provider(summary="microVM on Firecracker", missing=_absent("firecracker", needs="a microVM")),
     "microvm": Provider(summary="microVM on QEMU", missing=_absent("microvm", needs="a microVM")),
     "microsandbox": Provider(summary="microsandbox server", missing=_absent("microsandbox", needs="its server")),
@@ -94,7 +95,7 @@ def clear_remains() -> Mapping[str, Sequence[str]]:
         except BackendUnavailable as error:
             log.debug("%s", error)
             continue
-        if isinstance(backend, SupportsClearing):
+        if isinstance(backend, SupportsClearing) and backend.name not in found:
             found[backend.name] = backend.clear()
     return found
 
@@ -128,4 +129,6 @@ def capabilities_of(name: str) -> Capabilities:
     level = provider_named(name).level
     if level is None or not found.available:
         return found
+    if found.level < level:
+        return Capabilities(backend=name, available=False, reason=found.reason, remedy=found.remedy)
     return Capabilities(backend=name, available=True, level=level, reason=f"backend {name!r} stands for this level")

@@ -15,12 +15,12 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from .daemon import Daemon, connect
+from .images import find_image, image_name
 from .measures import measures
 from .pool import close_pool
 from .remains import clear
+from .runtimes import REMEDY, choose_runtime, why_no_gvisor
 from .sandbox import DockerOpenSandbox
-
-REMEDY = 'install gVisor\'s runsc and register it with the daemon ("runsc install"), or use a microVM'
 
 
 class DockerBackend:
@@ -41,13 +41,15 @@ class DockerBackend:
             daemon = connect()
         except BackendUnavailable as error:
             return Capabilities(backend=self.name, available=False, reason=str(error))
+        why_not = why_no_gvisor(daemon, None)
+        level = Level.JAIL if why_not else Level.GVISOR
         return Capabilities(
             backend=self.name,
             available=True,
-            level=Level.JAIL,
-            controls=measures(daemon, Policy()),
-            reason="a container shares the host's kernel",
-            remedy=REMEDY,
+            level=level,
+            controls=measures(daemon, Policy(), level),
+            reason=f"containers share the host's kernel: gVisor cannot be used, {why_not}" if why_not else "",
+            remedy=REMEDY if why_not else "",
         )
 
     @asynccontextmanager
@@ -58,15 +60,23 @@ class DockerBackend:
         """
         daemon = await asyncio.to_thread(connect)
         _clear_once(daemon)
-        enforcement = Enforcement(level=Level.JAIL, controls=measures(daemon, policy))
+        runtime, level = await asyncio.to_thread(self._runtime, daemon, policy)
+        enforcement = Enforcement(level=level, controls=measures(daemon, policy, level))
         _check(policy, enforcement)
         sandbox = DockerOpenSandbox(
-            daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, images=self._images
+            daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, images=self._images, runtime=runtime
         )
         try:
             yield sandbox
         finally:
             await sandbox.close()
+
+    def _runtime(self, daemon: Daemon, policy: Policy) -> tuple[str, Level]:
+        """Choose the runtime; trying one takes an image, and any will do."""
+        if policy.level is Level.JAIL or why_no_gvisor(daemon, None):
+            return choose_runtime(daemon, None, policy.level)
+        name = next(iter(self._images.values()), image_name("python", self._images))
+        return choose_runtime(daemon, find_image(daemon, name), policy.level)
 
     def cool_down(self) -> None:
         """End this process's warm containers, and wait until all that was let go is gone."""

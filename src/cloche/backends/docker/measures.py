@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cloche.core.enforcement import ABSENT, Measure
-from cloche.core.levels import Control, State
+from cloche.core.levels import Control, Level, State
 from cloche.core.policy import Policy
 
 from .daemon import Daemon
@@ -13,10 +13,10 @@ from .daemon import Daemon
 ENFORCED, PARTIAL = State.ENFORCED, State.PARTIAL
 
 
-def measures(daemon: Daemon, policy: Policy) -> Mapping[Control, Measure]:
-    """Return one measure per control."""
+def measures(daemon: Daemon, policy: Policy, level: Level = Level.JAIL) -> Mapping[Control, Measure]:
+    """Return one measure per control, at level `jail` or `gvisor`."""
     info = daemon.info
-    return {
+    found = {
         Control.FILESYSTEM: _enforced("container with a read-only root of its own, no mounts of the host"),
         Control.NETWORK: _network(policy),
         Control.MEMORY: _memory(info),
@@ -27,6 +27,20 @@ def measures(daemon: Daemon, policy: Policy) -> Mapping[Control, Measure]:
         Control.OUTPUT: _enforced("bounded buffers outside, flood limit kills"),
         Control.SYSCALLS: _syscalls(daemon),
         Control.IDENTITY: _identity(daemon),
+    }
+    return {**found, **_gvisor(info)} if level is Level.GVISOR else found
+
+
+def _gvisor(info: Mapping[str, object]) -> Mapping[Control, Measure]:
+    """Return what is different where gVisor's own kernel stands between."""
+    memory = _memory(info, "memory control group around gVisor")
+    if memory.state is ENFORCED:
+        reason = "the cap has room for what the file systems in memory may hold, which a program can use as memory"
+        memory = Measure(state=PARTIAL, mechanism=memory.mechanism, reason=reason)
+    return {
+        Control.SYSCALLS: _enforced("gVisor: no system call reaches the host's kernel; seccomp around gVisor itself"),
+        Control.MEMORY: memory,
+        Control.PIDS: _enforced("RLIMIT_NPROC in gVisor's kernel, pids control group with room for gVisor around it"),
     }
 
 
@@ -40,10 +54,12 @@ def _network(policy: Policy) -> Measure:
     return Measure(state=ABSENT.state, reason="the policy opens the network")
 
 
-def _memory(info: Mapping[str, object]) -> Measure:
+_WATCHED = "memory control group, cap with room for the file systems in memory; private memory watched every 20 ms"
+
+
+def _memory(info: Mapping[str, object], mechanism: str = _WATCHED) -> Measure:
     if not info.get("MemoryLimit"):
         return Measure(state=ABSENT.state, reason="this daemon has no memory control group")
-    mechanism = "memory control group, cap with room for the file systems in memory; private memory watched every 20 ms"
     if not info.get("SwapLimit"):
         return Measure(state=PARTIAL, mechanism=mechanism, reason="this host cannot limit swap")
     return _enforced(mechanism)

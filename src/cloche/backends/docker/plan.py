@@ -20,6 +20,7 @@ NOFILE = 1024
 ULIMITS: Mapping[str, int] = {"core": 1, "nofile": NOFILE, "memlock": 64 * KIB, "msgqueue": 819_200}
 # The first process; where that is a shell, another one waits for the program.
 REAPERS, SHELLS = 1, 2
+GVISOR_THREADS = 256  # gVisor's own, which the same control group counts
 # What the first process itself needs, besides the guest: an interpreter with its usual modules.
 REAPER_BYTES = 24 * MIB
 ENVIRONMENT: Mapping[str, str] = {
@@ -43,6 +44,7 @@ class Plan:
     memory_bytes: int
     cpus: float
     pids: int
+    guests: int
     disk_bytes: int
     inodes: int
     tmp_bytes: int
@@ -61,6 +63,10 @@ class Plan:
             self.image, self.command, None if is_own_id else self.user, self.memory_bytes, self.cpus, self.pids,
             self.disk_bytes, self.inodes, self.tmp_bytes, self.network, self.runtime, self.is_tmp_writable,
         )  # fmt: skip
+
+    def ulimits(self) -> Mapping[str, int]:
+        """Return the limits of each process; gVisor's kernel counts processes by one of them alone."""
+        return {**ULIMITS, "nproc": self.guests + REAPERS} if self.runtime else ULIMITS
 
     def workspace_options(self) -> str:
         """Return the mount options of a new workspace."""
@@ -107,7 +113,7 @@ class Plan:
             "Tmpfs": dict(self.tmpfs()),
             "ShmSize": self.tmp_bytes,
             "IpcMode": "private",
-            "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in ULIMITS.items()],
+            "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in self.ulimits().items()],
             "LogConfig": {"Type": "none", "Config": {}},
             "RestartPolicy": {"Name": "no"},
             "Mounts": [self._workspace()],
@@ -137,7 +143,7 @@ class Plan:
             *([f"--runtime={self.runtime}"] if self.runtime else []),
         ]  # fmt: skip
         words += [f"--tmpfs={place}:{options}" for place, options in self.tmpfs().items()]
-        words += [f"--ulimit={name}={most}:{most}" for name, most in ULIMITS.items()]
+        words += [f"--ulimit={name}={most}:{most}" for name, most in self.ulimits().items()]
         words.append(f"--mount={self._mount_words()}")
         words += [f"--label={name}={value}" for name, value in self.labels.items()]
         words += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
@@ -175,7 +181,8 @@ def plan_container(
         user=MAPPED_ID if policy.user == "nobody" or is_id_mapped else user,
         memory_bytes=limits.memory_bytes + stored,
         cpus=limits.cpus,
-        pids=limits.pids + (REAPERS if is_watched else SHELLS),
+        guests=limits.pids,
+        pids=limits.pids + (REAPERS if is_watched else SHELLS) + (GVISOR_THREADS if runtime else 0),
         disk_bytes=limits.disk_bytes,
         inodes=limits.inodes,
         tmp_bytes=limits.tmp_bytes,

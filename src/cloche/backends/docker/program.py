@@ -50,6 +50,7 @@ class Program:
             "timeout_s": timeout_s,
             "memory_bytes": limits.memory_bytes,
             "disk_bytes": limits.disk_bytes,
+            "pids": limits.pids,
             "nofile": NOFILE,
         }
 

@@ -70,6 +70,7 @@ class Attempt:
         self.caller, self.order, self.stdin, self.wake = caller, order, stdin, wake
         self.end, self.counters = end, counters
         self.cause = ""
+        self.is_crowded = False
         self.told = 0
         self.status: int | None = None
         self.pid = 0
@@ -89,6 +90,7 @@ class Attempt:
         for fd in readers:
             os.set_blocking(fd, False)
         self._attend(readers)
+        self._count()
         sweep()
         for fd, tag in readers.items():
             while self._pass_on(fd, tag):
@@ -155,8 +157,12 @@ class Attempt:
                 self._kill("out_of_memory")
 
     def _kill(self, cause: str) -> None:
+        self._count()
         self.cause = self.cause or cause
         kill_all()
+
+    def _count(self) -> None:
+        self.is_crowded = self.is_crowded or count_processes() >= self.order["pids"]
 
 
 def kill_all() -> None:
@@ -165,6 +171,11 @@ def kill_all() -> None:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+def count_processes() -> int:
+    """Count the processes besides this one, and the program, which has just ended."""
+    return sum(name.isdigit() for name in os.listdir("/proc"))
 
 
 def sweep() -> None:
@@ -245,6 +256,8 @@ def run(caller: Caller, order: dict[str, Any], wake: int, counters: Counters) ->
     os.close(stdin)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     oom, pids = (now - then for now, then in zip(counters.hits(), hits, strict=True))
+    if not counters.counts_processes:  # then what was there at the end tells
+        pids = int(attempt.is_crowded)
     peak = counters.read("peak").strip()
     caller.say_json(
         ENDED, wait_status=status, cause=attempt.cause, oom_kills=oom, pids_hits=pids, full=is_full(), wall_s=wall_s,

@@ -28,6 +28,10 @@ class Counters:
                 except OSError:
                     continue
 
+    @property
+    def counts_processes(self) -> bool:
+        return "pids" in self.fds
+
     def read(self, name: str) -> str:
         try:
             return os.pread(self.fds[name], CHUNK, 0).decode("ascii", "replace")

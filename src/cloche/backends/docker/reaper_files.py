@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WORKSPACE = "/workspace"
 MAX_FILES, MAX_DEPTH = 10_000, 64
-ENOSPC, EDQUOT = 28, 122
+ENOSPC, EDQUOT, ELOOP = 28, 122, 40
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,6 +43,9 @@ def open_folder(folder: str, *, make: bool = False) -> int:
                     os.mkdir(name, dir_fd=here)
                 except FileExistsError:
                     pass
+            # Old versions of gVisor follow a link all the same, so it is looked at first; the guest is dead.
+            if stat.S_ISLNK(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+                raise OSError(ELOOP, os.strerror(ELOOP))
             there = os.open(name, FOLDER, dir_fd=here)
         finally:
             os.close(here)

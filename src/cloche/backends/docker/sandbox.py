@@ -47,10 +47,17 @@ class DockerOpenSandbox:
     """Run requests one at a time; see core.protocols.OpenSandbox."""
 
     def __init__(
-        self, *, daemon: Daemon, policy: Policy, limits: Limits, enforcement: Enforcement, images: Mapping[str, str]
+        self,
+        *,
+        daemon: Daemon,
+        policy: Policy,
+        limits: Limits,
+        enforcement: Enforcement,
+        images: Mapping[str, str],
+        runtime: str = "",
     ):
         self._daemon, self._policy, self._limits, self._images = daemon, policy, limits, images
-        self._enforcement = enforcement
+        self._enforcement, self._runtime = enforcement, runtime
         self._turn = asyncio.Lock()
         self._fresh: Container | None = None  # has run nothing yet
         self._used: Container | None = None  # holds the workspace, and runs nothing more
@@ -176,6 +183,7 @@ class DockerOpenSandbox:
             command=COMMAND if image.has_reaper else SHELL_COMMAND,
             user=self._used.plan.user if volume and self._used is not None else _any_id(),
             is_watched=image.has_reaper,
+            runtime=self._runtime,
             is_id_mapped=self._daemon.is_id_mapped,
             labels={OWNER_LABEL: owner()},
         )
