@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon, open_daemon
+from tests.daemon import Daemon, chosen, open_daemon
 from tests.leftovers import Snapshot, wait_for_leftovers
 
 IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
@@ -61,13 +61,22 @@ def docker_daemon() -> Iterator[Daemon]:
         yield daemon
 
 
+@pytest.fixture(scope="session")
+def gvisor_daemon() -> Iterator[Daemon]:
+    """Give one that knows gVisor's runsc."""
+    with open_daemon("runsc") as daemon:
+        yield daemon
+
+
 @pytest.fixture
 def docker(docker_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Daemon]:
     """Give that daemon as the one which Cloche finds; afterwards nothing may be left on it."""
-    from cloche.backends.docker.pool import close_pool
+    with chosen(docker_daemon, monkeypatch, tmp_path):
+        yield docker_daemon
 
-    monkeypatch.setenv("DOCKER_HOST", docker_daemon.url)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    yield docker_daemon
-    close_pool()
-    assert docker_daemon.is_clean(), f"left: {docker_daemon.containers()} {docker_daemon.volumes()}"
+
+@pytest.fixture
+def gvisor(gvisor_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Daemon]:
+    """The same with the daemon that knows runsc."""
+    with chosen(gvisor_daemon, monkeypatch, tmp_path):
+        yield gvisor_daemon

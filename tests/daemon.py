@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -34,11 +35,18 @@ _OFF = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=
 class Daemon:
     """Hold one running daemon in a folder of its own."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, runsc: str = ""):
         self.folder = folder
+        runtimes = {"runsc": {"path": runsc, "runtimeArgs": ["--network=none"]}} if runsc else {}
+        (folder / "daemon.json").write_text(json.dumps({"runtimes": runtimes}))
         self.url = f"unix://{folder}/socket"
         self._loaded: set[str] = set()
-        words = [f"--host={self.url}", f"--data-root={folder}/data", f"--exec-root={folder}/run"]
+        words = [
+            f"--config-file={folder}/daemon.json",
+            f"--host={self.url}",
+            f"--data-root={folder}/data",
+            f"--exec-root={folder}/run",
+        ]
         words += [f"--pidfile={folder}/pid", "--shutdown-timeout=2", *_OFF]
         with open(folder / "log", "wb") as log:
             self._process = subprocess.Popen(["dockerd", *words], stdout=log, stderr=log, start_new_session=True)
@@ -102,15 +110,19 @@ def _control_groups() -> set[str]:
 
 
 @contextlib.contextmanager
-def open_daemon() -> Iterator[Daemon]:
-    """Start a daemon, and leave the machine as it was. Skips the test, naming it, when something is missing."""
-    lacks = [name for name in ("dockerd", "docker", "dpkg-query") if shutil.which(name) is None]
+def open_daemon(runsc: str = "") -> Iterator[Daemon]:
+    """Start a daemon, and leave the machine as it was. Skips the test, naming it, when something is missing.
+
+    `runsc` is a program to register as the runtime of that name.
+    """
+    needed = ("dockerd", "docker", "dpkg-query", *([runsc] if runsc else []))
+    lacks = [name for name in needed if shutil.which(name) is None]
     lacks += ["the Python library docker"] if importlib.util.find_spec("docker") is None else []
     if lacks:
         pytest.skip(f"missing: {', '.join(lacks)} (make setup-system)")
     groups = _control_groups()
     folder = Path(tempfile.mkdtemp(prefix="docker-", dir="/var/tmp"))
-    daemon = Daemon(folder)
+    daemon = Daemon(folder, shutil.which(runsc) or "" if runsc else "")
     try:
         daemon.wait_until_ready()
         yield daemon
@@ -121,3 +133,15 @@ def open_daemon() -> Iterator[Daemon]:
                 with contextlib.suppress(OSError):
                     os.rmdir(inner)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def chosen(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[None]:
+    """Let Cloche find a daemon, and know nothing of its images; afterwards nothing may be left on it."""
+    from cloche.backends.docker.pool import close_pool
+
+    monkeypatch.setenv("DOCKER_HOST", daemon.url)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    yield
+    close_pool()
+    assert daemon.is_clean(), f"left: {daemon.containers()} {daemon.volumes()}"

@@ -14,7 +14,7 @@ from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
-from .daemon import Daemon, connect
+from .daemon import Daemon, connect, rest
 from .images import find_image, image_name
 from .measures import measures
 from .pool import close_pool
@@ -81,6 +81,7 @@ class DockerBackend:
     def cool_down(self) -> None:
         """End this process's warm containers, and wait until all that was let go is gone."""
         close_pool()
+        rest()
 
     def check(self) -> None:
         """Raise BackendUnavailable when there is no daemon."""

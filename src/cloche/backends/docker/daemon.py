@@ -16,6 +16,7 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
 CONNECT_S, TIMEOUT_S = 10, 60
+LATE_S = 3  # after the end of a container, for the daemon to say why
 OLDEST_API = "1.41"  # Docker 20.10
 CONNECTIONS = 64  # kept for later, at most
 OWNER_LABEL = "cloche.owner"
@@ -93,9 +94,12 @@ class Daemon:
         return str(next(one["Name"] for one in mounts if one["Destination"] == "/workspace"))
 
     def ran_out_of_memory(self, container: str, since: float, until: float) -> bool:
-        """Tell whether the daemon saw a container run out of memory between two moments of Unix time."""
+        """Tell whether the daemon sees a container run out of memory between two moments of Unix time, or soon after."""
         events = self.api.events(
-            since=int(since), until=int(until) + 1, filters={"container": [container], "event": ["oom"]}, decode=True
+            since=int(since) - 1,
+            until=int(until) + LATE_S,
+            filters={"container": [container], "event": ["oom"]},
+            decode=True,
         )
         return any(True for _ in events)
 
@@ -139,6 +143,13 @@ def connect() -> Daemon:
         if key not in _daemons:
             _daemons[key] = _connect()
         return _daemons[key]
+
+
+def rest() -> None:
+    """Close the connections that wait for the next call; it opens new ones."""
+    with _turn:
+        for daemon in _daemons.values():
+            daemon.api.close()
 
 
 def _forget_after_fork() -> None:

@@ -26,7 +26,7 @@ from .images import Image
 from .program import Program
 from .running import ERR, OUT, Running
 
-ASK_S = 5.0
+ASK_S = 15.0
 UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
