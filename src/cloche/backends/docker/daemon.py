@@ -94,14 +94,13 @@ class Daemon:
         return str(next(one["Name"] for one in mounts if one["Destination"] == "/workspace"))
 
     def ran_out_of_memory(self, container: str, since: float, until: float) -> bool:
-        """Tell whether the daemon sees a container run out of memory between two moments of Unix time, or soon after."""
-        events = self.api.events(
-            since=int(since) - 1,
-            until=int(until) + LATE_S,
-            filters={"container": [container], "event": ["oom"]},
-            decode=True,
-        )
-        return any(True for _ in events)
+        """Tell whether the daemon sees a container run out of memory between two Unix times, or soon after."""
+        filters = {"container": [container], "event": ["oom"]}
+        events = self.api.events(since=int(since) - 1, until=int(until) + LATE_S, filters=filters, decode=True)
+        try:
+            return any(True for _ in events)
+        finally:
+            events.close()
 
     def owned(self) -> list[tuple[str, str]]:
         """Return id and owner of every container of Cloche's."""
