@@ -1,0 +1,43 @@
+"""The attempts of every module once more, in a container of the docker backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import Daemon
+from tests.escape.attempts import JAIL, Attempt, play
+from tests.escape.ledger import Ledger, all_attempts
+from tests.escape.places import Inside
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(scope="module")
+def image(docker_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give an image on a daemon that Cloche finds for as long as this module's attempts last."""
+    from tests.daemon import chosen
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder: Path = tmp_path_factory.mktemp("cache")
+        with chosen(docker_daemon, patch, folder):
+            yield docker_daemon.image("cloche-test:python")
+
+
+def attempts() -> list[Attempt]:
+    """Return the attempts that a jail must hold, for a container must hold them too."""
+    return [attempt for attempt in all_attempts() if JAIL in attempt.levels and attempt.has_control_here]
+
+
+@pytest.mark.parametrize("attempt", attempts(), ids=lambda attempt: f"{attempt.family}: {attempt.name}")
+def test_a_container_holds_it(ledger: Ledger, image: str, attempt: Attempt) -> None:
+    """What works outside does not work in a container."""
+    ledger.control(attempt)
+    place = Inside(ledger.stage, level=JAIL, backend="docker", image=image, require=JAIL)
+    verdict = play(attempt, place, ledger.stage)
+    if verdict.breach and place.promises.get(attempt.promise, "enforced") != "enforced":
+        return
+    assert not verdict.breach, f"escaped from a container: {verdict.breach}"
+    assert verdict.stopped_by, f"broke instead of trying: {verdict.trace}"
