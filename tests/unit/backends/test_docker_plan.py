@@ -42,7 +42,7 @@ def test_the_words_of_docker_run_are_these() -> None:
         "--pids-limit=66",
         "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--security-opt=seccomp={PROFILE_FILE}", "--read-only",
         f"--user={USER}:{USER}", "--log-driver=none", "--ulimit=nofile=1024:1024", "--label=cloche.owner=me",
-        f"--tmpfs=/tmp:size={8 * MIB},nr_inodes=32768,mode=1777,exec,nosuid,nodev",
+        f"--tmpfs=/tmp:size={8 * MIB},nr_inodes=32768,mode=1777,nosuid,nodev,exec",
     } <= set(words)  # fmt: skip
     assert words[-4:] == ["--entrypoint=sh", "some-image", "-c", "true"]
     mounts = [word for word in words if word.startswith(("--mount", "--volume", "-v"))]

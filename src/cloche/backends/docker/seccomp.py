@@ -16,6 +16,8 @@ PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
 EPERM, ENOSYS = 1, 38
 CLONE_NEW_ANY = 0x7E020080
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0
+# Streams, datagrams, packets in sequence; TCP and UDP. Any other makes the host load a module.
+SOCK_TYPE_MASK, SOCKET_TYPES, SOCKET_PROTOCOLS = 0xF, (1, 2, 5), (0, 6, 17)
 # What the container's own start needs behind the filter, or what a container may do where a jail may not.
 BESIDES = (
     "capget", "capset", "close_range", "execve", "faccessat2", "getdents64", "memfd_create", "newfstatat", "openat2",
@@ -34,7 +36,17 @@ def profile() -> dict[str, Any]:
         _allow(["clone"], _argument(0, CLONE_NEW_ANY, "SCMP_CMP_MASKED_EQ", 0)),
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS},
         *(_allow(["personality"], _argument(0, value, "SCMP_CMP_EQ")) for value in PERSONALITIES),
-        *(_allow(["socket"], _argument(0, family, "SCMP_CMP_EQ")) for family in (AF_UNIX, AF_INET, AF_INET6)),
+        *(
+            _allow(
+                ["socket"],
+                _argument(0, family, "SCMP_CMP_EQ"),
+                _argument(1, SOCK_TYPE_MASK, "SCMP_CMP_MASKED_EQ", kind),
+                _argument(2, protocol, "SCMP_CMP_EQ"),
+            )
+            for family in (AF_UNIX, AF_INET, AF_INET6)
+            for kind in SOCKET_TYPES
+            for protocol in SOCKET_PROTOCOLS
+        ),
         _allow(["socket"], _argument(0, AF_NETLINK, "SCMP_CMP_EQ"), _argument(2, NETLINK_ROUTE, "SCMP_CMP_EQ")),
         _allow(["socketpair"], _argument(0, AF_UNIX, "SCMP_CMP_EQ")),
         _allow(["ioctl"], _argument(1, TIOCSTI, "SCMP_CMP_NE"), _argument(1, TIOCLINUX, "SCMP_CMP_NE")),
