@@ -64,8 +64,10 @@ def profile() -> dict[str, Any]:
 
 @functools.cache
 def profile_text() -> str:
-    """Return the profile as JSON."""
-    return json.dumps(profile(), indent=1)
+    """Return the profile as JSON, one rule in a line."""
+    found = profile()
+    rules = ",\n  ".join(json.dumps(rule) for rule in found.pop("syscalls"))
+    return f'{json.dumps(found)[:-1]}, "syscalls": [\n  {rules}\n]}}'
 
 
 def _allow(names: list[str], *arguments: dict[str, Any]) -> dict[str, Any]:
