@@ -230,6 +230,18 @@ def backends(as_json: AsJson = False) -> None:
     _finish(work, as_json=as_json)
 
 
+@app.command("gc")
+def gc(as_json: AsJson = False) -> None:
+    """Remove the containers and workspaces that processes left which are dead."""
+
+    def work() -> int:
+        from .gc import clear
+
+        return clear(as_json=as_json)
+
+    _finish(work, as_json=as_json)
+
+
 @config.command("show")
 def config_show(
     config_file: ConfigFile = None,

@@ -21,6 +21,7 @@ from cloche.runtime.options import SandboxOptions
 from cloche.sync import run
 
 from .exits import exit_code_of, say
+from .pulling import progress_shown
 from .terminal import Writer, neutralise
 
 MAX_CODE_BYTES = 16 * MIB
@@ -72,19 +73,20 @@ def run_command(command: RunCommand) -> int:
     language = command.language or _detect(source)
     stdout, stderr = Writer(1), Writer(2)
     writers = {"stdout": stdout.write, "stderr": stderr.write}
-    result = run(
-        source.code,
-        language=language,
-        argv=source.argv,
-        stdin=b"" if source.took_stdin else read_stdin(),
-        env=read_pairs(command.env),
-        files=read_files(command.files),
-        out=command.out,
-        spill=command.spill,
-        on_output=None if command.as_json else lambda stream, data: writers[stream](data),
-        on_event=_print_plan if command.debug else None,
-        **options,
-    )
+    with progress_shown():
+        result = run(
+            source.code,
+            language=language,
+            argv=source.argv,
+            stdin=b"" if source.took_stdin else read_stdin(),
+            env=read_pairs(command.env),
+            files=read_files(command.files),
+            out=command.out,
+            spill=command.spill,
+            on_output=None if command.as_json else lambda stream, data: writers[stream](data),
+            on_event=_print_plan if command.debug else None,
+            **options,
+        )
     stdout.finish()
     stderr.finish()
     _conclude(result, as_json=command.as_json)

@@ -148,3 +148,30 @@ class SupportsSingleRun(Protocol):
     def expect_single_run(self) -> None:
         """Say that the next run is the last one, so that clearing up may begin as soon as it has ended."""
         ...
+
+
+@runtime_checkable
+class SupportsImages(Protocol):
+    """Run in container images that can be chosen."""
+
+    def with_images(self, images: Mapping[str, str]) -> Backend:
+        """Return the same backend with other images by language; `*` stands for any other language."""
+        ...
+
+
+@runtime_checkable
+class SupportsCheck(Protocol):
+    """Look, before anything is settled, whether what the backend needs is there."""
+
+    def check(self) -> None:
+        """Raise BackendUnavailable, saying what is missing and what to do."""
+        ...
+
+
+@runtime_checkable
+class SupportsClearing(Protocol):
+    """Find what processes that died left behind, outside of this process's reach."""
+
+    def clear(self) -> Sequence[str]:
+        """Remove it, and return a line for each thing. Raises BackendUnavailable."""
+        ...

@@ -19,7 +19,7 @@ from cloche.core.languages import language_named
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy, ScreenMode
-from cloche.core.protocols import Backend, OpenSandbox, SupportsSingleRun, SupportsStreaming
+from cloche.core.protocols import Backend, OpenSandbox, SupportsImages, SupportsSingleRun, SupportsStreaming
 from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
@@ -140,6 +140,8 @@ def prepare(**options: Unpack[SandboxOptions]) -> Prepared:
         policy = policy_for(settings.backend, policy)
         _check_image(settings.backend, arguments.get("image"))
         chosen = backend_named(settings.backend)
+        if isinstance(chosen, SupportsImages):
+            chosen = chosen.with_images(settings.images)
     log.debug("backend %s, policy %s, limits %s", chosen.name, policy, settings.limits)
     return Prepared(settings=settings, backend=chosen, policy=policy, limits=settings.limits)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import cast
@@ -13,8 +14,9 @@ from cloche.core.capabilities import Capabilities
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.levels import Level
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend
+from cloche.core.protocols import Backend, SupportsCheck, SupportsClearing
 
+log = logging.getLogger("cloche.runtime")
 USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
 
 
@@ -41,38 +43,16 @@ def _absent(name: str, *, needs: str) -> Callable[[], str]:
     return explain
 
 
-def _explain_docker() -> str:
-    """Ask `docker info`, so that the answer names the first thing that is missing."""
-    import subprocess
-
-    try:
-        asked = subprocess.run(
-            ["docker", "info"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=10,
-            stdin=subprocess.DEVNULL,
-        )
-    except FileNotFoundError:
-        return f'backend "docker": the command "docker" is not installed here. {USE_LOCAL}'
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f'backend "docker": "docker info" gave no answer ({error}). {USE_LOCAL}'
-    if asked.returncode != 0:
-        lines = asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"]
-        return f'backend "docker": the daemon cannot be reached ("docker info" says: {lines[-1]}). {USE_LOCAL}'
-    return f'backend "docker": the daemon answers, but this version has no such backend yet. {USE_LOCAL}'
-
-
 _LOCAL = "cloche.backends.local:LocalBackend"
+_DOCKER = "cloche.backends.docker:DockerBackend"
 
 PROVIDERS: Mapping[str, Provider] = {
     "local": Provider(summary="native Linux jail, nothing to set up", target=_LOCAL),
     "auto": Provider(summary="the strongest backend there is; today that is local", target=_LOCAL),
     "subprocess": Provider(summary="child process with limits, no isolation", target=_LOCAL, level=Level.PROCESS),
     "none": Provider(summary="the host itself; a child process with limits", target=_LOCAL, level=Level.PROCESS),
-    "docker": Provider(summary="throwaway container", missing=_explain_docker),
-    "gvisor": Provider(summary="container on gVisor", missing=_absent("gvisor", needs="docker with runsc")),
+    "docker": Provider(summary="throwaway container", target="cloche.backends.docker:DockerBackend", takes_image=True),
+    "gvisor": Provider(summary="container on gVisor", target=_DOCKER, level=Level.GVISOR, takes_image=True),
     "firecracker": Provider(summary="microVM on Firecracker", missing=_absent("firecracker", needs="a microVM")),
     "microvm": Provider(summary="microVM on QEMU", missing=_absent("microvm", needs="a microVM")),
     "microsandbox": Provider(summary="microsandbox server", missing=_absent("microsandbox", needs="its server")),
@@ -100,7 +80,24 @@ def backend_named(name: str) -> Backend:
     provider = provider_named(name)
     if provider.target is None:
         raise BackendUnavailable(provider.missing() if provider.missing else f"backend {name!r} is not available")
-    return _load(provider.target, os.getpid())
+    backend = _load(provider.target, os.getpid())
+    if isinstance(backend, SupportsCheck):
+        backend.check()
+    return backend
+
+
+def clear_remains() -> Mapping[str, Sequence[str]]:
+    """Remove what dead processes left, by backend; those that cannot be had have nothing of ours to remove."""
+    found: dict[str, Sequence[str]] = {}
+    for name in PROVIDERS:
+        try:
+            backend = backend_named(name)
+        except BackendUnavailable as error:
+            log.debug("%s", error)
+            continue
+        if isinstance(backend, SupportsClearing) and backend.name not in found:
+            found[backend.name] = backend.clear()
+    return found
 
 
 @cache
@@ -132,4 +129,6 @@ def capabilities_of(name: str) -> Capabilities:
     level = provider_named(name).level
     if level is None or not found.available:
         return found
+    if found.level < level:
+        return Capabilities(backend=name, available=False, reason=found.reason, remedy=found.remedy)
     return Capabilities(backend=name, available=True, level=level, reason=f"backend {name!r} stands for this level")
