@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from cloche.backends.local.host import measure_host
 from cloche.backends.local.warm import WarmJail, close_pools, pool_for
 from cloche.core.errors import OutcomeUnknown
 from cloche.core.policy import Policy
+from cloche.core.result import Status
 from cloche.zygote.pool import Pool, Slot, remove_cgroup
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
@@ -231,6 +233,23 @@ def test_cancelled_again_and_again() -> None:
     assert not pool_for(Policy(), measure_host())._busy
 
 
+def test_what_was_cancelled_never_runs_later() -> None:
+    """An order that nobody has read when its run is cancelled is no later guest's."""
+
+    async def cancel_at_any_time() -> None:
+        draw = random.Random(11)
+        for number in range(80):
+            stale = [asyncio.ensure_future(cloche.arun("print('stale')")) for _ in range(draw.choice([1, 3]))]
+            await asyncio.sleep(draw.random() * 0.006)
+            for task in stale:
+                task.cancel()
+            await asyncio.gather(*stale, return_exceptions=True)
+            assert (await cloche.arun(f"print({number})")).stdout == f"{number}\n"
+
+    run_pooled("1")
+    asyncio.run(cancel_at_any_time())
+
+
 def test_a_slot_s_group_is_its_own() -> None:
     """A sandbox that is built ahead leaves the description of the one that it was copied from alone."""
     run_pooled("1")
@@ -268,3 +287,100 @@ def test_it_can_be_switched_off() -> None:
     close_pools()
     for _ in range(3):
         assert cloche.run("1", warm=False).meta["start"] == "cold"
+
+
+def test_other_languages_wait_too() -> None:
+    """A command that needs no interpreter of ours finds a jail built ahead, too."""
+    assert run_pooled("echo hello", language="bash").stdout == "hello\n"
+
+
+MIXTURE = (
+    ("print(1)", Status.OK),
+    ("import socket; socket.socket()", Status.OK),
+    ("import time; time.sleep(0.03)", Status.OK),
+    ("import sys; sys.exit(3)", Status.ERROR),
+    ("import os; os.kill(os.getpid(), 9)", Status.SIGNALED),
+    ("import time; time.sleep(60)", Status.TIMEOUT),
+)
+
+
+def test_runs_of_all_kinds_follow_one_another() -> None:
+    """However a run ends, and whatever it was allowed, the next one on the same helper gets its own end."""
+    draw = random.Random(7)
+    for _ in range(150):
+        code, status = draw.choice(MIXTURE)
+        disk = draw.choice(["16m", "32m"])
+        assert cloche.run(code, timeout=0.3 if status is Status.TIMEOUT else 20, disk=disk).status is status
+
+
+def test_the_callers_own_thread_is_enough() -> None:
+    """In a program without handlers of its own, runs need no other thread, and leave no descriptor."""
+    program = """
+import os, threading, cloche
+def look(): return len(os.listdir("/proc/self/fd")), threading.active_count()
+while cloche.run("print(1)").meta["start"] != "pooled": pass
+before = look()
+for _ in range(30): assert cloche.run("print(1)").stdout == "1\\n"
+print(look()[0] - before[0] < 4, look()[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout == "True 1\n"
+
+
+@pytest.mark.root
+def test_further_runs_of_a_sandbox_wait_in_its_workspace() -> None:
+    """A jail is built ahead around the workspace, and goes on whatever came between."""
+    with cloche.Sandbox() as sandbox:
+        run_warm("1")
+        sandbox.write_file("given", "a")
+        starts = [sandbox.run(f"open('{number}', 'w').write('x')").meta["start"] for number in range(6)]
+        assert starts.count("pooled") >= 5, starts
+        between = (
+            lambda: sandbox.run("import time; time.sleep(60)", timeout=0.3),
+            lambda: sandbox.run("import socket; socket.socket()"),
+            lambda: sandbox.run("ls", language="bash"),
+            lambda: sandbox.write_file("more", "b"),
+            lambda: sandbox.session().run("open('of a session', 'w').close()"),
+            lambda: sandbox.run("raise SystemExit(3)"),
+        )
+        for come in between:
+            come()
+            found = sandbox.run("import os; print(sorted(os.listdir()))").stdout
+            assert all(f"'{name}'" in found for name in ("given", *range(6)))
+        assert sandbox.read_file("more") == b"b"
+        assert "of a session" in sandbox.list_files()
+
+
+RESIDUE = """
+import ctypes, glob, mmap, os, subprocess, sys
+os.makedirs('/tmp/left/deep'); open('/tmp/left/deep/file', 'w').write('secret')
+open('/dev/shm/left', 'w').write('secret')
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmget(4711, 4096, 0o1666)
+libc.msgget(4712, 0o1666)
+if os.fork() == 0:
+    os.setsid()
+    import time; time.sleep(60)
+os.umask(0); os.nice(5)
+"""
+LOOK = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print(os.listdir('/tmp'), os.listdir('/dev/shm'), libc.shmget(4711, 4096, 0), libc.msgget(4712, 0))
+print(sorted(int(name) for name in os.listdir('/proc') if name.isdigit() and int(name) not in (1, os.getpid())))
+print(os.nice(0), os.umask(0o22) == 0o22, len(os.listdir('/proc/self/fd')))
+"""
+
+
+@pytest.mark.root
+def test_a_run_of_a_sandbox_finds_nothing_but_its_files() -> None:
+    """What an earlier run left in other places, in memory or running is gone, although the jail stays."""
+    with cloche.Sandbox() as sandbox:
+        run_warm("1")
+        sandbox.run("1")
+        expected = sandbox.run(LOOK)
+        assert sandbox.run(RESIDUE).ok
+        found = sandbox.run(LOOK)
+        assert found.meta["start"] == "pooled"
+        assert found.stdout == expected.stdout
+        assert expected.stdout.startswith("[] [] -1 -1\n[]\n0 True")

@@ -148,14 +148,23 @@ class Guest:
         the orders of the caller itself.
         """
         if self.door >= 0:
+            return self._take_order_at_door()
+        _, (packed, *fds) = self._await("order")
+        return Order(**wire.unpack(packed)), fds
+
+    def _take_order_at_door(self) -> tuple[Order, list[int]]:
+        """Wait for orders that are meant for this nursery: one that was killed may not have read its own."""
+        while True:
             tag, body, fds = wire.receive(self.door)
             if tag != "order":  # nobody needs us
                 posix._exit(1)
-            wire.send(self.asking, "taken")
-            perform(body["steps"], self.registers)
-            return Order(**body["order"]), fds
-        _, (packed, *fds) = self._await("order")
-        return Order(**wire.unpack(packed)), fds
+            if body["generation"] == self.ready["generation"]:
+                break
+            for fd in fds:
+                posix.close(fd)
+        wire.send(self.asking, "taken")
+        perform(body["steps"], self.registers)
+        return Order(**body["order"]), fds
 
     def _say_that_it_starts(self) -> None:
         """Tell the caller by the door; and start the helper's clock, after which we may be killed at any time."""

@@ -43,8 +43,8 @@ class Door:
         self._theirs.close()
 
     def order(self, body: Mapping[str, Any], fds: Sequence[int]) -> None:
-        """Send the guest its orders. Raises OSError."""
-        wire.send(self.fileno(), "order", dict(body), fds)
+        """Send orders, which a guest of the present nursery takes and no other. Raises OSError."""
+        wire.send(self.fileno(), "order", {**body, "generation": self.generation}, fds)
 
     def hear(self) -> tuple[str, dict[str, Any]]:
         """Return one word; an empty one for what need not be known. Raises BlockingIOError when nothing was said."""
