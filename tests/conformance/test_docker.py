@@ -31,6 +31,7 @@ def test_docker_conforms(docker: Daemon) -> None:
     assert not broken, "\n".join(broken)
 
 
+@pytest.mark.soak  # for its length
 @pytest.mark.timeout(600)
 def test_docker_on_gvisor_conforms(gvisor: Daemon) -> None:
     """Every check is kept on gVisor too, but for deviations that are named and real."""

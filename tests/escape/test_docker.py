@@ -12,7 +12,7 @@ from tests.escape.attempts import JAIL, Attempt, play
 from tests.escape.ledger import Ledger, all_attempts
 from tests.escape.places import Inside
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.soak]  # some minutes of attempts that the jail is held to in every test run
 
 IN_SYS = "docker shows /sys, read-only"
 IN_PROC = "docker hides less of /proc/self than the jail does"
