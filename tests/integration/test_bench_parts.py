@@ -24,7 +24,7 @@ from cloche.testing.conformance_leftovers import leftovers
 from tests.contests import OURS, ROOT, event, run
 
 NAMES = (
-    "plain subprocess", "bubblewrap", "cloche, cold", "cloche, warm", "cloche, pandas preloaded",
+    "plain subprocess", "bubblewrap", "cloche, cold", "cloche, warm", "cloche, on demand", "cloche, pandas preloaded",
     "cloche, session cell", "cloche, fork(1)", "cloche, rollback", "first cloche.run", "first cloche.run, cold",
     "import cloche", "import asyncio",
 )  # fmt: skip

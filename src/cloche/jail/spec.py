@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, ClassVar
+    from typing import Any, ClassVar, Self
 
     from .calls import Step
 
@@ -21,6 +21,12 @@ class _Record:
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         self.__dict__.update(values)
+
+    def copy(self) -> Self:
+        """Return another one with the same values."""
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        return found
 
     def as_wire(self) -> dict[str, Any]:
         """Return every field as plain data."""

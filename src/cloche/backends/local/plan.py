@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import secrets
 import sys
@@ -69,7 +68,7 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, places:
         if len(_JAILS) >= MOST_JAILS:
             _JAILS.clear()
         found = _JAILS[key] = (host, _new_spec(level, policy, limits, host, places))
-    spec = copy.copy(found[1])  # its fields are replaced, never changed
+    spec = found[1].copy()  # its fields are replaced, never changed
     spec.cgroup = _cgroup(limits, host)
     return spec
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -126,7 +125,7 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
         bool(spec.cgroup), spec.cpu_affinity,
     )  # fmt: skip
     bare = Run(binds=run.binds, private=run.private, python={} if has_python else None)
-    mine = copy.copy(spec)  # the sandbox's may be given an identity of its own
+    mine = spec.copy()  # the sandbox's may be given an identity of its own
     mine.outside = OUTSIDE_IDS if spec.outside is not None else None
     return WarmJail(key, mine, bare, is_nursery)
 
