@@ -13,16 +13,7 @@ from tests.terminal import COMMAND, Terminal
 
 FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"
 
-
-@pytest.fixture(autouse=True)
-def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the machine's own configuration and this user's history out of these tests."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.chdir(tmp_path)
-    for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG", "INPUTRC", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("settings_of_nobody_at_a_terminal")
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:

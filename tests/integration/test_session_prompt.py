@@ -15,18 +15,7 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"
 
 # Sessions and the pipe are tried as the ordinary user too.
-pytestmark = pytest.mark.once
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the machine's own configuration and this user's history out of these tests."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.chdir(tmp_path)
-    for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG", "INPUTRC", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = [pytest.mark.once, pytest.mark.usefixtures("settings_of_nobody_at_a_terminal")]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 import cloche
 from cloche.backends.local.warm import close_pools
+from cloche.runtime import here
 from tests.leftovers import Snapshot, wait_for_leftovers
 
 PATIENCE_S = 600
@@ -50,7 +51,7 @@ def test_fifty_threads() -> None:
         waiting = [pool.submit(_run, number) for number in range(THREADS * RUNS_EACH)]
         for one in waiting:
             one.result(PATIENCE_S)
-    assert _descriptors() <= before
+    assert _descriptors() <= before + 3 * here.MOST_KEPT  # the event loops that are kept for callers' threads
 
 
 def test_a_hundred_in_one_loop() -> None:
@@ -127,4 +128,4 @@ def test_memory_does_not_creep() -> None:
     gc.collect()
     grown = _resident_bytes() - before
     assert grown < 6 << 20, f"grown by {grown} bytes"
-    assert threading.active_count() <= threads
+    assert threading.active_count() <= threads + 1  # the pool may have begun to look at its plan now and then

@@ -73,8 +73,8 @@ def rehearse() -> None:
     for use in _uses:
         try:
             exec(use, {})
-        except Exception:
-            _uses.clear()  # it worked in the template; a run that uses it will say what is wrong here
+        except Exception:  # it worked in the template; a run that uses it will say itself what is wrong here
+            _uses.clear()
             break
     source = b"import sys\nprint(len(sys.path), file=sys.stdout)"
     body, last = oneshot.compile_at_last_line(source, "<rehearsal>") or ("", "")

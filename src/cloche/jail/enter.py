@@ -111,11 +111,13 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
         _step("session", "lead a session of its own, without a terminal", make("setsid")),
     ]
     begin = attached if has_workspace else made
+    # While it has its powers: an earlier guest may have taken its own rights to the folder away.
+    (go_there, *last_doors) = _last_doors(spec, run)
     return Building(
         build=build,
-        first=[*own, *begin.values(), *keep, *lend, *mine],
-        later=[*own, *attached.values(), *keep, *mine] if keeps_workspace else [],
-        late=_last_doors(spec, run),
+        first=[*own, *begin.values(), *keep, *lend, go_there, *mine],
+        later=[*own, *attached.values(), *keep, go_there, *mine] if keeps_workspace else [],
+        late=last_doors,
         private=run.private,
         seccomp=spec.nursery_filter,
     )

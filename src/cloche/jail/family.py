@@ -284,11 +284,14 @@ class Family:
         if not guest:
             raise FamilyError("what it was cloned from has ended")
         errand = rehouse(self.watch.spec, steps, guest, node.init)
+        node.is_settled = False
         try:
             self._await(errand)
         except BaseException:
             errand.abandon()
             raise
+        finally:
+            node.is_settled = True
         mounts = errand.finish()
         posix.kill(node.init, SIGCONT)
         return mounts

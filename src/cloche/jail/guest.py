@@ -75,7 +75,8 @@ class Guest:
             if self.index == 0:
                 self._say_that_it_starts()
         except StepFailed as error:
-            tell_failure(self.link, error)
+            kept = [self.registers[name] for name in (LENT, KEPT) if name in self.registers]
+            tell_failure(self.link, error, tuple(kept[:1]))
             posix._exit(1)
         command = order.commands[self.index] if self.index < len(order.commands) else None
         if command is None and order.python is None:

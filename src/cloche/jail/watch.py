@@ -155,6 +155,9 @@ class Watch:
         """Hand the reaper the orders of its guest; one of a nursery has its own. Raises OSError when it is gone."""
         self.spec = self.helper.spec  # whose amounts may have changed since the sandbox was built
         self.number, self.timeout_s = body["number"], body["timeout_s"]
+        for tag, early, _ in self.helper.early:
+            if tag == "kill" and early["number"] == self.number:
+                self.cause = early["cause"]
         cgroup = self.helper.cgroup
         if cgroup is not None and body["again"] and self.spec.cgroup is not None:
             cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
@@ -169,17 +172,19 @@ class Watch:
         while self.ended is None and self.failed is None:
             while self.later and not self.cause:
                 self._obey(*self.later.pop(0))
-            if self.cause:
+            if self.cause and not self._awaits_workspace():
                 break
             more = self.family.watched() if self.family is not None else ()
             ready = {fd for fd, _ in ppoll((self.link, caller, *more), self._patience_s())}
             if self.family is not None:
                 self.family.look(ready)
+            if not self._hear_what_reaper_said():  # first: whoever has ended is not killed any more
+                break
+            if self._is_over():
+                break
             if caller in ready and not self._hear_caller():
                 is_caller_here = False
-            if not is_caller_here or self.cause:
-                break
-            if self.link in ready and not self._hear_reaper():
+            if not is_caller_here or (self.cause and not self._awaits_workspace()):
                 break
             self._check_limits()
         if self.ended is not None and self.ended["is_alone"] and not self.cause:
@@ -194,6 +199,20 @@ class Watch:
                 pass
             self._report(usage)
         posix.close(self.link)
+
+    def _hear_what_reaper_said(self) -> bool:
+        """Take all that there is; False when the reaper is gone."""
+        while not self._is_over() and ppoll((self.link,), 0.0):
+            if not self._hear_reaper():
+                return False
+        return True
+
+    def _is_over(self) -> bool:
+        return self.ended is not None or self.failed is not None
+
+    def _awaits_workspace(self) -> bool:
+        """Tell whether a first guest may just be attaching the only mount of a workspace: killed now, it is lost."""
+        return self.is_nursing and self.helper.workspace_fd >= 0 and not self.started_at
 
     def renew(self) -> None:
         """Begin the watch over the next guest of a nursery."""
@@ -240,7 +259,8 @@ class Watch:
     def _hear_caller(self) -> bool:
         """Take one word of the caller's; False when it is gone."""
         tag, body, fds = wire.receive(self.helper.caller)
-        if tag in FOR_THE_NEXT:  # the caller knows of this run's end, which we shall hear of at once
+        is_early = tag == "kill" and body["number"] > self.number
+        if tag in FOR_THE_NEXT or is_early:  # the caller knows of this run's end, which we shall hear of at once
             self.helper.early.append((tag, body, fds))
             return True
         if fds:

@@ -131,7 +131,7 @@ MOST_FILES = 16
 
 def _watched_files(variables: Hashable, folder: str, places: Places) -> tuple[str, ...]:
     """Return the paths that may hold settings; they depend on nothing else than what is given."""
-    key = (variables, folder, places.cwd, places.home, places.config_file)
+    key = (variables, folder, places.cwd, places.home, str(places.config_file))
     found = _files.get(key)
     if found is None:
         if len(_files) >= MOST_FILES:

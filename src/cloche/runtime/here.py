@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _signal: Any = __import__("_signal")  # `signal` makes an enumeration of whatever it returns, which takes its time
 
-MOST_KEPT = 8
+MOST_KEPT = 2  # each has three descriptors; a third caller at once goes the other way
 _SIGINT = int(signal.SIGINT)
 # What people let a handler raise at, SIGINT aside.
 _SIGNALS = tuple(
@@ -31,6 +31,7 @@ _SIGNALS = tuple(
     if (number := getattr(signal, name, None)) is not None
 )
 
+_made = 0  # loops that there are, kept or in use
 _kept: list[asyncio.AbstractEventLoop] = []
 _lock = threading.Lock()
 _abandoned: list[asyncio.AbstractEventLoop] = []  # after a fork: finalising the parent's loops would touch the parent's
@@ -38,7 +39,7 @@ _abandoned: list[asyncio.AbstractEventLoop] = []  # after a fork: finalising the
 
 def is_possible() -> bool:
     """Tell whether a coroutine can run in this thread: no loop runs here, and no handler may raise in between."""
-    if asyncio._get_running_loop() is not None:
+    if asyncio._get_running_loop() is not None or (_made >= MOST_KEPT and not _kept):
         return False
     if threading.current_thread() is not threading.main_thread():
         return True
@@ -52,9 +53,10 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return what it returns."""
     loop = _borrow()
     try:
-        task = loop.create_task(coroutine)
-        interrupt = _Interrupt(loop, task)
+        interrupt = _Interrupt(loop)
         try:
+            task: asyncio.Task[T] = loop.create_task(coroutine)
+            interrupt.task = task
             return _run_to_end(loop, task)
         finally:
             interrupt.stop()
@@ -76,8 +78,9 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
 class _Interrupt:
     """Turn Ctrl-C in the main thread into the end of a task, to be raised once it has ended."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]):
-        self._loop, self._task = loop, task
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self.task: asyncio.Task[Any] | None = None
         self._came = False
         self._before: Any = None
         if threading.current_thread() is threading.main_thread():
@@ -89,7 +92,11 @@ class _Interrupt:
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         if not self._came:
             self._came = True
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
     def stop(self) -> None:
         """Put the handler back. Raises KeyboardInterrupt if the signal came."""
@@ -100,29 +107,35 @@ class _Interrupt:
 
 
 def _borrow() -> asyncio.AbstractEventLoop:
+    global _made
     with _lock:
         if _kept:
             return _kept.pop()
+        _made += 1
     return asyncio.new_event_loop()
 
 
 def _give_back(loop: asyncio.AbstractEventLoop) -> None:
+    global _made
     with _lock:
-        if len(_kept) < MOST_KEPT:
+        if len(_kept) < MOST_KEPT and not asyncio.all_tasks(loop):  # what is left over must not run with the next
             _kept.append(loop)
             return
+        _made -= 1
     loop.close()
 
 
 def _close_kept() -> None:
+    global _made
     with _lock:
         while _kept:
             _kept.pop().close()
+            _made -= 1
 
 
 def _forget_after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _made
+    _lock, _made = threading.Lock(), 0
     _abandoned.extend(_kept)
     _kept.clear()
 

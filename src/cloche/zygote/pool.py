@@ -302,6 +302,10 @@ class Pool:
         template, now = self._template, time.monotonic()
         if template is None or not template.is_ready():
             return
+        if len(self._idle) > self._least and self._timer is None:
+            self._timer = threading.Timer(LOOK_AGAIN_S, self._tidy)
+            self._timer.daemon = True
+            self._timer.start()
         state = (len(self._idle) + len(self._busy), self._peak)
         if state == self._planned and now < self._plan_again_at:
             return
@@ -326,10 +330,6 @@ class Pool:
         for slot in sorted(self._idle, key=lambda one: one.idle_since)[: moves.close]:
             self._idle.remove(slot)
             self._close(slot)
-        if len(self._idle) > self._least and self._timer is None:
-            self._timer = threading.Timer(LOOK_AGAIN_S, self._tidy)
-            self._timer.daemon = True
-            self._timer.start()
 
     def _tidy(self) -> None:
         """Look at the plan again when nobody calls: what was needed once is not kept for ever."""

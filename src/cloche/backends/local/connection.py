@@ -46,6 +46,7 @@ class Connection:
         self._link: socket.socket | None = None
         self._was_started = self._is_lost = False
         self._number = 0
+        self._was_killed = False
         self._started_at = self._timeout_s = 0.0
         self._end: asyncio.Future[dict[str, Any]] | None = None  # of the run that was sent last
         self._questions = 0
@@ -130,7 +131,7 @@ class Connection:
 
     def _send_to_door(self, door: Door, run: Run, streams: Sequence[int], *, rebuilds: bool) -> None:
         """Send the guest its orders, and tell the helper to keep the clock."""
-        self._was_started, self._end = False, None
+        self._was_started, self._was_killed, self._end = False, False, None
         self._number, self._started_at, self._timeout_s = next(_numbers), 0.0, run.timeout_s
         steps = compile_files(self._spec, run) if run.has_files else []
         told = {"number": self._number, "timeout_s": run.timeout_s, "is_last": False}
@@ -143,7 +144,7 @@ class Connection:
         self._checked(talk)
 
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
-        self._was_started, self._end = False, None
+        self._was_started, self._was_killed, self._end = False, False, None
         self._number = next(_numbers)
         files = wire.pack({"steps": compile_files(self._spec, run)}) if run.has_files else -1
         body = {"number": self._number, "timeout_s": run.timeout_s, "has_files": run.has_files}
@@ -198,6 +199,7 @@ class Connection:
         if slot is None or slot.door is None:
             return fds
         self._listen_at(slot.door, end, on_word)
+        count(slot)
         if not slot.rebuilds:
             slot.key = None
         found = slot.door.take_guest() or fds
@@ -207,11 +209,16 @@ class Connection:
 
     def _hear_end(self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, body: dict[str, Any]) -> None:
         """Take the helper's word for an end, which may be that of a run whose end was known before."""
-        slot = self._slot
+        slot, is_mine = self._slot, body["number"] == self._number
         if slot is not None and slot.door is not None:
             self._listen_at(slot.door, end, on_word)  # what was said there was said before
+            generation = slot.door.generation
             slot.hear("ended", body)
-        if body["number"] == self._number and not end.done():
+            if slot.door.generation > generation and not is_mine and not end.done():
+                end.set_exception(self._loss())  # the orders went to a nursery that is no more
+            elif is_mine and not self._was_started and (fds := slot.door.take_guest()):
+                on_word("ready", {"seconds": slot.door.seconds}, fds)
+        if is_mine and not end.done():
             if slot is not None:
                 count(slot)
             end.set_result(body)
@@ -275,10 +282,13 @@ class Connection:
             on_word(tag, body, fds)
 
     def _is_short(self, ended: dict[str, Any]) -> bool:
-        return self._was_started and is_short(self._started_at, ended, self._timeout_s)
+        return self._was_started and not self._was_killed and is_short(self._started_at, ended, self._timeout_s)
 
     def kill(self, cause: str) -> None:
-        """Ask the helper to kill the run; the end is still reported by `attend`."""
+        """Ask the helper to kill the run; the end is still reported by `attend`, and is the helper's word then."""
+        if self._end is not None and self._end.done() and not self._end.cancelled():
+            return
+        self._was_killed = True
         self.tell("kill", cause=str(cause), number=self._number)
 
     def tell(self, tag: str, **body: str | bool | int) -> None:
@@ -337,8 +347,15 @@ class Connection:
     async def _close_slot(self) -> None:
         """Hang up and wait until the helper has hung up too."""
         link, self._link = self._link, None
+        loop = asyncio.get_running_loop()
+        if link is not None:
+            loop.remove_reader(link.fileno())
         if self._slot is not None:
+            if self._slot.door is not None:
+                loop.remove_reader(self._slot.door.fileno())
             self._slot.change_door(None)
+        if self._end is not None and not self._end.done():
+            self._end.set_exception(self._loss())
         if link is not None:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_WR)

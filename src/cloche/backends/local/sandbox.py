@@ -268,9 +268,12 @@ class LocalOpenSandbox:
         try:
             return await self._run_once(request, program, sink)
         except StartFailed as error:
-            if was_open or self._slot is None or self._is_closed:
+            if self._slot is None or self._is_closed or (was_open and not self._waited()):
                 raise
             log.warning("a warm start failed, starting afresh: %s", error)
+        if was_open:
+            self._slot.key = None
+            return await self._run_once(request, program, sink)
         connection, self._connection = self._connection, None
         if connection is not None:
             await finish(connection.close())
@@ -279,6 +282,10 @@ class LocalOpenSandbox:
         self.workspace.forget()
         self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
         return await self._run_once(request, program, sink)
+
+    def _waited(self) -> bool:
+        """Tell whether what failed was a guest that had waited in a jail of this sandbox's own."""
+        return self._slot is not None and not self._slot.rebuilds and self._start == "pooled"
 
     async def _run_once(self, request: Request, program: Program, sink: Sink) -> Result:
         show_toolchain(program.run, self._spec, program.paths(), self._host)
