@@ -25,7 +25,11 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 # What no program needs to run: it would make the image several times as large.
 LEFT_OUT = re.compile(
     r"/usr/share/(?:doc|man|info|locale|i18n|icons|lintian|bash-completion|perl5|go-[\d.]+/test)/|/usr/include/node/"
-    r"|/usr/lib/python3[\d.]*/(?:test|idlelib|tkinter)/|/__pycache__/|/usr/lib/go-[\d.]+/pkg/tool/\w+/(?:trace|pprof)$"
+    r"|/usr/lib/python3[\d.]*/(?:test|idlelib|tkinter)/|/__pycache__/"
+    r"|/usr/lib/go-[\d.]+/pkg/(?:\w+/cmd/|tool/\w+/(?!asm$|buildid$|cgo$|compile$|link$))|/usr/share/go-[\d.]+/api/"
+    # Nothing here is written in C, or linked with link-time optimisation; the linker alone is needed.
+    r"|/usr/lib/gcc/[\w-]+/\d+/(?:cc1|cc1plus|lto1|lib[atl]san\.a|libubsan\.a)$|/usr/bin/[\w-]+-lto-dump"
+    r"|/usr/lib/[\w-]+/lib[atl]san\.so|/usr/bin/rustdoc$"
 )
 FOLDERS = ("tmp", "workspace", "proc", "sys", "dev", "root", "home", "run", "var/tmp")
 FILES = {

@@ -89,6 +89,8 @@ class Plan:
             "Env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
             "Labels": dict(self.labels),
             "Hostname": "sandbox",
+            # Nothing in it has anything to finish: a daemon that stops need not wait for it.
+            "StopSignal": "SIGKILL",
             "OpenStdin": True,
             "StdinOnce": True,
             "AttachStdin": True,
@@ -139,8 +141,8 @@ class Plan:
             f"--memory={self.memory_bytes}", f"--memory-swap={self.memory_bytes}", f"--cpus={self.cpus:g}",
             f"--pids-limit={self.pids}", "--cap-drop=ALL", "--security-opt=no-new-privileges",
             *([f"--security-opt=seccomp={PROFILE_FILE}"] if self.has_seccomp else []),
-            "--read-only", f"--user={self.user}:{self.user}", "--workdir=/", "--hostname=sandbox", "--ipc=none",
-            "--cgroupns=private", "--log-driver=none",
+            "--read-only", f"--user={self.user}:{self.user}", "--workdir=/", "--hostname=sandbox",
+            "--stop-signal=SIGKILL", "--ipc=none", "--cgroupns=private", "--log-driver=none",
             *([f"--runtime={self.runtime}"] if self.runtime else []),
         ]  # fmt: skip
         words += [f"--tmpfs={place}:{options}" for place, options in self.tmpfs().items()]
