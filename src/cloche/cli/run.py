@@ -6,9 +6,10 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Event, Started
@@ -198,10 +199,18 @@ def _print_plan(event: Event) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
+def say_fallback(notes: Mapping[str, Any]) -> None:
+    """Say on stderr that something else ran than what was asked for, if it did."""
+    fallback = notes.get("fallback")
+    if fallback is not None:
+        say(f"fallback: this ran on backend {fallback['used']} at level {fallback['level']}. {fallback['reason']}")
+
+
 def _conclude(result: Result, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.as_dict(), default=str), flush=True)
         return
+    say_fallback(result.meta)
     for warning in result.meta.get("screen", ()):
         say(f"screen: {warning}")
     for path in result.meta.get("files_left_out", ()):

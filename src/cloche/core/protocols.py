@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from .capabilities import Capabilities
 from .events import Sink
+from .levels import Level
 from .limits import Limits
 from .policy import Policy
 from .request import InputFile, Request
@@ -165,6 +166,24 @@ class SupportsCheck(Protocol):
 
     def check(self) -> None:
         """Raise BackendUnavailable, saying what is missing and what to do."""
+        ...
+
+
+@runtime_checkable
+class SupportsLevels(Protocol):
+    """Give sandboxes at other levels than the strongest, too."""
+
+    def capabilities_at(self, level: Level) -> Capabilities:
+        """Return what this host can give at exactly this level; unavailable, with the reason, where it cannot."""
+        ...
+
+
+@runtime_checkable
+class SupportsReadiness(Protocol):
+    """Run what may have to be fetched first."""
+
+    def lacks(self) -> str:
+        """Say what is not here yet and how to fetch it; empty when a run can start."""
         ...
 
 

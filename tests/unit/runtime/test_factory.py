@@ -12,7 +12,7 @@ from cloche.core.levels import Level
 from cloche.core.policy import Policy
 from cloche.runtime.factory import PROVIDERS, backend_named, capabilities_of, policy_for
 
-ABSENT = [name for name, provider in PROVIDERS.items() if provider.target is None]
+ABSENT = [name for name, provider in PROVIDERS.items() if provider.needs]
 
 
 def test_every_name_of_the_mission_is_known() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from cloche.core.errors import BackendUnavailable, StartFailed
 
-USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
 CONNECT_S, TIMEOUT_S = 10, 60
 LATE_S = 3  # after the end of a container, for the daemon to say why
 OLDEST_API = "1.41"  # Docker 20.10
@@ -25,8 +24,15 @@ OWNER_LABEL = "cloche.owner"
 class Daemon:
     """Hold one connection to a daemon, for use from any thread."""
 
-    def __init__(self, api: Any, info: Mapping[str, Any]):  # noqa: ANN401 - the SDK's client
-        self.api, self.info = api, info
+    def __init__(self, api: Any, info: Mapping[str, Any], where: str):  # noqa: ANN401 - the SDK's client
+        self.api, self.info, self.where = api, info, where
+
+    def check_socket(self, patience_s: int) -> None:
+        """Raise BackendUnavailable when nobody listens any more."""
+        try:
+            _knock(self.where, patience_s)
+        except OSError as error:
+            raise _unreachable(error, self.where) from error
 
     @property
     def is_id_mapped(self) -> bool:
@@ -132,15 +138,15 @@ _turn = threading.Lock()
 _daemons: dict[tuple[int, str], Daemon] = {}
 
 
-def connect() -> Daemon:
-    """Return the daemon that DOCKER_HOST or docker's context names.
+def connect(*, patience_s: int = CONNECT_S) -> Daemon:
+    """Return the daemon that DOCKER_HOST or docker's context names; `patience_s` is for each of three questions.
 
     Raises BackendUnavailable saying what is missing, and what to do.
     """
     key = (os.getpid(), os.environ.get("DOCKER_HOST", ""))
     with _turn:
         if key not in _daemons:
-            _daemons[key] = _connect()
+            _daemons[key] = _connect(patience_s)
         return _daemons[key]
 
 
@@ -159,37 +165,42 @@ def _forget_after_fork() -> None:
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def _connect() -> Daemon:
+def _connect(patience_s: int) -> Daemon:
     try:
         import docker
     except ImportError as error:
         raise BackendUnavailable(
-            f'backend "docker": its Python library is not installed ({error}). '
-            f'Install it with: pip install "cloche[docker]". {USE_LOCAL}'
+            f'backend "docker": its Python library is not installed ({error}).',
+            remedy='Install it with: pip install "cloche[docker]".',
         ) from error
     options = _options()
     where = options.get("base_url") or "unix:///var/run/docker.sock"
     api = None
     try:
-        _knock(str(where))
+        _knock(str(where), patience_s)
         # Asking for "auto" would ask in the constructor, which leaves an open session behind when nobody answers.
-        api = docker.APIClient(version=OLDEST_API, timeout=CONNECT_S, **options)
-        version = api.version(api_version=False)["ApiVersion"]
+        api = docker.APIClient(version=OLDEST_API, timeout=patience_s, **options)
+        version, info = api.version(api_version=False)["ApiVersion"], api.info()
         api.close()
         api = docker.APIClient(version=version, timeout=TIMEOUT_S, max_pool_size=CONNECTIONS, **options)
-        return Daemon(api, api.info())
+        return Daemon(api, info, str(where))
     except Exception as error:
         if api is not None:
             api.close()
-        raise BackendUnavailable(f'backend "docker": {_why_not(error, where)} {USE_LOCAL}') from error
+        raise _unreachable(error, str(where)) from error
 
 
-def _knock(where: str) -> None:
+def _unreachable(error: Exception, where: str) -> BackendUnavailable:
+    reason, remedy = _why_not(error, where)
+    return BackendUnavailable(f'backend "docker": {reason}', remedy=remedy)
+
+
+def _knock(where: str, patience_s: int) -> None:
     """Raise OSError when nobody answers at a socket; the SDK would leave it open behind it."""
     scheme, _, path = where.partition("://")
     if scheme in ("unix", "http+unix"):
         with socket.socket(socket.AF_UNIX) as attempt:
-            attempt.settimeout(CONNECT_S)
+            attempt.settimeout(patience_s)
             attempt.connect(path if path.startswith("/") else f"/{path}")
 
 
@@ -209,20 +220,23 @@ def _options() -> dict[str, Any]:
     return {"base_url": context.Host, "tls": context.TLSConfig}
 
 
-def _why_not(error: Exception, where: str) -> str:
+def _why_not(error: Exception, where: str) -> tuple[str, str]:
+    """Return the reason and the remedy."""
     numbers = {one.errno for one in _chain(error) if isinstance(one, OSError)}
     if errno.EACCES in numbers or errno.EPERM in numbers:
-        return (
-            f"you may not talk to the daemon at {where} (permission denied). Join the group that owns its socket "
-            '("sudo usermod -aG docker $USER", then log in again; that makes you as good as root), or run a rootless '
-            "daemon and name it in DOCKER_HOST."
-        )
+        return f"you may not talk to the daemon at {where} (permission denied).", JOIN_THE_GROUP
     if numbers & {errno.ENOENT, errno.ECONNREFUSED}:
         return (
-            f'the daemon cannot be reached: nobody answers at {where} ("docker info" fails as well). Start it '
-            '("sudo systemctl start docker"), install Docker, or name another daemon in DOCKER_HOST.'
+            f'the daemon cannot be reached: nobody answers at {where} ("docker info" fails as well).',
+            'Start it ("sudo systemctl start docker"), install Docker, or name another daemon in DOCKER_HOST.',
         )
-    return f'the daemon cannot be reached at {where}: {explained(error)}. See what "docker info" says.'
+    return f"the daemon cannot be reached at {where}: {explained(error)}.", 'See what "docker info" says.'
+
+
+JOIN_THE_GROUP = (
+    'Join the group that owns its socket ("sudo usermod -aG docker $USER", then log in again; that makes you as good '
+    "as root), or run a rootless daemon and name it in DOCKER_HOST."
+)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -100,6 +100,17 @@ def find_image(daemon: Daemon, name: str) -> Image:
         return found
 
 
+_here: set[tuple[int, str]] = set()
+
+
+def is_here(daemon: Daemon, name: str) -> bool:
+    """Tell whether the daemon has an image; one that it had is taken to stay."""
+    key = (id(daemon), name)
+    if key not in _here and _inspect(daemon, name) is not None:
+        _here.add(key)
+    return key in _here
+
+
 def _inspect(daemon: Daemon, name: str) -> Mapping[str, Any] | None:
     import docker.errors
 
@@ -107,7 +118,7 @@ def _inspect(daemon: Daemon, name: str) -> Mapping[str, Any] | None:
         found: Mapping[str, Any] = daemon.api.inspect_image(name)
     except docker.errors.ImageNotFound:
         return None
-    except docker.errors.DockerException as error:
+    except Exception as error:
         raise BackendUnavailable(f"image {name!r} cannot be looked up: {explained(error)}") from error
     return found
 

@@ -38,13 +38,20 @@ def choose_runtime(daemon: Daemon, image: Image | None, wanted: Level | None) ->
 
 
 def why_no_gvisor(daemon: Daemon, image: Image | None) -> str:
-    """Return why gVisor cannot be used, empty when it can; without an image, what is known so far."""
+    """Return why gVisor cannot be used, empty when it was tried and can; trying it takes an image."""
     if RUNSC not in (daemon.info.get("Runtimes") or {}):
-        return "it does not know the runtime runsc"
+        return "the daemon does not know the runtime runsc"
     with _turn:
-        if id(daemon) not in _answers and image is not None:
+        if id(daemon) not in _answers:
+            if image is None:
+                return "it was not tried yet, for want of an image to try it with"
             _answers[id(daemon)] = _try(daemon, image)
-        return _answers.get(id(daemon), "")
+        return _answers[id(daemon)]
+
+
+def is_ruled_out(daemon: Daemon) -> bool:
+    """Tell whether it is known without a trial that gVisor cannot be used."""
+    return RUNSC not in (daemon.info.get("Runtimes") or {}) or bool(_answers.get(id(daemon)))
 
 
 def _try(daemon: Daemon, image: Image) -> str:
