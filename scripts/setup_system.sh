@@ -11,6 +11,7 @@ system_path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 declare -A package_of=(
     [node]=nodejs [npm]=npm [ruby]=ruby [go]=golang-go [rustc]=rustc [mcs]=mono-mcs [mono]=mono-runtime
     [cc]=gcc [bwrap]=bubblewrap [setpriv]=util-linux [git]=git [ps]=procps
+    [dockerd]=docker.io [docker]=docker.io [busybox]=busybox-static [runsc]=runsc
 )
 
 missing=()

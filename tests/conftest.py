@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.daemon import Daemon, chosen, open_daemon
 from tests.leftovers import Snapshot, wait_for_leftovers
 
 IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
@@ -50,3 +52,31 @@ def _nothing_is_left_behind() -> Iterator[None]:
     yield
     left = wait_for_leftovers(before, patience_s=10)
     assert not left, "the session left behind:\n" + "\n".join(left)
+
+
+@pytest.fixture(scope="session")
+def docker_daemon() -> Iterator[Daemon]:
+    """Give a docker daemon of the tests' own."""
+    with open_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def gvisor_daemon() -> Iterator[Daemon]:
+    """Give one that knows gVisor's runsc."""
+    with open_daemon("runsc") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def docker(docker_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Daemon]:
+    """Give that daemon as the one which Cloche finds; afterwards nothing may be left on it."""
+    with chosen(docker_daemon, monkeypatch, tmp_path):
+        yield docker_daemon
+
+
+@pytest.fixture
+def gvisor(gvisor_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Daemon]:
+    """The same with the daemon that knows runsc."""
+    with chosen(gvisor_daemon, monkeypatch, tmp_path):
+        yield gvisor_daemon

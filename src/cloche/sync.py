@@ -108,6 +108,11 @@ class Sandbox:
         """Return the backend's name."""
         return self._sandbox.backend
 
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """Return what results say of how the backend was found: `choice` of `auto`, `fallback`."""
+        return self._sandbox.notes
+
     def __enter__(self) -> Self:
         keeper = self._keeper = _Keeper(self._sandbox)
         try:

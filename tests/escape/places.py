@@ -232,7 +232,8 @@ class Inside:
         """Return what a terminal gets from the command line."""
         program = whole_program(attempt, attempt.code)
         words = ["-c", program, "--", json.dumps({**self.targets, "token": new_token()})]
-        return show_on_terminal([sys.executable, "-m", "cloche", "run", "--require", self.keywords["require"], *words])
+        asked = [f"--{name}={self.keywords[name]}" for name in ("backend", "image", "require") if name in self.keywords]
+        return show_on_terminal([sys.executable, "-m", "cloche", "run", *asked, *words])
 
     @contextmanager
     def workspace(self, attempt: Attempt) -> Iterator[Workspace]:

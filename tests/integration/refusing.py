@@ -1,7 +1,8 @@
-"""Run a command where user namespaces are refused, in either of the two ways that hosts do it.
+"""Run a command where user namespaces are refused, in either of the two ways that hosts do it, and one way more.
 
     python refusing.py seccomp COMMAND...   a filter answers EPERM, as a plain container's does
     python refusing.py sysctl COMMAND...    user.max_user_namespaces is 0, as a hardened host has it
+    python refusing.py kernel COMMAND...    the filter, and no Landlock, as an old kernel has it: nothing isolates
 
 Nothing of the host changes: the filter is this process's own, and the setting belongs to a user namespace made for it.
 """
@@ -15,6 +16,7 @@ from cloche.jail.calls import perform_calls
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEW_ANY = 0x7E020080
+LANDLOCK_CREATE_RULESET = 444
 CLONE, CLONE3, UNSHARE = (220, 435, 97) if os.uname().machine == "aarch64" else (56, 435, 272)
 EPERM, ENOSYS, ALLOW = 0x00050001, 0x00050026, 0x7FFF0000
 LD, JEQ, JSET, RET = 0x20, 0x15, 0x45, 0x06
@@ -32,14 +34,20 @@ FILTER = (
     (RET, 0, 0, EPERM),
     (RET, 0, 0, ALLOW),
 )
+WITHOUT_LANDLOCK = (FILTER[0], (JEQ, 0, 1, LANDLOCK_CREATE_RULESET), (RET, 0, 0, ENOSYS), *FILTER[1:])
 
 
-def refuse_by_seccomp() -> None:
+def refuse_by_seccomp(lines: tuple[tuple[int, int, int, int], ...] = FILTER) -> None:
     """Let every call that would make a namespace fail, here and in all children."""
-    program = b"".join(struct.pack("<HBBI", *line) for line in FILTER)
+    program = b"".join(struct.pack("<HBBI", *line) for line in lines)
     perform_calls([caps.forbid_new_privileges()])
-    header = len(FILTER).to_bytes(8, "little") + syscalls.address_of(program)
+    header = len(lines).to_bytes(8, "little") + syscalls.address_of(program)
     syscalls.prctl(PR_SET_SECCOMP, MODE_FILTER, header, 0, 0)
+
+
+def refuse_with_landlock() -> None:
+    """Refuse as seccomp does, and know nothing of Landlock."""
+    refuse_by_seccomp(WITHOUT_LANDLOCK)
 
 
 def refuse_by_sysctl() -> None:
@@ -79,5 +87,6 @@ def write(path: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    {"seccomp": refuse_by_seccomp, "sysctl": refuse_by_sysctl}[sys.argv[1]]()
+    ways = {"seccomp": refuse_by_seccomp, "sysctl": refuse_by_sysctl, "kernel": refuse_with_landlock}
+    ways[sys.argv[1]]()
     os.execvp(sys.argv[2], sys.argv[2:])

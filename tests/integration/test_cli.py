@@ -21,6 +21,12 @@ _PIPES: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 3
 COMMAND = [sys.executable, "-m", "cloche"]
 
 
+@pytest.fixture(autouse=True)
+def _no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody's daemon change an answer."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+
+
 def cloche(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the command with pipes for all three streams."""
     return subprocess.run([*COMMAND, *words], input=stdin, capture_output=True, check=False, timeout=60)

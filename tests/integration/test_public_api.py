@@ -32,8 +32,9 @@ def test_local_default() -> None:
     assert result.enforcement.level >= cloche.Level.CONFINED
 
 
-def test_docker_opt_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docker_opt_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SANDBOX_TYPE chooses docker, in any case, and never falls back to something else."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     for word in ("docker", "DOCKER"):
         monkeypatch.setenv("SANDBOX_TYPE", word)
         with pytest.raises(cloche.BackendUnavailable, match="docker"):
@@ -42,8 +43,8 @@ def test_docker_opt_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without docker the error names what is missing and what works instead."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(cloche.BackendUnavailable, match=r'"docker" is not installed.*"local"'):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    with pytest.raises(cloche.BackendUnavailable, match=r'nobody answers.*"local"'):
         cloche.DockerSandbox()
 
 
@@ -82,8 +83,9 @@ def test_unknown_type(monkeypatch: pytest.MonkeyPatch) -> None:
 # The rest of the face.
 
 
-def test_dot_env_chooses_too(tmp_path: Path) -> None:
+def test_dot_env_chooses_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SANDBOX_TYPE may stand in the working directory's .env."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     (tmp_path / ".env").write_text("SANDBOX_TYPE=docker\n")
     with pytest.raises(cloche.BackendUnavailable, match="docker"):
         cloche.get_sandbox()

@@ -41,6 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 STANDARD_LIBRARY_ONLY = {"core", "jail", "interpreter", "zygote"}
 # The helper process puts the package's folder on its path and imports these as top-level packages.
 RELATIVE_ONLY = {"jail", "interpreter"}
+# What several backends use, and so belongs to none.
+SHARED_BY_BACKENDS = {"saving", "waiting"}
 # The one file that names concrete backends.
 FACTORY = "runtime/factory.py"
 
@@ -100,7 +102,7 @@ def wrong_arrow(path: Path, package: Path, found: Import) -> str | None:
         return f"{source} must not import {target} ({found.target})"
     if target == "backends" and source != "backends" and name != FACTORY:
         return f"only {FACTORY} names concrete backends, not {name}"
-    if target == source == "backends" and part != name.split("/")[1].removesuffix(".py"):
+    if target == source == "backends" and part not in {*SHARED_BY_BACKENDS, name.split("/")[1].removesuffix(".py")}:
         return f"a backend is blind to its siblings: {found.target}"
     return None
 
@@ -164,6 +166,7 @@ def test_a_wrong_arrow_is_caught(tmp_path: Path, name: str, statement: str) -> N
         ("jail/enter.py", "import ctypes\nfrom . import mounts\nfrom .mounts import move_mount"),
         ("zygote/template.py", "from cloche.jail import launch\nfrom cloche.interpreter import main"),
         ("backends/local/backend.py", "from cloche.backends.local import files\nfrom .files import read"),
+        ("backends/local/backend.py", "from ..saving import copy_out\nfrom cloche.backends.waiting import finish"),
         ("runtime/factory.py", "from cloche.backends.local import LocalBackend"),
         ("records/bugs.py", "import sqlalchemy\nfrom cloche.storage import database"),
         ("cli/run.py", "import cloche\nimport rich\nfrom cloche import Sandbox, sync, testing"),

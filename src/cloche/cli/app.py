@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from cloche import __version__
 
 from .exits import guarded
+
+if TYPE_CHECKING:
+    from cloche.runtime.options import SandboxOptions
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
@@ -29,6 +32,13 @@ app.add_typer(config, name="config")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile = Annotated[str | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")]
 BackendName = Annotated[str | None, typer.Option("--backend", metavar="NAME", help="A name of `cloche backends`.")]
+Preference = Annotated[
+    str | None, typer.Option("--prefer", metavar="WHAT", help="strongest or fastest: choose among the backends here.")
+]
+Fallback = Annotated[
+    str | None, typer.Option("--fallback", metavar="WHAT", help="process: what trusted code may fall back to; or none.")
+]
+Trusted = Annotated[bool, typer.Option("--trusted", help="The code is your own, not a model's: it may fall back.")]
 PresetName = Annotated[str | None, typer.Option("--preset", metavar="NAME", help="A name of `cloche presets`.")]
 Image = Annotated[str | None, typer.Option(metavar="IMAGE", help="Container image, for backends that use images.")]
 Require = Annotated[
@@ -60,6 +70,11 @@ def _joined(words: list[str] | None) -> str | None:
     return ",".join(words) if words else None
 
 
+def _choice(prefer: str | None, fallback: str | None, trusted: bool) -> SandboxOptions:
+    """Return the options that say which backend may run it; settings check the words."""
+    return cast("SandboxOptions", {"prefer": prefer, "fallback": fallback, "trusted": trusted or None})
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"cloche {__version__}")
@@ -87,6 +102,9 @@ def run(
         str | None, typer.Option(metavar="NAME", help="Default: by file name or first line, else python.")
     ] = None,
     backend: BackendName = None,
+    prefer: Preference = None,
+    fallback: Fallback = None,
+    trusted: Trusted = False,
     image: Image = None,
     require: Require = None,
     best_effort: BestEffort = None,
@@ -131,6 +149,7 @@ def run(
                     "preset": preset, "tier": tier, "config": config_file, "timeout": timeout,
                     "memory": memory, "cpus": cpus, "pids": pids, "disk": disk, "network": network,
                     "output_limit": output_limit,
+                    **_choice(prefer, fallback, trusted),
                 },
             )
         )  # fmt: skip
@@ -146,6 +165,9 @@ def session(
         str | None, typer.Option(metavar="TIME", help="End it when it was not used for so long, for example 30m.")
     ] = None,
     backend: BackendName = None,
+    prefer: Preference = None,
+    fallback: Fallback = None,
+    trusted: Trusted = False,
     image: Image = None,
     require: Require = None,
     best_effort: BestEffort = None,
@@ -187,6 +209,7 @@ def session(
                     "preset": preset, "tier": tier, "config": config_file, "timeout": timeout,
                     "memory": memory, "cpus": cpus, "pids": pids, "disk": disk, "network": network,
                     "output_limit": output_limit,
+                    **_choice(prefer, fallback, trusted),
                 },
             )
         )  # fmt: skip
@@ -230,12 +253,25 @@ def backends(as_json: AsJson = False) -> None:
     _finish(work, as_json=as_json)
 
 
+@app.command("gc")
+def gc(as_json: AsJson = False) -> None:
+    """Remove the containers and workspaces that processes left which are dead."""
+
+    def work() -> int:
+        from .gc import clear
+
+        return clear(as_json=as_json)
+
+    _finish(work, as_json=as_json)
+
+
 @config.command("show")
 def config_show(
     config_file: ConfigFile = None,
     preset: PresetName = None,
     tier: TierNumber = None,
     backend: BackendName = None,
+    prefer: Preference = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every setting, its value and where it came from."""
@@ -244,7 +280,8 @@ def config_show(
         from .tables import show_settings
 
         return show_settings(
-            {"config": config_file, "preset": preset, "tier": tier, "backend": backend}, as_json=as_json
+            {"config": config_file, "preset": preset, "tier": tier, "backend": backend, "prefer": prefer},
+            as_json=as_json,
         )
 
     _finish(work, as_json=as_json)

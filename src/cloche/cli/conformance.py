@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from cloche.core.levels import Level
 from cloche.core.policy import Policy
+from cloche.core.protocols import SupportsImages
 from cloche.runtime.factory import backend_named, policy_for
+from cloche.runtime.settings import load_settings
 
 from .tables import show
 
@@ -16,7 +18,10 @@ def check(name: str, level: str | None, *, as_json: bool) -> int:
     from cloche.testing.conformance import Row, run_conformance
 
     policy = policy_for(name, Policy(level=Level.parse(level) if level else None))
-    rows: tuple[Row, ...] = run_conformance(backend_named(name), level=policy.level)
+    backend = backend_named(name)
+    if isinstance(backend, SupportsImages):
+        backend = backend.with_images(load_settings().images)
+    rows: tuple[Row, ...] = run_conformance(backend, level=policy.level)
     as_dicts = [row.as_dict() for row in rows]
     if as_json:
         show(as_dicts, as_json=True)

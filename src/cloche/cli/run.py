@@ -6,9 +6,10 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Event, Started
@@ -21,6 +22,7 @@ from cloche.runtime.options import SandboxOptions
 from cloche.sync import run
 
 from .exits import exit_code_of, say
+from .pulling import progress_shown
 from .terminal import Writer, neutralise
 
 MAX_CODE_BYTES = 16 * MIB
@@ -72,19 +74,20 @@ def run_command(command: RunCommand) -> int:
     language = command.language or _detect(source)
     stdout, stderr = Writer(1), Writer(2)
     writers = {"stdout": stdout.write, "stderr": stderr.write}
-    result = run(
-        source.code,
-        language=language,
-        argv=source.argv,
-        stdin=b"" if source.took_stdin else read_stdin(),
-        env=read_pairs(command.env),
-        files=read_files(command.files),
-        out=command.out,
-        spill=command.spill,
-        on_output=None if command.as_json else lambda stream, data: writers[stream](data),
-        on_event=_print_plan if command.debug else None,
-        **options,
-    )
+    with progress_shown():
+        result = run(
+            source.code,
+            language=language,
+            argv=source.argv,
+            stdin=b"" if source.took_stdin else read_stdin(),
+            env=read_pairs(command.env),
+            files=read_files(command.files),
+            out=command.out,
+            spill=command.spill,
+            on_output=None if command.as_json else lambda stream, data: writers[stream](data),
+            on_event=_print_plan if command.debug else None,
+            **options,
+        )
     stdout.finish()
     stderr.finish()
     _conclude(result, as_json=command.as_json)
@@ -196,10 +199,18 @@ def _print_plan(event: Event) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
+def say_fallback(notes: Mapping[str, Any]) -> None:
+    """Say on stderr that something else ran than what was asked for, if it did."""
+    fallback = notes.get("fallback")
+    if fallback is not None:
+        say(f"fallback: this ran on backend {fallback['used']} at level {fallback['level']}. {fallback['reason']}")
+
+
 def _conclude(result: Result, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.as_dict(), default=str), flush=True)
         return
+    say_fallback(result.meta)
     for warning in result.meta.get("screen", ()):
         say(f"screen: {warning}")
     for path in result.meta.get("files_left_out", ()):

@@ -13,7 +13,7 @@ from cloche.runtime.options import SandboxOptions
 from cloche.sync import Sandbox, Session
 
 from .exits import exit_code_of
-from .run import log_to_stderr, read_code, read_files, read_pairs, with_backend
+from .run import log_to_stderr, read_code, read_files, read_pairs, say_fallback, with_backend
 from .shown import Shown
 
 _SEPARATOR = re.compile(r"^# ?%%.*$", re.MULTILINE)
@@ -45,6 +45,7 @@ def session_command(command: SessionCommand) -> int:
     options: SandboxOptions = {"warm": False, **with_backend(command.options, no_sandbox=command.no_sandbox)}
     env, files = read_pairs(command.env), read_files(command.files)
     with Sandbox(env=env, files=files, **options) as sandbox:
+        say_fallback(sandbox.notes)
         session = sandbox.session(command.language, idle_timeout=command.idle_timeout)
         if not is_prompt:
             return run_cells(session, cells, out=command.out, as_json=command.as_json)

@@ -59,10 +59,14 @@ def _amount(name: str, value: object) -> str:
 
 
 def show_backends(*, as_json: bool) -> int:
-    """List every backend with whether it can be used here, and why not."""
-    from cloche.runtime.factory import PROVIDERS, capabilities_of
+    """List every backend with whether it can be used here, why not, and what to do about it."""
+    from cloche.core.policy import Policy
+    from cloche.runtime.factory import PROVIDERS
+    from cloche.runtime.selection import Wish, describe
+    from cloche.runtime.settings import load_settings
 
-    found = {name: capabilities_of(name) for name in PROVIDERS}
+    wish = Wish(policy=Policy(), images=load_settings().images)
+    found = {name: describe(name, wish) for name in PROVIDERS}
     rows = [
         {
             "backend": name,
@@ -70,6 +74,7 @@ def show_backends(*, as_json: bool) -> int:
             "level": str(found[name].level) if found[name].available else None,
             "summary": provider.summary,
             "reason": found[name].reason,
+            "remedy": found[name].remedy,
         }
         for name, provider in PROVIDERS.items()
     ]

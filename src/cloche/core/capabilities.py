@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 
 from .enforcement import Enforcement, Measure
 from .levels import Control, Level
+from .policy import NetworkMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Describe the strongest sandbox a backend can give here.
+    """Describe the strongest sandbox a backend can give here, or the one of a level that was asked for.
 
-    `controls` holds one measure per control at that level; `reason` says why the level is not higher and `remedy`
-    says in one line what to do about it.
+    `controls` holds one measure per control at that level, with the network off; `networks` lists what else the network
+    can be. `reason` says why the level is not higher and `remedy` says in one line what to do about it.
     """
 
     backend: str
@@ -23,6 +24,7 @@ class Capabilities:
     controls: Mapping[Control, Measure] = field(default_factory=dict)
     reason: str = ""
     remedy: str = ""
+    networks: tuple[NetworkMode, ...] = ("off",)
 
     def as_enforcement(self) -> Enforcement:
         """Return the enforcement that a run would report, before anything was hit."""
@@ -38,4 +40,5 @@ class Capabilities:
             "controls": rows,
             "reason": self.reason,
             "remedy": self.remedy,
+            "networks": list(self.networks),
         }

@@ -27,7 +27,15 @@ class ApprovalDenied(ClocheError):
 
 
 class BackendUnavailable(ClocheError):
-    """Blame the environment: this host cannot give what was asked for; the message has the remedy."""
+    """Blame the environment: this host cannot give what was asked for; the message has the remedy.
+
+    Where the two are told apart, `reason` says what is missing and `remedy` what to do about it.
+    """
+
+    def __init__(self, reason: str, *, remedy: str = ""):
+        super().__init__(f"{reason} {remedy}".rstrip())
+        self.reason = reason
+        self.remedy = remedy
 
 
 class StartFailed(ClocheError):

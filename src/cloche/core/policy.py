@@ -11,6 +11,7 @@ from .levels import Control, Level
 
 ScreenMode = Literal["off", "warn", "block"]
 NetworkMode = Literal["off", "allowlist", "open"]
+Fallback = Literal["none", "process"]
 
 # C's seven, the default allowlist; C# joins where a policy or `code.execute` names it.
 DEFAULT_LANGUAGES: tuple[str, ...] = ("python", "javascript", "typescript", "bash", "ruby", "go", "rust")
@@ -24,6 +25,8 @@ class Policy:
     absent. `level` asks for one level exactly (`process` only ever this way); None takes the strongest the
     backend has. `warm` lets a run start in a sandbox that was made ready ahead, and `preload` names modules that are
     already loaded there. `network_allow` lists the hosts that mode `allowlist` may reach: empty means none.
+    `fallback` says what may run `trusted` code, which is the operator's own and never a model's, where the backend that
+    was chosen is missing: the local backend, then with `process` a child process (S12).
     """
 
     network: NetworkMode = "off"
@@ -41,12 +44,15 @@ class Policy:
     require_controls: tuple[Control, ...] = ()
     best_effort: tuple[Control, ...] = ()
     trusted: bool = False
+    fallback: Fallback = "none"
     warm: bool = True
     preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.screen not in get_args(ScreenMode):
             raise InvalidRequest(f"screen: {self.screen!r} is unknown; use one of {', '.join(get_args(ScreenMode))}")
+        if self.fallback not in get_args(Fallback):
+            raise InvalidRequest(f"fallback: {self.fallback!r} is unknown; use one of {', '.join(get_args(Fallback))}")
         if self.network not in get_args(NetworkMode):
             raise InvalidRequest(f"network: {self.network!r} is unknown; use one of {', '.join(get_args(NetworkMode))}")
         for name in ("network_allow", "writable_paths", "languages", "require_controls", "best_effort", "preload"):

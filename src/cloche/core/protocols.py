@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from .capabilities import Capabilities
 from .events import Sink
+from .levels import Level
 from .limits import Limits
 from .policy import Policy
 from .request import InputFile, Request
@@ -147,4 +148,49 @@ class SupportsSingleRun(Protocol):
 
     def expect_single_run(self) -> None:
         """Say that the next run is the last one, so that clearing up may begin as soon as it has ended."""
+        ...
+
+
+@runtime_checkable
+class SupportsImages(Protocol):
+    """Run in container images that can be chosen."""
+
+    def with_images(self, images: Mapping[str, str]) -> Backend:
+        """Return the same backend with other images by language; `*` stands for any other language."""
+        ...
+
+
+@runtime_checkable
+class SupportsCheck(Protocol):
+    """Look, before anything is settled, whether what the backend needs is there."""
+
+    def check(self) -> None:
+        """Raise BackendUnavailable, saying what is missing and what to do."""
+        ...
+
+
+@runtime_checkable
+class SupportsLevels(Protocol):
+    """Give sandboxes at other levels than the strongest, too."""
+
+    def capabilities_at(self, level: Level) -> Capabilities:
+        """Return what this host can give at exactly this level; unavailable, with the reason, where it cannot."""
+        ...
+
+
+@runtime_checkable
+class SupportsReadiness(Protocol):
+    """Run what may have to be fetched first."""
+
+    def lacks(self) -> str:
+        """Say what is not here yet and how to fetch it; empty when a run can start."""
+        ...
+
+
+@runtime_checkable
+class SupportsClearing(Protocol):
+    """Find what processes that died left behind, outside of this process's reach."""
+
+    def clear(self) -> Sequence[str]:
+        """Remove it, and return a line for each thing. Raises BackendUnavailable."""
         ...

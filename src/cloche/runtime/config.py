@@ -19,7 +19,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.tiers import check_backend, tier_numbered
 
-from .config_keys import ANY_LANGUAGE, LIMIT_FIELDS, POLICY_WORDS, Layer, Wish
+from .config_keys import ANY_LANGUAGE, AUTO, LIMIT_FIELDS, POLICY_WORDS, Layer, Wish
 from .config_sources import Places, argument_layer, checkout_layers, operator_layers, variable_layer
 from .config_tighten import expand_preset, tightened
 
@@ -28,7 +28,7 @@ def _defaults() -> Layer:
     limits, policy = Limits(), Policy()
     values = {word: getattr(limits, field) for word, field in LIMIT_FIELDS.items()}
     values |= {word: getattr(policy, word) for word in (*POLICY_WORDS, "network", "require_level")}
-    values |= {"backend": "local", "tier": None, "preset": None}
+    values |= {"backend": "local", "prefer": "strongest", "tier": None, "preset": None}
     return MappingProxyType({word: Wish(value=v, origin="default", key=word) for word, v in values.items()})
 
 
@@ -48,6 +48,7 @@ def settle(arguments: Mapping[str, Any], places: Places) -> tuple[Layer, Mapping
         held = _resolve(files, above, between=tightened(strangers, _resolve(files, ()), held))
     ceilings = _lowest_ceilings(files)
     _cap(held, ceilings)
+    _choose_for_level(held)
     _check_tier(held)
     return held, ceilings
 
@@ -125,6 +126,17 @@ def _cap(held: dict[str, Wish], ceilings: Mapping[str, Wish]) -> None:
         if held[word].value > most.value:
             origin = f"ceiling in {most.origin} (asked by {held[word].origin})"
             held[word] = Wish(value=most.value, origin=origin, key=most.key)
+
+
+def _choose_for_level(held: dict[str, Wish]) -> None:
+    """Let `auto` look for a level that the default backend never has, where nobody named another one."""
+    tier, backend = held["tier"].value, held["backend"]
+    if backend.value != "local" or backend.origin not in ("default", f"tier {tier}"):
+        return
+    for word in ("level", "require_level"):
+        wish = held[word]
+        if wish.value is not None and wish.value > Level.JAIL:
+            held["backend"] = Wish(value=AUTO, origin=wish.origin, key=wish.key)
 
 
 def _check_tier(held: dict[str, Wish]) -> None:

@@ -13,16 +13,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES, language_named
 from cloche.core.levels import Control, Level, parse_requirements
 from cloche.core.limits import ALIASES
-from cloche.core.policy import ScreenMode, parse_network
+from cloche.core.policy import Fallback, ScreenMode, parse_network
 from cloche.core.presets import preset_named
 from cloche.core.tiers import parse_backend, parse_tier
 from cloche.core.units import format_size, parse_duration
+
+Prefer = Literal["strongest", "fastest"]
+AUTO = "auto"
 
 # The word of each limit, with its field in `Limits`.
 LIMIT_FIELDS: Mapping[str, str] = {
@@ -41,7 +44,7 @@ _LIMIT_WORDS = {field: word for word, field in LIMIT_FIELDS.items()}
 # The words that are fields of `Policy` under the same name and need no further thought.
 POLICY_WORDS = (
     "network_allow", "packages", "languages", "screen", "require_controls", "best_effort",
-    "user", "seccomp", "level", "warm", "preload",
+    "user", "seccomp", "level", "warm", "preload", "fallback", "trusted",
 )  # fmt: skip
 
 ANY_LANGUAGE = "*"
@@ -173,11 +176,29 @@ def _read_images(value: object, *, name: str) -> Words:
     return words
 
 
+def _read_prefer(value: object, *, name: str) -> Words:
+    return {"prefer": _one_of(get_args(Prefer), value, name=name)}
+
+
+def _read_fallback(value: object, *, name: str) -> Words:
+    return {"fallback": _one_of(get_args(Fallback), "none" if value is False else value, name=name)}
+
+
+def _read_trusted(value: object, *, name: str) -> Words:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name}: {_shown(value)} is neither True nor False")
+    return {"trusted": value}
+
+
+def _one_of(known: tuple[str, ...], value: object, *, name: str) -> str:
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word not in known:
+        raise InvalidRequest(f"{name}: {_shown(value)} is unknown; use one of {', '.join(known)}")
+    return word
+
+
 def _read_screen(value: object, *, name: str) -> Words:
-    word = "off" if value is False else value.strip().lower() if isinstance(value, str) else None
-    if word not in get_args(ScreenMode):
-        raise InvalidRequest(f"{name}: {_shown(value)} is unknown; use one of {', '.join(get_args(ScreenMode))}")
-    return {"screen": word}
+    return {"screen": _one_of(get_args(ScreenMode), "off" if value is False else value, name=name)}
 
 
 def _read_require(value: object, *, name: str) -> Words:
@@ -249,6 +270,8 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "preload": _read_preload,
     "require": _read_require,
     "best_effort": _read_best_effort,
+    "prefer": _read_prefer,
+    "fallback": _read_fallback,
 }
 
 
@@ -261,11 +284,11 @@ YAML_READERS = _file_readers(timeout_unit_s=1.0)
 JSON_READERS = _file_readers(timeout_unit_s=0.001)  # C8: a bare `timeout` is in milliseconds, and only there
 ARGUMENT_READERS: Mapping[str, Reader] = {
     key: reader
-    for key, reader in {**YAML_READERS, "level": _read_level}.items()
+    for key, reader in {**YAML_READERS, "level": _read_level, "trusted": _read_trusted}.items()
     if key in {
         "timeout", "memory", "cpus", "pids", "disk", "network", "network_allow", "preset", "tier",
         "backend", "image", "require", "best_effort", "packages", "output_limit", "screen",
-        "level", "languages", "warm", "preload",
+        "level", "languages", "warm", "preload", "prefer", "fallback", "trusted",
     }
 }  # fmt: skip
 VARIABLE_READERS: Mapping[str, Reader] = {
@@ -276,6 +299,7 @@ VARIABLE_READERS: Mapping[str, Reader] = {
         for word in (
             "memory", "cpus", "pids", "disk", "network",
             "preset", "tier", "require", "screen", "output_limit", "warm", "preload",
+            "prefer", "fallback",
         )
     },
     **{f"CLOCHE_IMAGE_{lang.upper()}": partial(_read_image, language=lang) for lang in LANGUAGES},
@@ -297,7 +321,7 @@ def read_words(pairs: Iterable[tuple[str, object]], readers: Mapping[str, Reader
         for word, found in words.items():
             _refuse_conflict(layer.get(word), found, key=key, where=where)
             layer[word] = Wish(value=found, origin=origin, key=key)
-    return _with_reach(layer, where=where)
+    return with_choice(_with_reach(layer, where=where), where=where)
 
 
 def _refuse_conflict(earlier: Wish | None, value: object, *, key: str, where: str) -> None:
@@ -317,6 +341,19 @@ def _with_reach(layer: dict[str, Wish], *, where: str) -> Layer:
             f"{where}{network.key} is open but {hosts.key} lists hosts; use allowlist, or drop the list"
         )
     return {**layer, "network": Wish(value="allowlist", origin=network.origin, key=network.key)}
+
+
+def with_choice(layer: Layer, *, where: str) -> Layer:
+    """Make a preference in a source mean the backend `auto`; beside another backend it is a mistake."""
+    prefer, backend = layer.get("prefer"), layer.get("backend")
+    if prefer is None:
+        return layer
+    if backend is not None and backend.value != AUTO:
+        raise InvalidRequest(
+            f"{where}{prefer.key} is for a choice among backends but {backend.key} names {backend.value}; "
+            f"drop one of them, or let {backend.key} be {AUTO}"
+        )
+    return {**layer, "backend": backend or Wish(value=AUTO, origin=prefer.origin, key=prefer.key)}
 
 
 def shown_limit(word: str, value: float) -> str:

@@ -26,7 +26,9 @@ from .config_keys import (
     YAML_READERS,
     Layer,
     Reader,
+    Wish,
     read_words,
+    with_choice,
 )
 
 MAX_FILE_BYTES = 1 << 20
@@ -349,7 +351,13 @@ def variable_layer(environ: Mapping[str, str]) -> Layer:
         read_words([(name, value)], VARIABLE_READERS, origin=f"environment {name}", where="environment ")
         for name, value in given.items()
     ]
-    return {word: wish for layer in layers for word, wish in layer.items()}
+    by_word: dict[str, Wish] = {}
+    for layer in layers:
+        chosen = by_word.get("backend")
+        by_word.update(layer)
+        if chosen is not None and "prefer" in layer:
+            with_choice({**by_word, "backend": chosen}, where="environment ")
+    return by_word
 
 
 def argument_layer(arguments: Mapping[str, Any]) -> Layer:

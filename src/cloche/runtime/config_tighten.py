@@ -119,6 +119,8 @@ _RULES: Mapping[str, Callable[[Any, Any], bool]] = {
     "seccomp": lambda new, old: old and not new,
     "warm": lambda new, old: new and not old,  # fewer things shared between runs is the tighter choice
     "preload": lambda new, old: not set(new) <= set(old),
+    "prefer": lambda new, old: new == "fastest" != old,
+    "fallback": lambda new, old: new != "none" and new != old,
 }
 
 
@@ -181,6 +183,8 @@ def _tightness(word: str, value: Any) -> float:  # noqa: ANN401  # as many types
         "require_level": lambda level: level,
         "packages": lambda packages: packages == (),
         "warm": lambda is_warm: not is_warm,
+        "prefer": lambda prefer: prefer == "strongest",
+        "fallback": lambda fallback: fallback == "none",
     }
     return tables[word](value) if word in tables else 0.0
 

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal, Unpack, cast
 
@@ -18,15 +18,18 @@ from cloche.core.events import Event, OutputChunk, Sink, Started, Stream
 from cloche.core.languages import language_named
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
-from cloche.core.policy import Policy, ScreenMode
+from cloche.core.policy import Fallback, Policy, ScreenMode
 from cloche.core.protocols import Backend, OpenSandbox, SupportsSingleRun, SupportsStreaming
 from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 
-from .factory import backend_named, policy_for, provider_named
+from .config_keys import Prefer
+from .factory import policy_for, provider_named
+from .fallback import LOCAL, check_local, fall_back
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
 from .options import SandboxOptions, given
+from .selection import Found, Wish, find
 from .settings import Settings, check_runnable, load_settings
 from .slots import shared_slots
 from .spill import Spill
@@ -40,12 +43,13 @@ log = logging.getLogger("cloche.runtime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Hold everything that is settled before a sandbox opens."""
+    """Hold everything that is settled before a sandbox opens; results carry `notes` in their meta."""
 
     settings: Settings
     backend: Backend
     policy: Policy
     limits: Limits
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,9 @@ async def arun(
     languages: Sequence[str] | None = None,
     screen: ScreenMode | None = None,
     level: Level | str | None = None,
+    prefer: Prefer | None = None,
+    fallback: Fallback | None = None,
+    trusted: bool | None = None,
     warm: bool | None = None,
     preload: Sequence[str] | None = None,
     config: str | PathLike[str] | None = None,
@@ -107,9 +114,9 @@ async def arun(
         timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, output_limit=output_limit,
         network=network, network_allow=network_allow, preset=preset, tier=tier, backend=backend, image=image,
         require=require, best_effort=best_effort, packages=packages, languages=languages, screen=screen,
-        level=level, warm=warm, preload=preload, config=config,
+        level=level, prefer=prefer, fallback=fallback, trusted=trusted, warm=warm, preload=preload, config=config,
     )  # fmt: skip
-    prepared = prepare(**options)
+    prepared = await prepare_beside(**options)
     job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)
     sink = make_sink(on_output, on_event)
     async with shared_slots().hold(), prepared.backend.open(prepared.policy, prepared.limits) as opened:
@@ -125,23 +132,68 @@ def _supports_single_run(kind: type) -> bool:
 
 
 def prepare(**options: Unpack[SandboxOptions]) -> Prepared:
-    """Settle settings, rules and backend, or raise before anything is started."""
+    """Settle settings, rules and backend, or raise before anything is started.
+
+    May wait some seconds for the answer of a daemon, where a backend needs one.
+    """
+    order = _read_order(options)
+    return _prepared(order, _find(order))
+
+
+async def prepare_beside(**options: Unpack[SandboxOptions]) -> Prepared:
+    """Do as `prepare` does, in a thread where that may take its time."""
+    order = _read_order(options)
+    if order.given is None and provider_named(order.settings.backend).asks_around:
+        return _prepared(order, await asyncio.to_thread(_find, order))
+    return _prepared(order, _find(order))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Hold the settings of a call, the backend object that was given with it, and whether an image was."""
+
+    settings: Settings
+    given: Backend | None
+    wants_image: bool
+
+
+def _read_order(options: SandboxOptions) -> Order:
     arguments = given(options)
     chosen = arguments.get("backend")
     if chosen is not None and not isinstance(chosen, str):
         if not callable(getattr(chosen, "open", None)):
             raise InvalidRequest(f"backend: give a name or a backend object, not {type(chosen).__name__}")
+        if "prefer" in arguments:
+            raise InvalidRequest("prefer is for a choice among backends, but one is given; drop one of the two")
         del arguments["backend"]
+    else:
+        chosen = None
     settings = load_settings(arguments)
     check_runnable(settings)
-    policy = settings.policy
-    _check_packages(policy)
-    if chosen is None or isinstance(chosen, str):
-        policy = policy_for(settings.backend, policy)
-        _check_image(settings.backend, arguments.get("image"))
-        chosen = backend_named(settings.backend)
-    log.debug("backend %s, policy %s, limits %s", chosen.name, policy, settings.limits)
-    return Prepared(settings=settings, backend=chosen, policy=policy, limits=settings.limits)
+    _check_packages(settings.policy)
+    return Order(settings=settings, given=chosen, wants_image="image" in arguments)
+
+
+def _find(order: Order) -> Found:
+    """Return the backend with the policy for it, that of a fallback where the policy has one."""
+    settings = order.settings
+    if order.given is not None:
+        return Found(backend=order.given, policy=settings.policy)
+    wish = Wish(policy=settings.policy, prefer=settings.prefer, images=settings.images, wants_image=order.wants_image)
+    try:
+        if settings.backend == LOCAL and settings.policy.trusted and settings.policy.fallback != "none":
+            check_local(settings.policy)
+        return find(settings.backend, wish)
+    except BackendUnavailable as error:
+        return fall_back(error, settings, policy_for(settings.backend, settings.policy))
+
+
+def _prepared(order: Order, found: Found) -> Prepared:
+    limits = order.settings.limits
+    log.debug("backend %s, policy %s, limits %s", found.backend.name, found.policy, limits)
+    return Prepared(
+        settings=order.settings, backend=found.backend, policy=found.policy, limits=limits, notes=found.notes
+    )
 
 
 async def make_job(
@@ -198,11 +250,6 @@ def _check_packages(policy: Policy) -> None:
         )
 
 
-def _check_image(name: str, image: str | None) -> None:
-    if image is not None and not provider_named(name).takes_image:
-        raise InvalidRequest(f"image: backend {name!r} runs the host's own toolchains and takes no image; drop it")
-
-
 def make_sink(on_output: OnOutput | None, on_event: Sink | None) -> Sink | None:
     """Join the caller's two callbacks to one sink; None when there is neither."""
     if on_output is None:
@@ -239,6 +286,7 @@ async def run_in(
         "level": str(result.enforcement.level),
         "limits": prepared.limits.as_dict(),
         "duration": result.duration,
+        **prepared.notes,
         **notes,
     }
     result.meta = {**defaults, **result.meta}

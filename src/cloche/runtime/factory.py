@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import cast
 
@@ -13,8 +14,16 @@ from cloche.core.capabilities import Capabilities
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.levels import Level
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend
+from cloche.core.protocols import (
+    Backend,
+    SupportsCheck,
+    SupportsClearing,
+    SupportsImages,
+    SupportsLevels,
+    SupportsReadiness,
+)
 
+log = logging.getLogger("cloche.runtime")
 USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
 
 
@@ -22,65 +31,55 @@ USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
 class Provider:
     """Say where a backend's code is, or why there is none.
 
-    `target` is "module:attribute", called without arguments; `level` is the one level that this name stands
-    for; `missing` explains the lack of a backend when there is no target; `takes_image` says whether an image
-    can be chosen.
+    `target` is "module:attribute", called without arguments; without one, `needs` says what it will need. `level` is
+    the one level that this name stands for. `takes_image` says whether an image can be chosen, `asks_around` whether
+    it takes a word with somebody else to find out if it is there.
     """
 
     summary: str
     target: str | None = None
     level: Level | None = None
-    missing: Callable[[], str] | None = None
+    needs: str = ""
     takes_image: bool = False
+    asks_around: bool = False
 
 
-def _absent(name: str, *, needs: str) -> Callable[[], str]:
-    def explain() -> str:
-        return f"backend {name!r} ({needs}) is not part of this version of Cloche. {USE_LOCAL}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Name one thing that `auto` may choose: a backend, at one level where it has several."""
 
-    return explain
-
-
-def _explain_docker() -> str:
-    """Ask `docker info`, so that the answer names the first thing that is missing."""
-    import subprocess
-
-    try:
-        asked = subprocess.run(
-            ["docker", "info"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=10,
-            stdin=subprocess.DEVNULL,
-        )
-    except FileNotFoundError:
-        return f'backend "docker": the command "docker" is not installed here. {USE_LOCAL}'
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f'backend "docker": "docker info" gave no answer ({error}). {USE_LOCAL}'
-    if asked.returncode != 0:
-        lines = asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"]
-        return f'backend "docker": the daemon cannot be reached ("docker info" says: {lines[-1]}). {USE_LOCAL}'
-    return f'backend "docker": the daemon answers, but this version has no such backend yet. {USE_LOCAL}'
+    backend: str
+    level: Level | None = None
+    most: Level
 
 
 _LOCAL = "cloche.backends.local:LocalBackend"
+_DOCKER = "cloche.backends.docker:DockerBackend"
 
 PROVIDERS: Mapping[str, Provider] = {
     "local": Provider(summary="native Linux jail, nothing to set up", target=_LOCAL),
-    "auto": Provider(summary="the strongest backend there is; today that is local", target=_LOCAL),
+    "auto": Provider(summary="the strongest backend here that meets the policy, or the fastest", asks_around=True),
     "subprocess": Provider(summary="child process with limits, no isolation", target=_LOCAL, level=Level.PROCESS),
     "none": Provider(summary="the host itself; a child process with limits", target=_LOCAL, level=Level.PROCESS),
-    "docker": Provider(summary="throwaway container", missing=_explain_docker),
-    "gvisor": Provider(summary="container on gVisor", missing=_absent("gvisor", needs="docker with runsc")),
-    "firecracker": Provider(summary="microVM on Firecracker", missing=_absent("firecracker", needs="a microVM")),
-    "microvm": Provider(summary="microVM on QEMU", missing=_absent("microvm", needs="a microVM")),
-    "microsandbox": Provider(summary="microsandbox server", missing=_absent("microsandbox", needs="its server")),
-    "e2b": Provider(summary="E2B cloud", missing=_absent("e2b", needs="a remote service")),
-    "daytona": Provider(summary="Daytona cloud", missing=_absent("daytona", needs="a remote service")),
-    "kubernetes": Provider(summary="pods of a cluster", missing=_absent("kubernetes", needs="a cluster")),
-    "ray": Provider(summary="workers of a Ray cluster", missing=_absent("ray", needs="a cluster")),
+    "docker": Provider(summary="throwaway container", target=_DOCKER, takes_image=True, asks_around=True),
+    "gvisor": Provider(
+        summary="container on gVisor", target=_DOCKER, level=Level.GVISOR, takes_image=True, asks_around=True
+    ),
+    "firecracker": Provider(summary="microVM on Firecracker", needs="a microVM"),
+    "microvm": Provider(summary="microVM on QEMU", needs="a microVM"),
+    "microsandbox": Provider(summary="microsandbox server", needs="its server"),
+    "e2b": Provider(summary="E2B cloud", needs="a remote service"),
+    "daytona": Provider(summary="Daytona cloud", needs="a remote service"),
+    "kubernetes": Provider(summary="pods of a cluster", needs="a cluster"),
+    "ray": Provider(summary="workers of a Ray cluster", needs="a cluster"),
 }
+
+# What `auto` may choose, the fastest first. Services are not here: code leaves this machine only when it is told to.
+OPTIONS: Sequence[Option] = (
+    Option(backend="local", most=Level.JAIL),
+    Option(backend="docker", level=Level.JAIL, most=Level.JAIL),
+    Option(backend="gvisor", level=Level.GVISOR, most=Level.GVISOR),
+)
 
 
 def provider_named(name: str) -> Provider:
@@ -97,10 +96,35 @@ def backend_named(name: str) -> Backend:
     Raises InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had
     here.
     """
+    backend = _backend_of(name)
+    if isinstance(backend, SupportsCheck):
+        backend.check()
+    return backend
+
+
+def _backend_of(name: str) -> Backend:
+    """Return a backend without asking it whether it works here."""
     provider = provider_named(name)
+    if provider.target is None and not provider.needs:
+        raise BackendUnavailable(f"backend {name!r} is a choice among the others.", remedy="Name one of them here.")
     if provider.target is None:
-        raise BackendUnavailable(provider.missing() if provider.missing else f"backend {name!r} is not available")
+        reason = f"backend {name!r} ({provider.needs}) is not part of this version of Cloche."
+        raise BackendUnavailable(reason, remedy=USE_LOCAL)
     return _load(provider.target, os.getpid())
+
+
+def clear_remains() -> Mapping[str, Sequence[str]]:
+    """Remove what dead processes left, by backend; those that cannot be had have nothing of ours to remove."""
+    found: dict[str, Sequence[str]] = {}
+    for name in PROVIDERS:
+        try:
+            backend = backend_named(name)
+        except BackendUnavailable as error:
+            log.debug("%s", error)
+            continue
+        if isinstance(backend, SupportsClearing) and backend.name not in found:
+            found[backend.name] = backend.clear()
+    return found
 
 
 @cache
@@ -110,7 +134,8 @@ def _load(target: str, _pid: int) -> Backend:
     try:
         return cast(Backend, getattr(importlib.import_module(module), attribute)())
     except ImportError as error:
-        raise BackendUnavailable(f"{module} cannot be imported: {error}. Install the extra that brings it.") from error
+        reason = f"{module} cannot be imported: {error}."
+        raise BackendUnavailable(reason, remedy="Install the extra that brings it.") from error
 
 
 def policy_for(name: str, policy: Policy) -> Policy:
@@ -123,13 +148,36 @@ def policy_for(name: str, policy: Policy) -> Policy:
     return policy.with_changes(level=level)
 
 
-def capabilities_of(name: str) -> Capabilities:
-    """Say what a backend can do here, without raising: what is missing becomes `reason`."""
+def capabilities_of(name: str, *, level: Level | None = None, images: Mapping[str, str] | None = None) -> Capabilities:
+    """Say what a backend can do here, without raising: what is missing becomes `reason`.
+
+    `level` asks for one exactly, as names do that stand for one; None for the strongest.
+    """
     try:
-        found = backend_named(name).capabilities()
+        backend = with_images(_backend_of(name), images or {})
     except BackendUnavailable as error:
-        return Capabilities(backend=name, available=False, reason=str(error))
-    level = provider_named(name).level
-    if level is None or not found.available:
-        return found
-    return Capabilities(backend=name, available=True, level=level, reason=f"backend {name!r} stands for this level")
+        return Capabilities(backend=name, available=False, reason=error.reason, remedy=error.remedy)
+    wanted = provider_named(name).level if level is None else level
+    if wanted is None:
+        return backend.capabilities()
+    if isinstance(backend, SupportsLevels):
+        return replace(backend.capabilities_at(wanted), backend=name)
+    found = backend.capabilities()
+    if found.available and found.level is not wanted:
+        reason = f"it gives level {found.level}, and level {wanted} is asked for"
+        return Capabilities(backend=name, available=False, reason=reason)
+    return found
+
+
+def lacks_of(name: str, images: Mapping[str, str]) -> str:
+    """Say what a run in a backend that is there would have to fetch first, or why it cannot say that."""
+    backend = with_images(_backend_of(name), images)
+    try:
+        return backend.lacks() if isinstance(backend, SupportsReadiness) else ""
+    except BackendUnavailable as error:
+        return str(error)
+
+
+def with_images(backend: Backend, images: Mapping[str, str]) -> Backend:
+    """Return the backend with these images, where it uses any."""
+    return backend.with_images(images) if isinstance(backend, SupportsImages) else backend

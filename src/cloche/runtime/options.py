@@ -7,8 +7,10 @@ from os import PathLike
 from typing import Any, Literal, TypedDict
 
 from cloche.core.levels import Level
-from cloche.core.policy import ScreenMode
+from cloche.core.policy import Fallback, ScreenMode
 from cloche.core.protocols import Backend
+
+from .config_keys import Prefer
 
 
 class SandboxOptions(TypedDict, total=False):
@@ -22,6 +24,9 @@ class SandboxOptions(TypedDict, total=False):
     - network_allow: the hosts that "allowlist" may reach.
     - preset: a name of `cloche presets`. tier: 1 to 4. config: a configuration file.
     - backend: a name of `cloche backends`, or an object that implements `cloche.core.protocols.Backend`.
+    - prefer: "strongest" or "fastest": let `auto` choose among the backends that are here and meet the policy.
+    - fallback: "process" lets `trusted` code run in the local jail, else as a child process, where the backend that was
+      chosen is missing; "none". trusted: this code is the operator's own, never a model's.
     - image: the container image, for backends that use images.
     - require: a level, names of controls, or both ("jail,memory"); less is an error, never a fallback.
     - best_effort: names of controls that may be absent. level: ask for exactly one level.
@@ -52,6 +57,9 @@ class SandboxOptions(TypedDict, total=False):
     warm: bool | None
     preload: Sequence[str] | None
     level: Level | str | None
+    prefer: Prefer | None
+    fallback: Fallback | None
+    trusted: bool | None
     config: str | PathLike[str] | None
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from os import PathLike
 from types import TracebackType
-from typing import Protocol, Self, Unpack, runtime_checkable
+from typing import Any, Protocol, Self, Unpack, runtime_checkable
 
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.events import Ended, Event, Sink
@@ -76,6 +76,11 @@ class AsyncSandbox:
     def backend(self) -> str:
         """Return the backend's name."""
         return self._prepared.backend.name
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """Return what results say of how the backend was found: `choice` of `auto`, `fallback`."""
+        return self._prepared.notes
 
     async def __aenter__(self) -> Self:
         if self._opened is not None:

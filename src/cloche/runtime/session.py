@@ -130,6 +130,7 @@ class AsyncSession:
             finally:
                 self._running -= 1
                 self._last_used = time.monotonic()
+        result.meta.update(self._sandbox.notes)
         if findings:
             result.meta["screen"] = [str(finding) for finding in findings]
         self._remember(code, result)

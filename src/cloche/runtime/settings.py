@@ -16,7 +16,7 @@ from cloche.core.policy import Policy
 from cloche.core.tiers import TIERS
 
 from .config import settle
-from .config_keys import ANY_LANGUAGE, LIMIT_FIELDS, POLICY_WORDS, Layer, Wish, shown_limit
+from .config_keys import ANY_LANGUAGE, LIMIT_FIELDS, POLICY_WORDS, Layer, Prefer, Wish, shown_limit
 from .config_sources import Places, fingerprint
 from .config_tighten import effective_network
 
@@ -33,6 +33,7 @@ class Settings:
     """
 
     backend: str = "local"
+    prefer: Prefer = "strongest"
     tier: int | None = None
     preset: str | None = None
     limits: Limits = field(default_factory=Limits)
@@ -53,7 +54,12 @@ class Settings:
         return [(key, value, self.origins.get(key, "default")) for key, value in shown.items()]
 
     def _choices(self) -> dict[str, str]:
-        return {"backend": self.backend, "tier": str(self.tier or "none"), "preset": self.preset or "none"}
+        return {
+            "backend": self.backend,
+            "prefer": self.prefer,
+            "tier": str(self.tier or "none"),
+            "preset": self.preset or "none",
+        }
 
     def _limits(self) -> dict[str, str]:
         return {word: shown_limit(word, getattr(self.limits, name)) for word, name in LIMIT_FIELDS.items()}
@@ -70,6 +76,8 @@ class Settings:
             "network_allow": _listed(policy.network_allow),
             "require": _listed(required),
             "best_effort": _listed(policy.best_effort),
+            "fallback": policy.fallback,
+            "trusted": str(policy.trusted).lower(),
             "screen": policy.screen,
             "packages": _listed(packages),
             "languages": _listed(policy.languages),
@@ -120,6 +128,7 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
     images = {word.partition(".")[2]: wish.value for word, wish in held.items() if word.startswith("image.")}
     return Settings(
         backend=held["backend"].value,
+        prefer=held["prefer"].value,
         tier=held["tier"].value,
         preset=held["preset"].value,
         limits=Limits(**{field: held[word].value for word, field in LIMIT_FIELDS.items()}),

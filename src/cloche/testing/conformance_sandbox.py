@@ -88,9 +88,13 @@ async def _held_pipe(subject: Subject) -> None:
 
 async def _cancelled(subject: Subject) -> None:
     async with subject.open() as sandbox:
-        running = asyncio.ensure_future(
-            sandbox.run(python(_HEART + "if os.fork() == 0:\n    os.setsid()\n    beat()\ntime.sleep(60)"))
-        )
+        has_started = asyncio.Event()
+        request = python(_HEART + "if os.fork() == 0:\n    os.setsid()\n    beat()\ntime.sleep(60)")
+        if isinstance(sandbox, SupportsStreaming):
+            running = asyncio.ensure_future(sandbox.run_streaming(request, lambda _: has_started.set()))
+            await asyncio.wait_for(has_started.wait(), 60)
+        else:
+            running = asyncio.ensure_future(sandbox.run(request))
         await _let_work(running)
         started = time.monotonic()
         running.cancel()

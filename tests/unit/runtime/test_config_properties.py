@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.levels import Level
 from cloche.core.presets import PRESETS
 from cloche.core.tiers import BACKENDS
 from cloche.runtime.settings import Settings, check_runnable, load_settings
@@ -32,6 +33,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "best_effort": st.lists(st.sampled_from(CONTROLS), min_size=1, max_size=2, unique=True),
     "packages": st.one_of(st.just("auto"), st.lists(st.sampled_from(["numpy", "pandas"]), unique=True, min_size=1)),
     "screen": st.sampled_from(["off", "warn", "block"]),
+    "prefer": st.sampled_from(["strongest", "fastest"]),
+    "fallback": st.sampled_from(["none", "process"]),
 }
 FILE_VALUES = VALUES | {
     "network_allow": HOSTS,
@@ -167,6 +170,11 @@ def assert_not_looser(held: Settings, before: Settings) -> None:
     assert old.user is None or policy.user == old.user
     assert held.images == before.images
     assert held.ceilings == before.ceilings
+    assert policy.fallback in ("none", old.fallback)
+    assert held.prefer in ("strongest", before.prefer)
+    assert not policy.trusted
+    if (policy.require_level or 0) > Level.JAIL:
+        return  # nothing less runs, whichever backend it is
     if can_run(held) and held.backend != before.backend:
         assert before.backend != "none" or before.tier == 4  # else nothing ran before
         stood = {"none": 0, "auto": 4}.get(before.backend, STRENGTH.get(before.backend, 9))

@@ -40,18 +40,26 @@ class LocalBackend:
 
     def capabilities(self) -> Capabilities:
         """Return the strongest level of this host with its controls; measured once per process."""
+        return self._capabilities(None)
+
+    def capabilities_at(self, level: Level) -> Capabilities:
+        """Return what is enforced at a level of this host's; unavailable, with the reason, at a higher one."""
+        return self._capabilities(level)
+
+    def _capabilities(self, wanted: Level | None) -> Capabilities:
         try:
             host = self._host()
         except OSError as error:
-            return Capabilities(backend=self.name, available=False, reason=f"{error}; {DOCTOR}")
-        level = host.level()
+            return Capabilities(backend=self.name, available=False, reason=str(error), remedy=DOCTOR)
+        best = host.level()
+        level = best if wanted is None else wanted
         return Capabilities(
             backend=self.name,
-            available=True,
+            available=level <= best,
             level=level,
-            controls=measures(level, host),
-            reason=_why_not_higher(host),
-            remedy="" if level >= Level.JAIL else namespace_remedy(host),
+            controls=measures(level, host) if level <= best else {},
+            reason=_why_not(level, host) if wanted is not None else _why_not_higher(host),
+            remedy="" if best >= Level.JAIL else namespace_remedy(host),
         )
 
     def toolchain(self, language: Language) -> Toolchain:
@@ -131,6 +139,13 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
 
 def _remedy(host: Host) -> str:
     return f"To fix it: {namespace_remedy(host)}; or {DOCTOR} to see what this host can enforce."
+
+
+def _why_not(level: Level, host: Host) -> str:
+    """Say why a level cannot be reached; empty when it can."""
+    if level <= host.level():
+        return ""
+    return f"level {level} cannot be reached here: {_why_not_higher(host) or 'a jail shares the host kernel'}"
 
 
 def _why_not_higher(host: Host) -> str:

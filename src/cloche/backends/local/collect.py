@@ -10,20 +10,18 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from cloche.core.errors import SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
 from cloche.core.request import workspace_path
 from cloche.core.result import FileRecord
 
+from ..saving import CHUNK_BYTES, DIRECTORY
+
 MAX_FILES = 10_000
 MAX_DEPTH = 64
-CHUNK_BYTES = 1 << 20
 FEW_FILES = 4
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not blocking: a fifo that slipped in between look and open must not hang us.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -136,10 +134,10 @@ def _state(name: str, here: int) -> os.stat_result | None:
 
 def _open_folder(root_fd: int, folder: str) -> int:
     """Open a folder below the root, one name at a time, through no link."""
-    here = os.open(".", _DIRECTORY, dir_fd=root_fd)
+    here = os.open(".", DIRECTORY, dir_fd=root_fd)
     for name in folder.split("/") if folder else ():
         try:
-            there = os.open(name, _DIRECTORY, dir_fd=here)
+            there = os.open(name, DIRECTORY, dir_fd=here)
         finally:
             os.close(here)
         here = there
@@ -194,72 +192,3 @@ def _digest(root_fd: int, path: str, state: os.stat_result) -> str:
             digest.update(data)
             left -= len(data)
     return digest.hexdigest()
-
-
-class Source(Protocol):
-    """Give a recorded file's content piece by piece; empty at its end."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
-OpenSource = Callable[[FileRecord], AbstractContextManager[Source]]
-
-
-def copy_out(
-    open_source: OpenSource, directory: str | os.PathLike[str], records: tuple[FileRecord, ...]
-) -> tuple[str, ...]:
-    """Copy the recorded files into `directory`, replacing regular files, through no link."""
-    os.makedirs(directory, exist_ok=True)
-    target_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for record in records:
-            _copy_one(open_source, target_fd, record)
-    finally:
-        os.close(target_fd)
-    return tuple(record.path for record in records)
-
-
-def _copy_one(open_source: OpenSource, target_fd: int, record: FileRecord) -> None:
-    folder, _, name = record.path.rpartition("/")
-    here = _make_folder(target_fd, folder)
-    try:
-        with open_source(record) as source:
-            _replace_file(here, name, source, record)
-    except IsADirectoryError as error:
-        raise SandboxFileRefused(f"cannot write {record.path!r}: a folder is in its place", path=record.path) from error
-    finally:
-        os.close(here)
-
-
-def _replace_file(here: int, name: str, source: Source, record: FileRecord) -> None:
-    """Write beside, then rename over: no reader sees half a file, and a link in the way is replaced, not followed."""
-    temporary = f".{os.getpid()}-{os.urandom(6).hex()}.cloche"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o666, dir_fd=here)
-    try:
-        with open(fd, "wb") as target:
-            left = record.size
-            while left > 0 and (data := source.read(min(CHUNK_BYTES, left))):
-                target.write(data)
-                left -= len(data)
-        os.rename(temporary, name, src_dir_fd=here, dst_dir_fd=here)
-    except BaseException:
-        os.unlink(temporary, dir_fd=here)
-        raise
-
-
-def _make_folder(target_fd: int, folder: str) -> int:
-    here = os.open(".", _DIRECTORY, dir_fd=target_fd)
-    for name in folder.split("/") if folder else ():
-        try:
-            os.mkdir(name, dir_fd=here)
-        except FileExistsError:
-            pass
-        try:
-            there = os.open(name, _DIRECTORY, dir_fd=here)
-        except OSError as error:
-            raise SandboxFileRefused(f"cannot write below {folder!r}: {error.strerror}", path=folder) from error
-        finally:
-            os.close(here)
-        here = there
-    return here

@@ -7,8 +7,6 @@ that matters. Kinds that are not known are left out; what does not even parse en
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import os
 import socket
@@ -21,14 +19,16 @@ from cloche.core.events import Displayed, OutputChunk, Sink, Stream, discard
 from cloche.core.frames import FrameReader, encode
 from cloche.core.limits import Limits
 from cloche.core.result import Output
+from cloche.core.told import MAX_SHOWN, read_output
 from cloche.jail.syscalls import FORK_FLAGS
 
 from .streams import StreamReader
 
+__all__ = ["Codec", "Dialogue", "Heard", "JsonCodec", "read_output"]
+
 MIB = 1024 * 1024
 MAX_FRAME_BYTES = 16 * MIB
-MAX_SHOWN_BYTES, MAX_SHOWN = 32 * MIB, 500  # of one run
-MAX_METADATA_BYTES = 64 * 1024  # of one output, as JSON
+MAX_SHOWN_BYTES = 32 * MIB  # of one run
 MAX_HEARD_BYTES = 80 * MIB  # from the beginning of one run to that of the next: all that may be shown, and a value
 CHUNK_BYTES = 1 << 18
 
@@ -270,40 +270,3 @@ def _hand_on(stream: Stream, sink: Sink) -> Callable[[bytes], None]:
     if sink is discard:
         return lambda _: None
     return lambda data: sink(OutputChunk(stream=stream, data=data))
-
-
-def read_output(frame: Mapping[str, Any]) -> Output | None:
-    """Read a MIME bundle; binary content comes as base64. None for what is no bundle."""
-    data, metadata = frame.get("data"), frame.get("metadata")
-    if not isinstance(data, dict):
-        return None
-    content = {}
-    for mime, value in data.items():
-        if isinstance(value, str):
-            content[mime] = _decoded(mime, value)
-        elif mime.endswith("json"):
-            content[mime] = _as_json(value)
-    return Output(data=content, metadata=_bounded(metadata)) if content else None
-
-
-def _bounded(metadata: object) -> dict[str, Any]:
-    """Return an output's metadata, nothing where they are none or more than any output needs."""
-    if not isinstance(metadata, dict) or not metadata:
-        return {}
-    import json
-
-    return metadata if len(json.dumps(metadata)) <= MAX_METADATA_BYTES else {}
-
-
-def _decoded(mime: str, value: str) -> str | bytes:
-    if mime.startswith("text/") or mime.endswith(("xml", "json", "javascript")):
-        return value
-    with contextlib.suppress(ValueError, binascii.Error):
-        return base64.b64decode(value, validate=True)
-    return value
-
-
-def _as_json(value: object) -> str:
-    import json
-
-    return json.dumps(value)

@@ -14,7 +14,8 @@ from typing import BinaryIO
 
 from cloche.core.result import FileRecord, SaveFiles
 
-from .collect import CHUNK_BYTES, Source, copy_out, open_regular
+from ..saving import CHUNK_BYTES, Slice, Source, copy_out
+from .collect import open_regular
 
 
 def keep_mount(workspace_fd: int, records: tuple[FileRecord, ...]) -> SaveFiles:
@@ -61,16 +62,4 @@ class _KeptCopies:
 
     @contextmanager
     def _open(self, record: FileRecord) -> Iterator[Source]:
-        yield _Slice(self._file.fileno(), self._places[record.path])
-
-
-class _Slice:
-    """Read on from a place without moving the shared position of the descriptor."""
-
-    def __init__(self, fd: int, place: int):
-        self._fd, self._place = fd, place
-
-    def read(self, size: int, /) -> bytes:
-        data = os.pread(self._fd, size, self._place)
-        self._place += len(data)
-        return data
+        yield Slice(self._file.fileno(), self._places[record.path])

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 from collections.abc import Callable
 from typing import Any
 
 from cloche.core.events import OutputChunk, Sink, Stream
-from cloche.core.frames import FrameReader
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause
 from cloche.core.result import Output
+from cloche.core.told import MAX_TOLD_BYTES, read_told
 
-from .dialogue import MAX_SHOWN, read_output
 from .streams import StreamReader
 
 DRAIN_S = 0.3
-MAX_VALUE_BYTES = 65_536
-MAX_TOLD_BYTES = 32 * 1024 * 1024  # value and figures together
 _SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRITE
 _F_ADD_SEALS = 1033
 
@@ -98,28 +93,7 @@ class Pipes:
         (None, False, ()) for none, or where what came is malformed.
         """
         output = self._readers["value"].output
-        data = b"" if output.is_truncated else output.kept()
-        if data[:1] != b"F":
-            return *_value(data), ()
-        try:
-            frames = FrameReader(MAX_TOLD_BYTES).feed(data[1:])
-        except ValueError:
-            return None, False, ()
-        found = [one for one in map(read_output, frames) if one is not None]
-        last = frames[-1].get("text") if frames else ""
-        return *_value(last.encode() if isinstance(last, str) else b""), tuple(found[:MAX_SHOWN])
-
-
-def _value(data: bytes) -> tuple[Any, bool]:
-    if len(data) > MAX_VALUE_BYTES:
-        return None, False
-    kind, text = data[:1], data[1:].decode("utf-8", "replace")
-    if kind == b"R":
-        return text, True
-    if kind == b"J":
-        with contextlib.suppress(ValueError, RecursionError):  # the guest's word: not JSON, no value
-            return json.loads(text), False
-    return None, False
+        return read_told(b"" if output.is_truncated else output.kept())
 
 
 def _ignore(data: bytes) -> None:

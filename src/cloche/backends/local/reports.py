@@ -1,32 +1,16 @@
-"""What a helper reports of an end, read; and waiting for one, whatever happens meanwhile."""
+"""What a helper reports of an end, read."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any
 
 from cloche.core.outcome import KillCause, Observed
 from cloche.core.result import Usage
 
-T = TypeVar("T")
+from ..waiting import finish
 
-
-async def finish(work: Awaitable[T]) -> T:
-    """Wait until `work` is done, however often the waiting is cancelled; then be cancelled."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # nobody else will ask for it
-        raise cancelled
-    return task.result()
+__all__ = ["finish", "observed", "usage"]
 
 
 def observed(ended: dict[str, Any]) -> Observed:

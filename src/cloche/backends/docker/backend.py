@@ -1,0 +1,189 @@
+"""The docker backend: every run in a throwaway container of a daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from cloche.core.capabilities import Capabilities
+from cloche.core.enforcement import Enforcement, shortfalls
+from cloche.core.errors import BackendUnavailable, ClocheError
+from cloche.core.levels import Control, Level
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+
+from .daemon import Daemon, connect, rest
+from .images import find_image, image_name, is_here
+from .measures import measures
+from .pool import close_pool
+from .remains import clear
+from .runtimes import REMEDY, choose_runtime, is_ruled_out, why_no_gvisor
+from .sandbox import DockerOpenSandbox
+
+
+class DockerBackend:
+    """Give sandboxes that are containers. `images` names one per language; `*` stands for any other."""
+
+    name = "docker"
+
+    def __init__(self, images: Mapping[str, str] | None = None):
+        self._images = dict(images or {})
+
+    def with_images(self, images: Mapping[str, str]) -> DockerBackend:
+        """Return the same backend with other images."""
+        return DockerBackend(images)
+
+    def capabilities(self) -> Capabilities:
+        """Ask the daemon what it can enforce; gVisor counts when a container really ran on it.
+
+        Nothing is fetched for that. What cannot be reached is asked again after half a minute.
+        """
+        gvisor = self.capabilities_at(Level.GVISOR)
+        if gvisor.available:
+            return gvisor
+        jail = self.capabilities_at(Level.JAIL)
+        if not jail.available:
+            return jail
+        reason = f"containers share the host's kernel: gVisor cannot be used, {gvisor.reason}"
+        return replace(jail, reason=reason, remedy=gvisor.remedy)
+
+    def capabilities_at(self, level: Level) -> Capabilities:
+        """Return what a container of the daemon's own runtime enforces (`jail`), or one of gVisor's (`gvisor`)."""
+        if level not in (Level.JAIL, Level.GVISOR):
+            return self._unavailable(f"level {level} is not one that a container gives")
+        try:
+            daemon = _look()
+            why_not, remedy = self._why_no_gvisor(daemon) if level is Level.GVISOR else ("", "")
+        except ClocheError as error:
+            reason = error.reason if isinstance(error, BackendUnavailable) else str(error)
+            return self._unavailable(reason, getattr(error, "remedy", ""))
+        if why_not:
+            return self._unavailable(why_not, remedy)
+        found = measures(daemon, Policy(), level)
+        return Capabilities(backend=self.name, available=True, level=level, controls=found, networks=("off", "open"))
+
+    def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:
+        return Capabilities(backend=self.name, available=False, reason=reason, remedy=remedy)
+
+    def lacks(self) -> str:
+        """Say which image would have to be pulled first; empty when it is here."""
+        name = self._any_image()
+        if is_here(_look(), name):
+            return ""
+        return f'image {name!r} is not here; fetch it with "docker pull {name}", or name one that is here'
+
+    def _any_image(self) -> str:
+        """Return the image that stands for all: the first that is configured, else Python's."""
+        return next(iter(self._images.values()), image_name("python", self._images))
+
+    def _why_no_gvisor(self, daemon: Daemon) -> tuple[str, str]:
+        """Return why it cannot be used, and what to do; it is tried, but with an image that is here only."""
+        if is_ruled_out(daemon):
+            return why_no_gvisor(daemon, None), REMEDY
+        lacking = self.lacks()
+        if lacking:
+            return "it was not tried yet, for want of an image to try it with", lacking
+        return why_no_gvisor(daemon, find_image(daemon, self._any_image())), REMEDY
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[DockerOpenSandbox]:
+        """Open a sandbox; nothing is started before its first run.
+
+        Raises BackendUnavailable when there is no daemon, or when it cannot give what the policy requires.
+        """
+        daemon = await asyncio.to_thread(connect)
+        _clear_once(daemon)
+        runtime, level = await asyncio.to_thread(self._runtime, daemon, policy)
+        enforcement = Enforcement(level=level, controls=measures(daemon, policy, level))
+        _check(policy, enforcement)
+        sandbox = DockerOpenSandbox(
+            daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, images=self._images, runtime=runtime
+        )
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    def _runtime(self, daemon: Daemon, policy: Policy) -> tuple[str, Level]:
+        """Choose the runtime; trying one takes an image, and any will do."""
+        if policy.level is Level.JAIL or is_ruled_out(daemon):
+            return choose_runtime(daemon, None, policy.level)
+        return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level)
+
+    def cool_down(self) -> None:
+        """End this process's warm containers, and wait until all that was let go is gone."""
+        close_pool()
+        rest()
+
+    def check(self) -> None:
+        """Raise BackendUnavailable when there is no daemon."""
+        try:
+            connect()
+        except BackendUnavailable as error:
+            raise BackendUnavailable(error.reason, remedy=f"{error.remedy} {USE_LOCAL}") from error
+
+    def clear(self) -> list[str]:
+        """Remove what dead processes left on the daemon; return a line for each. Raises BackendUnavailable."""
+        return clear(connect())
+
+
+def _check(policy: Policy, enforcement: Enforcement) -> None:
+    """Raise BackendUnavailable when something asked for would be missing."""
+    if policy.network == "allowlist":
+        raise BackendUnavailable(
+            "network 'allowlist': the docker backend has the network off or open, in this version; "
+            "leave network off, or pass what the code needs as files"
+        )
+    if policy.level not in (None, enforcement.level):
+        raise BackendUnavailable(
+            f"level {policy.level} is not what a container gives: that is {enforcement.level}. "
+            f'To get more, {REMEDY}; for less, use backend "local" or "subprocess"'
+        )
+    wished = (Control.NETWORK,) if policy.network == "open" else ()
+    missing = shortfalls(
+        enforcement,
+        level=policy.require_level,
+        controls=policy.require_controls,
+        best_effort=(*policy.best_effort, *wished),
+    )
+    if missing:
+        raise BackendUnavailable(f'backend "docker": {"; ".join(missing)}. To get a stronger level: {REMEDY}')
+
+
+USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
+LOOK_S = 3  # for each of three questions, where a daemon is only looked for
+ABSENT_S = 30  # an absent daemon stays absent for so long, to whoever only looks
+_absent: dict[tuple[int, str], tuple[float, str, str]] = {}  # since when, why, and what to do
+
+
+def _look() -> Daemon:
+    """Return the daemon, found within seconds or not at all. Raises BackendUnavailable, also from memory."""
+    key = (os.getpid(), os.environ.get("DOCKER_HOST", ""))
+    found = _absent.get(key)
+    if found is not None and time.monotonic() - found[0] < ABSENT_S:
+        raise BackendUnavailable(found[1], remedy=found[2])
+    try:
+        daemon = connect(patience_s=LOOK_S)
+        daemon.check_socket(LOOK_S)
+        return daemon
+    except BackendUnavailable as error:
+        _absent[key] = (time.monotonic(), error.reason, error.remedy)
+        raise
+
+
+_turn = threading.Lock()
+_cleared: set[int] = set()
+
+
+def _clear_once(daemon: Daemon) -> None:
+    """Remove what dead processes left, once per daemon, in the background."""
+    with _turn:
+        if id(daemon) in _cleared:
+            return
+        _cleared.add(id(daemon))
+    threading.Thread(target=clear, args=(daemon,), name="cloche-docker-clear", daemon=True).start()

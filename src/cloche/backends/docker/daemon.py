@@ -1,0 +1,301 @@
+"""The docker daemon: how it is found, what it says of itself, and what to do when it cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable, StartFailed
+
+CONNECT_S, TIMEOUT_S = 10, 60
+LATE_S = 3  # after the end of a container, for the daemon to say why
+OLDEST_API = "1.41"  # Docker 20.10
+CONNECTIONS = 64  # kept for later, at most
+OWNER_LABEL = "cloche.owner"
+
+
+class Daemon:
+    """Hold one connection to a daemon, for use from any thread."""
+
+    def __init__(self, api: Any, info: Mapping[str, Any], where: str):  # noqa: ANN401 - the SDK's client
+        self.api, self.info, self.where = api, info, where
+
+    def check_socket(self, patience_s: int) -> None:
+        """Raise BackendUnavailable when nobody listens any more."""
+        try:
+            _knock(self.where, patience_s)
+        except OSError as error:
+            raise _unreachable(error, self.where) from error
+
+    @property
+    def is_id_mapped(self) -> bool:
+        """Tell whether ids inside are others outside, of which there are few."""
+        return any(word.startswith(("name=userns", "name=rootless")) for word in self._options())
+
+    @property
+    def has_seccomp(self) -> bool:
+        return any(word.startswith("name=seccomp") for word in self._options())
+
+    @property
+    def version(self) -> str:
+        return str(self.info.get("ServerVersion", ""))
+
+    def _options(self) -> Sequence[str]:
+        return [str(option) for option in self.info.get("SecurityOptions") or ()]
+
+    def create(self, body: Mapping[str, Any]) -> str:
+        """Create a container and return its id. Raises StartFailed."""
+        try:
+            return str(self.api.create_container_from_config(dict(body))["Id"])
+        except Exception as error:
+            raise StartFailed(f"docker cannot create a container: {explained(error)}", step="create") from error
+
+    def attach(self, container: str) -> Any:  # noqa: ANN401 - the SDK's idea of a socket
+        """Attach to a container's streams before it starts. Raises StartFailed."""
+        params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        try:
+            return self.api.attach_socket(container, params=params)
+        except Exception as error:
+            raise StartFailed(f"docker cannot attach to a container: {explained(error)}", step="attach") from error
+
+    def start(self, container: str) -> None:
+        """Start a container. Raises StartFailed."""
+        try:
+            self.api.start(container)
+        except Exception as error:
+            raise StartFailed(f"docker cannot start a container: {explained(error)}", step="start") from error
+
+    def kill(self, container: str) -> None:
+        """Kill a container, unless it is gone."""
+        with ignoring_absence():
+            self.api.kill(container)
+
+    def remove(self, container: str) -> None:
+        """Remove a container whatever it does, unless it is gone."""
+        with ignoring_absence():
+            self.api.remove_container(container, force=True, v=True)
+
+    def remove_volume(self, name: str) -> bool:
+        """Remove a volume; False when somebody still uses it."""
+        import docker.errors
+
+        try:
+            self.api.remove_volume(name, force=True)
+        except docker.errors.NotFound:
+            pass
+        except docker.errors.APIError:
+            return False
+        return True
+
+    def volume_of(self, container: str) -> str:
+        """Return the name of a container's workspace."""
+        mounts = self.api.inspect_container(container)["Mounts"]
+        return str(next(one["Name"] for one in mounts if one["Destination"] == "/workspace"))
+
+    def ran_out_of_memory(self, container: str, since: float, until: float) -> bool:
+        """Tell whether the daemon sees a container run out of memory between two Unix times, or soon after."""
+        filters = {"container": [container], "event": ["oom"]}
+        events = self.api.events(since=int(since) - 1, until=int(until) + LATE_S, filters=filters, decode=True)
+        try:
+            return any(True for _ in events)
+        finally:
+            events.close()
+
+    def owned(self) -> list[tuple[str, str]]:
+        """Return id and owner of every container of Cloche's."""
+        found = self.api.containers(all=True, filters={"label": [OWNER_LABEL]})
+        return [(str(one["Id"]), str(one["Labels"][OWNER_LABEL])) for one in found]
+
+    def dangling_volumes(self) -> list[tuple[str, str]]:
+        """Return name and owner of every volume of Cloche's that no container has."""
+        answer = self.api.volumes(filters={"label": [OWNER_LABEL], "dangling": ["true"]})
+        return [(str(one["Name"]), str(one["Labels"][OWNER_LABEL])) for one in answer.get("Volumes") or ()]
+
+
+class ignoring_absence:  # noqa: N801 - reads as the statement it is
+    """Take no notice of a container that is not there any more, or is on its way out."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        import docker.errors
+        import requests
+
+        if isinstance(error, docker.errors.APIError):
+            return error.status_code in (404, 409)
+        return isinstance(error, requests.exceptions.RequestException)
+
+
+_turn = threading.Lock()
+_daemons: dict[tuple[int, str], Daemon] = {}
+
+
+def connect(*, patience_s: int = CONNECT_S) -> Daemon:
+    """Return the daemon that DOCKER_HOST or docker's context names; `patience_s` is for each of three questions.
+
+    Raises BackendUnavailable saying what is missing, and what to do.
+    """
+    key = (os.getpid(), os.environ.get("DOCKER_HOST", ""))
+    with _turn:
+        if key not in _daemons:
+            _daemons[key] = _connect(patience_s)
+        return _daemons[key]
+
+
+def rest() -> None:
+    """Close the connections that wait for the next call; it opens new ones."""
+    with _turn:
+        for daemon in _daemons.values():
+            daemon.api.close()
+
+
+def _forget_after_fork() -> None:
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _connect(patience_s: int) -> Daemon:
+    try:
+        import docker
+    except ImportError as error:
+        raise BackendUnavailable(
+            f'backend "docker": its Python library is not installed ({error}).',
+            remedy='Install it with: pip install "cloche[docker]".',
+        ) from error
+    options = _options()
+    where = options.get("base_url") or "unix:///var/run/docker.sock"
+    api = None
+    try:
+        _knock(str(where), patience_s)
+        # Asking for "auto" would ask in the constructor, which leaves an open session behind when nobody answers.
+        api = docker.APIClient(version=OLDEST_API, timeout=patience_s, **options)
+        version, info = api.version(api_version=False)["ApiVersion"], api.info()
+        api.close()
+        api = docker.APIClient(version=version, timeout=TIMEOUT_S, max_pool_size=CONNECTIONS, **options)
+        return Daemon(api, info, str(where))
+    except Exception as error:
+        if api is not None:
+            api.close()
+        raise _unreachable(error, str(where)) from error
+
+
+def _unreachable(error: Exception, where: str) -> BackendUnavailable:
+    reason, remedy = _why_not(error, where)
+    return BackendUnavailable(f'backend "docker": {reason}', remedy=remedy)
+
+
+def _knock(where: str, patience_s: int) -> None:
+    """Raise OSError when nobody answers at a socket; the SDK would leave it open behind it."""
+    scheme, _, path = where.partition("://")
+    if scheme in ("unix", "http+unix"):
+        with socket.socket(socket.AF_UNIX) as attempt:
+            attempt.settimeout(patience_s)
+            attempt.connect(path if path.startswith("/") else f"/{path}")
+
+
+def _options() -> dict[str, Any]:
+    """Return how to reach the daemon: DOCKER_HOST and its companions, else docker's current context."""
+    import docker.utils
+    from docker.context import ContextAPI
+
+    if os.environ.get("DOCKER_HOST"):
+        return dict(docker.utils.kwargs_from_env())
+    try:
+        context = ContextAPI.get_current_context()
+    except Exception:
+        return {}  # no context, or one that cannot be read: the default place
+    if not context.Host or context.Name == "default":
+        return {}
+    return {"base_url": context.Host, "tls": context.TLSConfig}
+
+
+def _why_not(error: Exception, where: str) -> tuple[str, str]:
+    """Return the reason and the remedy."""
+    numbers = {one.errno for one in _chain(error) if isinstance(one, OSError)}
+    if errno.EACCES in numbers or errno.EPERM in numbers:
+        return f"you may not talk to the daemon at {where} (permission denied).", JOIN_THE_GROUP
+    if numbers & {errno.ENOENT, errno.ECONNREFUSED}:
+        return (
+            f'the daemon cannot be reached: nobody answers at {where} ("docker info" fails as well).',
+            'Start it ("sudo systemctl start docker"), install Docker, or name another daemon in DOCKER_HOST.',
+        )
+    return f"the daemon cannot be reached at {where}: {explained(error)}.", 'See what "docker info" says.'
+
+
+JOIN_THE_GROUP = (
+    'Join the group that owns its socket ("sudo usermod -aG docker $USER", then log in again; that makes you as good '
+    "as root), or run a rootless daemon and name it in DOCKER_HOST."
+)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and everything that it was made of."""
+    pending: list[object] = [error]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, BaseException):
+            yield one
+            pending += [*one.args, one.__cause__, one.__context__, getattr(one, "reason", None)]
+
+
+def explained(error: BaseException) -> str:
+    """Return the daemon's own words about an error."""
+    said = getattr(error, "explanation", None)
+    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+    return str(text or error).strip()
+
+
+@functools.cache
+def _host() -> tuple[str, str]:
+    """Name this host and its boot, as containers may do, without giving either away."""
+
+    def hashed(path: str) -> str:
+        try:
+            text = Path(path).read_bytes()
+        except OSError:
+            text = b""
+        return hashlib.sha256(b"cloche" + text).hexdigest()[:12]
+
+    return hashed("/etc/machine-id"), hashed("/proc/sys/kernel/random/boot_id")
+
+
+def owner() -> str:
+    """Name this process so that another one can tell whether it still lives."""
+    return ":".join([*_host(), _namespace(), str(os.getpid()), started_at(os.getpid())])
+
+
+def is_dead(name: str) -> bool:
+    """Tell whether the process that `owner` named is surely gone: of this host, and seen from here."""
+    words = name.split(":")
+    if len(words) != 5 or words[0] != _host()[0]:
+        return False
+    if words[1] != _host()[1]:
+        return True
+    return words[2] == _namespace() and started_at(words[3]) != words[4]
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    except OSError:
+        return ""
+
+
+def started_at(pid: int | str) -> str:
+    """Return when a process started, in the kernel's ticks; empty when there is none."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return line[line.rindex(")") + 2 :].split()[19]

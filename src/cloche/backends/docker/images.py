@@ -1,0 +1,231 @@
+"""Images: which one runs a language, whether it is here, and what it holds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.languages import LANGUAGES, Engine, Language
+from cloche.core.progress import Progress, tell
+
+from .boot import LEAST_PYTHON
+from .daemon import OWNER_LABEL, Daemon, explained, owner
+from .plan import MAPPED_ID
+
+ANY_LANGUAGE = "*"
+PROBE_S = 30
+log = logging.getLogger("cloche.docker")
+
+_PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for eng in lang.engines for name in eng.programs))
+# One line per program that is there: its name, its path, the first line that it says of its version.
+_PROBE = """
+for name in "$@"; do
+  path=$(command -v "$name" 2>/dev/null) || continue
+  case $name in
+    go) version=$("$path" version 2>&1 </dev/null | head -n 1) ;;
+    env|sh|tsx|cc) version= ;;
+    *) version=$("$path" --version 2>&1 </dev/null | head -n 1) ;;
+  esac
+  printf '%s\\t%s\\t%s\\n' "$name" "$path" "$version"
+done
+for name in tar head; do command -v $name >/dev/null 2>&1 && printf '%s\\t%s\\t\\n' "$name" "$name"; done
+"""
+Rows = list[list[str]]
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """Hold what is known of an image: its name, its id, its variables, the programs in it with paths and versions."""
+
+    name: str
+    id: str
+    env: Mapping[str, str]
+    programs: Mapping[str, str]
+    versions: Mapping[str, str]
+
+    @property
+    def has_reaper(self) -> bool:
+        """Tell whether our first process can run in it."""
+        return _numbers(self.versions.get("python3", "")) >= LEAST_PYTHON
+
+    def engine(self, language: Language) -> Engine:
+        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
+        for engine in language.engines:
+            main = self.versions.get(engine.programs[0], "")
+            if all(name in self.programs for name in engine.programs) and (
+                not engine.least_version or _numbers(main) >= engine.least_version
+            ):
+                return engine
+        wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
+        raise BackendUnavailable(
+            f"image {self.name!r} cannot run {language.name}: it has no {wanted}. Name one that has: "
+            f"--image, images: {{{language.name}: NAME}}, or CLOCHE_IMAGE_{language.name.upper()}"
+        )
+
+    def version(self, engine: Engine) -> str:
+        """Return what the engine's main program says of its version, else its name."""
+        return self.versions.get(engine.programs[0]) or engine.programs[0]
+
+
+def image_name(language: str, chosen: Mapping[str, str]) -> str:
+    """Return the image that is configured for a language, else the table's."""
+    return chosen.get(language) or chosen.get(ANY_LANGUAGE) or LANGUAGES[language].image
+
+
+_turn = threading.Lock()
+_known: dict[str, Image] = {}
+
+
+def find_image(daemon: Daemon, name: str) -> Image:
+    """Return an image, pulled when it is not here, and looked into once.
+
+    Raises BackendUnavailable saying how to get or name one.
+    """
+    with _turn:
+        state = _inspect(daemon, name) or _pull(daemon, name)
+        found = _known.get(f"{name} {state['Id']}")
+        if found is None:
+            rows = _read_rows(state["Id"]) or _look_into(daemon, name, state)
+            _write_rows(state["Id"], rows)
+            found = _known[f"{name} {state['Id']}"] = _image(name, state, rows)
+        return found
+
+
+_here: set[tuple[int, str]] = set()
+
+
+def is_here(daemon: Daemon, name: str) -> bool:
+    """Tell whether the daemon has an image; one that it had is taken to stay."""
+    key = (id(daemon), name)
+    if key not in _here and _inspect(daemon, name) is not None:
+        _here.add(key)
+    return key in _here
+
+
+def _inspect(daemon: Daemon, name: str) -> Mapping[str, Any] | None:
+    import docker.errors
+
+    try:
+        found: Mapping[str, Any] = daemon.api.inspect_image(name)
+    except docker.errors.ImageNotFound:
+        return None
+    except Exception as error:
+        raise BackendUnavailable(f"image {name!r} cannot be looked up: {explained(error)}") from error
+    return found
+
+
+def _pull(daemon: Daemon, name: str) -> Mapping[str, Any]:
+    from docker.utils import parse_repository_tag
+
+    log.info("pulling image %s", name)
+    repository, tag = parse_repository_tag(name)
+    why, layers = "the pull ended without it", dict[str, tuple[int, int]]()
+    try:
+        for message in daemon.api.pull(repository, tag=tag or "latest", stream=True, decode=True):
+            why = str(message.get("error") or why)
+            detail = message.get("progressDetail") or {}
+            if message.get("status") == "Downloading" and detail.get("total"):
+                layers[str(message.get("id"))] = int(detail["current"]), int(detail["total"])
+                done, total = (sum(amounts) for amounts in zip(*layers.values(), strict=True))
+                tell(Progress(what=f"pulling {name}", done=done, total=total))
+    except Exception as error:
+        why = explained(error)
+    finally:
+        tell(Progress(what=f"pulling {name}", is_over=True))
+    found = _inspect(daemon, name)
+    if found is None:
+        raise BackendUnavailable(
+            f"image {name!r} is not here and cannot be pulled: {why}. Build one with "
+            '"docker build -f Dockerfile.sandbox -t cloche-sandbox ." and name it (or any other you have): '
+            "--image cloche-sandbox, images: {python: NAME}, or CLOCHE_IMAGE_PYTHON=NAME"
+        )
+    return found
+
+
+def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
+    """Run a container once that says which programs an image has: name, path, version."""
+    body = {
+        "Image": state["Id"],
+        "Entrypoint": ["sh"],
+        "Cmd": ["-c", _PROBE, "sh", *_PROGRAMS],
+        "User": f"{MAPPED_ID}:{MAPPED_ID}",
+        "Env": ["HOME=/tmp", "DOTNET_NOLOGO=1", "DOTNET_CLI_TELEMETRY_OPTOUT=1", "DENO_NO_UPDATE_CHECK=1"],
+        "Labels": {OWNER_LABEL: owner()},
+        "HostConfig": {
+            "NetworkMode": "none",
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "ReadonlyRootfs": True,
+            "PidsLimit": 128,
+            "Memory": 1 << 29,
+            "Tmpfs": {"/tmp": "size=64m,mode=1777"},
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
+        },
+    }
+    container = daemon.create(body)
+    try:
+        daemon.start(container)
+        code = daemon.api.wait(container, timeout=PROBE_S)["StatusCode"]
+        said = daemon.api.logs(container, stdout=True, stderr=False).decode("utf-8", "replace")
+    except Exception as error:
+        raise BackendUnavailable(
+            f"image {name!r} cannot be used: no container of it could say what is in it ({explained(error)}). "
+            "An image for sandboxes needs at least a shell (sh) and tar."
+        ) from error
+    finally:
+        daemon.remove(container)
+    rows = [line.split("\t") for line in said.splitlines() if line.count("\t") == 2]
+    log.debug("image %s (exit code %s): %s", name, code, json.dumps(rows))
+    return rows
+
+
+def _image(name: str, state: Mapping[str, Any], rows: Rows) -> Image:
+    programs = {row[0]: row[1] for row in rows}
+    versions = {row[0]: row[2] for row in rows if row[2]}
+    return Image(name=name, id=str(state["Id"]), env=_environment(state), programs=programs, versions=versions)
+
+
+def _place(identity: str) -> Path:
+    """Return where it is kept what an image holds, which never changes: a container less for each new process."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("cloche") / "images" / f"{identity.rpartition(':')[2]}.json"
+
+
+def _read_rows(identity: str) -> Rows | None:
+    try:
+        found = json.loads(_place(identity).read_bytes())
+        return [[str(one), str(two), str(three)] for one, two, three in found] or None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_rows(identity: str, rows: Rows) -> None:
+    place = _place(identity)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        beside = place.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(rows), encoding="utf-8")
+        beside.replace(place)
+    except OSError as error:
+        log.debug("what image %s holds cannot be kept: %s", identity, error)
+
+
+def _environment(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that an image sets: its toolchains may need them."""
+    lines = [str(line) for line in (state.get("Config") or {}).get("Env") or ()]
+    return {name: value for name, _, value in (line.partition("=") for line in lines) if name}
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    found = _VERSION.search(text)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()

@@ -1,0 +1,198 @@
+"""What a container is made of, decided purely: as the daemon's API takes it, and as `docker run` takes it.
+
+One table of facts serves both, so that what is shown is what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.units import KIB, MIB
+
+from .seccomp import PROFILE_FILE, profile_text
+
+NOFILE = 1024
+# One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
+ULIMITS: Mapping[str, int] = {"core": 1, "nofile": NOFILE, "memlock": 64 * KIB, "msgqueue": 819_200}
+# The first process; where that is a shell, another one waits for the program.
+REAPERS, SHELLS = 1, 2
+GVISOR_THREADS = 256  # gVisor's own, which the same control group counts
+# What the first process itself needs, besides the guest: an interpreter with its usual modules.
+REAPER_BYTES = 24 * MIB
+ENVIRONMENT: Mapping[str, str] = {
+    "HOME": "/workspace",
+    "TMPDIR": "/tmp",
+    "XDG_CACHE_HOME": "/tmp/.cache",
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+# Ids that no user of a host has; a daemon that maps ids has only the first 65,536.
+FIRST_ID, IDS, MAPPED_ID = 1_950_000_000, 100_000, 65_534
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Describe one container. `volume` names a workspace that is there already; empty makes a new one."""
+
+    image: str
+    command: tuple[str, ...]
+    user: int
+    memory_bytes: int
+    cpus: float
+    pids: int
+    guests: int
+    disk_bytes: int
+    inodes: int
+    tmp_bytes: int
+    network: str = "none"
+    runtime: str = ""
+    has_seccomp: bool = True
+    is_id_mapped: bool = False
+    is_tmp_writable: bool = True
+    volume: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def kind(self) -> tuple[object, ...]:
+        """Return what two containers must have in common for one to stand for the other."""
+        is_own_id = self.user >= FIRST_ID
+        return (
+            self.image, self.command, None if is_own_id else self.user, self.memory_bytes, self.cpus, self.pids,
+            self.disk_bytes, self.inodes, self.tmp_bytes, self.network, self.runtime, self.is_tmp_writable,
+        )  # fmt: skip
+
+    def ulimits(self) -> Mapping[str, int]:
+        """Return the limits of each process; gVisor's kernel counts processes by one of them alone."""
+        return {**ULIMITS, "nproc": self.guests + REAPERS} if self.runtime else ULIMITS
+
+    def workspace_options(self) -> str:
+        """Return the mount options of a new workspace."""
+        owner = "mode=0777" if self.is_id_mapped else f"mode=0700,uid={self.user},gid={self.user}"
+        return f"size={self.disk_bytes},nr_inodes={self.inodes},{owner},nosuid,nodev"
+
+    def tmpfs(self) -> Mapping[str, str]:
+        """Return the other places in memory, with their mount options."""
+        common = f"size={self.tmp_bytes},nr_inodes={self.inodes},mode=1777,nosuid,nodev"
+        return {"/tmp": f"{common},exec{'' if self.is_tmp_writable else ',ro'}", "/dev/shm": f"{common},noexec"}
+
+    def api(self) -> dict[str, Any]:
+        """Return the body of the daemon's call that creates a container."""
+        return {
+            "Image": self.image,
+            "Entrypoint": [self.command[0]],
+            "Cmd": list(self.command[1:]),
+            "User": f"{self.user}:{self.user}",
+            "WorkingDir": "/",
+            "Env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
+            "Labels": dict(self.labels),
+            "Hostname": "sandbox",
+            # Nothing in it has anything to finish: a daemon that stops need not wait for it.
+            "StopSignal": "SIGKILL",
+            "OpenStdin": True,
+            "StdinOnce": True,
+            "AttachStdin": True,
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "Tty": False,
+            "HostConfig": self._host_config(),
+        }
+
+    def _host_config(self) -> dict[str, Any]:
+        config = {
+            "AutoRemove": True,
+            "NetworkMode": self.network,
+            "Memory": self.memory_bytes,
+            "MemorySwap": self.memory_bytes,
+            "NanoCpus": round(self.cpus * 1e9),
+            "PidsLimit": self.pids,
+            "CapDrop": ["ALL"],
+            "Privileged": False,
+            "ReadonlyRootfs": True,
+            "SecurityOpt": ["no-new-privileges", *([f"seccomp={profile_text()}"] if self.has_seccomp else [])],
+            "Tmpfs": dict(self.tmpfs()),
+            # A namespace of its own without docker's /dev/shm, whose files nobody counts.
+            "IpcMode": "none",
+            "CgroupnsMode": "private",
+            "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in self.ulimits().items()],
+            "LogConfig": {"Type": "none", "Config": {}},
+            "RestartPolicy": {"Name": "no"},
+            "Mounts": [self._workspace()],
+        }
+        return {**config, "Runtime": self.runtime} if self.runtime else config
+
+    def _workspace(self) -> dict[str, Any]:
+        if self.volume:
+            return {"Type": "volume", "Source": self.volume, "Target": "/workspace", "VolumeOptions": {"NoCopy": True}}
+        options = {"type": "tmpfs", "device": "tmpfs", "o": self.workspace_options()}
+        driver = {"Name": "local", "Options": options}
+        return {
+            "Type": "volume",
+            "Target": "/workspace",
+            "VolumeOptions": {"NoCopy": True, "DriverConfig": driver, "Labels": dict(self.labels)},
+        }
+
+    def arguments(self) -> list[str]:
+        """Return the words of the `docker run` that makes the same container (C15)."""
+        words = [
+            "docker", "run", "--rm", "--interactive", f"--network={self.network}",
+            f"--memory={self.memory_bytes}", f"--memory-swap={self.memory_bytes}", f"--cpus={self.cpus:g}",
+            f"--pids-limit={self.pids}", "--cap-drop=ALL", "--security-opt=no-new-privileges",
+            *([f"--security-opt=seccomp={PROFILE_FILE}"] if self.has_seccomp else []),
+            "--read-only", f"--user={self.user}:{self.user}", "--workdir=/", "--hostname=sandbox",
+            "--stop-signal=SIGKILL", "--ipc=none", "--cgroupns=private", "--log-driver=none",
+            *([f"--runtime={self.runtime}"] if self.runtime else []),
+        ]  # fmt: skip
+        words += [f"--tmpfs={place}:{options}" for place, options in self.tmpfs().items()]
+        words += [f"--ulimit={name}={most}:{most}" for name, most in self.ulimits().items()]
+        words.append(f"--mount={self._mount_words()}")
+        words += [f"--label={name}={value}" for name, value in self.labels.items()]
+        words += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
+        return [*words, f"--entrypoint={self.command[0]}", self.image, *self.command[1:]]
+
+    def _mount_words(self) -> str:
+        words = f"type=volume,{f'src={self.volume},' if self.volume else ''}dst=/workspace,volume-nocopy"
+        if self.volume:
+            return words
+        quoted = f'"volume-opt=o={self.workspace_options()}"'
+        return f"{words},volume-driver=local,volume-opt=type=tmpfs,volume-opt=device=tmpfs,{quoted}"
+
+
+def plan_container(
+    policy: Policy,
+    limits: Limits,
+    *,
+    image: str,
+    command: Sequence[str],
+    user: int,
+    is_watched: bool,
+    runtime: str = "",
+    is_id_mapped: bool = False,
+    labels: Mapping[str, str] | None = None,
+) -> Plan:
+    """Return the plan of one container.
+
+    Where the first process watches the guest's memory (`is_watched`), the control group's cap leaves room for what
+    the file systems in memory may hold; else they count as the guest's memory.
+    """
+    stored = limits.disk_bytes + 2 * limits.tmp_bytes + REAPER_BYTES if is_watched else 0
+    return Plan(
+        image=image,
+        command=tuple(command),
+        user=MAPPED_ID if policy.user == "nobody" or is_id_mapped else user,
+        memory_bytes=limits.memory_bytes + stored,
+        cpus=limits.cpus,
+        guests=limits.pids,
+        pids=limits.pids + (REAPERS if is_watched else SHELLS) + (GVISOR_THREADS if runtime else 0),
+        disk_bytes=limits.disk_bytes,
+        inodes=limits.inodes,
+        tmp_bytes=limits.tmp_bytes,
+        network="bridge" if policy.network == "open" else "none",
+        runtime=runtime,
+        has_seccomp=True,
+        is_id_mapped=is_id_mapped,
+        is_tmp_writable="/tmp" in policy.writable_paths,
+        labels=labels or {},
+    )

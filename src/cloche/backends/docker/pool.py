@@ -1,0 +1,140 @@
+"""Warm containers: started, idle, and used once.
+
+A container waits for one exact plan. It leaves the pool once and never comes back. What nobody asked for in a while
+is let go, and so is everything at the end of the process; should that be killed, its containers hear it and end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from cloche.core.errors import ClocheError
+
+from .container import Container
+from .remains import see_out, wait_for_all
+
+WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0
+log = logging.getLogger("cloche.docker")
+Make = Callable[[], Container]
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Hold what waits for one kind of run, and when it was last asked for."""
+
+    make: Make
+    waiting: list[Container] = field(default_factory=list)
+    coming: int = 0
+    asked: int = 0
+    asked_at: float = 0.0
+
+
+class Pool:
+    """Keep containers ready; for use from any thread."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[Hashable, Shelf] = {}
+        self._turn = threading.Lock()
+        self._are_none_coming = threading.Condition(self._turn)
+        self._generation = 0
+        self._timer: threading.Timer | None = None
+
+    def take(self, kind: Hashable) -> Container | None:
+        """Return a container that waits, or None."""
+        with self._turn:
+            shelf = self._shelves.get(kind)
+            while shelf is not None and shelf.waiting:
+                container = shelf.waiting.pop(0)
+                if not container.is_lost:
+                    return container
+        return None
+
+    def refill(self, kind: Hashable, make: Make) -> None:
+        """See to it, in the background, that containers of a kind wait; the kind asked for longest ago may go."""
+        with self._turn:
+            shelf = self._shelves.setdefault(kind, Shelf(make))
+            shelf.make, shelf.asked_at, shelf.asked = make, time.monotonic(), shelf.asked + 1
+            wanted = min(WAITING, shelf.asked) - len(shelf.waiting) - shelf.coming
+            shelf.coming += max(0, wanted)
+            dropped = self._drop_old()
+            generation = self._generation
+        for container in dropped:
+            see_out(container)
+        self._expire_later()
+        for _ in range(wanted):
+            thread = threading.Thread(target=self._make, args=(kind, make, generation), daemon=True)
+            thread.name = "cloche-docker-pool"
+            thread.start()
+
+    def close(self) -> None:
+        """Let go of everything, and wait until it is gone."""
+        with self._turn:
+            self._generation += 1
+            if self._timer is not None:
+                self._timer.cancel()
+            self._are_none_coming.wait_for(lambda: not any(one.coming for one in self._shelves.values()), timeout=60)
+            waiting = [container for shelf in self._shelves.values() for container in shelf.waiting]
+            self._shelves.clear()
+        for container in waiting:
+            see_out(container)
+        wait_for_all()
+
+    def _expire_later(self) -> None:
+        """Look again when what waits now is old."""
+        with self._turn:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = threading.Timer(IDLE_S + 1, self._expire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _expire(self) -> None:
+        with self._turn:
+            dropped = self._drop_old()
+        for container in dropped:
+            see_out(container)
+
+    def _drop_old(self) -> list[Container]:
+        by_age = sorted(self._shelves.items(), key=lambda item: -item[1].asked_at)
+        now = time.monotonic()
+        old = [kind for at, (kind, one) in enumerate(by_age) if at >= MOST_KINDS or now - one.asked_at > IDLE_S]
+        gone = [kind for kind in old if not self._shelves[kind].coming]
+        return [container for kind in gone for container in self._shelves.pop(kind).waiting]
+
+    def _make(self, kind: Hashable, make: Make, generation: int) -> None:
+        container = None
+        try:
+            container = make()
+        except ClocheError as error:
+            log.warning("no warm container: %s", error)
+        with self._turn:
+            shelf = self._shelves.get(kind)
+            if shelf is not None:
+                shelf.coming -= 1
+                if container is not None and generation == self._generation:
+                    shelf.waiting.append(container)
+                    container = None
+            self._are_none_coming.notify_all()
+        if container is not None:
+            see_out(container)
+
+
+_pools: dict[int, Pool] = {}
+
+
+def shared_pool() -> Pool:
+    """Return this process's pool."""
+    return _pools.setdefault(os.getpid(), Pool())
+
+
+def close_pool() -> None:
+    """End what is kept ready by this process."""
+    pool = _pools.get(os.getpid())
+    if pool is not None:
+        pool.close()
+    wait_for_all()

@@ -1,0 +1,187 @@
+"""What came of a run in a container, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloche.core.enforcement import Enforcement, Measure
+from cloche.core.languages import limits_note
+from cloche.core.levels import Control, State
+from cloche.core.limits import Limits
+from cloche.core.outcome import KillCause, Observed, decide
+from cloche.core.request import InputFile
+from cloche.core.result import TIMEOUT_NOTE, FileRecord, Result, SaveFiles, Status, Usage
+from cloche.core.told import read_told
+
+from .archive import Spool, keep, unpack
+from .container import Container
+from .daemon import Daemon
+from .images import Image
+from .program import Program
+from .running import ERR, OUT, Running
+
+ASK_S = 15.0
+UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Hold how a run ended, and what it used."""
+
+    observed: Observed
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Hold the files that a run created or changed, how many others were left out, and how to save them."""
+
+    records: tuple[FileRecord, ...]
+    skipped: int
+    save: SaveFiles | None
+
+
+class Workspace:
+    """Remember the files of a workspace by their hashes."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def note(self, files: Sequence[InputFile]) -> None:
+        """Take note of files that the caller wrote."""
+        self._known.update({file.path: hashlib.sha256(file.data).hexdigest() for file in files})
+
+    def changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any]) -> Changes:
+        """Return what a run changed, by what it handed back."""
+        before = {**self._known, **given}
+        places, left_out = unpack(spool)
+        changed = [path for path, place in places.items() if before.get(path) != place.sha256]
+        gone = [path for path in before if path not in places] if answer.get("is_whole") else answer.get("gone")
+        self._known = {**before, **{path: place.sha256 for path, place in places.items()}}
+        for path in gone if isinstance(gone, list) else ():
+            self._known.pop(path, None)
+        records = tuple(
+            FileRecord(path=path, size=places[path].size, sha256=places[path].sha256) for path in sorted(changed)
+        )
+        skipped = answer.get("skipped")
+        return Changes(
+            records=records,
+            skipped=left_out + (skipped if isinstance(skipped, int) else 0),
+            save=keep(spool, places, records),
+        )
+
+
+async def observed_end(container: Container, running: Running, cause: KillCause | None) -> End | None:
+    """Return how a run ended; None when the container went away and nobody knows why."""
+    report = running.report
+    if report is not None:
+        return End(observed=_observed(report, cause), usage=_usage(report))
+    if cause is not None:
+        return End(observed=Observed(cause=cause), usage=Usage())
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ASK_S):  # a daemon on its way out may never answer
+            if await asyncio.to_thread(_was_out_of_memory, container):
+                return End(observed=Observed(cause=KillCause.OUT_OF_MEMORY), usage=Usage())
+    return None
+
+
+def _was_out_of_memory(container: Container) -> bool:
+    import docker.errors
+    import requests
+
+    try:
+        return container.ran_out_of_memory()
+    except (docker.errors.DockerException, requests.exceptions.RequestException):
+        return False
+
+
+def _observed(report: Mapping[str, Any], cause: KillCause | None) -> Observed:
+    status = int(report["wait_status"])
+    signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    own = {"out_of_memory": KillCause.OUT_OF_MEMORY, "timeout": KillCause.TIMEOUT}
+    return Observed(
+        exit_code=os.WEXITSTATUS(status) if signal is None else None,
+        signal=signal,
+        cause=cause or own.get(str(report.get("cause"))),
+        oom_kills=max(0, int(report.get("oom_kills") or 0)),
+        pids_hits=max(0, int(report.get("pids_hits") or 0)),
+        workspace_full=bool(report.get("full")),
+    )
+
+
+def _usage(report: Mapping[str, Any]) -> Usage:
+    peak = report.get("peak_bytes")
+    return Usage(
+        wall_s=float(report["wall_s"]),
+        cpu_user_s=_number(report["cpu_user_s"]),
+        cpu_system_s=_number(report["cpu_system_s"]),
+        peak_memory_bytes=int(peak) if isinstance(peak, int) else None,
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def make_result(
+    end: End,
+    running: Running,
+    found: Changes,
+    *,
+    program: Program,
+    image: Image,
+    limits: Limits,
+    enforcement: Enforcement,
+    daemon: Daemon,
+    start: str,
+) -> Result:
+    """Put a result together."""
+    verdict = decide(end.observed)
+    out, err = running.kept(OUT), running.kept(ERR)
+    if verdict.status is Status.TIMEOUT:
+        err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
+    value, is_repr, outputs = read_told(running.told())
+    engine = program.engine
+    meta: dict[str, Any] = {
+        "runtime": engine.name if engine else "command",
+        "versions": {engine.name: image.version(engine)} if engine else {},
+        "limits": limits.as_dict(),
+        "duration": end.usage.wall_s,
+        "backend": "docker",
+        "level": str(enforcement.level),
+        "start": start,
+        "image": image.name,
+        "engine": f"docker {daemon.version}",
+    }
+    controls = enforcement.controls if image.has_reaper else {**enforcement.controls, Control.MEMORY: UNWATCHED}
+    if engine is not None and engine.stand_in:
+        meta["stand_in"] = engine.stand_in
+    if engine is not None and (advice := limits_note(engine, limits)):
+        meta["advice"] = advice
+    if found.skipped:
+        meta["files_skipped"] = found.skipped
+    return Result(
+        out.decode("utf-8", "replace"),
+        err.decode("utf-8", "replace"),
+        verdict.exit_code,
+        end.usage.wall_s,
+        truncated=running.is_truncated,
+        timed_out=verdict.status is Status.TIMEOUT,
+        status=verdict.status,
+        value=value,
+        value_is_repr=is_repr,
+        outputs=outputs,
+        files=found.records,
+        usage=end.usage,
+        enforcement=Enforcement(level=enforcement.level, controls=controls, hits=verdict.hits),
+        stdout_bytes=out,
+        stderr_bytes=err,
+        save_files=found.save,
+        meta=meta,
+    )

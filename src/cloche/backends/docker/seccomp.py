@@ -1,0 +1,78 @@
+"""The system call profile that containers get: the jail's table, in the words of docker's profiles.
+
+`seccomp.json` beside this file is the same text, for whoever calls docker by hand; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib.resources import files
+from typing import Any
+
+from cloche.jail.syscall_table import ALLOWED
+
+PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
+EPERM, ENOSYS = 1, 38
+CLONE_NEW_ANY = 0x7E020080
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0
+# Streams, datagrams, packets in sequence; TCP and UDP. Any other makes the host load a module.
+SOCK_TYPE_MASK, SOCKET_TYPES, SOCKET_PROTOCOLS = 0xF, (1, 2, 5), (0, 6, 17)
+# What the container's own start needs behind the filter, or what a container may do where a jail may not.
+BESIDES = (
+    "capget", "capset", "close_range", "execve", "faccessat2", "getdents64", "memfd_create", "newfstatat", "openat2",
+)  # fmt: skip
+DECIDED_BY_ARGUMENTS = ("clone", "clone3", "ioctl", "personality", "socket", "socketpair")
+PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+
+
+def profile() -> dict[str, Any]:
+    """Return the profile as docker takes it; what it does not name is refused with EPERM."""
+    names = {name for table in ALLOWED.values() for name in table} | set(BESIDES)
+    plain = sorted(names - set(DECIDED_BY_ARGUMENTS))
+    rules = [
+        _allow(plain),
+        _allow(["clone"], _argument(0, CLONE_NEW_ANY, "SCMP_CMP_MASKED_EQ", 0)),
+        {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS},
+        *(_allow(["personality"], _argument(0, value, "SCMP_CMP_EQ")) for value in PERSONALITIES),
+        *(
+            _allow(
+                ["socket"],
+                _argument(0, family, "SCMP_CMP_EQ"),
+                _argument(1, SOCK_TYPE_MASK, "SCMP_CMP_MASKED_EQ", kind),
+                _argument(2, protocol, "SCMP_CMP_EQ"),
+            )
+            for family in (AF_UNIX, AF_INET, AF_INET6)
+            for kind in SOCKET_TYPES
+            for protocol in SOCKET_PROTOCOLS
+        ),
+        _allow(["socket"], _argument(0, AF_NETLINK, "SCMP_CMP_EQ"), _argument(2, NETLINK_ROUTE, "SCMP_CMP_EQ")),
+        _allow(["socketpair"], _argument(0, AF_UNIX, "SCMP_CMP_EQ")),
+        _allow(["ioctl"], _argument(1, TIOCSTI, "SCMP_CMP_NE"), _argument(1, TIOCLINUX, "SCMP_CMP_NE")),
+    ]
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": EPERM,
+        "archMap": [
+            {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": []},
+            {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": []},
+        ],
+        "syscalls": rules,
+    }
+
+
+@functools.cache
+def profile_text() -> str:
+    """Return the profile as JSON, one rule in a line."""
+    found = profile()
+    rules = ",\n  ".join(json.dumps(rule) for rule in found.pop("syscalls"))
+    return f'{json.dumps(found)[:-1]}, "syscalls": [\n  {rules}\n]}}'
+
+
+def _allow(names: list[str], *arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"names": names, "action": "SCMP_ACT_ALLOW", "args": list(arguments)}
+
+
+def _argument(index: int, value: int, comparison: str, value_two: int = 0) -> dict[str, Any]:
+    return {"index": index, "value": value, "valueTwo": value_two, "op": comparison}

@@ -1,0 +1,147 @@
+"""A docker daemon of the tests' own: its own socket, its own data, none of this machine's network.
+
+Images are made of packages that are installed here, so nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Name -> what `scripts/sandbox_image.py` makes it of.
+SHELL = ("dash", "bash", "coreutils", "tar")
+IMAGES: dict[str, tuple[str, ...]] = {
+    "cloche-test:python": (*SHELL, "python3"),
+    "cloche-test:small": ("ruby", "--busybox", "/usr/bin/busybox"),
+    "cloche-test:all": (
+        *SHELL, "python3", "nodejs", "ruby", "golang-go", "rustc", "mono-mcs", "mono-runtime", "gcc", "libc6-dev",
+    ),
+}  # fmt: skip
+_OFF = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false")
+
+
+class Daemon:
+    """Hold one running daemon in a folder of its own."""
+
+    def __init__(self, folder: Path, runsc: str = ""):
+        self.folder = folder
+        runtimes = {"runsc": {"path": runsc, "runtimeArgs": ["--network=none"]}} if runsc else {}
+        (folder / "daemon.json").write_text(json.dumps({"runtimes": runtimes}))
+        self.url = f"unix://{folder}/socket"
+        self._loaded: set[str] = set()
+        words = [
+            f"--config-file={folder}/daemon.json",
+            f"--host={self.url}",
+            f"--data-root={folder}/data",
+            f"--exec-root={folder}/run",
+        ]
+        words += [f"--pidfile={folder}/pid", "--shutdown-timeout=2", *_OFF]
+        with open(folder / "log", "wb") as log:
+            self._process = subprocess.Popen(["dockerd", *words], stdout=log, stderr=log, start_new_session=True)
+
+    def wait_until_ready(self) -> None:
+        """Wait until it answers."""
+        deadline = time.monotonic() + 60
+        while subprocess.run(self.words("version"), capture_output=True, check=False).returncode != 0:
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                raise RuntimeError(f"dockerd does not start: {(self.folder / 'log').read_text()[-2000:]}")
+            time.sleep(0.1)
+
+    def words(self, *words: str) -> list[str]:
+        """Return a docker command for this daemon."""
+        return ["docker", "--host", self.url, *words]
+
+    def docker(self, *words: str) -> str:
+        """Run a docker command and return what it printed."""
+        return subprocess.run(self.words(*words), capture_output=True, text=True, check=True).stdout
+
+    def image(self, name: str, programs: Sequence[Path] = ()) -> str:
+        """Have one of IMAGES, and return its name."""
+        if name not in self._loaded:
+            target = self.folder / "image.tar"
+            more = [word for program in programs for word in ("--program", str(program))]
+            script = [sys.executable, str(ROOT / "scripts" / "sandbox_image.py"), name, str(target), *IMAGES[name]]
+            subprocess.run([*script, *more], check=True)
+            self.docker("load", "--quiet", "--input", str(target))
+            target.unlink()
+            self._loaded.add(name)
+        return name
+
+    def containers(self) -> list[str]:
+        """Return the ids of all containers."""
+        return self.docker("ps", "--all", "--quiet", "--no-trunc").split()
+
+    def volumes(self) -> list[str]:
+        """Return the names of all volumes."""
+        return self.docker("volume", "ls", "--quiet").split()
+
+    def is_clean(self, *, patience_s: float = 15.0) -> bool:
+        """Wait until no container and no volume is left; False when some stay."""
+        deadline = time.monotonic() + patience_s
+        while self.containers() or self.volumes():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def stop(self) -> None:
+        """End it, with all that it started."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(60)
+        self._process.kill()
+        self._process.wait()
+
+
+def _control_groups() -> set[str]:
+    return {folder for folder, _, _ in os.walk("/sys/fs/cgroup") if os.path.basename(folder) == "docker"}
+
+
+@contextlib.contextmanager
+def open_daemon(runsc: str = "") -> Iterator[Daemon]:
+    """Start a daemon, and leave the machine as it was. Skips the test, naming it, when something is missing.
+
+    `runsc` is a program to register as the runtime of that name.
+    """
+    needed = ("dockerd", "docker", "dpkg-query", *([runsc] if runsc else []))
+    lacks = [name for name in needed if shutil.which(name) is None]
+    lacks += ["the Python library docker"] if importlib.util.find_spec("docker") is None else []
+    if lacks:
+        pytest.skip(f"missing: {', '.join(lacks)} (make setup-system)")
+    groups = _control_groups()
+    folder = Path(tempfile.mkdtemp(prefix="docker-", dir="/var/tmp"))
+    daemon = Daemon(folder, shutil.which(runsc) or "" if runsc else "")
+    try:
+        daemon.wait_until_ready()
+        yield daemon
+    finally:
+        daemon.stop()
+        for group in sorted(_control_groups() - groups):
+            for inner, _, _ in os.walk(group, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(inner)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def chosen(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[None]:
+    """Let Cloche find a daemon, and know nothing of its images; afterwards nothing may be left on it."""
+    from cloche.backends.docker.pool import close_pool
+
+    monkeypatch.setenv("DOCKER_HOST", daemon.url)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    yield
+    close_pool()
+    assert daemon.is_clean(), f"left: {daemon.containers()} {daemon.volumes()}"

@@ -1,0 +1,71 @@
+"""The attempts of every module once more, in a container of the docker backend."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon import Daemon
+from tests.escape.attempts import JAIL, Attempt, play
+from tests.escape.ledger import Ledger, all_attempts
+from tests.escape.places import Inside
+
+pytestmark = pytest.mark.root
+# Some minutes of attempts that the jail is held to in every test run: there, a container is held to a few.
+PER_FAMILY = 3
+
+IN_SYS = "docker shows /sys, read-only"
+IN_PROC = "docker hides less of /proc/self than the jail does"
+EXECUTES = "what may be written may be executed in a container, also without a name"
+# What a container does not hold and the jail does; docs/limitations/docker.md says so too.
+NOT_HELD = {
+    "files/more devices than the harmless": "docker makes /dev/tty, and terminals of its own",
+    "files/the kernel's objects in sys": IN_SYS,
+    "leaks/the machine's hardware": IN_SYS,
+    "leaks/the host's mounts": IN_PROC,
+    "leaks/the host's mounts, by pid 1": IN_PROC,
+    "system calls/execute from memory": EXECUTES,
+    "system calls/execute a deleted file by execveat": EXECUTES,
+    "system calls/see the host's namespaces": "without userns-remap a container is in the host's user namespace",
+}
+
+
+@pytest.fixture(scope="module")
+def image(docker_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give an image on a daemon that Cloche finds for as long as this module's attempts last."""
+    from tests.daemon import chosen
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder: Path = tmp_path_factory.mktemp("cache")
+        with chosen(docker_daemon, patch, folder):
+            yield docker_daemon.image("cloche-test:python")
+
+
+def attempts() -> Iterator[Any]:
+    """Yield the attempts that a jail must hold, for a container must hold them too: a few now, the others as soak."""
+    seen: Counter[str] = Counter()
+    for attempt in all_attempts():
+        if JAIL in attempt.levels and attempt.has_control_here:
+            seen[attempt.family] += 1
+            marks = [pytest.mark.soak] if seen[attempt.family] > PER_FAMILY else []
+            yield pytest.param(attempt, id=f"{attempt.family}: {attempt.name}", marks=marks)
+
+
+@pytest.mark.parametrize("attempt", list(attempts()))
+def test_a_container_holds_it(ledger: Ledger, image: str, attempt: Attempt) -> None:
+    """What works outside does not work in a container."""
+    ledger.control(attempt)
+    place = Inside(ledger.stage, level=JAIL, backend="docker", image=image, require=JAIL)
+    verdict = play(attempt, place, ledger.stage)
+    if verdict.breach and place.promises.get(attempt.promise, "enforced") != "enforced":
+        return
+    why = NOT_HELD.get(f"{attempt.family}/{attempt.name}")
+    if why is not None:
+        assert verdict.breach, f"held after all, although {why}; take it off the list"
+        return
+    assert not verdict.breach, f"escaped from a container: {verdict.breach}"
+    assert verdict.stopped_by, f"broke instead of trying: {verdict.trace}"

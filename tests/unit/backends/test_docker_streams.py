@@ -1,0 +1,94 @@
+"""What comes out of a container is bounded, checked for its shape, and believed in nothing else."""
+
+from __future__ import annotations
+
+import errno
+import io
+import tarfile
+
+import pytest
+
+from cloche.backends.docker.archive import Spool, pack, unpack
+from cloche.backends.docker.daemon import _why_not
+from cloche.backends.docker.frames import MAX_FRAME_BYTES, Demultiplexer, Splitter
+from cloche.core.request import InputFile
+
+FRAME = b"o" + (5).to_bytes(4, "big") + b"hello"
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_frames_come_in_any_pieces(size: int) -> None:
+    """However the bytes are cut, the same frames come out."""
+    data, splitter = FRAME * 3 + b"r" + bytes(4), Splitter()
+    found = [frame for at in range(0, len(data), size) for frame in splitter.feed(data[at : at + size])]
+    assert found == [(b"o", b"hello")] * 3 + [(b"r", b"")]
+
+
+def test_streams_are_taken_apart() -> None:
+    """Docker's own headers tell standard output from standard error."""
+    data = b"\x01\0\0\0" + (2).to_bytes(4, "big") + b"ab" + b"\x02\0\0\0" + (1).to_bytes(4, "big") + b"c"
+    streams = Demultiplexer()
+    assert [piece for at in range(len(data)) for piece in streams.feed(data[at : at + 1])] == [(1, b"ab"), (2, b"c")]
+
+
+@pytest.mark.parametrize("codec", [Splitter, Demultiplexer])
+def test_a_frame_without_end_is_refused(codec: type[Splitter | Demultiplexer]) -> None:
+    """A length that nobody could want is an error, not a buffer that grows."""
+    with pytest.raises(ValueError, match="frame"):
+        codec().feed(
+            b"\x01\0\0\0" + (MAX_FRAME_BYTES + 1).to_bytes(4, "big") + (MAX_FRAME_BYTES + 1).to_bytes(4, "big")
+        )
+
+
+def spooled(data: bytes) -> Spool:
+    """Return a spool that holds `data`."""
+    spool = Spool(1 << 20)
+    spool.add(data)
+    return spool
+
+
+def test_files_go_through_an_archive() -> None:
+    """Names that are no text, empty files and nested ones come out as they went in."""
+    given = (
+        InputFile(path="a/b", data=b"1"),
+        InputFile(path="\udce4 \n", data=b""),
+        InputFile(path="c", data=bytes(2000)),
+    )
+    places, left_out = unpack(spooled(pack(given)))
+    assert {path: place.size for path, place in places.items()} == {"a/b": 1, "\udce4 \n": 0, "c": 2000}
+    assert left_out == 0
+
+
+def test_a_hostile_archive_names_nothing_outside() -> None:
+    """Links, devices, absolute paths and paths that climb are left out."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        for name, kind in (
+            ("link", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE), ("dev", tarfile.CHRTYPE), ("fifo", tarfile.FIFOTYPE),
+            ("../out", tarfile.REGTYPE), ("/etc/x", tarfile.REGTYPE), ("a/../../x", tarfile.REGTYPE),
+            ("d/" * 100 + "deep", tarfile.REGTYPE), ("good", tarfile.REGTYPE),
+        ):  # fmt: skip
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            archive.addfile(member)
+    places, left_out = unpack(spooled(target.getvalue()))
+    assert (list(places), left_out) == (["good"], 8)
+
+
+def test_more_than_the_disk_holds_is_refused() -> None:
+    """What a container sends is bounded before it is looked at."""
+    spool = Spool(0)
+    for _ in range(10_000 * 8192 // (1 << 20)):
+        spool.add(bytes(1 << 20))
+    with pytest.raises(ValueError, match="more files"):
+        spool.add(bytes(1 << 20))
+    spool.file.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.EACCES, "usermod -aG docker"), (errno.ENOENT, "systemctl start docker")]
+)
+def test_an_error_of_the_socket_has_its_remedy(number: int, remedy: str) -> None:
+    """However deep a library wraps it, the kernel's answer decides what to do."""
+    wrapped = Exception("while fetching", ConnectionError("aborted", OSError(number, "no")))
+    assert remedy in _why_not(wrapped, "unix:///x")[1]
