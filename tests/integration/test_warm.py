@@ -128,7 +128,7 @@ def test_a_template_with_threads_is_not_used(caplog: pytest.LogCaptureFixture) -
     """A module that starts threads when it is loaded makes warm starts impossible, and that is said."""
     caplog.set_level("WARNING", logger="cloche.zygote")
     pool = Pool(
-        {"preload": [STARTS_THREAD], "extra_paths": [HERE], "customizes": False, "home": "/", "env": {}, "shown": []},
+        {"preload": [STARTS_THREAD], "extra_paths": [HERE], "customizes": False, "home": "/", "ahead": None},
         **NO_CGROUP,
     )
     pool.start()

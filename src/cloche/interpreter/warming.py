@@ -30,8 +30,9 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     """Become, in a template, what a plain interpreter is after its start; load `settings["preload"]`, and use it once.
 
     Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
-    for packages of the user there, and must not find the caller's. `env` is what most runs are given, `shown` the
-    folders that all of them see as they are here.
+    for packages of the user there, and must not find the caller's. `ahead` is None, or what can be told ahead of most
+    runs, whose standard input is a file, and whose output goes to pipes: their environment `env`, and the folders
+    `shown` that all of them see as they are here.
     """
     os.environ["HOME"] = settings["home"]
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # numpy's libraries would start threads
@@ -54,26 +55,29 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
         traceback.format_exception(ValueError("x"))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # what loading said is no guest's output
-    paths = sys.path[:]
-    sys.path[:] = [path for path in paths if any(f"{path}/".startswith(f"{one}/") for one in settings["shown"])]
-    sys.path_importer_cache.clear()  # what lies elsewhere is nothing for children to remember
-    _take_over(settings["env"])
-    sys.path[:] = paths
+    os.environ.clear()
+    sys.path_importer_cache.clear()
     oneshot.telling = telling
     oneshot.warming = sys.modules[__name__]
     oneshot.of_template.update(sys.modules)
     oneshot.libraries_of_template = oneshot.count_libraries() if "ctypes" in sys.modules else 0
+    if settings["ahead"] is not None:
+        _look_ahead(**settings["ahead"])
     return {"failed": failed}
 
 
-def _take_over(env: dict[str, str]) -> None:
+def _look_ahead(env: dict[str, str], shown: list[str]) -> None:
     """Take the environment and streams that the children will have, and rehearse until that leaves nothing to learn.
 
-    Standard input is a file and the others are pipes, as a run's will be, so that the streams which are made here
-    serve the run, too.
+    The streams are of the same kinds as a run's, so that they serve it, too. Nothing is remembered of what lies in
+    folders that not all children will see.
     """
     import _frozen_importlib_external
 
+    gc.collect()
+    gc.freeze()  # else each rehearsal would look at everything
+    paths = sys.path[:]
+    oneshot.paths_ahead = [path for path in paths if any(f"{path}/".startswith(f"{one}/") for one in shown)]
     kept = [os.dup(number) for number in range(3)]
     null = os.open(os.devnull, os.O_RDWR)
     reading, writing = os.pipe()
@@ -81,10 +85,11 @@ def _take_over(env: dict[str, str]) -> None:
         for number, fd in enumerate((null, writing, writing)):
             os.dup2(fd, number)
         oneshot.take_over(env)
-        _frozen_importlib_external.PathFinder.find_spec("cloche_rehearses")
+        _frozen_importlib_external.PathFinder.find_spec("cloche_rehearses", oneshot.paths_ahead)
         for _ in range(_OFTEN):
             _go_through()
     finally:
+        sys.path[:], oneshot.paths_ahead = paths, None
         for number, fd in enumerate(kept):
             os.dup2(fd, number)
         for fd in (*kept, null, reading, writing):

@@ -41,7 +41,7 @@ class Spec(_Record):
     `shares_folder`. `outside` is None, or the first and the number of the outside ids to claim one from. `mounts` are
     the rows of `mounts.from_rows`.
     `landlock` and the two filters are None where that wall is not used; `landlock_abi` is the kernel's
-    version. `cgroup` is None or version, folders and amounts.
+    version. `cgroup` is None or version, folders and amounts. `origin` is what it was copied from, if anything.
     `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
     """
 
@@ -67,11 +67,20 @@ class Spec(_Record):
     cpu_affinity: int = 0
     seccomp: bytes | None = None
     nursery_filter: bytes | None = None
+    origin: Spec | None = None
 
     _COMPILED: ClassVar[tuple[str, ...]] = (
         "mounts", "masked", "hostname", "rlimits", "landlock", "landlock_abi", "cpu_affinity",
-        "seccomp", "nursery_filter",
+        "seccomp", "nursery_filter", "origin",
     )  # fmt: skip
+
+    def is_as(self, origin: Spec | None) -> bool:
+        """Tell, without looking at each field, that what travels is what `origin` says, but for the control group."""
+        return (
+            origin is not None
+            and self.origin is origin
+            and (self.outside, self.shares_folder) == (origin.outside, origin.shares_folder)
+        )
 
     def as_wire(self) -> dict[str, Any]:
         """Return what the helper needs, as plain data."""

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Hashable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cloche.core.pool import SLOT_BYTES, Demand, plan
 from cloche.jail import wire
@@ -26,6 +26,9 @@ from cloche.jail.cgroups import Cgroup
 
 from .door import Door
 from .template import Template
+
+if TYPE_CHECKING:
+    from cloche.jail.spec import Spec
 
 PEAK_MEMORY_S = 60.0
 END_PATIENCE_S = 10.0
@@ -49,6 +52,7 @@ class Slot:
         self.link, self.cgroup, self.template = link, cgroup, template
         self.key: Hashable = None
         self.spec: Mapping[str, Any] | None = None
+        self.origin: Spec | None = None  # of which `spec` says the same
         self.door: Door | None = None
         self.counted: dict[str, int] = {}
         self.spent_s = 0.0

@@ -41,7 +41,7 @@ _OURS = ("reaper", "reaper_counters", "reaper_files", "reaper_link")
 
 def boot_message(preload: Sequence[str]) -> bytes:
     """Return what the first process reads: a length in nine digits, and its program."""
-    settings = {"home": "/workspace", "preload": list(preload), "extra_paths": [], "customizes": False, "env": {}}
+    settings = {"home": "/workspace", "preload": list(preload), "extra_paths": [], "customizes": False, "ahead": None}
     start = _START.format(settings=json.dumps(settings))
     program = (_FIND_MODULES.format(sources=json.dumps(_modules())) + start).encode()
     return f"{len(program):09d}".encode() + program

@@ -87,7 +87,7 @@ def _is_given(root_fd: int, name: str, digest: str) -> bool:
         state = os.fstat(fd)
         if not stat.S_ISREG(state.st_mode) or state.st_size > CHUNK_BYTES:
             return False
-        return hashlib.sha256(os.read(fd, CHUNK_BYTES)).hexdigest() == digest
+        return hashlib.sha256(os.read(fd, state.st_size + 1)).hexdigest() == digest
     finally:
         os.close(fd)
 

@@ -69,6 +69,7 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, places:
             _JAILS.clear()
         found = _JAILS[key] = (host, _new_spec(level, policy, limits, host, places))
     spec = found[1].copy()  # its fields are replaced, never changed
+    spec.origin = found[1]
     spec.cgroup = _cgroup(limits, host)
     return spec
 

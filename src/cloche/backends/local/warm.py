@@ -135,11 +135,15 @@ def open_in(slot: Slot, spec: Spec, claim: Sequence[int] = ()) -> None:
 
     `claim` is empty, or the descriptor that holds the sandbox's outside id, for a helper that shall not use its own.
     """
+    if not claim and spec.is_as(slot.origin):
+        return
     told = spec.as_wire()
     if spec.cgroup is not None and slot.cgroup is not None:
         told["cgroup"] = {**slot.cgroup, "amounts": spec.cgroup["amounts"]}  # the slot's own, not the sandbox's
     if told == slot.spec and not claim:
+        slot.origin = spec.origin if spec.is_as(spec.origin) else None
         return
+    slot.origin = None
     if told["cgroup"] is not None:
         make_cgroup(told["cgroup"], is_there=slot.spec is not None)
     send(slot.link.fileno(), "open", {}, told, tuple(claim))
@@ -177,8 +181,10 @@ def _new_pool(policy: Policy, host: Host) -> Pool:
         "extra_paths": list(user_site()),
         "customizes": has_customization(),
         "home": "/workspace",
-        "env": guest_environment(Places(), {}, python_toolchain().env),
-        "shown": list(python_toolchain().binds),
+        "ahead": {
+            "env": guest_environment(Places(), {}, python_toolchain().env),
+            "shown": list(python_toolchain().binds),
+        },
     }
     return Pool(
         settings,
