@@ -63,8 +63,8 @@ class Nursery(Parent):
             attendance.leave_to_guest()
             ended, namespace = self._raise(pid, attendance)
             building.first = building.later or building.first
-            slate.note_end(file, ended["number"])
             wire.send(door, "ended", ended | said)
+            slate.note_end(file, ended["number"])  # after it was told: what is noted, the helper asks nobody about
             if ended["is_worn"] or not slate.start_of(file, ended["number"]):
                 posix._exit(0)  # no next guest may attach what one that failed has handed back
             attendance.close()

@@ -247,7 +247,7 @@ class Watch:
         if not self.started_at and state.started == self.number:
             self.started_at = state.started_at
             self.deadline = self.started_at + self.timeout_s
-        if state.ended < self.number and state.ordered == self.number:
+        if self.said_ended is None and state.ended < self.number and state.ordered == self.number:
             return False
         if self.said_ended is not None:
             self._hear_what_reaper_said()  # that the guest has failed, perhaps
