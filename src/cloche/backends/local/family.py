@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 ORIGIN = 0
 BIRTH_PATIENCE_S = 30.0
+
+log = logging.getLogger("cloche.local")
 
 
 class Kind(enum.Enum):
@@ -290,8 +293,12 @@ class Family:
         for node in self.nodes.values():
             node.close()
         self.connection.kill("cancelled")
-        with contextlib.suppress(Exception):  # however it ended, it has; one that is stuck is left to the kernel
+        try:
             await finish(asyncio.wait_for(self.end, CLOSE_PATIENCE_S))
+        except TimeoutError:
+            log.warning("a session was not said to have ended within %d s; its helper is hung up on", CLOSE_PATIENCE_S)
+        except Exception as error:  # whoever ran in it was told; here it only matters that it is over
+            log.debug("a session that is closed had ended: %s", error)
         await finish(self.connection.close())
 
 
