@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import cloche
 from cloche.backends.docker import DockerBackend
+from cloche.backends.docker.daemon import connect
 from cloche.core.languages import LANGUAGES
 from cloche.core.result import Status
 from tests.daemon import ROOT, Daemon, open_daemon
@@ -334,3 +336,23 @@ def test_the_image_of_sandboxes_can_be_built(docker: Daemon, python_image: str, 
     )  # fmt: skip
     result = cloche.run("import os; print(os.getcwd())", backend="docker", image="cloche-test:built", warm=False)
     assert result.stdout == "/workspace\n"
+
+
+def test_the_caller_may_change_its_environment_meanwhile(docker: Daemon) -> None:
+    """No request reads it."""
+    api, is_over = connect().api, threading.Event()
+
+    def change() -> None:
+        while not is_over.is_set():
+            os.environ["SOMETHING_ELSE"] = "1"
+            del os.environ["SOMETHING_ELSE"]
+
+    thread, interval = threading.Thread(target=change), sys.getswitchinterval()
+    thread.start()
+    sys.setswitchinterval(1e-6)  # so that they meet often
+    try:
+        assert all(api.ping() for _ in range(200))
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        thread.join()

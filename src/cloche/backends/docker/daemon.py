@@ -10,9 +10,12 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import BackendUnavailable, StartFailed
+
+if TYPE_CHECKING:
+    from docker import APIClient
 
 CONNECT_S, TIMEOUT_S = 10, 60
 LATE_S = 3  # after the end of a container, for the daemon to say why
@@ -179,15 +182,24 @@ def _connect(patience_s: int) -> Daemon:
     try:
         _knock(str(where), patience_s)
         # Asking for "auto" would ask in the constructor, which leaves an open session behind when nobody answers.
-        api = docker.APIClient(version=OLDEST_API, timeout=patience_s, **options)
+        api = _settled(docker.APIClient(version=OLDEST_API, timeout=patience_s, **options))
         version, info = api.version(api_version=False)["ApiVersion"], api.info()
         api.close()
-        api = docker.APIClient(version=version, timeout=TIMEOUT_S, max_pool_size=CONNECTIONS, **options)
+        api = _settled(docker.APIClient(version=version, timeout=TIMEOUT_S, max_pool_size=CONNECTIONS, **options))
         return Daemon(api, info, str(where))
     except Exception as error:
         if api is not None:
             api.close()
         raise _unreachable(error, str(where)) from error
+
+
+def _settled(api: APIClient) -> APIClient:
+    """Let a client read the environment now or never: with each request, it would meet a caller who is changing it."""
+    if not api.base_url.startswith("http+docker:"):  # over a socket, neither proxies nor certificates matter
+        settings = api.merge_environment_settings(api.base_url, {}, None, None, None)
+        api.proxies, api.verify, api.cert = settings["proxies"], settings["verify"], settings["cert"]
+    api.trust_env = False
+    return api
 
 
 def _unreachable(error: Exception, where: str) -> BackendUnavailable:
