@@ -17,7 +17,7 @@ from cloche.core.units import MIB
 from cloche.jail.seccomp import build_filter
 from cloche.jail.spec import Run, Spec
 
-from . import layout
+from .. import layout
 from .host import Host
 
 # The range of outside ids: above what distributions and systemd give out, below 2^31.

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from cloche.core.errors import ClocheError
 
 from .container import Container
-from .remains import see_out, wait_for_all
 
 WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0
-log = logging.getLogger("cloche.docker")
+log = logging.getLogger("cloche.containers")
 Make = Callable[[], Container]
 
 
@@ -64,15 +63,15 @@ class Pool:
             dropped = self._drop_old()
             generation = self._generation
         for container in dropped:
-            see_out(container)
+            container.see_out()
         self._expire_later()
         for _ in range(wanted):
             thread = threading.Thread(target=self._make, args=(kind, make, generation), daemon=True)
-            thread.name = "cloche-docker-pool"
+            thread.name = "cloche-container-pool"
             thread.start()
 
     def close(self) -> None:
-        """Let go of everything, and wait until it is gone."""
+        """Let go of everything."""
         with self._turn:
             self._generation += 1
             if self._timer is not None:
@@ -81,8 +80,7 @@ class Pool:
             waiting = [container for shelf in self._shelves.values() for container in shelf.waiting]
             self._shelves.clear()
         for container in waiting:
-            see_out(container)
-        wait_for_all()
+            container.see_out()
 
     def _expire_later(self) -> None:
         """Look again when what waits now is old."""
@@ -97,7 +95,7 @@ class Pool:
         with self._turn:
             dropped = self._drop_old()
         for container in dropped:
-            see_out(container)
+            container.see_out()
 
     def _drop_old(self) -> list[Container]:
         by_age = sorted(self._shelves.items(), key=lambda item: -item[1].asked_at)
@@ -121,7 +119,7 @@ class Pool:
                     container = None
             self._are_none_coming.notify_all()
         if container is not None:
-            see_out(container)
+            container.see_out()
 
 
 _pools: dict[int, Pool] = {}
@@ -137,4 +135,3 @@ def close_pool() -> None:
     pool = _pools.get(os.getpid())
     if pool is not None:
         pool.close()
-    wait_for_all()
