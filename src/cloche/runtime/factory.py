@@ -32,9 +32,9 @@ class Provider:
     """Say where a backend's code is, or why there is none.
 
     `target` is "module:attribute", called without arguments; without one, `needs` says what it will need. `level` is
-    the one level that this name stands for. `instead` is another such place, for whoever names no image, where the first
-    cannot give that level. `takes_image` says whether an image can be chosen, `asks_around` whether
-    it takes a word with somebody else to find out if it is there.
+    the one level that this name stands for. `instead` is another such place, for whoever names no image and the first
+    cannot serve. `takes_image` says whether an image can be chosen, `asks_around` whether it takes a word with somebody
+    else to find out if it is there.
     """
 
     summary: str
@@ -113,7 +113,11 @@ def backend_named(name: str, *, images: Mapping[str, str] | None = None, needs_i
         if can.available:
             return backend
     none = _none_of(name, measured)
-    raise BackendUnavailable(f"backend {name!r}: {none.reason}.", remedy=none.remedy)
+    try:
+        _check(found[0])
+    except BackendUnavailable as error:
+        raise BackendUnavailable(f"backend {name!r}: {none.reason}.", remedy=none.remedy) from error
+    return found[0]  # it is there; what it lacks, an image say, it gets itself, or says so
 
 
 def _check(backend: Backend) -> None:
@@ -207,9 +211,10 @@ def _measure(backend: Backend, name: str, wanted: Level | None) -> Capabilities:
 
 
 def _none_of(name: str, measured: Sequence[Capabilities]) -> Capabilities:
-    """Say why none of the backends behind a name can be used; what helps with the last is the least to do."""
+    """Say why none of the backends behind a name can be used, and what to do about each."""
     reasons = "; and without it, ".join(one.reason.rstrip(".") for one in measured)
-    return Capabilities(backend=name, available=False, reason=reasons, remedy=measured[-1].remedy)
+    remedies = " Or: ".join(one.remedy for one in measured if one.remedy)
+    return Capabilities(backend=name, available=False, reason=reasons, remedy=remedies)
 
 
 def lacks_of(name: str, images: Mapping[str, str], *, needs_image: bool = False) -> str:

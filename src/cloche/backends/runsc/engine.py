@@ -1,4 +1,4 @@
-"""Which runsc there is on PATH, and the words that it is called with."""
+"""Which runsc there is, and the words that it is called with."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import dataclass
 
 RUNSC = "runsc"
+PATH_VARIABLE, NONE = "CLOCHE_RUNSC", "none"
 # What catches the guest's system calls, the fastest first; kvm needs a device, and is not asked for.
 PLATFORMS = ("systrap", "ptrace")
 ASK_S = 10.0
@@ -40,8 +41,9 @@ class Engine:
 
 
 def find_runsc() -> str:
-    """Return the path of runsc, empty when there is none."""
-    found = shutil.which(RUNSC)
+    """Return the path of runsc: what CLOCHE_RUNSC names, else the one on PATH; empty when there is none."""
+    named = os.environ.get(PATH_VARIABLE, "")
+    found = None if named == NONE else shutil.which(named or RUNSC)
     return os.path.realpath(found) if found else ""
 
 

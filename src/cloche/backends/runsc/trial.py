@@ -34,7 +34,7 @@ def find_engine() -> Engine | str:
     """Return the runsc that really runs a container here, or why none does."""
     path = find_runsc()
     if not path:
-        return "there is no runsc on PATH"
+        return "there is no program runsc on PATH"
     key = (os.getpid(), path, age_of(path))
     with _turn:
         if key not in _answers:
