@@ -198,6 +198,11 @@ def capabilities_of(
     return _none_of(name, measured)
 
 
+def gvisor_alone() -> Capabilities:
+    """Say what gVisor can do here without docker."""
+    return _load(_RUNSC, os.getpid()).capabilities()
+
+
 def _measure(backend: Backend, name: str, wanted: Level | None) -> Capabilities:
     if wanted is None:
         return backend.capabilities()
