@@ -37,6 +37,8 @@ class PipeWire:
         """Send bytes. Raises OSError when the container is gone."""
         view = memoryview(data)
         with self._turn:
+            if self._in < 0:
+                raise ConnectionError("the container was let go")
             while view:
                 view = view[os.write(self._in, view) :]
 
