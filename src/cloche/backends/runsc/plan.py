@@ -248,22 +248,16 @@ def _keep_capabilities() -> list[Call]:
 def _seccomp() -> Mapping[str, Any]:
     """Return the containers' profile in the words of the OCI specification.
 
-    gVisor answers every refusal with EPERM, whatever a rule says, and the C library takes only ENOSYS for "not there": so
-    `clone3`, which would get that answer, is left to gVisor's own kernel.
+    gVisor answers every refusal with EPERM, whatever a rule says, and the C library takes ENOSYS alone for "not there":
+    so `clone3`, which would get that answer, is left to gVisor's own kernel.
     """
     found = profile()
-    rules = [
-        {
-            "names": rule["names"],
-            "action": "SCMP_ACT_ALLOW",
-            "args": [{name: value for name, value in one.items() if value or name != "valueTwo"} for one in args],
-        }
-        for rule in found["syscalls"]
-        for args in [rule.get("args") or []]
-    ]
     return {
         "defaultAction": found["defaultAction"],
-        "defaultErrnoRet": found["defaultErrnoRet"],
         "architectures": [row["architecture"] for row in found["archMap"]],
-        "syscalls": rules,
+        "syscalls": [{**_without_answer(rule), "action": "SCMP_ACT_ALLOW"} for rule in found["syscalls"]],
     }
+
+
+def _without_answer(rule: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in rule.items() if name != "errnoRet"}
