@@ -61,6 +61,6 @@ def _identity(host: Host) -> Measure:
         return _enforced("an ordinary id of gVisor's; gVisor itself runs as nobody in a user namespace")
     return Measure(
         state=PARTIAL,
-        mechanism="an ordinary id of gVisor's, in a user namespace",
-        reason="an ordinary user can only give their own id to gVisor itself",
+        mechanism="an id of gVisor's without capabilities, in a user namespace",
+        reason="an ordinary user can only give their own id, which gVisor itself has, and which is 0 inside",
     )
