@@ -39,6 +39,7 @@ check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change mu
 
 soak: setup-system $(VENV)/.dev ## hundreds of repetitions of what must never fail once (at most 30 min)
 	$(PYTHON_DEV) -m pytest -m soak --timeout 1800
+	scripts/test_as_user.sh soak
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn
 	$(PYTHON_DEV) -m bench

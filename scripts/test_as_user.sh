@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # Run the escape, integration and conformance tests once more as an ordinary user, from an installed wheel: the system's
 # own Python in a virtual environment outside root's home, a numeric uid without a name, a clean environment. What proves
-# the same whoever runs it (marker `once`) is left out: root has just run it.
+# the same whoever runs it (marker `once`) is left out: root has just run it. With the argument `soak`, run those escape
+# tests that are left to `make soak`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 uid=61234
 python=/usr/bin/python3
+if [[ ${1:-} == soak ]]; then
+    tests=(tests/escape --timeout 1800 -m "soak and not once")
+else
+    tests=(tests/escape tests/integration tests/conformance -m "not soak and not once")
+fi
 
 if ((EUID != 0)); then
     echo "test_as_user: already an ordinary user (uid $EUID): the suite before this one was that run"
@@ -36,4 +42,4 @@ cd "$work/project"
 setpriv --reuid=$uid --regid=$uid --clear-groups --inh-caps=-all -- \
     env --ignore-environment HOME="$work/home" TMPDIR="$work/tmp" LANG=C.UTF-8 ${CI:+CI="$CI"} \
     PATH="$work/venv/bin:/usr/local/bin:/usr/bin:/bin:$work/toolchains/bin" \
-    "$work/venv/bin/python" -m pytest tests/escape tests/integration tests/conformance -m "not soak and not once" </dev/null
+    "$work/venv/bin/python" -m pytest "${tests[@]}" </dev/null
