@@ -138,10 +138,11 @@ def open_daemon(runsc: str = "") -> Iterator[Daemon]:
 @contextlib.contextmanager
 def chosen(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[None]:
     """Let Cloche find a daemon, and know nothing of its images; afterwards nothing may be left on it."""
-    from cloche.backends.docker.pool import close_pool
+    from cloche.backends.docker import DockerBackend
 
     monkeypatch.setenv("DOCKER_HOST", daemon.url)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("CLOCHE_RUNSC", "none")  # what it does without a daemon has its own tests
     yield
-    close_pool()
+    DockerBackend().cool_down()
     assert daemon.is_clean(), f"left: {daemon.containers()} {daemon.volumes()}"

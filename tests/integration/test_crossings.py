@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 import cloche
-from cloche.backends.local.host import measure_host
+from cloche.backends.host import measure_host
 from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.backends.local.session import LocalSession
 from cloche.backends.local.session_program import build_session_program

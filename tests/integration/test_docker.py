@@ -151,8 +151,8 @@ def test_a_first_process_that_does_not_answer_is_killed_with_the_container(
     docker: Daemon, python_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A time-out rests on the daemon in the end, not on what is inside."""
-    monkeypatch.setattr("cloche.backends.docker.container.KILL", b"?")
-    monkeypatch.setattr("cloche.backends.docker.sandbox.SETTLE_S", 0.5)
+    monkeypatch.setattr("cloche.backends.containers.container.KILL", b"?")
+    monkeypatch.setattr("cloche.backends.containers.sandbox.SETTLE_S", 0.5)
     started = time.monotonic()
     result = cloche.run("while True: pass", backend="docker", image=python_image, timeout=1, warm=False)
     assert result.status is Status.TIMEOUT

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.backends.local.host import measure_host
+from cloche.backends.host import measure_host
 from cloche.backends.local.warm import WarmJail, close_pools, pool_for
 from cloche.core.errors import OutcomeUnknown
 from cloche.core.policy import Policy

@@ -8,9 +8,10 @@ import tarfile
 
 import pytest
 
-from cloche.backends.docker.archive import Spool, pack, unpack
+from cloche.backends.containers.archive import Spool, pack, unpack
+from cloche.backends.containers.frames import MAX_FRAME_BYTES, Splitter
 from cloche.backends.docker.daemon import _why_not
-from cloche.backends.docker.frames import MAX_FRAME_BYTES, Demultiplexer, Splitter
+from cloche.backends.docker.frames import Demultiplexer
 from cloche.core.request import InputFile
 
 FRAME = b"o" + (5).to_bytes(4, "big") + b"hello"

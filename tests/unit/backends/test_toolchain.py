@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.local.toolchain import (
+from cloche.backends.toolchain import (
     FOLDERS_VARIABLE,
     SYSTEM_FOLDERS,
     Toolchain,

@@ -17,11 +17,11 @@ from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
+from ..containers.pool import close_pool
 from .daemon import Daemon, connect, rest
 from .images import find_image, image_name, is_here
 from .measures import measures
-from .pool import close_pool
-from .remains import clear
+from .remains import clear, wait_for_all
 from .runtimes import REMEDY, choose_runtime, is_ruled_out, why_no_gvisor
 from .sandbox import DockerOpenSandbox
 
@@ -118,6 +118,7 @@ class DockerBackend:
     def cool_down(self) -> None:
         """End this process's warm containers, and wait until all that was let go is gone."""
         close_pool()
+        wait_for_all()
         rest()
 
     def check(self) -> None:

@@ -1,64 +1,46 @@
-"""One container: how it is started, talked to, and let go."""
+"""One container of a daemon: how it is started, killed and let go."""
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 from cloche.core.errors import StartFailed
+from cloche.core.outcome import KillCause, Observed
 
-from .boot import boot_message
+from ..containers.boot import boot_message
+from ..containers.container import START_S, Container
+from ..containers.frames import Link
 from .daemon import Daemon
-from .frames import Link
+from .frames import AttachedWire
 from .images import Image
 from .plan import Plan
-
-READY, ORDER, KILL = b"H", b"O", b"K"
-START_S = 60.0
+from .remains import see_out
 
 
-class Listener(Protocol):
-    """Hear what a container says; called in its reading thread."""
-
-    def hear(self, tag: bytes, body: bytes) -> None:
-        """Take one frame."""
-        ...
-
-    def lose(self) -> None:
-        """Learn that nothing more will come."""
-        ...
-
-
-class Container:
+class DockerContainer(Container[Image]):
     """Hold one started container with our first process in it. All methods block, and are for any thread."""
 
     def __init__(self, daemon: Daemon, plan: Plan, image: Image):
-        self.daemon, self.plan, self.image = daemon, plan, image
+        super().__init__()
+        self.daemon, self.plan, self.ground = daemon, plan, image
         self.id = ""
-        self.is_lost = False
-        self.started_at, self.start_s = time.time(), 0.0
-        self._listener: Listener | None = None
-        self._ready = threading.Event()
-        self._link: Link | None = None
 
     def start(self, preload: Sequence[str]) -> None:
         """Create and start it, and wait until it listens. Raises StartFailed; then nothing is left."""
         self.id = self.daemon.create(self.plan.api())
         try:
-            connection = self.daemon.attach(self.id)
-            self._link = Link(connection, self._hear, self._lose)
+            wire = AttachedWire(self.daemon.attach(self.id))
+            self._link = Link(wire, self._hear, self._lose)
             self.daemon.start(self.id)
             self._begin(self._link, preload)
             self._ready.wait(START_S)
             if self.is_lost or not self._ready.is_set():
-                raise StartFailed(f"the container of {self.image.name!r} did not get ready{self.last_words()}")
+                raise StartFailed(f"the container of {self.ground.name!r} did not get ready{self.last_words()}")
             self.start_s = time.time() - self.started_at
         except OSError as error:
             self._abandon()
-            raise StartFailed(f"the container of {self.image.name!r} is gone: {error}{self.last_words()}") from error
+            raise StartFailed(f"the container of {self.ground.name!r} is gone: {error}{self.last_words()}") from error
         except BaseException:
             self._abandon()
             raise
@@ -71,57 +53,25 @@ class Container:
         self.hang_up()
         self.daemon.remove(self.id)
 
-    def listen(self, listener: Listener | None) -> None:
-        """Hand everything that comes from now on to `listener`."""
-        self._listener = listener
-        if listener is not None and self.is_lost:
-            listener.lose()
-
-    def order(self, order: Mapping[str, Any], *payloads: bytes) -> None:
-        """Send an order, and what belongs to it. Raises OSError when the container is gone."""
-        link = self._connected()
-        link.send(ORDER, json.dumps(order).encode())
-        for payload in payloads:
-            link.send_data(payload)
-
-    def kill_guest(self) -> None:
-        """Ask the first process to kill everything else; the container itself when it cannot be asked."""
-        try:
-            self._connected().send(KILL)
-        except OSError:
-            self.kill()
-
     def kill(self) -> None:
         """Kill the container."""
         self.daemon.kill(self.id)
 
-    def hang_up(self) -> None:
-        """End the conversation; the container then ends by itself."""
-        if self._link is not None:
-            self._link.close()
+    def see_out(self) -> None:
+        """Let it go, with the workspace that is its own."""
+        see_out(self)
 
-    def last_words(self) -> str:
-        """Return what it said on standard error, for messages."""
-        said = self._link.last_words.decode("utf-8", "replace").strip() if self._link is not None else ""
-        return f": {said[-600:]}" if said else ""
+    def words(self) -> Sequence[str]:
+        """Return the words of the `docker run` that makes the same container."""
+        return self.plan.arguments()
 
-    def ran_out_of_memory(self) -> bool:
+    def end_by_guest(self) -> Observed | None:
         """Ask the daemon whether it ran out of memory."""
-        return self.daemon.ran_out_of_memory(self.id, self.started_at, time.time())
+        import docker.errors
+        import requests
 
-    def _connected(self) -> Link:
-        if self._link is None or self.is_lost:
-            raise ConnectionError("the container is gone")
-        return self._link
-
-    def _hear(self, tag: bytes, body: bytes) -> None:
-        if tag == READY:
-            self._ready.set()
-        elif self._listener is not None:
-            self._listener.hear(tag, body)
-
-    def _lose(self) -> None:
-        self.is_lost = True
-        self._ready.set()
-        if self._listener is not None:
-            self._listener.lose()
+        try:
+            has_run_out = self.daemon.ran_out_of_memory(self.id, self.started_at, time.time())
+        except (docker.errors.DockerException, requests.exceptions.RequestException):
+            return None
+        return Observed(cause=KillCause.OUT_OF_MEMORY) if has_run_out else None

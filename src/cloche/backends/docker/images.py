@@ -16,7 +16,7 @@ from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import LANGUAGES, Engine, Language
 from cloche.core.progress import Progress, tell
 
-from .boot import LEAST_PYTHON
+from ..containers.boot import LEAST_PYTHON
 from .daemon import OWNER_LABEL, Daemon, explained, owner
 from .plan import MAPPED_ID
 

@@ -7,29 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.units import KIB, MIB
 
-from .seccomp import PROFILE_FILE, profile_text
+from ..containers.guest import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS
+from ..containers.seccomp import profile_text
 
-NOFILE = 1024
-# One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
-ULIMITS: Mapping[str, int] = {"core": 1, "nofile": NOFILE, "memlock": 64 * KIB, "msgqueue": 819_200}
-# The first process; where that is a shell, another one waits for the program.
-REAPERS, SHELLS = 1, 2
-GVISOR_THREADS = 256  # gVisor's own, which the same control group counts
-# What the first process itself needs, besides the guest: an interpreter with its usual modules.
-REAPER_BYTES = 24 * MIB
-ENVIRONMENT: Mapping[str, str] = {
-    "HOME": "/workspace",
-    "TMPDIR": "/tmp",
-    "XDG_CACHE_HOME": "/tmp/.cache",
-    "LANG": "C.UTF-8",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
+PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
+SHELLS = 2  # where the first process is a shell, another one waits for the program
 # Ids that no user of a host has; a daemon that maps ids has only the first 65,536.
 FIRST_ID, IDS, MAPPED_ID = 1_950_000_000, 100_000, 65_534
 

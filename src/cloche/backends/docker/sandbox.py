@@ -1,50 +1,44 @@
-"""One open sandbox of the docker backend: a workspace that lives, and every run in a container of its own.
+"""One open sandbox of the docker backend.
 
-Theory of operation: the workspace is a volume in memory, which lives as long as a container that has it. A container
-runs one program. After that it is idle: nothing but its first process is left, which serves the workspace until
-the next container has come up. So there is always one that holds the files, and never one that runs twice.
+The workspace is a volume in memory, which lives as long as a container that has it; so the last one stays, idle, until
+the next one is up.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import random
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from cloche.core.enforcement import Enforcement
-from cloche.core.errors import InvalidRequest, OutcomeUnknown, StartFailed
-from cloche.core.events import PlanStep, Sink, discard
+from cloche.core.enforcement import Enforcement, Measure
+from cloche.core.errors import StartFailed
+from cloche.core.levels import Control, State
 from cloche.core.limits import Limits
-from cloche.core.outcome import KillCause
 from cloche.core.policy import Policy
-from cloche.core.request import InputFile, Request, workspace_path
-from cloche.core.result import Result
+from cloche.core.request import Request
 
-from ..waiting import finish
-from .archive import pack
-from .boot import COMMAND
-from .container import Container
+from ..containers.boot import ARGUMENTS
+from ..containers.program import Program, language_of
+from ..containers.sandbox import ContainerSandbox
+from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon, owner
 from .images import Image, find_image, image_name
 from .plan import FIRST_ID, IDS, Plan, plan_container
-from .pool import shared_pool
-from .program import Program, build_program, language_of
+from .program import build_program
 from .remains import see_out
-from .results import Workspace, make_result, observed_end
-from .running import Conversation, Lost, Running
 from .shell import COMMAND as SHELL_COMMAND
 from .shell import ShellContainer
 
-SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
-SMALL_BYTES = 32 * 1024
+COMMAND = ("python3", *ARGUMENTS)
+UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
-class DockerOpenSandbox:
-    """Run requests one at a time; see core.protocols.OpenSandbox."""
+class DockerOpenSandbox(ContainerSandbox[Image, DockerContainer]):
+    """Run requests in containers of a daemon, one at a time; see core.protocols.OpenSandbox."""
+
+    _advice = 'See whether the daemon is well: "docker info"'
 
     def __init__(
         self,
@@ -56,280 +50,60 @@ class DockerOpenSandbox:
         images: Mapping[str, str],
         runtime: str = "",
     ):
-        self._daemon, self._policy, self._limits, self._images = daemon, policy, limits, images
-        self._enforcement, self._runtime = enforcement, runtime
-        self._turn = asyncio.Lock()
-        self._fresh: Container | None = None  # has run nothing yet
-        self._used: Container | None = None  # holds the workspace, and runs nothing more
-        self._coming: asyncio.Task[None] | None = None
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self._daemon, self._images, self._runtime = daemon, images, runtime
         self._volume = ""
-        self._workspace = Workspace()
-        self._is_last = self._is_closed = False
 
-    def expect_single_run(self) -> None:
-        """Say that the next run is the last one: no container is made ready for another."""
-        self._is_last = True
+    def _find_ground(self, request: Request | None) -> Image:
+        language = language_of(request).name if request is not None else "python"
+        return find_image(self._daemon, image_name(language, self._images))
 
-    async def run(self, request: Request) -> Result:
-        """Run code or a command and return what came of it."""
-        return await self.run_streaming(request, discard)
+    def _build_program(self, request: Request, ground: Image) -> Program:
+        return build_program(request, ground)
 
-    async def run_streaming(self, request: Request, sink: Sink) -> Result:
-        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
-        async with self._turn:
-            image = await self._image(image_name(language_of(request).name, self._images))
-            program = build_program(request, image)
-            container, start = await self._take(image)
-            return await self._run(container, request, program, sink, start)
-
-    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Return a regular file of the workspace. Raises the SandboxFile errors."""
-        inside = workspace_path(path)
-        async with self._turn:
-            talk = Conversation(max_bytes)
-            await self._converse(talk, {"do": "read", "path": inside, "max_bytes": max_bytes})
-            talk.spool.file.seek(0)
-            data = talk.spool.file.read()
-            talk.spool.file.close()
-            return data
-
-    async def list_files(self, path: str = ".") -> tuple[str, ...]:
-        """Return the paths of all regular files below `path`, relative to the workspace."""
-        top = "" if path in (".", "", "/workspace") else workspace_path(path) + "/"
-        async with self._turn:
-            answer = await self._converse(Conversation(0), {"do": "list"})
-            found = answer.get("paths")
-            return tuple(str(one) for one in found if str(one).startswith(top)) if isinstance(found, list) else ()
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""
-        await self.write_files([InputFile(path=path, data=data)])
-
-    async def write_files(self, files: Sequence[InputFile]) -> None:
-        """Create or replace all of `files`."""
-        async with self._turn:
-            await self._converse(Conversation(0), {"do": "write"}, pack(files))
-            self._workspace.note(files)
-
-    async def close(self) -> None:
-        """Kill and remove everything, for good."""
-        self._is_closed = True
-        if self._coming is not None:
-            with contextlib.suppress(Exception):  # it is not needed any more, whatever came of it
-                await finish(self._coming)
-        for container in (self._used, self._fresh):
-            if container is not None:
-                see_out(container, self._volume)
-        self._used = self._fresh = None
-
-    async def _image(self, name: str) -> Image:
-        if self._is_closed:
-            raise InvalidRequest("this sandbox is closed; open another one")
-        return await asyncio.to_thread(find_image, self._daemon, name)
-
-    async def _take(self, image: Image) -> tuple[Container, str]:
-        """Return a container that has run nothing, with this sandbox's workspace, and how it came about."""
-        if self._coming is not None:
-            await asyncio.shield(self._coming)
-            self._coming = None
-        fresh, self._fresh = self._fresh, None
-        if fresh is not None and not fresh.is_lost and fresh.image.id == image.id:
-            return fresh, "pooled"
-        if fresh is not None and self._used is None:
-            self._used, fresh = fresh, None
-        try:
-            found = await self._start(image)
-        finally:
-            if fresh is not None:
-                see_out(fresh)
-        return found
-
-    async def _start(self, image: Image) -> tuple[Container, str]:
-        if self._used is None:
-            warm = shared_pool().take(self._kind(image)) if self._policy.warm else None
-            if warm is not None:
-                return warm, "pooled"
-            return await self._made(image, ""), "cold"
-        if not self._volume:
-            if self._used.is_lost:
-                raise StartFailed(
-                    f"the workspace is gone with its container{self._used.last_words()}", step="container"
-                )
-            self._volume = await asyncio.to_thread(self._daemon.volume_of, self._used.id)
-        return await self._made(image, self._volume), "cold"
-
-    async def _made(self, image: Image, volume: str) -> Container:
-        """Start a container in a thread; should nobody wait for it any more, it is let go."""
-        making = asyncio.ensure_future(asyncio.to_thread(self._make, image, volume))
-        try:
-            return await finish(making)
-        except asyncio.CancelledError:
-            if not making.cancelled() and making.exception() is None:
-                see_out(making.result())
-            raise
-
-    def _make(self, image: Image, volume: str) -> Container:
-        """Start a container; blocks."""
-        kind = Container if image.has_reaper else ShellContainer
-        container = kind(self._daemon, self._plan(image, volume), image)
+    def _make(self, ground: Image, after: DockerContainer | None) -> DockerContainer:
+        kind = DockerContainer if ground.has_reaper else ShellContainer
+        container = kind(self._daemon, self._plan(ground, after), ground)
         container.start(self._policy.preload)
         return container
 
-    def _plan(self, image: Image, volume: str) -> Plan:
+    def _plan(self, image: Image, after: DockerContainer | None) -> Plan:
         plan = plan_container(
             self._policy,
             self._limits,
             image=image.id,
             command=COMMAND if image.has_reaper else SHELL_COMMAND,
-            user=self._used.plan.user if volume and self._used is not None else _any_id(),
+            user=after.plan.user if after is not None else _any_id(),
             is_watched=image.has_reaper,
             runtime=self._runtime,
             is_id_mapped=self._daemon.is_id_mapped,
             labels={OWNER_LABEL: owner()},
         )
-        return dataclasses.replace(plan, volume=volume) if volume else plan
+        return dataclasses.replace(plan, volume=self._volume) if after is not None else plan
 
-    def _kind(self, image: Image) -> tuple[object, ...]:
-        plan = self._plan(image, "")
-        return id(self._daemon), self._policy.preload, plan.kind()
+    def _kind(self, ground: Image) -> tuple[object, ...]:
+        return id(self._daemon), self._policy.preload, self._plan(ground, None).kind()
 
-    async def _run(self, container: Container, request: Request, program: Program, sink: Sink, start: str) -> Result:
-        before, self._used = self._used, container
-        if before is not None:
-            see_out(before)
-        timeout_s = request.timeout_s or self._limits.timeout_s
-        ending = _Ending(container)
-        running = Running(self._limits, sink, ending.kill, lambda: ending.expect(timeout_s))
-        if sink is not discard:
-            shown = shlex.join(container.plan.arguments())
-            running.plan = (PlanStep(name="container", description=shown, seconds=container.start_s),)
-        container.listen(running)
-        answer: dict[str, Any] = {}
-        try:
-            order = program.order(request, self._limits, timeout_s)
-            payloads = (pack(program.files), *((request.stdin,) if request.stdin else ()))
-            answer = await self._attend(container, running, ending, order, payloads)
-        except Lost:
-            if not running.has_started and ending.cause is None:
-                raise StartFailed(f"the container was lost before the code ran{container.last_words()}") from None
-        finally:
-            ending.close()
-            container.listen(None)
-            self._go_on(container)
-        end = await observed_end(container, running, ending.cause)
-        if end is None:
-            raise OutcomeUnknown(
-                "the container was lost while the code ran, and nobody said why; it may have run to its end. "
-                f'See whether the daemon is well: "docker info"{container.last_words()}'
-            )
-        found = await asyncio.to_thread(self._workspace.changes, running.spool, program.given(), answer)
-        return make_result(
-            end, running, found, program=program, image=container.image, limits=self._limits,
-            enforcement=self._enforcement, daemon=self._daemon, start=start,
-        )  # fmt: skip
+    def _let_go(self, container: DockerContainer, *, with_workspace: bool = False) -> None:
+        see_out(container, self._volume if with_workspace else "")
 
-    def _go_on(self, container: Container) -> None:
-        """Make the next container ready, or one for the next sandbox like this one."""
-        if not self._policy.warm:
+    def _notes(self, container: DockerContainer) -> dict[str, Any]:
+        return {"backend": "docker", "image": container.ground.name, "engine": f"docker {self._daemon.version}"}
+
+    def _enforced(self, container: DockerContainer) -> Enforcement:
+        if container.ground.has_reaper:
+            return self._enforcement
+        controls = {**self._enforcement.controls, Control.MEMORY: UNWATCHED}
+        return dataclasses.replace(self._enforcement, controls=controls)
+
+    async def _hold_workspace(self, used: DockerContainer) -> None:
+        if self._volume:
             return
-        if self._is_last:
-            image = container.image
-            shared_pool().refill(self._kind(image), lambda: self._make(image, ""))
-        elif not container.is_lost and not self._is_closed:
-            self._coming = asyncio.create_task(self._succeed(container.image))
-
-    async def _succeed(self, image: Image) -> None:
-        """Start the container of the next run while the last one holds the workspace."""
-        try:
-            self._fresh, _ = await self._start(image)
-        except StartFailed:
-            pass  # the next run tries again, and says why
-
-    async def _attend(
-        self,
-        container: Container,
-        running: Running,
-        ending: _Ending,
-        order: dict[str, Any],
-        payloads: tuple[bytes, ...],
-    ) -> dict[str, Any]:
-        """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
-        sending = asyncio.ensure_future(_send(container, order, payloads))
-        try:
-            return await asyncio.shield(running.answer)
-        except asyncio.CancelledError:
-            ending.kill(KillCause.CANCELLED)
-            with contextlib.suppress(Lost, Exception):  # whatever came of it, nobody waits for it any more
-                await finish(running.answer)
-            raise
-        finally:
-            with contextlib.suppress(OSError):  # the container is gone, which is told elsewhere
-                await finish(sending)
-
-    async def _converse(self, talk: Conversation, order: dict[str, Any], *payloads: bytes) -> dict[str, Any]:
-        """Ask a container of this sandbox about files."""
-        container = await self._holder()
-        container.listen(talk)
-        try:
-            await finish(_send(container, order, payloads))
-            return await asyncio.shield(talk.answer)
-        except (Lost, OSError) as error:
-            if isinstance(error, OSError) and not isinstance(error, ConnectionError):
-                raise
-            raise StartFailed(
-                "the workspace is gone with its container; open another sandbox", step="container"
-            ) from error
-        finally:
-            container.listen(None)
-
-    async def _holder(self) -> Container:
-        """Return a container that has the workspace."""
-        if self._is_closed:
-            raise InvalidRequest("this sandbox is closed; open another one")
-        if self._used is not None and not self._used.is_lost:
-            return self._used
-        if self._fresh is None:
-            image = await self._image(image_name("python", self._images))
-            self._fresh, _ = await self._take(image)
-        return self._fresh
+        if used.is_lost:
+            raise StartFailed(f"the workspace is gone with its container{used.last_words()}", step="container")
+        self._volume = await asyncio.to_thread(self._daemon.volume_of, used.id)
 
 
 def _any_id() -> int:
     """Return an id that, most likely, no other sandbox has."""
     return FIRST_ID + random.SystemRandom().randrange(IDS)
-
-
-async def _send(container: Container, order: dict[str, Any], payloads: tuple[bytes, ...]) -> None:
-    if sum(map(len, payloads)) < SMALL_BYTES:
-        container.order(order, *payloads)
-    else:
-        await asyncio.to_thread(container.order, order, *payloads)
-
-
-class _Ending:
-    """End a run that must end: first by its first process, and when that does not answer, with the container."""
-
-    def __init__(self, container: Container):
-        self._container = container
-        self._loop = asyncio.get_running_loop()
-        self._timers: list[asyncio.TimerHandle] = []
-        self.cause: KillCause | None = None
-
-    def expect(self, timeout_s: float) -> None:
-        """Begin to count."""
-        self._timers.append(self._loop.call_later(timeout_s, self.kill, KillCause.TIMEOUT))
-
-    def kill(self, cause: KillCause) -> None:
-        """Kill the run for a reason; the first reason counts."""
-        if self.cause is None:
-            self.cause = cause
-            self._loop.run_in_executor(None, self._container.kill_guest)
-            self._timers.append(self._loop.call_later(SETTLE_S, self._kill_container))
-
-    def _kill_container(self) -> None:
-        self._loop.run_in_executor(None, self._container.kill)
-
-    def close(self) -> None:
-        """Stop counting."""
-        for timer in self._timers:
-            timer.cancel()

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .archive import Spool
-from .container import Container
+from ..containers.archive import Spool
+from ..containers.frames import CHUNK_BYTES, Link
+from ..containers.running import DATA, DONE, ENDED, ERR, FAILED, OUT, STARTED
+from .container import DockerContainer
 from .daemon import explained
-from .frames import CHUNK_BYTES, Demultiplexer, Link
-from .running import DATA, DONE, ENDED, ERR, FAILED, OUT, STARTED
+from .frames import Demultiplexer
 
 # Each line that it reads makes it kill everything else; at the end of its input it ends, and the container with it.
 # Some shells stop reading whenever an orphan dies: only what fails thousands of times on end is the end.
@@ -46,7 +47,7 @@ _LAST_SIGNAL = 64
 OnPiece = Callable[[int, bytes], None]
 
 
-class ShellContainer(Container):
+class ShellContainer(DockerContainer):
     """Hold one started container with a shell in it."""
 
     _is_killed = False

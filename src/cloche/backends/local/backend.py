@@ -13,10 +13,10 @@ from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
-from .host import Host, measure_host, namespace_remedy
+from ..host import Host, measure_host, namespace_remedy
+from ..toolchain import Toolchain, find_toolchain
 from .measures import measures
 from .sandbox import LocalOpenSandbox
-from .toolchain import Toolchain, find_toolchain
 from .warm import close_pools
 
 # Levels below `confined` are only ever taken when they are asked for by name.

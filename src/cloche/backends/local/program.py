@@ -13,9 +13,9 @@ from cloche.core.languages import Language, language_named, render, render_env, 
 from cloche.core.request import Request
 from cloche.jail.spec import Run
 
-from .layout import has_customization, user_site
+from ..layout import has_customization, user_site
+from ..toolchain import Toolchain, engine_version, find_toolchain
 from .plan import Places, guest_environment
-from .toolchain import Toolchain, engine_version, find_toolchain
 
 # Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
 _INTERPRETER_VARIABLES = "PYTHON"

@@ -15,11 +15,11 @@ from cloche.jail.caps import drop_all
 from cloche.jail.guest import LINK
 from cloche.jail.spec import Run
 
+from ..layout import has_customization, user_site
+from ..toolchain import Toolchain, find_toolchain
 from .dialogue import Codec, JsonCodec
-from .layout import has_customization, user_site
 from .plan import Places, guest_environment
 from .program import python_toolchain, sets_interpreter_variables
-from .toolchain import Toolchain, find_toolchain
 
 Word = tuple[str, Mapping[str, int]]  # for the helper: a tag, and what it carries besides the node
 

@@ -12,15 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from cloche.core.errors import ClocheError
 
 from .container import Container
-from .remains import see_out, wait_for_all
 
 WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0
-log = logging.getLogger("cloche.docker")
-Make = Callable[[], Container]
+log = logging.getLogger("cloche.containers")
+Make = Callable[[], Container[Any]]
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Shelf:
     """Hold what waits for one kind of run, and when it was last asked for."""
 
     make: Make
-    waiting: list[Container] = field(default_factory=list)
+    waiting: list[Container[Any]] = field(default_factory=list)
     coming: int = 0
     asked: int = 0
     asked_at: float = 0.0
@@ -44,7 +44,7 @@ class Pool:
         self._generation = 0
         self._timer: threading.Timer | None = None
 
-    def take(self, kind: Hashable) -> Container | None:
+    def take(self, kind: Hashable) -> Container[Any] | None:
         """Return a container that waits, or None."""
         with self._turn:
             shelf = self._shelves.get(kind)
@@ -64,15 +64,15 @@ class Pool:
             dropped = self._drop_old()
             generation = self._generation
         for container in dropped:
-            see_out(container)
+            container.see_out()
         self._expire_later()
         for _ in range(wanted):
             thread = threading.Thread(target=self._make, args=(kind, make, generation), daemon=True)
-            thread.name = "cloche-docker-pool"
+            thread.name = "cloche-container-pool"
             thread.start()
 
     def close(self) -> None:
-        """Let go of everything, and wait until it is gone."""
+        """Let go of everything."""
         with self._turn:
             self._generation += 1
             if self._timer is not None:
@@ -81,8 +81,7 @@ class Pool:
             waiting = [container for shelf in self._shelves.values() for container in shelf.waiting]
             self._shelves.clear()
         for container in waiting:
-            see_out(container)
-        wait_for_all()
+            container.see_out()
 
     def _expire_later(self) -> None:
         """Look again when what waits now is old."""
@@ -97,9 +96,9 @@ class Pool:
         with self._turn:
             dropped = self._drop_old()
         for container in dropped:
-            see_out(container)
+            container.see_out()
 
-    def _drop_old(self) -> list[Container]:
+    def _drop_old(self) -> list[Container[Any]]:
         by_age = sorted(self._shelves.items(), key=lambda item: -item[1].asked_at)
         now = time.monotonic()
         old = [kind for at, (kind, one) in enumerate(by_age) if at >= MOST_KINDS or now - one.asked_at > IDLE_S]
@@ -121,7 +120,7 @@ class Pool:
                     container = None
             self._are_none_coming.notify_all()
         if container is not None:
-            see_out(container)
+            container.see_out()
 
 
 _pools: dict[int, Pool] = {}
@@ -137,4 +136,3 @@ def close_pool() -> None:
     pool = _pools.get(os.getpid())
     if pool is not None:
         pool.close()
-    wait_for_all()

@@ -336,5 +336,5 @@ def main(archive: Any, settings: dict[str, Any]) -> None:
     gc.collect()
     gc.freeze()
     caller = Caller()
-    caller.say_json(READY, version=sys.version.split()[0], failed=failed)
+    caller.say_json(READY, version=sys.version.split()[0], failed=failed, kernel=os.uname().release)
     serve(caller)

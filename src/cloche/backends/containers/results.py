@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloche.core.enforcement import Enforcement, Measure
+from cloche.core.enforcement import Enforcement
 from cloche.core.languages import limits_note
-from cloche.core.levels import Control, State
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, decide
 from cloche.core.request import InputFile
@@ -21,13 +20,10 @@ from cloche.core.told import read_told
 
 from .archive import Spool, keep, unpack
 from .container import Container
-from .daemon import Daemon
-from .images import Image
 from .program import Program
 from .running import ERR, OUT, Running
 
 ASK_S = 15.0
-UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +73,7 @@ class Workspace:
         )
 
 
-async def observed_end(container: Container, running: Running, cause: KillCause | None) -> End | None:
+async def observed_end(container: Container[Any], running: Running, cause: KillCause | None) -> End | None:
     """Return how a run ended; None when the container went away and nobody knows why."""
     report = running.report
     if report is not None:
@@ -86,19 +82,10 @@ async def observed_end(container: Container, running: Running, cause: KillCause 
         return End(observed=Observed(cause=cause), usage=Usage())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ASK_S):  # a daemon on its way out may never answer
-            if await asyncio.to_thread(_was_out_of_memory, container):
-                return End(observed=Observed(cause=KillCause.OUT_OF_MEMORY), usage=Usage())
+            observed = await asyncio.to_thread(container.end_by_guest)
+            if observed is not None:
+                return End(observed=observed, usage=Usage())
     return None
-
-
-def _was_out_of_memory(container: Container) -> bool:
-    import docker.errors
-    import requests
-
-    try:
-        return container.ran_out_of_memory()
-    except (docker.errors.DockerException, requests.exceptions.RequestException):
-        return False
 
 
 def _observed(report: Mapping[str, Any], cause: KillCause | None) -> Observed:
@@ -135,13 +122,11 @@ def make_result(
     found: Changes,
     *,
     program: Program,
-    image: Image,
     limits: Limits,
     enforcement: Enforcement,
-    daemon: Daemon,
-    start: str,
+    notes: Mapping[str, Any],
 ) -> Result:
-    """Put a result together."""
+    """Put a result together; `notes` is what the backend has to say in `meta`."""
     verdict = decide(end.observed)
     out, err = running.kept(OUT), running.kept(ERR)
     if verdict.status is Status.TIMEOUT:
@@ -150,16 +135,12 @@ def make_result(
     engine = program.engine
     meta: dict[str, Any] = {
         "runtime": engine.name if engine else "command",
-        "versions": {engine.name: image.version(engine)} if engine else {},
+        "versions": {engine.name: program.version} if engine else {},
         "limits": limits.as_dict(),
         "duration": end.usage.wall_s,
-        "backend": "docker",
         "level": str(enforcement.level),
-        "start": start,
-        "image": image.name,
-        "engine": f"docker {daemon.version}",
+        **notes,
     }
-    controls = enforcement.controls if image.has_reaper else {**enforcement.controls, Control.MEMORY: UNWATCHED}
     if engine is not None and engine.stand_in:
         meta["stand_in"] = engine.stand_in
     if engine is not None and (advice := limits_note(engine, limits)):
@@ -179,7 +160,7 @@ def make_result(
         outputs=outputs,
         files=found.records,
         usage=end.usage,
-        enforcement=Enforcement(level=enforcement.level, controls=controls, hits=verdict.hits),
+        enforcement=Enforcement(level=enforcement.level, controls=enforcement.controls, hits=verdict.hits),
         stdout_bytes=out,
         stderr_bytes=err,
         save_files=found.save,

@@ -6,11 +6,11 @@ import functools
 import json
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 
 LEAST_PYTHON = (3, 11)
-# The only text on the command line: it reads a length, then that many bytes, and runs them.
-COMMAND = (
-    "python3",
+# The only text on the command line: it makes the interpreter read a length, then that many bytes, and run them.
+ARGUMENTS = (
     "-I",
     "-S",
     "-c",
@@ -39,9 +39,10 @@ inside.reaper.main(Archive, json.loads({settings!r}))
 _OURS = ("reaper", "reaper_counters", "reaper_files", "reaper_link")
 
 
-def boot_message(preload: Sequence[str]) -> bytes:
+def boot_message(preload: Sequence[str], *, extra_paths: Sequence[str] = (), customizes: bool = False) -> bytes:
     """Return what the first process reads: a length in nine digits, and its program."""
-    settings = {"home": "/workspace", "preload": list(preload), "extra_paths": [], "customizes": False, "ahead": None}
+    settings: dict[str, Any] = {"home": "/workspace", "preload": list(preload), "ahead": None}
+    settings |= {"extra_paths": list(extra_paths), "customizes": customizes}
     start = _START.format(settings=json.dumps(settings))
     program = (_FIND_MODULES.format(sources=json.dumps(_modules())) + start).encode()
     return f"{len(program):09d}".encode() + program
@@ -56,7 +57,7 @@ def _modules() -> dict[str, str]:
     return {
         **theirs,
         "inside": "",
-        **{f"inside.{name}": _text("cloche.backends.docker", f"{name}.py") for name in _OURS},
+        **{f"inside.{name}": _text("cloche.backends.containers", f"{name}.py") for name in _OURS},
     }
 
 

@@ -1,18 +1,16 @@
 """The system call profile that containers get: the jail's table, in the words of docker's profiles.
 
-`seccomp.json` beside this file is the same text, for whoever calls docker by hand; a test keeps the two equal.
+`docker/seccomp.json` is the same text, for whoever calls docker by hand; a test keeps the two equal.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from importlib.resources import files
 from typing import Any
 
 from cloche.jail.syscall_table import ALLOWED
 
-PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
 EPERM, ENOSYS = 1, 38
 CLONE_NEW_ANY = 0x7E020080
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0

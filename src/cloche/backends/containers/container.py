@@ -1,0 +1,128 @@
+"""One container: how it is talked to. How it is started, killed and let go is each backend's own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from cloche.core.outcome import Observed
+
+from .frames import Link
+
+READY, ORDER, KILL = b"H", b"O", b"K"
+START_S = 60.0
+
+
+class Listener(Protocol):
+    """Hear what a container says; called in its reading thread."""
+
+    def hear(self, tag: bytes, body: bytes) -> None:
+        """Take one frame."""
+        ...
+
+    def lose(self) -> None:
+        """Learn that nothing more will come."""
+        ...
+
+
+class Ground(Protocol):
+    """Say what a container was made of: an image, or what is shown of the host."""
+
+    @property
+    def id(self) -> str:
+        """Name exactly this one."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Name it to people."""
+        ...
+
+
+G = TypeVar("G", bound=Ground)
+
+
+class Container(ABC, Generic[G]):
+    """Hold one started container with our first process in it. All methods block, and are for any thread."""
+
+    ground: G
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self.started_at, self.start_s = time.time(), 0.0
+        self._listener: Listener | None = None
+        self._ready = threading.Event()
+        self._said: Mapping[str, Any] = {}
+        self._link: Link | None = None
+
+    @abstractmethod
+    def start(self, preload: Sequence[str]) -> None:
+        """Create and start it, and wait until it listens. Raises StartFailed; then nothing is left."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill the container."""
+
+    @abstractmethod
+    def end_by_guest(self) -> Observed | None:
+        """Say what it died of where that was the guest's doing, else None; may wait some seconds for the answer."""
+
+    @abstractmethod
+    def see_out(self) -> None:
+        """Let it go with all that is its own, and in the background make sure that it is gone."""
+
+    @abstractmethod
+    def words(self) -> Sequence[str]:
+        """Return the words of a command that makes the same container."""
+
+    def listen(self, listener: Listener | None) -> None:
+        """Hand everything that comes from now on to `listener`."""
+        self._listener = listener
+        if listener is not None and self.is_lost:
+            listener.lose()
+
+    def order(self, order: Mapping[str, Any], *payloads: bytes) -> None:
+        """Send an order, and what belongs to it. Raises OSError when the container is gone."""
+        link = self._connected()
+        link.send(ORDER, json.dumps(order).encode())
+        for payload in payloads:
+            link.send_data(payload)
+
+    def kill_guest(self) -> None:
+        """Ask the first process to kill everything else; the container itself when it cannot be asked."""
+        try:
+            self._connected().send(KILL)
+        except OSError:
+            self.kill()
+
+    def hang_up(self) -> None:
+        """End the conversation; the container then ends by itself."""
+        if self._link is not None:
+            self._link.close()
+
+    def last_words(self) -> str:
+        """Return what it said on standard error, for messages."""
+        said = self._link.last_words.decode("utf-8", "replace").strip() if self._link is not None else ""
+        return f": {said[-600:]}" if said else ""
+
+    def _connected(self) -> Link:
+        if self._link is None or self.is_lost:
+            raise ConnectionError("the container is gone")
+        return self._link
+
+    def _hear(self, tag: bytes, body: bytes) -> None:
+        if tag == READY:
+            self._said = json.loads(body)
+            self._ready.set()
+        elif self._listener is not None:
+            self._listener.hear(tag, body)
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        self._ready.set()
+        if self._listener is not None:
+            self._listener.lose()

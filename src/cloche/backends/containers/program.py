@@ -1,0 +1,76 @@
+"""One run as the first process of a container takes it: commands, files, environment."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.languages import Engine, Language, language_named
+from cloche.core.limits import Limits
+from cloche.core.request import InputFile, Request
+
+from .guest import NOFILE, WORKSPACE
+
+# Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
+_HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Hold one run: without `commands`, the first process itself becomes the Python program."""
+
+    commands: tuple[tuple[str, ...], ...]
+    env: Mapping[str, str]
+    files: tuple[InputFile, ...]
+    engine: Engine | None = None
+    version: str = ""
+    build: str = ""
+    generated: Mapping[str, str] = field(default_factory=dict)
+    python: Mapping[str, Any] | None = None
+
+    def given(self) -> dict[str, str]:
+        """Return the input files' hashes by path."""
+        return {file.path: hashlib.sha256(file.data).hexdigest() for file in self.files}
+
+    def order(self, request: Request, limits: Limits, timeout_s: float) -> dict[str, Any]:
+        """Return the order as the first process takes it."""
+        return {
+            "do": "run",
+            "commands": [list(words) for words in self.commands],
+            "python": dict(self.python) if self.python is not None else None,
+            "env": dict(self.env),
+            "build": self.build,
+            "generated": dict(self.generated),
+            "has_stdin": bool(request.stdin),
+            "timeout_s": timeout_s,
+            "memory_bytes": limits.memory_bytes,
+            "disk_bytes": limits.disk_bytes,
+            "pids": limits.pids,
+            "nofile": NOFILE,
+        }
+
+
+def language_of(request: Request) -> Language:
+    """Return the language of a request; a bare command runs where a shell does."""
+    return language_named(request.language if request.code is not None else "bash")
+
+
+def source_of(language: Language) -> str:
+    """Return where the code of a language goes."""
+    return f"{WORKSPACE}/{language.file_name}"
+
+
+def files_of(request: Request, language: Language) -> tuple[InputFile, ...]:
+    """Return the files of a request, its code among them. Raises InvalidRequest for two with one name."""
+    if any(file.path == language.file_name for file in request.files):
+        raise InvalidRequest(f"file {language.file_name!r} is where the {language.name} code itself goes; rename yours")
+    code = InputFile(path=language.file_name, data=(request.code or "").encode("utf-8", "surrogatepass"))
+    return (*request.files, code)
+
+
+def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
+    """Tell whether a variable is among them that takes effect when the interpreter starts."""
+    return any(name.startswith("PYTHON") and name not in _HARMLESS for name in env)

@@ -1,0 +1,316 @@
+"""One open sandbox: a workspace that lives, and every run in a container of its own.
+
+Theory of operation: a container runs one program. After that it is idle: nothing but its first process is left, which
+serves the workspace until the next container has come up. So there is always one that holds the files, and never one
+that runs twice. What a container is made of, and what the workspace is, each backend says by a few methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar, cast
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import InvalidRequest, OutcomeUnknown, StartFailed
+from cloche.core.events import PlanStep, Sink, discard
+from cloche.core.limits import Limits
+from cloche.core.outcome import KillCause
+from cloche.core.policy import Policy
+from cloche.core.request import InputFile, Request, workspace_path
+from cloche.core.result import Result
+
+from ..waiting import finish
+from .archive import pack
+from .container import Container, G
+from .pool import shared_pool
+from .program import Program
+from .results import Workspace, make_result, observed_end
+from .running import Conversation, Lost, Running
+
+SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
+SMALL_BYTES = 32 * 1024
+
+
+C = TypeVar("C", bound=Container[Any])
+
+
+class ContainerSandbox(ABC, Generic[G, C]):
+    """Run requests one at a time; see core.protocols.OpenSandbox."""
+
+    _advice = ""  # what to look at when a container is lost
+
+    def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
+        self._policy, self._limits, self._enforcement = policy, limits, enforcement
+        self._turn = asyncio.Lock()
+        self._fresh: C | None = None  # has run nothing yet
+        self._used: C | None = None  # holds the workspace, and runs nothing more
+        self._coming: asyncio.Task[None] | None = None
+        self._workspace = Workspace()
+        self._is_last = self._is_closed = False
+
+    @abstractmethod
+    def _find_ground(self, request: Request | None) -> G:
+        """Return what the container of a request is made of; None for any that can serve files. Blocks."""
+
+    @abstractmethod
+    def _build_program(self, request: Request, ground: G) -> Program:
+        """Return the program of a request."""
+
+    @abstractmethod
+    def _make(self, ground: G, after: C | None) -> C:
+        """Start a container, with the workspace of `after` where there is one; blocks. Raises StartFailed."""
+
+    @abstractmethod
+    def _kind(self, ground: G) -> tuple[object, ...]:
+        """Return what two containers must have in common for one to stand for the other."""
+
+    @abstractmethod
+    def _let_go(self, container: C, *, with_workspace: bool = False) -> None:
+        """End a container in the background."""
+
+    @abstractmethod
+    def _notes(self, container: C) -> dict[str, Any]:
+        """Return what results say of it in `meta`."""
+
+    def _enforced(self, container: C) -> Enforcement:  # noqa: ARG002 - where containers differ
+        """Return what is enforced in this very container."""
+        return self._enforcement
+
+    async def _hold_workspace(self, used: C) -> None:
+        """See to it that the workspace outlives the container that ran last. Raises StartFailed."""
+
+    def expect_single_run(self) -> None:
+        """Say that the next run is the last one: no container is made ready for another."""
+        self._is_last = True
+
+    async def run(self, request: Request) -> Result:
+        """Run code or a command and return what came of it."""
+        return await self.run_streaming(request, discard)
+
+    async def run_streaming(self, request: Request, sink: Sink) -> Result:
+        """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
+        async with self._turn:
+            ground = await self._ground(request)
+            program = self._build_program(request, ground)
+            container, start = await self._take(ground)
+            return await self._run(container, request, program, sink, start)
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a regular file of the workspace. Raises the SandboxFile errors."""
+        inside = workspace_path(path)
+        async with self._turn:
+            talk = Conversation(max_bytes)
+            await self._converse(talk, {"do": "read", "path": inside, "max_bytes": max_bytes})
+            talk.spool.file.seek(0)
+            data = talk.spool.file.read()
+            talk.spool.file.close()
+            return data
+
+    async def list_files(self, path: str = ".") -> tuple[str, ...]:
+        """Return the paths of all regular files below `path`, relative to the workspace."""
+        top = "" if path in (".", "", "/workspace") else workspace_path(path) + "/"
+        async with self._turn:
+            answer = await self._converse(Conversation(0), {"do": "list"})
+            found = answer.get("paths")
+            return tuple(str(one) for one in found if str(one).startswith(top)) if isinstance(found, list) else ()
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""
+        await self.write_files([InputFile(path=path, data=data)])
+
+    async def write_files(self, files: Sequence[InputFile]) -> None:
+        """Create or replace all of `files`."""
+        async with self._turn:
+            await self._converse(Conversation(0), {"do": "write"}, pack(files))
+            self._workspace.note(files)
+
+    async def close(self) -> None:
+        """Kill and remove everything, for good."""
+        self._is_closed = True
+        if self._coming is not None:
+            with contextlib.suppress(Exception):  # it is not needed any more, whatever came of it
+                await finish(self._coming)
+        for container in (self._used, self._fresh):
+            if container is not None:
+                self._let_go(container, with_workspace=True)
+        self._used = self._fresh = None
+
+    async def _ground(self, request: Request | None) -> G:
+        if self._is_closed:
+            raise InvalidRequest("this sandbox is closed; open another one")
+        return await asyncio.to_thread(self._find_ground, request)
+
+    async def _take(self, ground: G) -> tuple[C, str]:
+        """Return a container that has run nothing, with this sandbox's workspace, and how it came about."""
+        if self._coming is not None:
+            await asyncio.shield(self._coming)
+            self._coming = None
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None and not fresh.is_lost and fresh.ground.id == ground.id:
+            return fresh, "pooled"
+        if fresh is not None and self._used is None:
+            self._used, fresh = fresh, None
+        try:
+            found = await self._start(ground)
+        finally:
+            if fresh is not None:
+                self._let_go(fresh)
+        return found
+
+    async def _start(self, ground: G) -> tuple[C, str]:
+        if self._used is None:
+            warm: Any = shared_pool().take(self._kind(ground)) if self._policy.warm else None
+            if warm is not None:
+                return warm, "pooled"
+            return await self._made(ground, None), "cold"
+        await self._hold_workspace(self._used)
+        return await self._made(ground, self._used), "cold"
+
+    async def _made(self, ground: G, after: C | None) -> C:
+        """Start a container in a thread; should nobody wait for it any more, it is let go."""
+        making = asyncio.ensure_future(asyncio.to_thread(self._make, ground, after))
+        try:
+            return await finish(making)
+        except asyncio.CancelledError:
+            if not making.cancelled() and making.exception() is None:
+                self._let_go(making.result(), with_workspace=after is None)
+            raise
+
+    async def _run(self, container: C, request: Request, program: Program, sink: Sink, start: str) -> Result:
+        before, self._used = self._used, container
+        if before is not None:
+            self._let_go(before)
+        timeout_s = request.timeout_s or self._limits.timeout_s
+        ending = _Ending(container)
+        running = Running(self._limits, sink, ending.kill, lambda: ending.expect(timeout_s))
+        if sink is not discard:
+            shown = shlex.join(container.words())
+            running.plan = (PlanStep(name="container", description=shown, seconds=container.start_s),)
+        container.listen(running)
+        answer: dict[str, Any] = {}
+        try:
+            order = program.order(request, self._limits, timeout_s)
+            payloads = (pack(program.files), *((request.stdin,) if request.stdin else ()))
+            answer = await self._attend(container, running, ending, order, payloads)
+        except Lost:
+            if not running.has_started and ending.cause is None:
+                raise StartFailed(f"the container was lost before the code ran{container.last_words()}") from None
+        finally:
+            ending.close()
+            container.listen(None)
+            self._go_on(container)
+        end = await observed_end(container, running, ending.cause)
+        if end is None:
+            raise OutcomeUnknown(
+                "the container was lost while the code ran, and nobody said why; it may have run to its end. "
+                f"{self._advice}{container.last_words()}"
+            )
+        found = await asyncio.to_thread(self._workspace.changes, running.spool, program.given(), answer)
+        return make_result(
+            end, running, found, program=program, limits=self._limits, enforcement=self._enforced(container),
+            notes={**self._notes(container), "start": start},
+        )  # fmt: skip
+
+    def _go_on(self, container: C) -> None:
+        """Make the next container ready, or one for the next sandbox like this one."""
+        if not self._policy.warm:
+            return
+        if self._is_last:
+            ground = cast(G, container.ground)
+            shared_pool().refill(self._kind(ground), lambda: self._make(ground, None))
+        elif not container.is_lost and not self._is_closed:
+            self._coming = asyncio.create_task(self._succeed(cast(G, container.ground)))
+
+    async def _succeed(self, ground: G) -> None:
+        """Start the container of the next run while the last one holds the workspace."""
+        try:
+            self._fresh, _ = await self._start(ground)
+        except StartFailed:
+            pass  # the next run tries again, and says why
+
+    async def _attend(
+        self,
+        container: C,
+        running: Running,
+        ending: _Ending,
+        order: dict[str, Any],
+        payloads: tuple[bytes, ...],
+    ) -> dict[str, Any]:
+        """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
+        sending = asyncio.ensure_future(_send(container, order, payloads))
+        try:
+            return await asyncio.shield(running.answer)
+        except asyncio.CancelledError:
+            ending.kill(KillCause.CANCELLED)
+            with contextlib.suppress(Lost, Exception):  # whatever came of it, nobody waits for it any more
+                await finish(running.answer)
+            raise
+        finally:
+            with contextlib.suppress(OSError):  # the container is gone, which is told elsewhere
+                await finish(sending)
+
+    async def _converse(self, talk: Conversation, order: dict[str, Any], *payloads: bytes) -> dict[str, Any]:
+        """Ask a container of this sandbox about files."""
+        container = await self._holder()
+        container.listen(talk)
+        try:
+            await finish(_send(container, order, payloads))
+            return await asyncio.shield(talk.answer)
+        except (Lost, OSError) as error:
+            if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+                raise
+            raise StartFailed(
+                "the workspace is gone with its container; open another sandbox", step="container"
+            ) from error
+        finally:
+            container.listen(None)
+
+    async def _holder(self) -> C:
+        """Return a container that has the workspace."""
+        if self._is_closed:
+            raise InvalidRequest("this sandbox is closed; open another one")
+        if self._used is not None and not self._used.is_lost:
+            return self._used
+        if self._fresh is None:
+            self._fresh, _ = await self._take(await self._ground(None))
+        return self._fresh
+
+
+async def _send(container: Container[Any], order: dict[str, Any], payloads: tuple[bytes, ...]) -> None:
+    if sum(map(len, payloads)) < SMALL_BYTES:
+        container.order(order, *payloads)
+    else:
+        await asyncio.to_thread(container.order, order, *payloads)
+
+
+class _Ending:
+    """End a run that must end: first by its first process, and when that does not answer, with the container."""
+
+    def __init__(self, container: Container[Any]):
+        self._container = container
+        self._loop = asyncio.get_running_loop()
+        self._timers: list[asyncio.TimerHandle] = []
+        self.cause: KillCause | None = None
+
+    def expect(self, timeout_s: float) -> None:
+        """Begin to count."""
+        self._timers.append(self._loop.call_later(timeout_s, self.kill, KillCause.TIMEOUT))
+
+    def kill(self, cause: KillCause) -> None:
+        """Kill the run for a reason; the first reason counts."""
+        if self.cause is None:
+            self.cause = cause
+            self._loop.run_in_executor(None, self._container.kill_guest)
+            self._timers.append(self._loop.call_later(SETTLE_S, self._kill_container))
+
+    def _kill_container(self) -> None:
+        self._loop.run_in_executor(None, self._container.kill)
+
+    def close(self) -> None:
+        """Stop counting."""
+        for timer in self._timers:
+            timer.cancel()

@@ -1,0 +1,85 @@
+"""The attempts of every module once more, on gVisor without docker."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloche.backends.runsc import RunscBackend
+from tests.escape.attempts import JAIL, Attempt, play
+from tests.escape.ledger import Ledger, all_attempts
+from tests.escape.places import Inside
+
+GVISOR = "gvisor"
+# Some minutes of attempts that the jail is held to in every test run: there, gVisor is held to a few.
+PER_FAMILY = 2
+# What gVisor does not hold and the jail does; docs/limitations/runsc.md says so too.
+OWN_SYS = "gVisor makes up a /sys of its own, with nothing of the host's in it"
+OWN_MOUNTS = "/sys and /dev/pts are gVisor's own mounts"
+NO_INODES = "gVisor ignores inode limits; the size holds"
+SAME_ID = "our first process has the guest's id, and this gVisor lets it be signalled: the guest ends its own run"
+NOTHING_OUTSIDE = "it changes a number of gVisor's kernel alone"
+EXECUTES = "what may be written may be executed, also without a name"
+# The CPU time that is read inside counts ticks in which a program could have run: these attempts tell nothing there.
+UNTELLING = ("the processor", "the processor, in many children")
+NOT_HELD = {
+    "files/a set-user-ID program of its own": "gVisor ignores nosuid; without new privileges such a program gains none",
+    "files/more devices than the harmless": "gVisor makes /dev/tty and /dev/fuse of its own",
+    "files/the kernel's objects in sys": OWN_SYS,
+    "leaks/the machine's hardware": OWN_SYS,
+    "leaks/the host's mounts": OWN_MOUNTS,
+    "leaks/the host's mounts, by pid 1": OWN_MOUNTS,
+    "processes/stop the parent": SAME_ID,
+    "processes/raise its own priority": NOTHING_OUTSIDE,
+    "resources/fill with the smallest files: tmp": NO_INODES,
+    "resources/fill with the smallest files: shared memory": NO_INODES,
+    "resources/protect itself from the killer for memory": NOTHING_OUTSIDE,
+    "system calls/execute from memory": EXECUTES,
+    "system calls/execute a deleted file by execveat": EXECUTES,
+}
+
+
+@pytest.fixture(autouse=True)
+def gvisor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runsc, and no daemon."""
+    if shutil.which("runsc") is None:
+        pytest.skip("missing: runsc (make setup-system)")
+    monkeypatch.delenv("CLOCHE_RUNSC", raising=False)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_waits_afterwards() -> Iterator[None]:
+    """End the containers that were kept warm."""
+    yield
+    RunscBackend().cool_down()
+
+
+def attempts() -> Iterator[Any]:
+    """Yield the attempts that a jail must hold: a few now, the others as soak."""
+    seen: Counter[str] = Counter()
+    for attempt in all_attempts():
+        if JAIL in attempt.levels and attempt.has_control_here and attempt.name not in UNTELLING:
+            seen[attempt.family] += 1
+            marks = [pytest.mark.soak] if seen[attempt.family] > PER_FAMILY else []
+            yield pytest.param(attempt, id=f"{attempt.family}: {attempt.name}", marks=marks)
+
+
+@pytest.mark.parametrize("attempt", list(attempts()))
+def test_gvisor_holds_it(ledger: Ledger, attempt: Attempt) -> None:
+    """What works outside does not work in it."""
+    ledger.control(attempt)
+    place = Inside(ledger.stage, level=GVISOR, backend="gvisor", require=GVISOR)
+    verdict = play(attempt, place, ledger.stage)
+    if verdict.breach and place.promises.get(attempt.promise, "enforced") != "enforced":
+        return
+    why = NOT_HELD.get(f"{attempt.family}/{attempt.name}")
+    if why is not None:
+        assert verdict.breach, f"held after all, although {why}; take it off the list"
+        return
+    assert not verdict.breach, f"escaped from gVisor: {verdict.breach}"
+    assert verdict.stopped_by, f"broke instead of trying: {verdict.trace}"
