@@ -286,7 +286,7 @@ def test_a_killed_caller_leaves_nothing(docker: Daemon, python_image: str) -> No
 
 def test_what_a_dead_process_left_is_removed(docker: Daemon, python_image: str) -> None:
     """By `cloche gc`, and by the next start; what a living one has stays."""
-    from cloche.backends.docker.daemon import owner
+    from cloche.backends.containers.owner import owner
 
     words = owner().split(":")
     dead, living = ":".join([*words[:4], "1"]), owner()

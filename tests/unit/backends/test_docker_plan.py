@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.containers.guest import ENVIRONMENT
+from cloche.backends.containers.owner import is_dead, owner
 from cloche.backends.containers.seccomp import profile
-from cloche.backends.docker.daemon import is_dead, owner
 from cloche.backends.docker.plan import PROFILE_FILE, Plan, plan_container
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy

@@ -17,7 +17,8 @@ from cloche.core.languages import LANGUAGES, Engine, Language
 from cloche.core.progress import Progress, tell
 
 from ..containers.boot import LEAST_PYTHON
-from .daemon import OWNER_LABEL, Daemon, explained, owner
+from ..containers.owner import owner
+from .daemon import OWNER_LABEL, Daemon, explained
 from .plan import MAPPED_ID
 
 ANY_LANGUAGE = "*"

@@ -14,7 +14,8 @@ import threading
 import time
 from typing import Protocol
 
-from .daemon import Daemon, is_dead
+from ..containers.owner import is_dead
+from .daemon import Daemon
 
 PATIENCE_S, NAP_S = 5.0, 0.05
 

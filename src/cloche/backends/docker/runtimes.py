@@ -11,7 +11,8 @@ import threading
 from cloche.core.errors import BackendUnavailable, ClocheError
 from cloche.core.levels import Level
 
-from .daemon import OWNER_LABEL, Daemon, explained, owner
+from ..containers.owner import owner
+from .daemon import OWNER_LABEL, Daemon, explained
 from .images import Image
 from .plan import MAPPED_ID
 

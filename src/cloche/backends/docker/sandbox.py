@@ -20,10 +20,11 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 
 from ..containers.boot import ARGUMENTS
+from ..containers.owner import owner
 from ..containers.program import Program, language_of
 from ..containers.sandbox import ContainerSandbox
 from .container import DockerContainer
-from .daemon import OWNER_LABEL, Daemon, owner
+from .daemon import OWNER_LABEL, Daemon
 from .images import Image, find_image, image_name
 from .plan import FIRST_ID, IDS, Plan, plan_container
 from .program import build_program
