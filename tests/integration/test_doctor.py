@@ -81,10 +81,10 @@ def test_the_interpreter_is_this_one(found: Diagnosis) -> None:
 
 
 def test_the_command_is_quick(tmp_path: Path) -> None:
-    """An examination takes less than three seconds."""
+    """An examination waits for nothing: it takes about a second, and thirty on no machine."""
     started = time.monotonic()
     done = doctor("--json", cwd=tmp_path)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30
     assert done.returncode == 0, done.stderr
 
 

@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cloche
+from cloche.backends.host import measure_host
 from cloche.backends.runsc import RunscBackend
 from cloche.core.levels import Level
 from cloche.runtime.factory import capabilities_of
@@ -40,10 +42,19 @@ def gvisor_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     RunscBackend().cool_down()
 
 
-@pytest.mark.parametrize("asked", [{"backend": "gvisor"}, {"require": "gvisor"}, {"backend": "auto"}])
-def test_gvisor_needs_no_daemon(asked: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"backend": "gvisor"},
+        {"require": "gvisor"},
+        {"backend": "auto"},
+        {"backend": "gvisor", "fallback": "process", "trusted": True},
+    ],
+)
+def test_gvisor_needs_no_daemon(asked: dict[str, Any]) -> None:
     """Named, required or chosen: the level says so, and the kernel that a program sees is gVisor's."""
-    result = cloche.run(KERNEL, warm=False, **asked)  # type: ignore[arg-type]
+    result = cloche.run(KERNEL, warm=False, **asked)
+    assert "fallback" not in result.meta
     assert (result.enforcement.level, result.meta["level"], result.meta["backend"]) == (
         Level.GVISOR,
         "gvisor",
@@ -148,21 +159,67 @@ def test_a_killed_keeper_leaves_no_process() -> None:
     keepers: list[int] = []
 
     def kill_it(*_: object) -> None:
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (entry / "cmdline").read_bytes()
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if b"jail.place" in words and parent == os.getpid():
-                keepers.append(int(entry.name))
-                os.kill(int(entry.name), signal.SIGKILL)
+        for keeper in keepers_of(os.getpid()):
+            keepers.append(keeper)
+            os.kill(keeper, signal.SIGKILL)
 
     started = time.monotonic()
     with pytest.raises(cloche.OutcomeUnknown):
         cloche.run(LONG, backend="gvisor", timeout=60, warm=False, on_output=kill_it)
     assert keepers
     assert time.monotonic() - started < 30
+    RunscBackend().cool_down()
+    assert not wait_for_leftovers(before, patience_s=10)
+
+
+def keepers_of(caller: int) -> list[int]:
+    """Return the keeper processes of a caller."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if b"jail.place" in words and parent == caller:
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.root
+def test_the_next_start_removes_what_nobody_could() -> None:
+    """Of a caller and a keeper that were killed together, empty control groups stay, until somebody starts gVisor."""
+    before = Snapshot.take()
+    caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == b"up\n"
+    caller.send_signal(signal.SIGSTOP)
+    for keeper in keepers_of(caller.pid):
+        os.kill(keeper, signal.SIGKILL)
+    caller.kill()
+    caller.wait()
+    caller.stdout.close()
+    left = wait_for_leftovers(before, patience_s=2)
+    assert [line for line in left if not line.startswith("cgroup: ")] == []
+    assert all(f"/cloche-{caller.pid}-" in line for line in left)
+    if measure_host().cgroup_version:
+        assert left
+    words = [sys.executable, "-m", "cloche", "run", "-c", "print(1)", "--backend", "gvisor"]
+    subprocess.run(words, capture_output=True, check=True)
+    assert not wait_for_leftovers(before, patience_s=10)
+
+
+def test_what_stops_in_the_middle_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A runsc that takes nothing of what it is sent, and never ends, does not stop its caller."""
+    fake = tmp_path / "runsc"
+    fake.write_text('#!/bin/sh\n[ "$1" != --version ] || { echo runsc version 9; exit; }\nexec sleep 600\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("CLOCHE_RUNSC", str(fake))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("cloche.backends.runsc.trial.PROBE_S", 0.5)
+    before = Snapshot.take()
+    with pytest.raises(cloche.BackendUnavailable, match="took nothing of what it was sent"):
+        cloche.run("print(1)", backend="gvisor")
     RunscBackend().cool_down()
     assert not wait_for_leftovers(before, patience_s=10)
 

@@ -93,7 +93,11 @@ class Keeper:
         ours, theirs = socketpair()
         waiting, go = posix.pipe()
         has_users = body["inside_id"] is not None
-        self.first = clone(NAMESPACES | (CLONE_NEWUSER if has_users else 0))
+        try:
+            self.first = clone(NAMESPACES | (CLONE_NEWUSER if has_users else 0))
+        except OSError as error:
+            self._tell("failed", {"number": 0, "why": f"clone: {error.strerror}", "errno": error.errno})
+            return
         if self.first == 0:
             posix.close(go)
             posix.close(ours)

@@ -32,6 +32,8 @@ from .results import Workspace, make_result, observed_end
 from .running import Conversation, Lost, Running
 
 SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
+BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
+ANSWER_S = 120.0  # for word about files
 SMALL_BYTES = 32 * 1024
 
 
@@ -242,6 +244,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
     ) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
         sending = asyncio.ensure_future(_send(container, order, payloads))
+        sending.add_done_callback(lambda _: None if running.has_started else ending.expect_start())
         try:
             return await asyncio.shield(running.answer)
         except asyncio.CancelledError:
@@ -259,7 +262,14 @@ class ContainerSandbox(ABC, Generic[G, C]):
         container.listen(talk)
         try:
             await finish(_send(container, order, payloads))
-            return await asyncio.shield(talk.answer)
+            async with asyncio.timeout(ANSWER_S):
+                return await asyncio.shield(talk.answer)
+        except TimeoutError as error:
+            await asyncio.to_thread(container.kill)
+            raise StartFailed(
+                "the container that has the workspace does not answer, and was killed; open another sandbox",
+                step="container",
+            ) from error
         except (Lost, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, ConnectionError):
                 raise
@@ -294,10 +304,21 @@ class _Ending:
         self._container = container
         self._loop = asyncio.get_running_loop()
         self._timers: list[asyncio.TimerHandle] = []
+        self._starting: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self.cause: KillCause | None = None
+
+    def expect_start(self) -> None:
+        """Wait so long for the program to start, and then no longer: its container is killed."""
+        if self._is_closed:
+            return
+        self._starting = self._loop.call_later(BEGIN_S, self._kill_container)
+        self._timers.append(self._starting)
 
     def expect(self, timeout_s: float) -> None:
         """Begin to count."""
+        if self._starting is not None:
+            self._starting.cancel()
         self._timers.append(self._loop.call_later(timeout_s, self.kill, KillCause.TIMEOUT))
 
     def kill(self, cause: KillCause) -> None:
@@ -312,5 +333,6 @@ class _Ending:
 
     def close(self) -> None:
         """Stop counting."""
+        self._is_closed = True
         for timer in self._timers:
             timer.cancel()

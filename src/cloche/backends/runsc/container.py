@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -22,26 +23,33 @@ from .plan import Plan, Shown
 
 ERROR = 2
 SETTLE_S = 5.0  # for word of a container's end
+STALL_S = 60.0  # for a container to take more of what it is sent
 
 
 class PipeWire:
     """Hold the pipes to a container's standard streams; see containers.frames.Wire."""
 
-    def __init__(self) -> None:
+    def __init__(self, stall_s: float = STALL_S) -> None:
+        self.stall_s = stall_s
         theirs_in, self._in = os.pipe()
         self._out, theirs_out = os.pipe()
         self._err, theirs_err = os.pipe()
+        os.set_blocking(self._in, False)
         self.theirs = (theirs_in, theirs_out, theirs_err)
         self._turn = threading.Lock()
 
     def send(self, data: bytes) -> None:
-        """Send bytes. Raises OSError when the container is gone."""
-        view = memoryview(data)
+        """Send bytes. Raises OSError when the container is gone, TimeoutError when it takes nothing for a while."""
+        view, poll = memoryview(data), select.poll()
         with self._turn:
             if self._in < 0:
                 raise ConnectionError("the container was let go")
+            poll.register(self._in, select.POLLOUT)
             while view:
-                view = view[os.write(self._in, view) :]
+                if not poll.poll(self.stall_s * 1000):
+                    raise TimeoutError(f"it took nothing of what it was sent for {self.stall_s:g} s")
+                with contextlib.suppress(BlockingIOError):
+                    view = view[os.write(self._in, view) :]
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Yield what the container writes."""
@@ -88,7 +96,7 @@ class RunscContainer(Container[Shown]):
 
     def start(self, preload: Sequence[str], *, patience_s: float = START_S) -> None:
         """Start it, and wait until it listens. Raises StartFailed; then nothing of it is left."""
-        wire = PipeWire()
+        wire = PipeWire(min(patience_s, STALL_S))
         try:
             self.number = self.place.start(self.plan, wire.theirs, self._note_end)
         except BaseException:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import logging
 import os
-import secrets
 import select
 import socket
 import subprocess
@@ -25,9 +25,11 @@ from cloche.jail.cgroups import Cgroup
 from cloche.jail.launch import start_keeper
 
 from ..host import Host
+from .groups import clear_groups, group_name
 from .plan import Plan
 
 OPEN_S, PATIENCE_S = 30.0, 10.0
+log = logging.getLogger("cloche.runsc")
 KILLED = {"number": 0, "status": 9, "cause": ""}
 OnEnd = Callable[[Mapping[str, Any]], None]
 
@@ -45,6 +47,7 @@ class Place:
         self._folders: list[Mapping[str, str]] = []
         self._turn = threading.Lock()
         self.is_lost = False
+        clear_groups(host)
         try:
             self._process, self._link = start_keeper(sys.executable)
         except OSError as error:
@@ -97,9 +100,11 @@ class Place:
     def _say(self, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
             with self._turn:
+                if not _can_take(self._link):  # sending waits for ever, and with the interpreter's lock
+                    raise TimeoutError(f"it takes no order within {PATIENCE_S:g} s")
                 wire.send(self._link.fileno(), tag, body, fds)
         except OSError as error:
-            raise StartFailed(f"the keeper process is gone: {error}", step="keeper") from error
+            raise StartFailed(f"the keeper process does not answer: {error}", step="keeper") from error
 
     def _await(self, number: int, what: str) -> None:
         if not self._answers[number].wait(OPEN_S):
@@ -141,10 +146,12 @@ class Place:
                 self._process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait()
+                self._process.wait(PATIENCE_S)
             self._link.close()
             if self._process.returncode != 0:
                 self._remove_groups()
+        except subprocess.TimeoutExpired:
+            log.warning("the keeper process %d of a gVisor container was killed, and has not ended", self._process.pid)
         finally:
             with _ending_turn:
                 _ending.discard(threading.current_thread())
@@ -158,9 +165,15 @@ class Place:
 def _cgroup(plan: Plan, host: Host) -> dict[str, Any] | None:
     if not host.cgroup_version:
         return None
-    name = f"cloche-{os.getpid()}-{secrets.token_hex(6)}"
+    name = group_name()
     folders = {controller: f"{folder}/{name}" for controller, folder in host.cgroup_folders.items()}
     return {"version": host.cgroup_version, "folders": folders, "amounts": plan.amounts()}
+
+
+def _can_take(link: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLOUT)
+    return bool(poll.poll(PATIENCE_S * 1000))
 
 
 _ending: set[threading.Thread] = set()

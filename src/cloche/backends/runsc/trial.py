@@ -52,7 +52,8 @@ def _find(path: str) -> Engine | str:
         return f"a process cannot be started here: {error}"
     is_rootless = host.uid != 0
     engines = [Engine(path=path, version=version, platform=platform, is_rootless=is_rootless) for platform in PLATFORMS]
-    known = _read(path)
+    # What worked elsewhere on this machine need not work where namespaces are refused: in a plain container, say.
+    known = "" if host.namespaces else _read(path)
     for engine in engines:
         if engine.platform == known:
             return engine
