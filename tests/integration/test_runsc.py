@@ -77,6 +77,7 @@ def test_the_same_request_as_anywhere(tmp_path: Path) -> None:
     assert cloche.run("raise SystemExit(3)", backend="gvisor", warm=False).exit_code == 3
 
 
+@pytest.mark.soak  # for its length
 def test_a_workspace_lives_for_several_runs() -> None:
     """Every run is a new kernel in the same workspace."""
     with cloche.Sandbox(backend="gvisor") as sandbox:
@@ -103,6 +104,7 @@ def test_a_time_out_ends_it_with_its_output() -> None:
     assert (result.timed_out, result.stdout) == (True, "before\n")
 
 
+@pytest.mark.soak  # for its length
 def test_output_streams() -> None:
     """It comes while the program runs."""
     seen: list[tuple[float, bytes]] = []
@@ -112,6 +114,7 @@ def test_output_streams() -> None:
     assert seen[-1][0] - seen[0][0] > 0.3
 
 
+@pytest.mark.soak  # for its length
 def test_a_second_run_is_warm() -> None:
     """A container waits for it."""
     RunscBackend().cool_down()
@@ -131,13 +134,14 @@ def test_who_kills_everything_has_a_status() -> None:
     assert (result.status, result.exit_code) == ("signaled", 137), result
 
 
+@pytest.mark.soak  # for its length
 def test_a_fork_bomb_ends_at_its_limit() -> None:
     """GVisor's own threads have room besides, however many the guest makes."""
     result = cloche.run("for i in $(seq 200); do sleep 2 & done; exit 7", language="bash", backend="gvisor", warm=False)
     assert result.status in ("pids_limit", "error"), result
 
 
-@pytest.mark.parametrize("at_s", [0.0, 0.2, 0.5, 2.0])
+@pytest.mark.parametrize("at_s", [*(pytest.param(at_s, marks=pytest.mark.soak) for at_s in (0.0, 0.2, 0.5)), 2.0])
 def test_a_killed_caller_leaves_nothing(at_s: float) -> None:
     """Whenever it comes: no process, mount, control group or folder."""
     before = Snapshot.take()
@@ -186,6 +190,7 @@ def keepers_of(caller: int) -> list[int]:
     return found
 
 
+@pytest.mark.soak  # for its length
 @pytest.mark.root
 def test_the_next_start_removes_what_nobody_could() -> None:
     """Of a caller and a keeper that were killed together, empty control groups stay, until somebody starts gVisor."""
