@@ -186,7 +186,7 @@ def test_a_packages_version_is_its_programs(version: str, expected: str) -> None
 
 def keep(program: list[str], lifeline: int) -> subprocess.Popen[bytes]:
     """Start a keeper over a program that stands for the monitor."""
-    order = json.dumps({"argv": program, "user": 1_950_000_000 if os.geteuid() == 0 else 0, "groups": []})
+    order = json.dumps({"argv": program, "user": 1_950_000_000 if os.geteuid() == 0 else 0, "devices": {}})
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(KEEPER), order], stdin=lifeline, stdout=subprocess.PIPE, env={}
     )

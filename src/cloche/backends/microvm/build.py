@@ -139,11 +139,10 @@ def _compile(root: Path) -> str:
         loader = root / "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
     libraries = ":".join(str(root / place) for place in ("usr/lib/x86_64-linux-gnu", "usr/lib"))
     interpreter = [str(loader), "--library-path", libraries, str(root / "usr/bin" / library.name)]
-    words = [*interpreter, "-E", "-s", "-S", "-m", "compileall", "-q", "-s", str(root), "-p", "/",
+    words = [*interpreter, "-s", "-S", "-m", "compileall", "-q", "-s", str(root), "-p", "/",
              "--invalidation-mode", "unchecked-hash", "-x", r"/(test|idlelib|lib2to3/tests)/",
              str(library), str(root / "usr/lib/cloche")]  # fmt: skip
     env = {"PYTHONHOME": str(root / "usr"), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-    words.remove("-E")
     done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if not next(iter((library / "__pycache__").glob("os.*.pyc")), None):
         said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()

@@ -16,6 +16,7 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import socket
 import stat
 import struct
@@ -46,7 +47,6 @@ SYSCTLS = {
     "kernel/dmesg_restrict": "1",
     "kernel/kptr_restrict": "2",
     "kernel/core_pattern": "",
-    "vm/overcommit_memory": "1",
 }
 NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
@@ -197,7 +197,7 @@ def live(host: Host, group: str, settings: dict[str, Any], program: bytes) -> No
         os.dup2(host.port, 0)
         os.dup2(host.port, 1)
         os.closerange(3, 1024)
-        give_up(settings["user"])
+        give_up(settings)
         exec(compile(program, "<cloche>", "exec"), {"__name__": "cloche_boot"})
     except BaseException as error:
         os.write(2, f"cloche: {type(error).__name__}: {error}\n".encode())
@@ -223,10 +223,13 @@ def furnish(settings: dict[str, Any]) -> None:
     call("sethostname", b"sandbox", 7)
 
 
-def give_up(user: int) -> None:
+def give_up(settings: dict[str, Any]) -> None:
     """Give up everything that root may do, for good."""
     for capability in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    for name, most in settings["ulimits"].items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (most, most))
+    user = settings["user"]
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)

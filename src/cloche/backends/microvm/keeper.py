@@ -13,6 +13,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 
 TYPE_CHECKING = False
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_DUMPABLE = 1, 38, 4
-NEWUSER, NEWIPC, NEWNET = 0x10000000, 0x8000000, 0x40000000
+NEWNS, NEWUSER, NEWIPC, NEWNET = 0x20000, 0x10000000, 0x8000000, 0x40000000
+NO_SUID, NO_EXEC, RECURSIVE, PRIVATE = 2, 8, 1 << 14, 1 << 18
 CANNOT_START = 127
 
 
@@ -32,9 +34,10 @@ def become_monitor(order: dict[str, Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         user = order["user"]
         if user:
-            if libc.unshare(NEWNET | NEWIPC) < 0:
-                raise OSError(ctypes.get_errno(), "unshare")
-            os.setgroups(order["groups"])
+            is_apart = libc.unshare(NEWNS | NEWNET | NEWIPC) == 0  # a root without that power has its id left to give
+            if is_apart and order["devices"]:
+                show_devices(libc, order["devices"], user)
+            os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
         else:
@@ -52,6 +55,21 @@ def become_monitor(order: dict[str, Any]) -> None:
         os.write(2, f"cannot start {order['argv'][0]}: {error}\n".encode())
     finally:
         os._exit(CANNOT_START)
+
+
+def show_devices(libc: Any, devices: dict[str, int], user: int) -> None:
+    """Put a folder in place of /dev that holds these devices alone, and give them to the monitor."""
+    calls = (
+        (b"none", b"/", None, ctypes.c_ulong(RECURSIVE | PRIVATE), None),
+        (b"tmpfs", b"/dev", b"tmpfs", ctypes.c_ulong(NO_SUID | NO_EXEC), b"size=64k,mode=0755"),
+    )
+    for call in calls:
+        if libc.mount(*call) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"mount: {os.strerror(number)}")
+    for name, device in devices.items():
+        os.mknod(f"/dev/{name}", stat.S_IFCHR | 0o600, device)
+        os.chown(f"/dev/{name}", user, user)
 
 
 def caller_watch() -> list[int]:

@@ -126,6 +126,7 @@ def first_file_system(busybox: bytes, modules: Iterable[Path]) -> bytes:
     order = list(modules)
     entries: list[tuple[str, int, bytes]] = [
         *((name, stat.S_IFDIR | 0o755, b"") for name in ("bin", "dev", "modules", "proc", "root", "sys")),
+        ("dev/console", stat.S_IFCHR | 0o600, bytes((5, 1))),
         ("bin/busybox", stat.S_IFREG | 0o755, busybox),
         ("init", stat.S_IFREG | 0o755, INIT.encode()),
         ("modules/order", stat.S_IFREG | 0o644, "".join(f"{_name(path)}.ko\n" for path in order).encode()),
@@ -138,9 +139,12 @@ def pack_archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
     """Return a `newc` archive of names, modes and contents; a device's content is its two numbers."""
     packed = bytearray()
     rows = [*entries, (TRAILER, 0, b"")]
-    for number, (name, mode, data) in enumerate(rows, 1):
+    for number, (name, mode, content) in enumerate(rows, 1):
+        is_device = stat.S_ISCHR(mode)
+        data = b"" if is_device else content
+        major, minor = content if is_device else (0, 0)
         links = 2 if stat.S_ISDIR(mode) else 1
-        fields = (number, mode, 0, 0, links, 0, len(data), 0, 0, 0, 0, len(name) + 1, 0)
+        fields = (number, mode, 0, 0, links, 0, len(data), 0, 0, major, minor, len(name) + 1, 0)
         packed += b"070701" + b"".join(b"%08x" % one for one in fields) + name.encode() + b"\0"
         packed += bytes(-len(packed) % 4)
         packed += data

@@ -15,7 +15,6 @@ import select
 import shlex
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -35,6 +34,7 @@ from .plan import Descriptors, Plan, arguments
 
 PROGRAM = "qemu-system-x86_64"
 KVM = Path("/dev/kvm")
+PLAIN_DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/urandom"))
 LEFT = b"L"
 # Ids that no user of a host has.
 FIRST_ID, IDS = 1_950_000_000, 100_000
@@ -57,8 +57,8 @@ def monitor_path() -> str:
 class SocketWire:
     """Carry a machine's port, and what its console says as another stream."""
 
-    def __init__(self, port: socket.socket, console: int, process: subprocess.Popen[bytes]):
-        self._port, self._console, self._process = port, console, process
+    def __init__(self, port: socket.socket, console: int, process: subprocess.Popen[bytes], kill: Callable[[], None]):
+        self._port, self._console, self._process, self._kill = port, console, process, kill
 
     def send(self, data: bytes) -> None:
         """Send all of `data`. Raises OSError when the machine is gone."""
@@ -87,7 +87,8 @@ class SocketWire:
         self._port.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of everything, and wait until the monitor is dead."""
+        """Let go of everything: kill the monitor, and wait until it is dead."""
+        self._kill()
         self._port.close()
         os.close(self._console)
         self._process.wait()
@@ -101,7 +102,7 @@ class Machine:
         self.is_lost = False
         self.link: Link | None = None
         self._place: Place | None = None
-        self._lifeline = -1
+        self._lifeline, self._is_killed = -1, False
         self._turn = threading.Lock()
         self._gone = threading.Event()
 
@@ -111,7 +112,7 @@ class Machine:
             opened = {name: _opened(stack, self.image.folder / name) for name in (KERNEL, INITRD, DISK)}
             ours, theirs = socket.socketpair()
             stack.callback(theirs.close)
-            lifeline, self._lifeline = os.pipe()
+            lifeline = self._make_lifeline()
             stack.callback(os.close, lifeline)
             console, said = os.pipe()
             stack.callback(os.close, said)
@@ -129,7 +130,15 @@ class Machine:
                 ours.close()
                 self.kill()
                 raise StartFailed(f"the keeper of a virtual machine cannot be started: {error}") from error
-        self.link = Link(SocketWire(ours, console, process), self._hear, self._lose)
+        self.link = Link(SocketWire(ours, console, process, self.kill), self._hear, self._lose)
+
+    def _make_lifeline(self) -> int:
+        """Make the pipe that the keeper watches, and return its end. Raises StartFailed once it was killed."""
+        with self._turn:
+            if self._is_killed:
+                raise StartFailed("nobody waits for this virtual machine any more", step="boot")
+            lifeline, self._lifeline = os.pipe()
+            return lifeline
 
     def words(self) -> Sequence[str]:
         """Return QEMU's words, with the files that it gets as descriptors."""
@@ -154,6 +163,7 @@ class Machine:
     def kill(self) -> None:
         """Kill it, at once; it is gone a moment later."""
         with self._turn:
+            self._is_killed = True
             if self._lifeline >= 0:
                 try:
                     os.write(self._lifeline, b"k")  # a forked child of ours may hold the other end, too
@@ -189,7 +199,6 @@ class Machine:
 
     def _lose(self) -> None:
         self.is_lost = True
-        self.kill()
         self._gone.set()
         if self._place is not None:
             self._place.leave({})
@@ -206,15 +215,12 @@ def _opened(stack: ExitStack, path: Path) -> int:
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
-    """Return who the monitor is to be: from root an id that nobody has, else whoever we are."""
+    """Return who the monitor is to be: from root an id that nobody has, with devices of its own, else whoever we are."""
     if os.geteuid() != 0:
-        return {"user": 0, "groups": []}
+        return {"user": 0, "devices": {}}
     user = FIRST_ID + random.SystemRandom().randrange(IDS)
-    groups = []
-    if plan.acceleration == "kvm":
-        state = KVM.stat()
-        groups = [state.st_gid] if state.st_mode & stat.S_IRGRP and state.st_gid else []
-    return {"user": user, "groups": groups}
+    shown = (KVM, *PLAIN_DEVICES) if plan.acceleration == "kvm" else ()
+    return {"user": user, "devices": {path.name: path.stat().st_rdev for path in shown}}
 
 
 class Place(Container):

@@ -14,7 +14,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.units import MIB
 
-from ..containers.guest import REAPER_BYTES, REAPERS
+from ..containers.guest import REAPER_BYTES, REAPERS, ULIMITS
 
 Acceleration = Literal["kvm", "tcg"]
 
@@ -27,8 +27,8 @@ KERNEL_WORDS = (
     "console=ttyS0", "quiet", "loglevel=3", "reboot=t", "panic=-1", "random.trust_cpu=on", "cryptomgr.notests",
     "no_timer_check", "8250.nr_uarts=1", "rcupdate.rcu_expedited=1", "tsc=reliable",
 )  # fmt: skip
-# Emulated, a guest never speculates in the way that these protect from.
-EMULATED_WORDS = ("mitigations=off",)
+# Emulated, a guest never speculates in the way that these protect from, and each level of page tables costs.
+EMULATED_WORDS = ("mitigations=off", "no5lvl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,7 @@ class Plan:
             "inodes": self.inodes,
             "tmp_bytes": self.tmp_bytes,
             "is_tmp_writable": self.is_tmp_writable,
+            "ulimits": dict(ULIMITS),
         }
 
     def kernel_words(self) -> str:

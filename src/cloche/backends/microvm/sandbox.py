@@ -7,6 +7,7 @@ place in it; a machine that was lost takes the workspace with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
@@ -16,6 +17,7 @@ from cloche.core.request import Request
 
 from ..containers.program import Program
 from ..containers.sandbox import ContainerSandbox
+from ..waiting import finish
 from .acceleration import Found
 from .image import Image
 from .machine import Machine, Place
@@ -32,15 +34,14 @@ class MicroVMOpenSandbox(ContainerSandbox[Image, Place]):
         self, *, image: Image, monitor: str, found: Found, policy: Policy, limits: Limits, enforcement: Enforcement
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
-        self._image, self._monitor, self._found = image, monitor, found
-        self._machine: Machine | None = None
+        self._image, self._found = image, found
+        self._machine = Machine(plan_machine(policy, limits, found.kind), image, monitor)
 
     async def close(self) -> None:
         """Kill the machine, and wait until it is gone."""
         await super().close()
-        if self._machine is not None:
-            self._machine.kill()
-            await asyncio.to_thread(self._machine.wait)
+        self._machine.kill()
+        await finish(asyncio.to_thread(self._machine.wait))
 
     def _find_ground(self, request: Request | None) -> Image:  # noqa: ARG002 - one disk serves all
         return self._image
@@ -48,22 +49,30 @@ class MicroVMOpenSandbox(ContainerSandbox[Image, Place]):
     def _build_program(self, request: Request, ground: Image) -> Program:
         return build_program(request, ground)
 
-    def _make(self, ground: Image, after: Place | None) -> Place:
-        if after is None:
-            plan = plan_machine(self._policy, self._limits, self._found.kind)
-            self._machine = machine = Machine(plan, ground, self._monitor)
-        else:
+    def _make(self, ground: Image, after: Place | None) -> Place:  # noqa: ARG002 - one disk serves all
+        if after is not None:
             after.empty()
-            machine = after.machine
-        place = Place(machine)
+        place = Place(self._machine)
         place.start(self._policy.preload)
         return place
+
+    async def _made(self, ground: Image, after: Place | None) -> Place:
+        """Start a machine, or make a place, in a thread; a machine that nobody waits for any more is killed at once."""
+        making = asyncio.ensure_future(asyncio.to_thread(self._make, ground, after))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            if after is None:
+                self._machine.kill()
+            with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more
+                await finish(making)
+            raise
 
     def _kind(self, ground: Image) -> tuple[object, ...]:
         return "microvm", ground.id, id(self)
 
     def _let_go(self, container: Place, *, with_workspace: bool = False) -> None:
-        if with_workspace or container.machine is not self._machine:
+        if with_workspace:
             container.machine.kill()
 
     def _go_on(self, container: Place) -> None:
