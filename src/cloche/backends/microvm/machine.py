@@ -215,7 +215,7 @@ def _opened(stack: ExitStack, path: Path) -> int:
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
-    """Return who the monitor is to be: from root an id that nobody has, with devices of its own, else whoever we are."""
+    """Return who the monitor is to be: from root an id that nobody has, with its own devices, else whoever we are."""
     if os.geteuid() != 0:
         return {"user": 0, "devices": {}}
     user = FIRST_ID + random.SystemRandom().randrange(IDS)
