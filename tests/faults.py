@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cloche.backends.host import Host, measure_host
 from cloche.backends.local import LocalBackend
 from cloche.backends.local.connection import Connection
-from cloche.backends.local.host import Host, measure_host
 from cloche.backends.local.measures import measures
 from cloche.backends.local.plan import build_spec, choose_places
 from cloche.backends.local.sandbox import LocalOpenSandbox

@@ -19,6 +19,14 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def is_alive(pid: int) -> bool:
+    """Tell whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def guests(helper: int) -> list[int]:
     """Return the guests of a helper, each the child of a pid 1 of its own."""
     return [guest for first in children(helper) for guest in children(first)]

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 import cloche
-from cloche.backends.local.host import measure_host
+from cloche.backends.host import measure_host
 from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.backends.local.session import LocalSession
 from cloche.backends.local.session_program import build_session_program
@@ -28,7 +28,7 @@ from cloche.core.outcome import KillCause
 from cloche.core.policy import Policy
 from cloche.core.result import Status
 from cloche.zygote.pool import Slot
-from tests.kin import guests, held_up, tell
+from tests.kin import guests, held_up, is_alive, tell
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
 
@@ -280,6 +280,28 @@ def test_a_run_that_is_killed_before_its_guest_takes_the_order_never_runs() -> N
             await still_kept(sandbox)
 
     asyncio.run(kill_early())
+
+
+@pytest.mark.root
+def test_the_clock_is_kept_while_the_caller_is_busy() -> None:
+    """A run is ended in time though nobody listens, and its sandbox goes on."""
+
+    async def be_busy() -> None:
+        async with sandbox_in_use() as sandbox:
+            slot = slot_of(sandbox)
+            for _ in range(2):
+                (guest,) = waiting_guests([slot])
+                running = asyncio.ensure_future(sandbox.run("while True: pass", timeout=1.0))
+                for _ in range(20):  # until the order is sent
+                    await asyncio.sleep(0)
+                deadline = time.monotonic() + PROMPTLY_S
+                while is_alive(guest) and time.monotonic() < deadline:
+                    time.sleep(0.05)  # noqa: ASYNC251 - this loop hears nothing
+                assert not is_alive(guest)
+                assert (await promptly(running)).status is Status.TIMEOUT
+                await still_kept(sandbox)
+
+    asyncio.run(be_busy())
 
 
 @pytest.mark.root

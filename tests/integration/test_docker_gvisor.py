@@ -55,6 +55,7 @@ def test_nothing_less_is_taken_for_it(docker: Daemon, asked: dict[str, str]) -> 
 def test_a_runtime_that_does_not_work_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the daemon only believes to know is tried: it fails, and the ordinary runtime runs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CLOCHE_RUNSC", "none")
     with open_daemon("false") as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.url)
         image = daemon.image("cloche-test:python")

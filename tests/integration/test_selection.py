@@ -29,6 +29,12 @@ print(json.dumps({"level": str(result.enforcement.level), "choice": result.meta[
 """
 
 
+@pytest.fixture(autouse=True)
+def no_gvisor_without_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what would be stronger than any of these, and has its own tests."""
+    monkeypatch.setenv("CLOCHE_RUNSC", "none")
+
+
 @pytest.fixture
 def image(gvisor: Daemon, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have an image on the daemon that knows runsc, and name it for Python."""

@@ -1,5 +1,6 @@
 """A warm start is a start like any other: same results, same limits, nothing of the run before."""
 
+import ast
 import asyncio
 import os
 import random
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.backends.local.host import measure_host
+from cloche.backends.host import measure_host
 from cloche.backends.local.warm import WarmJail, close_pools, pool_for
 from cloche.core.errors import OutcomeUnknown
 from cloche.core.policy import Policy
@@ -312,6 +313,26 @@ def test_runs_of_all_kinds_follow_one_another() -> None:
         code, status = draw.choice(MIXTURE)
         disk = draw.choice(["16m", "32m"])
         assert cloche.run(code, timeout=0.3 if status is Status.TIMEOUT else 20, disk=disk).status is status
+
+
+def test_nothing_is_remembered_of_folders_that_a_run_does_not_see() -> None:
+    """A template looks into the folders of the import path ahead, but only into those that its children see."""
+    code = "import os, sys; print([one for one in sys.path_importer_cache if not os.path.exists(one)])"
+    hidden = run_warm(code).stdout
+    assert [one for one in ast.literal_eval(hidden) if not one.endswith(".zip")] == []
+
+
+def test_what_rehearses_leaves_no_trace() -> None:
+    """A warm program finds what a fresh interpreter has: its arguments, streams and modules, and no output."""
+    code = """
+import gc, io, os, sys
+print(sys.argv, sys.path[0], sorted(os.environ), sys.stdin.read(), sys.stdout.line_buffering, len(gc.garbage))
+print([name for name in sys.modules if name.partition('.')[0] in ('jail', 'interpreter')])
+"""
+    options: dict[str, Any] = {"argv": ["a", "b"], "stdin": "given", "env": {"K": "V"}}
+    warm, cold = run_pooled(code, **options), cloche.run(code, warm=False, **options)
+    assert (warm.stdout, warm.stderr) == (cold.stdout, cold.stderr)
+    assert "given" in warm.stdout
 
 
 def test_the_callers_own_thread_is_enough() -> None:

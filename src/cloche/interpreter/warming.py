@@ -116,7 +116,6 @@ def rehearse() -> None:
 def _go_through() -> None:
     """Do what a run does from its orders to its end, but for leaving."""
     oneshot.settle_paths({"path": _NOWHERE, "extra_paths": [], "customizes": False})
-    sys.argv = [_NOWHERE]
     oneshot.main_module(_NOWHERE)
     oneshot.read_source(os.devnull)
     source = b"import sys\nprint(len(sys.path), file=sys.stdout)"

@@ -67,6 +67,10 @@ import jail.template, jail.notify, jail.tree, jail.idmapped
 _guest = jail.template.main({fd}, {settings}, load_interpreter)
 if _guest: _guest()
 """
+_BOOT_KEEPER = """
+import jail.place
+jail.place.main({fd})
+"""
 _BOOT_PROBE = """
 import jail.probe
 jail.probe.main()
@@ -195,6 +199,11 @@ def start_template(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a template and return its process and our end of its socket. Raises OSError."""
     return _start(executable, lambda fd: _BOOT_TEMPLATE.format(fd=fd, settings=dict(settings)))
+
+
+def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the keeper of a place and return its process and our end of its socket. Raises OSError."""
+    return _start(executable, lambda fd: _BOOT_KEEPER.format(fd=fd))
 
 
 def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Popen[bytes], socket.socket]:

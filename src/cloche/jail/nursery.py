@@ -21,6 +21,7 @@ A nursery may serve one sandbox alone, for all its runs: then what is new for ev
 
 from __future__ import annotations
 
+import gc
 import posix
 from time import monotonic
 
@@ -52,6 +53,7 @@ class Nursery(Parent):
         building = Building(**wire.unpack(self.plan_fd))
         ready = {**said, "seconds": self.build(building, private)}
         self._forget_helper()
+        gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
         while True:
             attendance = Attendance(self.spec)
             pid = posix.fork()
@@ -82,7 +84,7 @@ class Nursery(Parent):
         places, namespace, ticket = kept[: len(PLACES)], kept[len(PLACES)], kept[len(PLACES) + 1 :]
         if ticket:
             self._keep(ticket[0])
-        status = attendance.wait_for(pid)
+        status = attendance.wait_for(pid, is_filtered=True)
         number = attendance.taken_order()
         if not number:  # it failed, or was killed while it waited
             posix._exit(1)

@@ -236,8 +236,12 @@ class Attendance:
         except ChildProcessError:
             return
 
-    def wait_for(self, pid: int) -> int:
-        """Wait until `pid` has ended, and return its wait status."""
+    def wait_for(self, pid: int, *, is_filtered: bool = False) -> int:
+        """Wait until `pid` has ended, and return its wait status.
+
+        Where all that can ask lives behind the one filter of a child that `is_filtered`, and nobody does any more, it
+        is on its way out, and nothing else is worth waking up for.
+        """
         while True:
             for fd, event in ppoll(self.watched, None):
                 if fd == self.woken:
@@ -252,9 +256,13 @@ class Attendance:
                 elif event & POLLIN:
                     asked_for_socket = load_notify().answer(fd, self.own_places, self.may_fork)
                     self.has_used_network = asked_for_socket or self.has_used_network
-                else:  # the last process behind this filter is gone
+                else:  # the last process behind this filter is gone, or taken apart
                     self.watched.remove(fd)
                     posix.close(fd)
+                    if is_filtered:
+                        _, status, usage = wait4(pid, 0)
+                        self._add(usage)
+                        return status
 
     def _hear_guest(self) -> None:
         """Take one word of a guest that is not the program's yet."""

@@ -17,10 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from cloche.core.capabilities import Capabilities
 from cloche.core.enforcement import Measure
 from cloche.core.errors import BackendUnavailable, ClocheError
 from cloche.core.languages import LANGUAGES, Engine, Language
@@ -32,7 +33,7 @@ from cloche.core.request import Request
 from cloche.jail.launch import EMPTY_ENVIRONMENT, PACKAGE
 
 from . import bridge
-from .factory import backend_named
+from .factory import backend_named, gvisor_alone
 
 SURVEY_TIMEOUT_S = 20
 TRIED_LEVELS = (Level.JAIL, Level.CONFINED, Level.PROCESS)
@@ -170,6 +171,12 @@ def diagnose() -> Diagnosis:
     """Measure this host; takes a second or two and leaves nothing behind."""
     backend = backend_named("local")
     capabilities = backend.capabilities()
+    with ThreadPoolExecutor(1) as pool:
+        gvisor = pool.submit(find_gvisor)  # which may have to run a container first
+        return _diagnose(backend, capabilities, gvisor)
+
+
+def _diagnose(backend: Backend, capabilities: Capabilities, gvisor: Future[Feature]) -> Diagnosis:
     trials = tuple(try_level(backend, level) for level in TRIED_LEVELS)
     found = survey()
     toolchains = find_toolchains()
@@ -182,11 +189,19 @@ def diagnose() -> Diagnosis:
         kernel=f"{platform.system()} {platform.release()} on {platform.machine()}",
         user=f"uid {os.geteuid()}",
         controls=best.controls if best else capabilities.controls,
-        features=features_of(found, namespace_remedy=capabilities.remedy),
+        features=(*features_of(found, namespace_remedy=capabilities.remedy), gvisor.result()),
         interpreter=describe_interpreter(toolchains),
         toolchains=toolchains,
         trials=trials,
     )
+
+
+def find_gvisor() -> Feature:
+    """Say whether gVisor works here without docker; the first time, that takes a container."""
+    found = gvisor_alone()
+    detail = found.reason if not found.available else ""
+    remedy = "" if found.available else found.remedy
+    return Feature(name="runsc", works=found.available, needed_for="gvisor", detail=detail, remedy=remedy)
 
 
 def try_level(backend: Backend, level: Level) -> Trial:

@@ -33,12 +33,14 @@ class Provider:
     """Say where a backend's code is, or why there is none.
 
     `target` is "module:attribute", called without arguments; without one, `needs` says what it will need. `level` is
-    the one level that this name stands for. `takes_image` says whether an image can be chosen, `asks_around` whether
-    it takes a word with somebody else to find out if it is there.
+    the one level that this name stands for. `instead` is another such place, for whoever names no image and the first
+    cannot serve. `takes_image` says whether an image can be chosen, `asks_around` whether it takes a word with somebody
+    else to find out if it is there.
     """
 
     summary: str
     target: str | None = None
+    instead: str | None = None
     level: Level | None = None
     needs: str = ""
     takes_image: bool = False
@@ -56,6 +58,7 @@ class Option:
 
 _LOCAL = "cloche.backends.local:LocalBackend"
 _DOCKER = "cloche.backends.docker:DockerBackend"
+_RUNSC = "cloche.backends.runsc:RunscBackend"
 _MICROVM = "cloche.backends.microvm:MicroVMBackend"
 
 PROVIDERS: Mapping[str, Provider] = {
@@ -65,7 +68,12 @@ PROVIDERS: Mapping[str, Provider] = {
     "none": Provider(summary="the host itself; a child process with limits", target=_LOCAL, level=Level.PROCESS),
     "docker": Provider(summary="throwaway container", target=_DOCKER, takes_image=True, asks_around=True),
     "gvisor": Provider(
-        summary="container on gVisor", target=_DOCKER, level=Level.GVISOR, takes_image=True, asks_around=True
+        summary="gVisor: containers of docker on it, or runsc by itself",
+        target=_DOCKER,
+        instead=_RUNSC,
+        level=Level.GVISOR,
+        takes_image=True,
+        asks_around=True,
     ),
     "firecracker": Provider(summary="microVM on Firecracker", needs="Firecracker"),
     "microvm": Provider(summary="throwaway virtual machine on QEMU", target=_MICROVM, asks_around=True),
@@ -93,16 +101,37 @@ def provider_named(name: str) -> Provider:
         raise InvalidRequest(f"unknown backend {name!r}; known backends: {', '.join(PROVIDERS)}") from None
 
 
-def backend_named(name: str) -> Backend:
-    """Return the backend called `name`.
+def backend_named(name: str, *, images: Mapping[str, str] | None = None, needs_image: bool = False) -> Backend:
+    """Return the backend called `name`, with these images where it uses any.
 
-    Raises InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had
-    here.
+    Of a name with two places behind it, the first that works; `needs_image` leaves out the one without images. Raises
+    InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had here.
     """
-    backend = _backend_of(name)
+    found = [with_images(one, images or {}) for one in _backends_of(name, needs_image=needs_image)]
+    if len(found) == 1:
+        _check(found[0])
+        return found[0]
+    measured = [_measure(one, name, provider_named(name).level) for one in found]
+    for backend, can in zip(found, measured, strict=True):
+        if can.available:
+            return backend
+    none = _none_of(name, measured)
+    try:
+        _check(found[0])
+    except BackendUnavailable as error:
+        raise BackendUnavailable(f"backend {name!r}: {none.reason}.", remedy=none.remedy) from error
+    return found[0]  # it is there; what it lacks, an image say, it gets itself, or says so
+
+
+def _check(backend: Backend) -> None:
     if isinstance(backend, SupportsCheck):
         backend.check()
-    return backend
+
+
+def _backends_of(name: str, *, needs_image: bool = False) -> list[Backend]:
+    """Return the backends behind a name, best first, without asking them whether they work here."""
+    instead = None if needs_image else provider_named(name).instead
+    return [_backend_of(name), *([_load(instead, os.getpid())] if instead else [])]
 
 
 def _backend_of(name: str) -> Backend:
@@ -121,7 +150,8 @@ def clear_remains() -> Mapping[str, Sequence[str]]:
     found: dict[str, Sequence[str]] = {}
     for name in PROVIDERS:
         try:
-            backend = backend_named(name)
+            backend = _backend_of(name)
+            _check(backend)
         except BackendUnavailable as error:
             log.debug("%s", error)
             continue
@@ -163,16 +193,32 @@ def policy_for(name: str, policy: Policy) -> Policy:
     return policy.with_changes(level=level)
 
 
-def capabilities_of(name: str, *, level: Level | None = None, images: Mapping[str, str] | None = None) -> Capabilities:
+def capabilities_of(
+    name: str, *, level: Level | None = None, images: Mapping[str, str] | None = None, needs_image: bool = False
+) -> Capabilities:
     """Say what a backend can do here, without raising: what is missing becomes `reason`.
 
     `level` asks for one exactly, as names do that stand for one; None for the strongest.
     """
     try:
-        backend = with_images(_backend_of(name), images or {})
+        backends = [with_images(one, images or {}) for one in _backends_of(name, needs_image=needs_image)]
     except BackendUnavailable as error:
         return Capabilities(backend=name, available=False, reason=error.reason, remedy=error.remedy)
     wanted = provider_named(name).level if level is None else level
+    measured = []
+    for backend in backends:
+        measured.append(_measure(backend, name, wanted))
+        if measured[-1].available:
+            return measured[-1]
+    return _none_of(name, measured)
+
+
+def gvisor_alone() -> Capabilities:
+    """Say what gVisor can do here without docker."""
+    return _load(_RUNSC, os.getpid()).capabilities()
+
+
+def _measure(backend: Backend, name: str, wanted: Level | None) -> Capabilities:
     if wanted is None:
         return backend.capabilities()
     if isinstance(backend, SupportsLevels):
@@ -184,10 +230,17 @@ def capabilities_of(name: str, *, level: Level | None = None, images: Mapping[st
     return found
 
 
-def lacks_of(name: str, images: Mapping[str, str]) -> str:
+def _none_of(name: str, measured: Sequence[Capabilities]) -> Capabilities:
+    """Say why none of the backends behind a name can be used, and what to do about each."""
+    reasons = "; and without it, ".join(one.reason.rstrip(".") for one in measured)
+    remedies = " Or: ".join(one.remedy for one in measured if one.remedy)
+    return Capabilities(backend=name, available=False, reason=reasons, remedy=remedies)
+
+
+def lacks_of(name: str, images: Mapping[str, str], *, needs_image: bool = False) -> str:
     """Say what a run in a backend that is there would have to fetch first, or why it cannot say that."""
-    backend = with_images(_backend_of(name), images)
     try:
+        backend = backend_named(name, images=images, needs_image=needs_image)
         return backend.lacks() if isinstance(backend, SupportsReadiness) else ""
     except BackendUnavailable as error:
         return str(error)

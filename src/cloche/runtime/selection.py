@@ -22,7 +22,7 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
 from .config_keys import AUTO, Prefer
-from .factory import OPTIONS, Option, backend_named, capabilities_of, lacks_of, policy_for, provider_named, with_images
+from .factory import OPTIONS, Option, backend_named, capabilities_of, lacks_of, policy_for, provider_named
 
 log = logging.getLogger("cloche.runtime")
 ON_REQUEST = (Level.PROCESS, Level.NONE)  # whoever asks for these by name knows what they lack
@@ -68,7 +68,8 @@ def find(name: str, wish: Wish) -> Found:
     policy = policy_for(name, wish.policy)
     if wish.wants_image and not provider_named(name).takes_image:
         raise InvalidRequest(f"image: backend {name!r} runs the host's own toolchains and takes no image; drop it")
-    return Found(backend=with_images(backend_named(name), wish.images), policy=policy)
+    backend = backend_named(name, images=wish.images, needs_image=wish.wants_image)
+    return Found(backend=backend, policy=policy)
 
 
 def _found_by_choice(wish: Wish) -> Found:
@@ -81,7 +82,7 @@ def _found_by_choice(wish: Wish) -> Found:
     name, level = choice.option.backend, choice.option.level
     log.debug("auto takes the %s: %s; not %s", wish.prefer, name, choice.passed_over)
     return Found(
-        backend=with_images(backend_named(name), wish.images),
+        backend=backend_named(name, images=wish.images, needs_image=wish.wants_image),
         policy=wish.policy.with_changes(level=level),
         notes={"choice": {"backend": name, "prefer": wish.prefer, "passed_over": dict(choice.passed_over)}},
     )
@@ -147,8 +148,9 @@ def _looker(wish: Wish) -> Look:
 
     def look(option: Option) -> str | Capabilities:
         level = option.level if option.level is not None else wish.policy.level
-        found = capabilities_of(option.backend, level=level, images=wish.images)
-        return (lacks_of(option.backend, wish.images) if found.available else "") or found
+        asked: Any = {"images": wish.images, "needs_image": wish.wants_image}
+        found = capabilities_of(option.backend, level=level, **asked)
+        return (lacks_of(option.backend, **asked) if found.available else "") or found
 
     return look
 

@@ -52,6 +52,19 @@ def test_docker_without_its_library_is_named_as_that(monkeypatch: pytest.MonkeyP
         backend_named("docker")
 
 
+def test_gvisor_without_docker_and_runsc_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are two ways to it, and the error has the reason and the remedy of each."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    monkeypatch.setenv("CLOCHE_RUNSC", "none")
+    with pytest.raises(
+        BackendUnavailable, match=r"nobody answers .*no program runsc.*systemctl.*apt-get install runsc"
+    ):
+        backend_named("gvisor")
+    with pytest.raises(BackendUnavailable, match="nobody answers") as refused:
+        backend_named("gvisor", needs_image=True)
+    assert "apt-get install runsc" not in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["subprocess", "none"])
 def test_the_names_without_isolation_stand_for_level_process(name: str) -> None:
     """Asking by that name is the explicit request for level process."""

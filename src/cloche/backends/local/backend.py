@@ -13,8 +13,8 @@ from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
+from ..host import Host, measure_host, namespace_remedy
 from ..toolchain import Toolchain, find_toolchain
-from .host import Host, measure_host, namespace_remedy
 from .measures import measures
 from .sandbox import LocalOpenSandbox
 from .warm import close_pools

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cloche.core.enforcement import ABSENT, Measure
 from cloche.core.levels import Control, Level, State
 
-from .host import Host
+from ..host import Host
 
 ENFORCED, PARTIAL = State.ENFORCED, State.PARTIAL
 

@@ -18,7 +18,7 @@ from cloche.jail.seccomp import build_filter
 from cloche.jail.spec import Run, Spec
 
 from .. import layout
-from .host import Host
+from ..host import Host
 
 # The range of outside ids: above what distributions and systemd give out, below 2^31.
 OUTSIDE_IDS = (1_900_000_000, 100_000)

@@ -24,9 +24,9 @@ from cloche.core.result import TIMEOUT_NOTE, Result, SaveFiles, Status
 from cloche.jail.identity import Claim, claim_outside_id
 from cloche.jail.spec import Run
 
+from ..host import Host
 from .collect import Collection, list_paths, read_regular
 from .connection import Connection
-from .host import Host
 from .pipes import Pipes
 from .plan import build_spec, choose_places, make_forkable, show_toolchain
 from .program import Program, build_program, python_toolchain

@@ -19,8 +19,8 @@ from cloche.jail.spec import Building, Run, Spec
 from cloche.zygote.door import Door
 from cloche.zygote.pool import Pool, Slot
 
+from ..host import Host
 from ..layout import has_customization, user_site
-from .host import Host
 from .plan import OUTSIDE_IDS, Places, guest_environment
 from .program import python_toolchain
 

@@ -1,0 +1,144 @@
+"""One container of gVisor: how it is started, killed and let go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cloche.core.errors import StartFailed
+
+from ..containers.boot import boot_message
+from ..containers.container import START_S, Container
+from ..containers.frames import CHUNK_BYTES, OUTPUT, Link
+from ..layout import has_customization, user_site
+from .place import Place
+from .plan import Plan, Shown
+
+ERROR = 2
+SETTLE_S = 5.0  # for word of a container's end
+
+
+class PipeWire:
+    """Hold the pipes to a container's standard streams; see containers.frames.Wire."""
+
+    def __init__(self) -> None:
+        theirs_in, self._in = os.pipe()
+        self._out, theirs_out = os.pipe()
+        self._err, theirs_err = os.pipe()
+        self.theirs = (theirs_in, theirs_out, theirs_err)
+        self._turn = threading.Lock()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes. Raises OSError when the container is gone."""
+        view = memoryview(data)
+        with self._turn:
+            if self._in < 0:
+                raise ConnectionError("the container was let go")
+            while view:
+                view = view[os.write(self._in, view) :]
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield what the container writes."""
+        poll, streams = select.poll(), {self._out: OUTPUT, self._err: ERROR}
+        for fd in streams:
+            poll.register(fd, select.POLLIN)
+        while streams:
+            for fd, _ in poll.poll():
+                data = os.read(fd, CHUNK_BYTES)
+                if data:
+                    yield streams[fd], data
+                else:
+                    poll.unregister(fd)
+                    del streams[fd]
+
+    def let_go_of_theirs(self) -> None:
+        """Close the container's ends, which it holds itself."""
+        for fd in self.theirs:
+            os.close(fd)
+
+    def hang_up(self) -> None:
+        """End the container's standard input."""
+        with self._turn:
+            if self._in >= 0:
+                os.close(self._in)
+                self._in = -1
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.hang_up()
+        os.close(self._out)
+        os.close(self._err)
+
+
+class RunscContainer(Container):
+    """Hold one started container in a place, which may hold its predecessor too."""
+
+    ground: Shown
+
+    def __init__(self, place: Place, plan: Plan):
+        super().__init__()
+        self.place, self.plan, self.ground = place, plan, plan.shown
+        self.number = 0
+        self._end: Mapping[str, Any] = {}
+        self._has_ended = threading.Event()
+
+    def start(self, preload: Sequence[str], *, patience_s: float = START_S) -> None:
+        """Start it, and wait until it listens. Raises StartFailed; then nothing of it is left."""
+        wire = PipeWire()
+        try:
+            self.number = self.place.start(self.plan, wire.theirs, self._note_end)
+        except BaseException:
+            wire.let_go_of_theirs()
+            wire.close()
+            raise
+        wire.let_go_of_theirs()
+        self._link = Link(wire, self._hear, self._lose)
+        try:
+            self._link.send_raw(boot_message(preload, extra_paths=user_site(), customizes=has_customization()))
+            self._ready.wait(patience_s)
+            if self.is_lost or not self._ready.is_set():
+                raise StartFailed(f"a container of gVisor did not get ready{self.last_words()}", step="runsc")
+            if self._said.get("kernel") == os.uname().release:
+                raise StartFailed("what runs as runsc is not gVisor: a container saw this host's kernel", step="runsc")
+            self.start_s = time.time() - self.started_at
+        except OSError as error:
+            self.end()
+            raise StartFailed(f"a container of gVisor is gone: {error}{self.last_words()}", step="runsc") from error
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End this container alone; the place stays, and the workspace in it."""
+        self.place.kill(self.number)
+        self.hang_up()
+
+    def kill(self) -> None:
+        """Kill the container."""
+        self.place.kill(self.number)
+
+    def see_out(self) -> None:
+        """Let it go, with its place."""
+        self.place.close()
+        self.hang_up()
+
+    def words(self) -> Sequence[str]:
+        """Return the words that started it."""
+        return self.plan.words(self.number)
+
+    def ran_out_of_memory(self) -> bool:
+        """Tell whether that is what it died of, once its end is known."""
+        with contextlib.suppress(KeyError):
+            return self._has_ended.wait(SETTLE_S) and (
+                self._end["cause"] == "out_of_memory" or bool(self._end["oom_kills"])
+            )
+        return False
+
+    def _note_end(self, end: Mapping[str, Any]) -> None:
+        self._end = end
+        self._has_ended.set()

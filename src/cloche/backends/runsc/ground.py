@@ -1,0 +1,79 @@
+"""What of this host a container shows, and the program that it runs: the same toolchains as in the native jail."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import sys
+from collections.abc import Mapping
+
+from cloche.core.languages import language_named, render, render_env, render_generated
+from cloche.core.request import Request
+
+from ..containers.guest import BUILD, ENVIRONMENT
+from ..containers.program import Program, files_of, sets_interpreter_variables, source_of
+from ..layout import has_customization, is_below, user_site
+from ..toolchain import Toolchain, engine_version, find_toolchain
+from .plan import SYSTEM_PATH, Shown
+
+
+@functools.cache
+def python_toolchain() -> Toolchain:
+    """Return the caller's own interpreter."""
+    return find_toolchain(language_named("python"))
+
+
+def plain_ground() -> Shown:
+    """Return what every container shows."""
+    return _shown(())
+
+
+def ground_for(request: Request | None) -> Shown:
+    """Return what the container of a request shows. Raises BackendUnavailable for a missing toolchain."""
+    toolchain = _toolchain(request) if request is not None else None
+    return _shown(toolchain.binds if toolchain is not None else ())
+
+
+def _shown(binds: tuple[str, ...]) -> Shown:
+    python = python_toolchain()
+    all_binds = sorted({*python.binds, *user_site(), *binds})
+    kept = [path for path in all_binds if not any(path != one and is_below(path, one) for one in all_binds)]
+    return Shown(python=python.programs["python3"], binds=tuple(kept))
+
+
+def _toolchain(request: Request) -> Toolchain | None:
+    if request.code is None:
+        return None
+    language = language_named(request.language)
+    return python_toolchain() if language.name == "python" else find_toolchain(language)
+
+
+def build_program(request: Request) -> Program:
+    """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain."""
+    toolchain = _toolchain(request)
+    if toolchain is None:
+        return Program(commands=(request.argv,), env=_environment({}, request.env), files=request.files)
+    language, engine = language_named(request.language), toolchain.engine
+    source, files = source_of(language), files_of(request, language)
+    env = _environment({**render_env(engine, source, BUILD), **toolchain.env}, request.env)
+    if language.name == "python" and not sets_interpreter_variables(request.env):
+        python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
+        python["customizes"] = has_customization()
+        version = f"{platform.python_implementation()} {platform.python_version()}"
+        return Program(commands=(), env=env, files=files, engine=engine, version=version, python=python)
+    return Program(
+        commands=render(engine, toolchain.programs, source, BUILD, request.argv),
+        env=env,
+        files=files,
+        engine=engine,
+        version=engine_version(toolchain),
+        build=BUILD,
+        generated=render_generated(engine, source, BUILD),
+    )
+
+
+def _environment(toolchain: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    programs = os.path.dirname(sys.executable)
+    path = SYSTEM_PATH if is_below(programs, "/usr") else f"{programs}:{SYSTEM_PATH}"
+    return {"PATH": path, **ENVIRONMENT, **toolchain, **given}

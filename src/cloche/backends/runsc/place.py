@@ -1,0 +1,185 @@
+"""The caller's end of a place: namespaces of their own in which containers come and go, with one workspace.
+
+A keeper process outside holds the place for as long as our socket is open; see `jail.place`. So a caller that is
+killed leaves nothing, and one that closes it has nothing left to do but wait, which happens in the background.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cloche.core.errors import StartFailed
+from cloche.jail import wire
+from cloche.jail.cgroups import Cgroup
+from cloche.jail.launch import start_keeper
+
+from ..host import Host
+from .plan import Plan
+
+OPEN_S, PATIENCE_S = 30.0, 10.0
+KILLED = {"number": 0, "status": 9, "cause": ""}
+OnEnd = Callable[[Mapping[str, Any]], None]
+
+
+class Place:
+    """Hold one place. All methods block, and are for any thread."""
+
+    def __init__(self, plan: Plan, host: Host):
+        """Start it. Raises StartFailed; then nothing is left."""
+        self._host = host
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, OnEnd] = {}
+        self._answers: dict[int, threading.Event] = {0: threading.Event()}
+        self._failed: dict[int, str] = {}
+        self._folders: list[Mapping[str, str]] = []
+        self._turn = threading.Lock()
+        self.is_lost = False
+        try:
+            self._process, self._link = start_keeper(sys.executable)
+        except OSError as error:
+            raise StartFailed(f"cannot start the keeper process: {error}", step="keeper") from error
+        threading.Thread(target=self._read, name="cloche-runsc", daemon=True).start()
+        try:
+            inside = plan.uid if plan.engine.is_rootless else None
+            self._say("open", {"calls": plan.open_calls(), "inside_id": inside})
+            self._await(0, "namespaces for gVisor cannot be made")
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, plan: Plan, streams: Sequence[int], on_end: OnEnd) -> int:
+        """Start a container with these standard streams; `on_end` is called in another thread. Raises StartFailed."""
+        number = next(self._numbers)
+        cgroup = _cgroup(plan, self._host)
+        self._answers[number] = threading.Event()
+        self._waiting[number] = on_end
+        if cgroup is not None:
+            self._folders.append(cgroup["folders"])
+        body = {
+            "number": number,
+            "calls": plan.start_calls(number),
+            "folder": plan.folder(number),
+            "words": plan.words(number),
+            "env": {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
+            "cgroup": cgroup,
+            "watched_bytes": 0 if cgroup else plan.guest_bytes,
+            "processors": 0 if cgroup else max(1, round(plan.cpus)),
+        }
+        self._say("start", body, streams)
+        self._await(number, "gVisor's runsc cannot be started")
+        return number
+
+    def kill(self, number: int) -> None:
+        """Kill a container, with all that is in it."""
+        with contextlib.suppress(StartFailed):
+            self._say("kill", {"number": number})
+
+    def close(self) -> None:
+        """Let everything go, and in the background make sure that it is gone."""
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        thread = threading.Thread(target=self._make_sure, name="cloche-runsc-end", daemon=True)
+        with _ending_turn:
+            thread.start()
+            _ending.add(thread)
+
+    def _say(self, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            with self._turn:
+                wire.send(self._link.fileno(), tag, body, fds)
+        except OSError as error:
+            raise StartFailed(f"the keeper process is gone: {error}", step="keeper") from error
+
+    def _await(self, number: int, what: str) -> None:
+        if not self._answers[number].wait(OPEN_S):
+            raise StartFailed(f"{what}: no answer within {OPEN_S:g} s", step="runsc")
+        why = self._failed.get(number) or ("the keeper process is gone" if self.is_lost else "")
+        if why:
+            raise StartFailed(f"{what}: {why}", step="runsc")
+
+    def _read(self) -> None:
+        """Take what the keeper says until it is gone."""
+        try:
+            poll = select.poll()
+            poll.register(self._link.fileno(), select.POLLIN)
+            while poll.poll():  # which lets go of the interpreter's lock; receiving would not
+                tag, body, _ = wire.receive(self._link.fileno())
+                if not tag:
+                    break
+                self._hear(tag, body)
+        except OSError:
+            pass  # closed under our hands
+        self.is_lost = True
+        for number in list(self._waiting):
+            self._waiting.pop(number)({**KILLED, "number": number})
+        for answered in list(self._answers.values()):
+            answered.set()
+
+    def _hear(self, tag: str, body: Mapping[str, Any]) -> None:
+        number = body["number"]
+        if tag == "failed":
+            self._failed[number] = str(body["why"])
+        if tag in ("failed", "ended") and number in self._waiting:
+            self._waiting.pop(number)(body)
+        if number in self._answers:
+            self._answers[number].set()
+
+    def _make_sure(self) -> None:
+        try:
+            try:
+                self._process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._link.close()
+            if self._process.returncode != 0:
+                self._remove_groups()
+        finally:
+            with _ending_turn:
+                _ending.discard(threading.current_thread())
+
+    def _remove_groups(self) -> None:
+        """Do what a keeper that was killed could not; its processes died with it."""
+        for folders in self._folders:
+            Cgroup(self._host.cgroup_version, folders).remove()
+
+
+def _cgroup(plan: Plan, host: Host) -> dict[str, Any] | None:
+    if not host.cgroup_version:
+        return None
+    name = f"cloche-{os.getpid()}-{secrets.token_hex(6)}"
+    folders = {controller: f"{folder}/{name}" for controller, folder in host.cgroup_folders.items()}
+    return {"version": host.cgroup_version, "folders": folders, "amounts": plan.amounts()}
+
+
+_ending: set[threading.Thread] = set()
+_ending_turn = threading.Lock()
+
+
+def wait_for_all() -> None:
+    """Wait until all that was let go is gone."""
+    with _ending_turn:
+        threads = list(_ending)
+    for thread in threads:
+        thread.join(2 * PATIENCE_S)
+
+
+def _forget_after_fork() -> None:
+    global _ending_turn
+    _ending_turn = threading.Lock()
+    _ending.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+atexit.register(wait_for_all)

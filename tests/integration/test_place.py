@@ -1,0 +1,129 @@
+"""A place: programs of the host's in namespaces that take everything along, whoever dies first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloche.jail import wire
+from cloche.jail.launch import start_keeper
+from cloche.jail.mounts import mount
+from cloche.jail.syscalls import MS_PRIVATE, MS_REC
+from tests.leftovers import Snapshot, wait_for_leftovers
+
+PRIVATE = [mount("none", "/", "", MS_REC | MS_PRIVATE), mount("proc", "/proc", "proc", 0)]
+USER = None if os.geteuid() == 0 else 1000
+
+
+class Keeper:
+    """Hold one keeper and speak with it."""
+
+    def __init__(self) -> None:
+        self.process, self.link = start_keeper()
+        self.say("open", {"calls": PRIVATE, "inside_id": USER})
+
+    def say(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        wire.send(self.link.fileno(), tag, body, fds)
+
+    def hear(self) -> tuple[str, dict[str, Any]]:
+        tag, body, _ = wire.receive(self.link.fileno())
+        return tag, body
+
+    def start(self, number: int, *words: str) -> int:
+        """Start a program; return the end of a pipe with its output."""
+        ours, theirs = os.pipe()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        body = {"number": number, "calls": [], "folder": "", "words": list(words), "env": {}, "cgroup": None}
+        self.say("start", {**body, "watched_bytes": 0, "processors": 0}, (nothing, theirs, theirs))
+        for fd in (nothing, theirs):
+            os.close(fd)
+        return ours
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    """Give a place that is open; afterwards nothing of it may be left."""
+    before = Snapshot.take()
+    keeper = Keeper()
+    assert keeper.hear() == ("opened", {"number": 0})
+    yield keeper
+    keeper.link.close()
+    keeper.process.wait(10)
+    assert not wait_for_leftovers(before, patience_s=5)
+
+
+def said(fd: int) -> bytes:
+    """Read all there is, and close."""
+    with open(fd, "rb") as file:
+        return file.read()
+
+
+def test_programs_come_and_go(keeper: Keeper) -> None:
+    """Each is told to have started and ended, with its wait status; the place goes on."""
+    for number, code in ((1, 0), (2, 3)):
+        output = keeper.start(number, "/bin/sh", "-c", f"echo $PPID; exit {code}")
+        assert keeper.hear() == ("started", {"number": number})
+        assert keeper.hear() == ("ended", {"number": number, "status": code << 8, "cause": ""})
+        assert said(output) == b"1\n"
+
+
+def test_a_program_is_killed_by_its_number(keeper: Keeper) -> None:
+    """The other one lives on."""
+    first, second = keeper.start(1, "/bin/sleep", "600"), keeper.start(2, "/bin/sh", "-c", "sleep 0.5; echo here")
+    assert [keeper.hear()[0] for _ in range(2)] == ["started", "started"]
+    keeper.say("kill", {"number": 1})
+    assert keeper.hear() == ("ended", {"number": 1, "status": signal.SIGKILL, "cause": "asked"})
+    assert said(first) == b""
+    assert keeper.hear()[1]["status"] == 0
+    assert said(second) == b"here\n"
+
+
+def test_a_program_that_is_missing_says_so(keeper: Keeper) -> None:
+    """Where its words would be."""
+    output = keeper.start(1, "/no/such/program")
+    assert [keeper.hear()[0] for _ in range(2)] == ["started", "ended"]
+    assert b"cannot start /no/such/program" in said(output)
+
+
+def test_a_set_up_that_fails_says_why() -> None:
+    """And nothing is left."""
+    before = Snapshot.take()
+    process, link = start_keeper()
+    wire.send(link.fileno(), "open", {"calls": [mount("none", "/no/such", "tmpfs", 0)], "inside_id": USER})
+    tag, body, _ = wire.receive(link.fileno())
+    assert (tag, "mount: No such file" in body["why"]) == ("failed", True)
+    assert wire.receive(link.fileno())[0] == ""
+    link.close()
+    assert process.wait(10) == 0
+    assert not wait_for_leftovers(before, patience_s=5)
+
+
+@pytest.mark.parametrize("end", ["hang up", "kill the keeper"])
+def test_everything_ends_with_either(end: str) -> None:
+    """Also what had gone into the background in a session of its own."""
+    before = Snapshot.take()
+    keeper = Keeper()
+    output = keeper.start(1, "/bin/sh", "-c", "setsid sleep 600 & setsid sleep 600 & echo up; wait")
+    assert os.read(output, 3) == b"up\n"
+    if end == "hang up":
+        keeper.link.shutdown(socket.SHUT_RDWR)
+    else:
+        keeper.process.kill()
+    keeper.process.wait(10)
+    assert said(output) == b""
+    keeper.link.close()
+    assert not wait_for_leftovers(before, patience_s=5)
+
+
+def test_a_program_sees_no_other_processes(keeper: Keeper) -> None:
+    """Neither those of the host, nor its interfaces."""
+    output = keeper.start(1, "/bin/sh", "-c", "ls /proc | grep -c '^[0-9]'; cat /proc/net/dev | wc -l")
+    assert [keeper.hear()[0] for _ in range(2)] == ["started", "ended"]
+    processes, lines = map(int, said(output).split())
+    assert processes < 8
+    assert lines == 3

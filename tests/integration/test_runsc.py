@@ -1,0 +1,197 @@
+"""gVisor without docker: the same request, no daemon, and nothing left behind however the caller ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import cloche
+from cloche.backends.runsc import RunscBackend
+from cloche.core.levels import Level
+from cloche.runtime.factory import capabilities_of
+from tests.leftovers import Snapshot, wait_for_leftovers
+
+pytestmark = pytest.mark.usefixtures("settings_of_nobody", "gvisor_alone")
+KERNEL = "print(open('/proc/version').read())"
+LONG = "import time; print('up', flush=True); time.sleep(600)"
+CALLER = f"""
+import cloche
+cloche.run({LONG!r}, backend="gvisor", timeout=600, on_output=lambda chunk: print("up", flush=True))
+"""
+
+
+@pytest.fixture
+def gvisor_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Have runsc, and no daemon."""
+    if shutil.which("runsc") is None:
+        pytest.skip("missing: runsc (make setup-system)")
+    monkeypatch.delenv("CLOCHE_RUNSC", raising=False)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+
+
+@pytest.mark.parametrize("asked", [{"backend": "gvisor"}, {"require": "gvisor"}, {"backend": "auto"}])
+def test_gvisor_needs_no_daemon(asked: dict[str, str]) -> None:
+    """Named, required or chosen: the level says so, and the kernel that a program sees is gVisor's."""
+    result = cloche.run(KERNEL, warm=False, **asked)  # type: ignore[arg-type]
+    assert (result.enforcement.level, result.meta["level"], result.meta["backend"]) == (
+        Level.GVISOR,
+        "gvisor",
+        "gvisor",
+    )
+    assert result.stdout.startswith("Linux version 4.4.0"), result
+    assert result.stdout.strip() != Path("/proc/version").read_text().strip()
+
+
+def test_the_same_request_as_anywhere(tmp_path: Path) -> None:
+    """Files go in and come out, standard input, arguments, environment, the value, an exit code."""
+    code = (
+        "import os; open('out.txt', 'w').write(open('in.txt').read().upper()); print(input(), os.environ['A']); 6 * 7"
+    )
+    result = cloche.run(code, backend="gvisor", files={"in.txt": b"abc"}, stdin=b"hello", env={"A": "b"}, warm=False)
+    assert (result.status, result.stdout, result.value) == ("ok", "hello b\n", 42), result
+    assert [record.path for record in result.files] == ["out.txt"]
+    result.save(tmp_path)
+    assert (tmp_path / "out.txt").read_text() == "ABC"
+    assert cloche.run("raise SystemExit(3)", backend="gvisor", warm=False).exit_code == 3
+
+
+def test_a_workspace_lives_for_several_runs() -> None:
+    """Every run is a new kernel in the same workspace."""
+    with cloche.Sandbox(backend="gvisor") as sandbox:
+        sandbox.write_file("a.txt", b"1")
+        assert sandbox.run("open('b.txt', 'w').write(open('a.txt').read() + '2'); open('/tmp/c', 'w')").ok
+        assert sandbox.read_file("b.txt", max_bytes=100) == b"12"
+        assert sandbox.run("import os; print(os.path.exists('/tmp/c'), sorted(os.listdir()))", timeout=30).stdout == (
+            "False ['a.txt', 'b.txt', 'main.py']\n"
+        )
+
+
+def test_a_workspace_outlives_a_container_that_died(tmp_path: Path) -> None:
+    """One that ran out of memory takes nothing with it but itself."""
+    with cloche.Sandbox(backend="gvisor", memory="64m", disk="16m") as sandbox:
+        sandbox.write_file("kept.txt", b"kept")
+        result = sandbox.run("data = [b'x' * (1 << 20) * 8 for _ in range(200)]")
+        assert result.status == "out_of_memory", result
+        assert sandbox.read_file("kept.txt", max_bytes=100) == b"kept"
+
+
+def test_a_time_out_ends_it_with_its_output() -> None:
+    """What was said before is there."""
+    result = cloche.run("print('before', flush=True)\nwhile True: pass", backend="gvisor", timeout=1, warm=False)
+    assert (result.timed_out, result.stdout) == (True, "before\n")
+
+
+def test_output_streams() -> None:
+    """It comes while the program runs."""
+    seen: list[tuple[float, bytes]] = []
+    code = "import time\nfor n in range(3): print(n, flush=True); time.sleep(0.3)"
+    cloche.run(code, backend="gvisor", warm=False, on_output=lambda chunk: seen.append((time.monotonic(), chunk.data)))
+    assert b"".join(data for _, data in seen) == b"0\n1\n2\n"
+    assert seen[-1][0] - seen[0][0] > 0.3
+
+
+def test_a_second_run_is_warm() -> None:
+    """A container waits for it."""
+    RunscBackend().cool_down()
+    try:
+        cloche.run("print(1)", backend="gvisor")
+        deadline = time.monotonic() + 20
+        while cloche.run("print(1)", backend="gvisor").meta["start"] != "pooled":
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+    finally:
+        RunscBackend().cool_down()
+
+
+@pytest.mark.parametrize("at_s", [0.0, 0.2, 0.5, 2.0])
+def test_a_killed_caller_leaves_nothing(at_s: float) -> None:
+    """Whenever it comes: no process, mount, control group or folder."""
+    before = Snapshot.take()
+    caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)
+    assert caller.stdout is not None
+    if at_s >= 1:
+        assert caller.stdout.readline() == b"up\n"
+    else:
+        time.sleep(at_s)
+    caller.kill()
+    caller.wait()
+    caller.stdout.close()
+    assert not wait_for_leftovers(before, patience_s=10)
+
+
+def test_a_killed_keeper_leaves_no_process() -> None:
+    """The place dies with it, and the caller says what it does not know, at once."""
+    before = Snapshot.take()
+    keepers: list[int] = []
+
+    def kill_it(_: object) -> None:
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes()
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if b"jail.place" in words and parent == os.getpid():
+                keepers.append(int(entry.name))
+                os.kill(int(entry.name), signal.SIGKILL)
+
+    started = time.monotonic()
+    with pytest.raises(cloche.OutcomeUnknown):
+        cloche.run(LONG, backend="gvisor", timeout=60, warm=False, on_output=kill_it)
+    assert keepers
+    assert time.monotonic() - started < 30
+    RunscBackend().cool_down()
+    assert not wait_for_leftovers(before, patience_s=10)
+
+
+def test_what_is_no_gvisor_is_not_trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program that calls itself runsc is tried, and what came of it is the reason; nothing less runs."""
+    fake = tmp_path / "runsc"
+    fake.write_text("#!/bin/sh\necho runsc version 9\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CLOCHE_RUNSC", str(fake))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = Snapshot.take()
+    with pytest.raises(cloche.BackendUnavailable, match="no container runs on it"):
+        cloche.run("print(1)", backend="gvisor")
+    found = capabilities_of("gvisor")
+    assert not found.available
+    assert "apt-get install runsc" in found.remedy
+    assert not wait_for_leftovers(before, patience_s=10)
+
+
+def test_without_runsc_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to have it stand in the error."""
+    monkeypatch.setenv("CLOCHE_RUNSC", "none")
+    with pytest.raises(cloche.BackendUnavailable, match=r"nobody answers.*no program runsc.*apt-get install runsc"):
+        cloche.run("print(1)", backend="gvisor")
+
+
+def test_an_open_network_is_refused() -> None:
+    """It has the network off, and says so instead of running with less."""
+    with pytest.raises(cloche.BackendUnavailable, match="network 'open'"):
+        cloche.run("print(1)", backend="gvisor", network="open")
+
+
+def test_an_image_is_dockers() -> None:
+    """Who names one does not get the host's own toolchains instead."""
+    with pytest.raises(cloche.BackendUnavailable, match="nobody answers"):
+        cloche.run("print(1)", backend="gvisor", image="python:3.12")
+
+
+def test_the_command_line_runs_it_and_lists_it() -> None:
+    """`cloche run --backend gvisor` and `cloche backends`."""
+    words = [sys.executable, "-m", "cloche"]
+    done = subprocess.run([*words, "run", "-c", "print(1)", "--backend", "gvisor"], capture_output=True, check=False)
+    assert (done.stdout, done.returncode) == (b"1\n", 0), done.stderr
+    listed = subprocess.run([*words, "backends", "--json"], capture_output=True, check=True)
+    rows = {row["backend"]: row for row in json.loads(listed.stdout)}
+    assert (rows["gvisor"]["level"], rows["auto"]["reason"]) == ("gvisor", "it would choose gvisor")
