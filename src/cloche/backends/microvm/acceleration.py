@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cloche.core.errors import StartFailed
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
+from .counter import counter_khz
 from .image import Image, place_of_images
 from .machine import KVM, Machine, Place
 from .plan import Acceleration, plan_machine
@@ -22,10 +23,11 @@ USE_KVM = "To get more, use a host with KVM, or nested virtualisation, whose /de
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Hold what machines run on here, and why not on KVM."""
+    """Hold what machines run on here, why not on KVM, and then how fast the processor counts."""
 
     kind: Acceleration
     reason: str = ""
+    counter_khz: int = 0
 
 
 _turn = threading.Lock()
@@ -42,7 +44,7 @@ def find_acceleration(image: Image, monitor: str) -> Found:
             if found is None:
                 found = _try_kvm(image, monitor)
                 _remember(key[1], found)
-            _found[key] = found
+            _found[key] = found if found.kind == "kvm" else replace(found, counter_khz=counter_khz())
         return _found[key]
 
 

@@ -56,6 +56,48 @@ def _by_xz(data: bytes) -> bytes:
     return lzma.LZMADecompressor().decompress(data)
 
 
+def _by_lz4(data: bytes) -> bytes:
+    """Unpack the old format of `lz4`, in which kernels are packed: blocks, each after its length."""
+    found, at = bytearray(), 4
+    while at + 4 <= len(data):
+        (size,) = struct.unpack_from("<I", data, at)
+        if size == 0 or at + 4 + size > len(data):  # behind the last block comes the length of it all
+            break
+        _unpack_block(data, at + 4, at + 4 + size, found)
+        at += 4 + size
+    return bytes(found)
+
+
+def _unpack_block(data: bytes, at: int, end: int, found: bytearray) -> None:
+    """Unpack one block of `lz4`: literals, then a copy of what came so far back, again and again."""
+    while at < end:
+        token = data[at]
+        size, at = _length(data, at + 1, token >> 4)
+        found += data[at : at + size]
+        at += size
+        if at >= end:
+            return
+        back = data[at] | data[at + 1] << 8
+        size, at = _length(data, at + 2, token & 15)
+        size += 4
+        start = len(found) - back
+        if back >= size:
+            found += found[start : start + size]
+        else:  # it reaches into what it makes
+            found += (found[start:] * (size // back + 1))[:size]
+
+
+def _length(data: bytes, at: int, size: int) -> tuple[int, int]:
+    """Return a length that begins in four bits, and where what follows it is."""
+    if size == 15:
+        while data[at] == 255:
+            size += 255
+            at += 1
+        size += data[at]
+        at += 1
+    return size, at
+
+
 # By their first bytes.
 UNPACKERS: Mapping[bytes, Callable[[bytes], bytes]] = {
     b"\xfd7zXZ": _by_xz,
@@ -63,6 +105,7 @@ UNPACKERS: Mapping[bytes, Callable[[bytes], bytes]] = {
     b"\x1f\x8b": gzip.decompress,
     b"BZh": bz2.decompress,
     b"\x28\xb5\x2f\xfd": _by_zstd,
+    b"\x02\x21\x4c\x18": _by_lz4,
 }
 
 

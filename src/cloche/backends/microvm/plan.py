@@ -25,15 +25,15 @@ TRANSLATED_MIB = 128  # of the software emulation's own translations
 # `panic=-1` and `reboot=t` end the machine at once, for the monitor is told to take a restart for the end.
 KERNEL_WORDS = (
     "console=ttyS0", "quiet", "loglevel=3", "reboot=t", "panic=-1", "random.trust_cpu=on", "cryptomgr.notests",
-    "no_timer_check", "8250.nr_uarts=1", "rcupdate.rcu_expedited=1", "tsc=reliable",
+    "no_timer_check", "8250.nr_uarts=1", "rcupdate.rcu_expedited=1",
 )  # fmt: skip
 # Emulated, a guest never speculates in the way that these protect from, and each level of page tables costs.
-EMULATED_WORDS = ("mitigations=off", "no5lvl")
+EMULATED_WORDS = ("mitigations=off", "no5lvl", "tsc=reliable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Describe one virtual machine."""
+    """Describe one virtual machine. An emulated processor must be told how fast it counts."""
 
     acceleration: Acceleration
     machine_bytes: int
@@ -43,6 +43,7 @@ class Plan:
     disk_bytes: int
     inodes: int
     tmp_bytes: int
+    counter_khz: int = 0
     user: int = GUEST_ID
     is_tmp_writable: bool = True
 
@@ -68,7 +69,9 @@ class Plan:
 
     def kernel_words(self) -> str:
         """Return the kernel's command line."""
-        return " ".join((*KERNEL_WORDS, *(EMULATED_WORDS if self.acceleration == "tcg" else ())))
+        if self.acceleration == "kvm":
+            return " ".join(KERNEL_WORDS)
+        return " ".join((*KERNEL_WORDS, *EMULATED_WORDS, f"tsc_early_khz={self.counter_khz}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ class Descriptors:
     link: int
 
 
-def plan_machine(policy: Policy, limits: Limits, acceleration: Acceleration) -> Plan:
+def plan_machine(policy: Policy, limits: Limits, acceleration: Acceleration, counter_khz: int = 0) -> Plan:
     """Return the plan of one machine; its memory has room for all that its file systems may hold."""
     stored = limits.disk_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
     return Plan(
@@ -93,6 +96,7 @@ def plan_machine(policy: Policy, limits: Limits, acceleration: Acceleration) -> 
         disk_bytes=limits.disk_bytes,
         inodes=limits.inodes,
         tmp_bytes=limits.tmp_bytes,
+        counter_khz=counter_khz,
         user=NOBODY if policy.user == "nobody" else GUEST_ID,
         is_tmp_writable="/tmp" in policy.writable_paths,
     )

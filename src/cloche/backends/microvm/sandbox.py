@@ -35,7 +35,7 @@ class MicroVMOpenSandbox(ContainerSandbox[Image, Place]):
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._image, self._found = image, found
-        self._machine = Machine(plan_machine(policy, limits, found.kind), image, monitor)
+        self._machine = Machine(plan_machine(policy, limits, found.kind, found.counter_khz), image, monitor)
 
     async def close(self) -> None:
         """Kill the machine, and wait until it is gone."""
