@@ -34,7 +34,8 @@ PERIOD_US = 100_000
 LEFT = b"L"
 LENGTH_DIGITS = 9
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWPID = 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x20000000
-READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC, RECURSIVE, PRIVATE = 1, 2, 4, 8, 1 << 14, 1 << 18
+READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
+DETACH, REMOUNT, BIND, RECURSIVE, PRIVATE = 2, 1 << 5, 1 << 12, 1 << 14, 1 << 18
 PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 38, 24
 LAST_CAPABILITY = 63
 RESTART = 0x1234567
@@ -208,7 +209,10 @@ def live(host: Host, group: str, settings: dict[str, Any], program: bytes) -> No
 def furnish(settings: dict[str, Any]) -> None:
     """Mount what is new for each run."""
     call("mount", b"none", b"/", None, ctypes.c_ulong(RECURSIVE | PRIVATE), None)
-    mount("cgroup2", GROUPS, READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC)
+    call("umount2", GROUPS.encode(), DETACH)  # it would not go on top of itself
+    mount("cgroup2", GROUPS)
+    flags = REMOUNT | BIND | READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC  # of this mount: the kernel has but one of them
+    call("mount", b"none", GROUPS.encode(), None, ctypes.c_ulong(flags), None)
     mount("proc", "/proc", NO_SUID | NO_DEVICES | NO_EXEC)
     common = f"size={settings['tmp_bytes']},nr_inodes={settings['inodes']},mode=1777"
     mount("tmpfs", "/tmp", NO_SUID | NO_DEVICES | (0 if settings["is_tmp_writable"] else READ_ONLY), common)
