@@ -35,7 +35,7 @@ def _measure() -> int:
         time.sleep(MEASURE_S)
         after_s, after = time.perf_counter(), read()
         del start  # else the page could not be closed
-    khz = round((after - before) / (after_s - before_s) / 1000)
+    khz = int((after - before) / (after_s - before_s) / 1000)
     if khz <= 0:
         raise ValueError("the counter stands still")
     return khz

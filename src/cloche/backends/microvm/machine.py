@@ -226,8 +226,6 @@ def _identity(plan: Plan) -> dict[str, Any]:
 class Place(Container):
     """Hold the place of one run in a machine: what is a container elsewhere."""
 
-    ground: Image
-
     def __init__(self, machine: Machine):
         super().__init__()
         self.machine, self.ground = machine, machine.image

@@ -96,9 +96,9 @@ def fetch_closure(names: Sequence[str], folder: Path) -> list[Package]:
 def _fetched(folder: Path) -> list[Package]:
     found = []
     for file in sorted(folder.glob("*.deb")):
-        said = called([tool("dpkg-deb"), "--field", str(file), "Package", "Version"])
-        fields = dict(line.partition(": ")[::2] for line in said.splitlines())
-        found.append(Package(file=file, name=fields["Package"], version=fields["Version"]))
+        said = called([tool("dpkg-deb"), "--show", "--showformat=${Package} ${Version}", str(file)])
+        name, _, version = said.partition(" ")
+        found.append(Package(file=file, name=name, version=version))
     if not found:
         raise StartFailed(f"nothing was fetched. {UPDATE}")
     return found

@@ -81,7 +81,7 @@ class MicroVMOpenSandbox(ContainerSandbox[Image, Place]):
     def _notes(self, container: Place) -> dict[str, Any]:
         return {
             "backend": "microvm",
-            "image": container.ground.name,
+            "image": container.machine.image.name,
             "engine": f"qemu ({self._found.kind})",
             "start_s": round(container.start_s, 3),
         }
