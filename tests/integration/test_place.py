@@ -17,7 +17,7 @@ from cloche.jail.syscalls import MS_PRIVATE, MS_REC
 from tests.leftovers import Snapshot, wait_for_leftovers
 
 PRIVATE = [mount("none", "/", "", MS_REC | MS_PRIVATE), mount("proc", "/proc", "proc", 0)]
-USER = None if os.geteuid() == 0 else 1000
+USER = None if os.geteuid() == 0 else 0
 
 
 class Keeper:

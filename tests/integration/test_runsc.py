@@ -24,7 +24,7 @@ KERNEL = "print(open('/proc/version').read())"
 LONG = "import time; print('up', flush=True); time.sleep(600)"
 CALLER = f"""
 import cloche
-cloche.run({LONG!r}, backend="gvisor", timeout=600, on_output=lambda chunk: print("up", flush=True))
+cloche.run({LONG!r}, backend="gvisor", timeout=600, on_output=lambda *_: print("up", flush=True))
 """
 
 
@@ -93,7 +93,7 @@ def test_output_streams() -> None:
     """It comes while the program runs."""
     seen: list[tuple[float, bytes]] = []
     code = "import time\nfor n in range(3): print(n, flush=True); time.sleep(0.3)"
-    cloche.run(code, backend="gvisor", warm=False, on_output=lambda chunk: seen.append((time.monotonic(), chunk.data)))
+    cloche.run(code, backend="gvisor", warm=False, on_output=lambda _, data: seen.append((time.monotonic(), data)))
     assert b"".join(data for _, data in seen) == b"0\n1\n2\n"
     assert seen[-1][0] - seen[0][0] > 0.3
 
@@ -132,7 +132,7 @@ def test_a_killed_keeper_leaves_no_process() -> None:
     before = Snapshot.take()
     keepers: list[int] = []
 
-    def kill_it(_: object) -> None:
+    def kill_it(*_: object) -> None:
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 words = (entry / "cmdline").read_bytes()

@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 
 LEAST_PYTHON = (3, 11)
 # The only text on the command line: it makes the interpreter read a length, then that many bytes, and run them.
@@ -40,7 +41,7 @@ _OURS = ("reaper", "reaper_counters", "reaper_files", "reaper_link")
 
 def boot_message(preload: Sequence[str], *, extra_paths: Sequence[str] = (), customizes: bool = False) -> bytes:
     """Return what the first process reads: a length in nine digits, and its program."""
-    settings = {"home": "/workspace", "preload": list(preload), "ahead": None}
+    settings: dict[str, Any] = {"home": "/workspace", "preload": list(preload), "ahead": None}
     settings |= {"extra_paths": list(extra_paths), "customizes": customizes}
     start = _START.format(settings=json.dumps(settings))
     program = (_FIND_MODULES.format(sources=json.dumps(_modules())) + start).encode()

@@ -7,7 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from .frames import Link
 
@@ -41,10 +41,13 @@ class Ground(Protocol):
         ...
 
 
-class Container(ABC):
+G = TypeVar("G", bound=Ground)
+
+
+class Container(ABC, Generic[G]):
     """Hold one started container with our first process in it. All methods block, and are for any thread."""
 
-    ground: Ground
+    ground: G
 
     def __init__(self) -> None:
         self.is_lost = False

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from cloche.core.errors import ClocheError
 
@@ -19,7 +20,7 @@ from .container import Container
 
 WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0
 log = logging.getLogger("cloche.containers")
-Make = Callable[[], Container]
+Make = Callable[[], Container[Any]]
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class Shelf:
     """Hold what waits for one kind of run, and when it was last asked for."""
 
     make: Make
-    waiting: list[Container] = field(default_factory=list)
+    waiting: list[Container[Any]] = field(default_factory=list)
     coming: int = 0
     asked: int = 0
     asked_at: float = 0.0
@@ -43,7 +44,7 @@ class Pool:
         self._generation = 0
         self._timer: threading.Timer | None = None
 
-    def take(self, kind: Hashable) -> Container | None:
+    def take(self, kind: Hashable) -> Container[Any] | None:
         """Return a container that waits, or None."""
         with self._turn:
             shelf = self._shelves.get(kind)
@@ -97,7 +98,7 @@ class Pool:
         for container in dropped:
             container.see_out()
 
-    def _drop_old(self) -> list[Container]:
+    def _drop_old(self) -> list[Container[Any]]:
         by_age = sorted(self._shelves.items(), key=lambda item: -item[1].asked_at)
         now = time.monotonic()
         old = [kind for at, (kind, one) in enumerate(by_age) if at >= MOST_KINDS or now - one.asked_at > IDLE_S]

@@ -73,7 +73,7 @@ class Workspace:
         )
 
 
-async def observed_end(container: Container, running: Running, cause: KillCause | None) -> End | None:
+async def observed_end(container: Container[Any], running: Running, cause: KillCause | None) -> End | None:
     """Return how a run ended; None when the container went away and nobody knows why."""
     report = running.report
     if report is not None:

@@ -25,7 +25,7 @@ from cloche.core.result import Result
 
 from ..waiting import finish
 from .archive import pack
-from .container import Container, Ground
+from .container import Container, G
 from .pool import shared_pool
 from .program import Program
 from .results import Workspace, make_result, observed_end
@@ -35,8 +35,7 @@ SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
 SMALL_BYTES = 32 * 1024
 
 
-G = TypeVar("G", bound=Ground)
-C = TypeVar("C", bound=Container)
+C = TypeVar("C", bound=Container[Any])
 
 
 class ContainerSandbox(ABC, Generic[G, C]):
@@ -281,7 +280,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         return self._fresh
 
 
-async def _send(container: Container, order: dict[str, Any], payloads: tuple[bytes, ...]) -> None:
+async def _send(container: Container[Any], order: dict[str, Any], payloads: tuple[bytes, ...]) -> None:
     if sum(map(len, payloads)) < SMALL_BYTES:
         container.order(order, *payloads)
     else:
@@ -291,7 +290,7 @@ async def _send(container: Container, order: dict[str, Any], payloads: tuple[byt
 class _Ending:
     """End a run that must end: first by its first process, and when that does not answer, with the container."""
 
-    def __init__(self, container: Container):
+    def __init__(self, container: Container[Any]):
         self._container = container
         self._loop = asyncio.get_running_loop()
         self._timers: list[asyncio.TimerHandle] = []

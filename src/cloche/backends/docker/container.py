@@ -17,10 +17,8 @@ from .plan import Plan
 from .remains import see_out
 
 
-class DockerContainer(Container):
+class DockerContainer(Container[Image]):
     """Hold one started container with our first process in it. All methods block, and are for any thread."""
-
-    ground: Image
 
     def __init__(self, daemon: Daemon, plan: Plan, image: Image):
         super().__init__()

@@ -75,10 +75,8 @@ class PipeWire:
         os.close(self._err)
 
 
-class RunscContainer(Container):
+class RunscContainer(Container[Shown]):
     """Hold one started container in a place, which may hold its predecessor too."""
-
-    ground: Shown
 
     def __init__(self, place: Place, plan: Plan):
         super().__init__()

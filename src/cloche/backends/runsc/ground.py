@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from cloche.core.languages import language_named, render, render_env, render_generated
 from cloche.core.request import Request
@@ -58,7 +59,7 @@ def build_program(request: Request) -> Program:
     source, files = source_of(language), files_of(request, language)
     env = _environment({**render_env(engine, source, BUILD), **toolchain.env}, request.env)
     if language.name == "python" and not sets_interpreter_variables(request.env):
-        python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
+        python: dict[str, Any] = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
         python["customizes"] = has_customization()
         version = f"{platform.python_implementation()} {platform.python_version()}"
         return Program(commands=(), env=env, files=files, engine=engine, version=version, python=python)

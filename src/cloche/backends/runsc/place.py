@@ -51,7 +51,7 @@ class Place:
             raise StartFailed(f"cannot start the keeper process: {error}", step="keeper") from error
         threading.Thread(target=self._read, name="cloche-runsc", daemon=True).start()
         try:
-            inside = plan.uid if plan.engine.is_rootless else None
+            inside = 0 if plan.engine.is_rootless else None
             self._say("open", {"calls": plan.open_calls(), "inside_id": inside})
             self._await(0, "namespaces for gVisor cannot be made")
         except BaseException:
