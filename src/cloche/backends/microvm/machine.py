@@ -223,7 +223,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
     return {"user": user, "devices": {path.name: path.stat().st_rdev for path in shown}}
 
 
-class Place(Container):
+class Place(Container[Image]):
     """Hold the place of one run in a machine: what is a container elsewhere."""
 
     def __init__(self, machine: Machine):
