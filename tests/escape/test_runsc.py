@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cloche.backends.runsc import RunscBackend
 from tests.escape.attempts import JAIL, Attempt, play
 from tests.escape.ledger import Ledger, all_attempts
 from tests.escape.places import Inside
@@ -17,7 +18,29 @@ GVISOR = "gvisor"
 # Some minutes of attempts that the jail is held to in every test run: there, gVisor is held to a few.
 PER_FAMILY = 2
 # What gVisor does not hold and the jail does; docs/limitations/runsc.md says so too.
-NOT_HELD: dict[str, str] = {}
+OWN_SYS = "gVisor makes up a /sys of its own, with nothing of the host's in it"
+OWN_MOUNTS = "/sys and /dev/pts are gVisor's own mounts"
+NO_INODES = "gVisor ignores inode limits; the size holds"
+SAME_ID = "our first process has the guest's id, and this gVisor lets it be signalled: the guest ends its own run"
+NOTHING_OUTSIDE = "it changes a number of gVisor's kernel alone"
+EXECUTES = "what may be written may be executed, also without a name"
+TICKS = "the CPU time that is read inside counts ticks in which a program could have run"
+NOT_HELD = {
+    "files/a set-user-ID program of its own": "gVisor ignores nosuid; without new privileges such a program gains none",
+    "files/more devices than the harmless": "gVisor makes /dev/tty and /dev/fuse of its own",
+    "files/the kernel's objects in sys": OWN_SYS,
+    "leaks/the machine's hardware": OWN_SYS,
+    "leaks/the host's mounts": OWN_MOUNTS,
+    "leaks/the host's mounts, by pid 1": OWN_MOUNTS,
+    "processes/stop the parent": SAME_ID,
+    "processes/raise its own priority": NOTHING_OUTSIDE,
+    "resources/fill with the smallest files: tmp": NO_INODES,
+    "resources/fill with the smallest files: shared memory": NO_INODES,
+    "resources/the processor, in many children": TICKS,
+    "resources/protect itself from the killer for memory": NOTHING_OUTSIDE,
+    "system calls/execute from memory": EXECUTES,
+    "system calls/execute a deleted file by execveat": EXECUTES,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +50,13 @@ def gvisor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("missing: runsc (make setup-system)")
     monkeypatch.delenv("CLOCHE_RUNSC", raising=False)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_waits_afterwards() -> Iterator[None]:
+    """End the containers that were kept warm."""
+    yield
+    RunscBackend().cool_down()
 
 
 def attempts() -> Iterator[Any]:

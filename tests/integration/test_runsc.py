@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,14 @@ cloche.run({LONG!r}, backend="gvisor", timeout=600, on_output=lambda *_: print("
 
 
 @pytest.fixture
-def gvisor_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Have runsc, and no daemon."""
+def gvisor_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Have runsc, and no daemon; nothing waits afterwards."""
     if shutil.which("runsc") is None:
         pytest.skip("missing: runsc (make setup-system)")
     monkeypatch.delenv("CLOCHE_RUNSC", raising=False)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    yield
+    RunscBackend().cool_down()
 
 
 @pytest.mark.parametrize("asked", [{"backend": "gvisor"}, {"require": "gvisor"}, {"backend": "auto"}])
@@ -109,6 +112,18 @@ def test_a_second_run_is_warm() -> None:
             time.sleep(0.5)
     finally:
         RunscBackend().cool_down()
+
+
+def test_who_kills_everything_has_a_status() -> None:
+    """Our first process can be reached by the guest: then its run has ended, by a signal."""
+    result = cloche.run("import os, time; os.kill(1, 9); time.sleep(5)", backend="gvisor", warm=False)
+    assert (result.status, result.exit_code) == ("signaled", 137), result
+
+
+def test_a_fork_bomb_ends_at_its_limit() -> None:
+    """GVisor's own threads have room besides, however many the guest makes."""
+    result = cloche.run("for i in $(seq 200); do sleep 2 & done; exit 7", language="bash", backend="gvisor", warm=False)
+    assert result.status in ("pids_limit", "error"), result
 
 
 @pytest.mark.parametrize("at_s", [0.0, 0.2, 0.5, 2.0])

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from cloche.core.outcome import Observed
+
 from .frames import Link
 
 READY, ORDER, KILL = b"H", b"O", b"K"
@@ -66,8 +68,8 @@ class Container(ABC, Generic[G]):
         """Kill the container."""
 
     @abstractmethod
-    def ran_out_of_memory(self) -> bool:
-        """Tell whether that is what it died of; may wait some seconds for the answer."""
+    def end_by_guest(self) -> Observed | None:
+        """Say what it died of where that was the guest's doing, else None; may wait some seconds for the answer."""
 
     @abstractmethod
     def see_out(self) -> None:

@@ -82,8 +82,9 @@ async def observed_end(container: Container[Any], running: Running, cause: KillC
         return End(observed=Observed(cause=cause), usage=Usage())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ASK_S):  # a daemon on its way out may never answer
-            if await asyncio.to_thread(container.ran_out_of_memory):
-                return End(observed=Observed(cause=KillCause.OUT_OF_MEMORY), usage=Usage())
+            observed = await asyncio.to_thread(container.end_by_guest)
+            if observed is not None:
+                return End(observed=observed, usage=Usage())
     return None
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from cloche.core.errors import StartFailed
+from cloche.core.outcome import KillCause, Observed
 
 from ..containers.boot import boot_message
 from ..containers.container import START_S, Container
@@ -64,12 +65,13 @@ class DockerContainer(Container[Image]):
         """Return the words of the `docker run` that makes the same container."""
         return self.plan.arguments()
 
-    def ran_out_of_memory(self) -> bool:
+    def end_by_guest(self) -> Observed | None:
         """Ask the daemon whether it ran out of memory."""
         import docker.errors
         import requests
 
         try:
-            return self.daemon.ran_out_of_memory(self.id, self.started_at, time.time())
+            has_run_out = self.daemon.ran_out_of_memory(self.id, self.started_at, time.time())
         except (docker.errors.DockerException, requests.exceptions.RequestException):
-            return False
+            return None
+        return Observed(cause=KillCause.OUT_OF_MEMORY) if has_run_out else None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cloche.core.errors import StartFailed
+from cloche.core.outcome import KillCause, Observed
 
 from ..containers.boot import boot_message
 from ..containers.container import START_S, Container
@@ -129,13 +130,18 @@ class RunscContainer(Container[Shown]):
         """Return the words that started it."""
         return self.plan.words(self.number)
 
-    def ran_out_of_memory(self) -> bool:
-        """Tell whether that is what it died of, once its end is known."""
-        with contextlib.suppress(KeyError):
-            return self._has_ended.wait(SETTLE_S) and (
-                self._end["cause"] == "out_of_memory" or bool(self._end["oom_kills"])
-            )
-        return False
+    def end_by_guest(self) -> Observed | None:
+        """Say what it died of: memory, processes, or a signal that the guest sent to our first process."""
+        if not self._has_ended.wait(SETTLE_S):
+            return None
+        end = self._end
+        if end.get("cause") == "out_of_memory" or end.get("oom_kills"):
+            return Observed(cause=KillCause.OUT_OF_MEMORY)
+        if end.get("pids_hits"):
+            return Observed(signal=signal.SIGKILL, pids_hits=int(end["pids_hits"]))
+        status = int(end.get("status", 0))
+        is_killed_inside = os.WIFEXITED(status) and os.WEXITSTATUS(status) == 128 + signal.SIGKILL
+        return Observed(signal=signal.SIGKILL) if is_killed_inside else None
 
     def _note_end(self, end: Mapping[str, Any]) -> None:
         self._end = end

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 USERS = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+TASKS_EACH = 8  # at most, that gVisor has for each thread of the guest's, on any platform
 # What gVisor itself holds besides the guest's memory.
 SENTRY_BYTES = 64 * MIB
 STAGE_BYTES = 64 * MIB  # for bundles, and what runsc writes down of its containers
@@ -202,7 +203,7 @@ def plan_container(policy: Policy, limits: Limits, *, engine: Engine, shown: Sho
         memory_bytes=limits.memory_bytes + stored + limits.disk_bytes + SENTRY_BYTES,
         cpus=limits.cpus,
         guests=limits.pids,
-        pids=limits.pids + REAPERS + GVISOR_THREADS,
+        pids=(limits.pids + REAPERS) * TASKS_EACH + GVISOR_THREADS,
         disk_bytes=limits.disk_bytes,
         inodes=limits.inodes,
         tmp_bytes=limits.tmp_bytes,
