@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.outcome import KillCause, Observed
 
 from ..containers.boot import boot_message
 from ..containers.container import Container
@@ -285,10 +286,11 @@ class Place(Container[Image]):
         """Kill the machine."""
         self.machine.kill()
 
-    def ran_out_of_memory(self) -> bool:
-        """Tell whether the kernel inside killed the first process for want of memory."""
+    def end_by_guest(self) -> Observed | None:
+        """Say whether the kernel inside killed the first process for want of memory."""
         count = self._left.get("oom_kills")
-        return isinstance(count, int) and count > 0
+        has_run_out = isinstance(count, int) and count > 0
+        return Observed(cause=KillCause.OUT_OF_MEMORY) if has_run_out else None
 
     def see_out(self) -> None:
         """Let the machine go."""
