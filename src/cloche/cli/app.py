@@ -26,8 +26,10 @@ app = typer.Typer(
 )
 sandbox = typer.Typer(help="The same verbs under one word.", no_args_is_help=True, rich_markup_mode=None)
 config = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
+images = typer.Typer(help="Build what backends run in.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(sandbox, name="sandbox")
 app.add_typer(config, name="config")
+app.add_typer(images, name="images")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile = Annotated[str | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")]
@@ -261,6 +263,24 @@ def gc(as_json: AsJson = False) -> None:
         from .gc import clear
 
         return clear(as_json=as_json)
+
+    _finish(work, as_json=as_json)
+
+
+@images.command("build")
+def images_build(
+    backend: Annotated[str, typer.Option(metavar="NAME", help="The backend that runs in it.")] = "microvm",
+    package: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A package of the distribution's to add. Repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build the kernel and root disk of virtual machines from the distribution's packages. Needs no root."""
+
+    def work() -> int:
+        from .images import build
+
+        return build(backend, tuple(package or ()), as_json=as_json)
 
     _finish(work, as_json=as_json)
 

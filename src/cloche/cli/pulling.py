@@ -44,7 +44,8 @@ class _Bar:
             self._drawn = Drawing(*columns, console=Console(stderr=True), transient=True)
             self._drawn.add_task(progress.what, total=None)
             self._drawn.start()
-        self._drawn.update(self._drawn.task_ids[0], completed=progress.done, total=progress.total or None)
+        total = progress.total or None
+        self._drawn.update(self._drawn.task_ids[0], description=progress.what, completed=progress.done, total=total)
 
     def close(self) -> None:
         """Take the bar away."""

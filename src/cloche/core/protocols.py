@@ -188,6 +188,18 @@ class SupportsReadiness(Protocol):
 
 
 @runtime_checkable
+class SupportsBuilding(Protocol):
+    """Run in an image that is built on this machine."""
+
+    def build_image(self, packages: Sequence[str]) -> str:
+        """Build it, with `packages` besides the usual ones, and use it from now on; return a line that names it.
+
+        Raises BackendUnavailable for a program that is missing, StartFailed for what could not be had.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsClearing(Protocol):
     """Find what processes that died left behind, outside of this process's reach."""
 

@@ -16,6 +16,7 @@ from cloche.core.levels import Level
 from cloche.core.policy import Policy
 from cloche.core.protocols import (
     Backend,
+    SupportsBuilding,
     SupportsCheck,
     SupportsClearing,
     SupportsImages,
@@ -58,6 +59,7 @@ class Option:
 _LOCAL = "cloche.backends.local:LocalBackend"
 _DOCKER = "cloche.backends.docker:DockerBackend"
 _RUNSC = "cloche.backends.runsc:RunscBackend"
+_MICROVM = "cloche.backends.microvm:MicroVMBackend"
 
 PROVIDERS: Mapping[str, Provider] = {
     "local": Provider(summary="native Linux jail, nothing to set up", target=_LOCAL),
@@ -73,8 +75,8 @@ PROVIDERS: Mapping[str, Provider] = {
         takes_image=True,
         asks_around=True,
     ),
-    "firecracker": Provider(summary="microVM on Firecracker", needs="a microVM"),
-    "microvm": Provider(summary="microVM on QEMU", needs="a microVM"),
+    "firecracker": Provider(summary="microVM on Firecracker", needs="Firecracker"),
+    "microvm": Provider(summary="throwaway virtual machine on QEMU", target=_MICROVM, asks_around=True),
     "microsandbox": Provider(summary="microsandbox server", needs="its server"),
     "e2b": Provider(summary="E2B cloud", needs="a remote service"),
     "daytona": Provider(summary="Daytona cloud", needs="a remote service"),
@@ -87,6 +89,7 @@ OPTIONS: Sequence[Option] = (
     Option(backend="local", most=Level.JAIL),
     Option(backend="docker", level=Level.JAIL, most=Level.JAIL),
     Option(backend="gvisor", level=Level.GVISOR, most=Level.GVISOR),
+    Option(backend="microvm", level=Level.VM, most=Level.VM),
 )
 
 
@@ -155,6 +158,18 @@ def clear_remains() -> Mapping[str, Sequence[str]]:
         if isinstance(backend, SupportsClearing) and backend.name not in found:
             found[backend.name] = backend.clear()
     return found
+
+
+def build_image(name: str, packages: Sequence[str]) -> str:
+    """Build the image that a backend runs in, and return a line that names it.
+
+    Raises InvalidRequest for a backend that has none to build, BackendUnavailable for a program that is missing,
+    StartFailed for what could not be had.
+    """
+    backend = _backend_of(name)
+    if not isinstance(backend, SupportsBuilding):
+        raise InvalidRequest(f"backend {name!r} runs in no image that is built here; microvm does")
+    return backend.build_image(packages)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -25,11 +26,15 @@ def found(backend: str, level: Level, controls: Mapping[Control, Measure] = ALL,
     return Capabilities(backend=backend, available=True, level=level, controls=controls, **facts)  # type: ignore[arg-type]
 
 
+NO_QEMU = Capabilities(backend="microvm", available=False, reason="QEMU is not here", remedy="install it")
 HERE: Mapping[str, Capabilities | str] = {
     "local": found("local", Level.JAIL),
     "docker": found("docker", Level.JAIL, networks=("off", "open")),
     "gvisor": found("gvisor", Level.GVISOR, PARTIAL, networks=("off", "open")),
+    "microvm": NO_QEMU,
 }
+WITH_KVM = {**HERE, "microvm": found("microvm", Level.VM)}
+EMULATED = {**HERE, "microvm": "there is no KVM that can be used"}
 CONFINED = {**HERE, "local": found("local", Level.CONFINED, PARTIAL, reason="namespaces are refused")}
 NO_DAEMON = Capabilities(backend="docker", available=False, reason="nobody answers", remedy="start it")
 ALONE = {**HERE, "docker": NO_DAEMON, "gvisor": NO_DAEMON}
@@ -76,6 +81,12 @@ def name_of(choice: Choice) -> str:
         (ALONE, "strongest", {"require_level": Level.GVISOR}, "nothing"),
         (HERE, "strongest", {"network": "allowlist"}, "nothing"),
         (HERE, "strongest", {"require_level": Level.VM}, "nothing"),
+        (WITH_KVM, "strongest", {}, "microvm"),
+        (WITH_KVM, "fastest", {}, "local"),
+        (WITH_KVM, "fastest", {"require_level": Level.VM}, "microvm"),
+        (WITH_KVM, "strongest", {"network": "open"}, "gvisor"),
+        (EMULATED, "strongest", {}, "gvisor"),
+        (EMULATED, "strongest", {"require_level": Level.VM}, "nothing"),
     ],
 )  # fmt: skip
 def test_the_choice(host: Mapping[str, Capabilities], prefer: Prefer, policy: dict[str, object], expected: str) -> None:
@@ -94,9 +105,9 @@ def test_a_level_is_pinned_where_a_backend_has_several() -> None:
     ("prefer", "policy", "expected"),
     [
         ("fastest", {}, ["local"]),
-        ("strongest", {}, ["gvisor"]),
+        ("strongest", {}, ["microvm", "gvisor"]),
         ("strongest", {"level": Level.CONFINED}, ["local"]),
-        ("strongest", {"require_level": Level.VM}, []),
+        ("strongest", {"require_level": Level.VM}, ["microvm"]),
         ("fastest", {"require_level": Level.GVISOR}, ["gvisor"]),
     ],
 )
@@ -113,6 +124,7 @@ def test_every_other_one_has_its_reason() -> None:
     """What was passed over is said with why, and with what to do about it."""
     choice = decide(ALONE, require_level=Level.GVISOR)
     assert choice.passed_over == {
+        "microvm": "QEMU is not here; install it",
         "gvisor": "nobody answers; start it",
         "local": "level gvisor is asked for, and it gives jail at most",
         "docker": "level gvisor is asked for, and it gives jail at most",
@@ -122,7 +134,7 @@ def test_every_other_one_has_its_reason() -> None:
 def test_what_would_have_to_be_fetched_is_passed_over() -> None:
     """A choice downloads nothing."""
     choice = decide({**HERE, "gvisor": "image 'x' is not here"})
-    assert (name_of(choice), choice.passed_over) == ("local", {"gvisor": "image 'x' is not here"})
+    assert (name_of(choice), choice.passed_over["gvisor"]) == ("local", "image 'x' is not here")
 
 
 def test_a_named_image_leaves_those_that_take_one() -> None:
@@ -168,7 +180,8 @@ def test_an_image_for_a_backend_without_images_is_refused() -> None:
         find("local", Wish(policy=Policy(), wants_image=True))
 
 
-def test_a_missing_choice_names_all_reasons() -> None:
+def test_a_missing_choice_names_all_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what was asked, why each backend does not give it, and what to do."""
+    monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(tmp_path))
     with pytest.raises(BackendUnavailable, match=r"gives what is asked for.*gvisor: level vm.*cloche backends"):
         find("auto", Wish(policy=Policy(require_level=Level.VM)))

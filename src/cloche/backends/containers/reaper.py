@@ -309,6 +309,7 @@ def serve(caller: Caller) -> None:
         "read": lambda order: hand_file(caller, order["path"], order["max_bytes"]),
         "write": lambda _: write(caller),
         "list": lambda _: list_files(caller),
+        "leave": lambda _: os._exit(0),
     }
     while True:
         tag, body = caller.hear()

@@ -1,0 +1,87 @@
+"""One open sandbox of the microvm backend.
+
+The workspace is a file system in the memory of one machine, which lives as long as the sandbox. Each run gets a new
+place in it; a machine that was lost takes the workspace with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+
+from ..containers.program import Program
+from ..containers.sandbox import ContainerSandbox
+from ..waiting import finish
+from .acceleration import Found
+from .image import Image
+from .machine import Machine, Place
+from .plan import plan_machine
+from .program import build_program
+
+
+class MicroVMOpenSandbox(ContainerSandbox[Image, Place]):
+    """Run requests in a virtual machine, one at a time; see core.protocols.OpenSandbox."""
+
+    _advice = "Nothing of it is left; a memory limit of the host may have ended QEMU"
+
+    def __init__(
+        self, *, image: Image, monitor: str, found: Found, policy: Policy, limits: Limits, enforcement: Enforcement
+    ):
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self._image, self._found = image, found
+        self._machine = Machine(plan_machine(policy, limits, found.kind, found.counter_khz), image, monitor)
+
+    async def close(self) -> None:
+        """Kill the machine, and wait until it is gone."""
+        await super().close()
+        self._machine.kill()
+        await finish(asyncio.to_thread(self._machine.wait))
+
+    def _find_ground(self, request: Request | None) -> Image:  # noqa: ARG002 - one disk serves all
+        return self._image
+
+    def _build_program(self, request: Request, ground: Image) -> Program:
+        return build_program(request, ground)
+
+    def _make(self, ground: Image, after: Place | None) -> Place:  # noqa: ARG002 - one disk serves all
+        if after is not None:
+            after.empty()
+        place = Place(self._machine)
+        place.start(self._policy.preload)
+        return place
+
+    async def _made(self, ground: Image, after: Place | None) -> Place:
+        """Start a machine, or make a place, in a thread; a machine that nobody waits for any more is killed at once."""
+        making = asyncio.ensure_future(asyncio.to_thread(self._make, ground, after))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            if after is None:
+                self._machine.kill()
+            with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more
+                await finish(making)
+            raise
+
+    def _kind(self, ground: Image) -> tuple[object, ...]:
+        return "microvm", ground.id, id(self)
+
+    def _let_go(self, container: Place, *, with_workspace: bool = False) -> None:
+        if with_workspace:
+            container.machine.kill()
+
+    def _go_on(self, container: Place) -> None:
+        """Make nothing ready: the machine is there, and a place in it is made when a run comes."""
+
+    def _notes(self, container: Place) -> dict[str, Any]:
+        return {
+            "backend": "microvm",
+            "image": container.machine.image.name,
+            "engine": f"qemu ({self._found.kind})",
+            "start_s": round(container.start_s, 3),
+        }

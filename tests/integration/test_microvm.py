@@ -1,0 +1,160 @@
+"""Runs in virtual machines, whole: what goes in and comes out, every limit, every end. Emulated, each boot is long."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cloche
+from cloche.core.levels import Control, State
+from tests.microvms import build_once, monitors
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Have an image, and let Cloche find it."""
+    folder = build_once(tmp_path_factory.mktemp("cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLOCHE_MICROVM_IMAGE", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(folder.parents[2]))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def sandbox(image: Path) -> Iterator[cloche.Sandbox]:
+    """Have one machine for all that needs no other; afterwards it is gone."""
+    before = monitors()
+    with cloche.Sandbox(backend="microvm", memory="96m", disk="16m", pids=32, timeout=120) as one:
+        yield one
+    assert monitors() <= before
+
+
+def test_the_command_line_runs_one(image: Path) -> None:
+    """Output and exit code pass through; the machine is gone afterwards."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cloche", "run", "--backend", "microvm", "-c", "print(1); raise SystemExit(3)"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("1\n", 3), done.stderr
+    assert not monitors()
+
+
+def test_a_result_is_whole(sandbox: cloche.Sandbox) -> None:
+    """Value, level and what was enforced; what an emulated processor does not promise is said."""
+    result = sandbox.run("import sys; print(2); print(3, file=sys.stderr); 40 + 2")
+    assert (result.stdout, result.stderr, result.value, result.status) == ("2\n", "3\n", 42, "ok")
+    assert result.enforcement.level is cloche.Level.VM
+    assert result.meta["backend"] == "microvm"
+    calls = result.enforcement[Control.SYSCALLS]
+    assert calls.state is (State.PARTIAL if "tcg" in result.meta["engine"] else State.ENFORCED)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code"),
+    [
+        ("raise SystemExit(7)", "error", 7),
+        ("1 / 0", "error", 1),
+        ("import os; os.abort()", "signaled", 134),
+        ("b = bytearray(); \nwhile True: b += bytes(1 << 20)", "out_of_memory", 137),
+        ("import os, time\nwhile os.fork(): pass\ntime.sleep(60)", "pids_limit", 1),
+    ],
+)
+def test_every_end_has_its_status(sandbox: cloche.Sandbox, code: str, status: str, exit_code: int) -> None:
+    """By the program, a signal, or a limit; and the next run finds the machine in order."""
+    result = sandbox.run(code)
+    assert (result.status, result.exit_code) == (status, exit_code), result.stderr
+
+
+def test_a_full_disk_is_told(image: Path) -> None:
+    """It is a file system of its own size, and nothing of the host's."""
+    result = cloche.run("open('f', 'wb').write(bytes(64 << 20))", backend="microvm", disk="8m", timeout=120)
+    assert (result.status, result.exit_code) == ("disk_limit", 1), result.stderr
+
+
+def test_a_time_out_is_heard(sandbox: cloche.Sandbox) -> None:
+    """What was printed until then is kept, and the machine stays usable."""
+    started = time.monotonic()
+    result = sandbox.run("print('so far', flush=True)\nwhile True: pass", timeout=3)
+    assert (result.status, result.stdout) == ("timeout", "so far\n")
+    assert time.monotonic() - started < 30
+    assert sandbox.run("print(1)").stdout == "1\n"
+
+
+def test_files_go_in_and_out(sandbox: cloche.Sandbox, tmp_path: Path) -> None:
+    """What a run makes comes back, what it finds was given, and the workspace lives on; /tmp does not."""
+    sandbox.write_file("in/a.txt", b"given")
+    result = sandbox.run(
+        "open('out.txt', 'w').write(open('in/a.txt').read() * 2 + input()); open('/tmp/x', 'w')", stdin=b"typed"
+    )
+    assert [file.path for file in result.files if file.path != "main.py"] == ["out.txt"]
+    result.save(tmp_path)
+    assert (tmp_path / "out.txt").read_text() == "givengiventyped"
+    assert sandbox.read_file("out.txt", max_bytes=100) == b"givengiventyped"
+    assert sandbox.run("import os; print(os.path.exists('/tmp/x'), os.path.exists('out.txt'))").stdout == "False True\n"
+    with pytest.raises(cloche.ClocheError):
+        sandbox.read_file("nothing", max_bytes=1)
+
+
+def test_output_streams(sandbox: cloche.Sandbox) -> None:
+    """It is heard while the program runs."""
+    heard: list[float] = []
+    sandbox.run(
+        "import time\nfor n in range(3): print(n, flush=True); time.sleep(1)",
+        on_output=lambda *_: heard.append(time.monotonic()),
+    )
+    assert len(heard) >= 3
+    assert heard[-1] - heard[0] > 1
+
+
+def test_there_is_no_way_out(sandbox: cloche.Sandbox, image: Path) -> None:
+    """No interface but loopback, no root, no disk that could be written; a remount changes nothing outside."""
+    digest = hashlib.sha256((image / "root.ext4").read_bytes()).digest()
+    code = """
+import ctypes, os, socket
+print(os.getuid() != 0, [name for _, name in socket.if_nameindex()])
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.mount(None, b"/", None, 32, None), libc.unshare(0x10000000))
+for path in ("/usr/x", "/dev/vda", "/proc/sys/kernel/core_pattern", "/sys/fs/cgroup/cgroup.procs", "/dev/vport0p1"):
+    try:
+        open(path, "w")
+        print("opened", path)
+    except OSError:
+        pass
+"""
+    assert sandbox.run(code).stdout == "True ['lo']\n-1 -1\n"
+    assert hashlib.sha256((image / "root.ext4").read_bytes()).digest() == digest
+
+
+def test_a_killed_caller_leaves_no_machine(image: Path) -> None:
+    """Killed in the middle of a run, and of a boot, it takes its machine with it."""
+    before = monitors()
+    for wait_s in (1.0, 15.0):
+        caller = subprocess.Popen(
+            [sys.executable, "-c", "import cloche; cloche.run('while True: pass', backend='microvm', timeout=300)"],
+            env=os.environ.copy(),
+        )
+        time.sleep(wait_s)
+        assert len(monitors() - before) == 1
+        caller.send_signal(signal.SIGKILL)
+        caller.wait()
+        deadline = time.monotonic() + 10
+        while monitors() - before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert monitors() <= before
+
+
+def test_what_machines_lack_is_refused(image: Path) -> None:
+    """A network, or less than they are, before anything boots."""
+    for options in ({"network": "open"}, {"level": "jail"}):
+        with pytest.raises(cloche.ClocheError):
+            cloche.run("print(1)", backend="microvm", **options)  # type: ignore[arg-type]

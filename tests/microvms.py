@@ -1,0 +1,47 @@
+"""An image for virtual machines, built once for all tests that need one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cloche.backends.microvm.build import build_image
+from cloche.backends.microvm.packages import TOOLS
+from cloche.core.errors import StartFailed
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def build_once(cache: Path) -> Path:
+    """Return the folder of an image in a cache of the tests' own. Skips the test, naming what is missing."""
+    needed = ("qemu-system-x86_64", *TOOLS)
+    lacks = [name for name in needed if shutil.which(name, path=SYSTEM_PATH) is None]
+    if lacks:
+        pytest.skip(f"missing: {', '.join(lacks)} (make setup-system)")
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    try:
+        return build_image().folder
+    except StartFailed as error:
+        pytest.skip(f"missing: packages to build an image of ({error})")
+    finally:
+        if before is None:
+            del os.environ["XDG_CACHE_HOME"]
+        else:
+            os.environ["XDG_CACHE_HOME"] = before
+
+
+def monitors() -> set[int]:
+    """Return the numbers of the monitors that run and are ours."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        try:
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0") if entry.isdigit() else []
+        except OSError:
+            continue
+        if words[:1] and words[0].endswith(b"qemu-system-x86_64") and b"cloche" in words:
+            found.add(int(entry))
+    return found
