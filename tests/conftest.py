@@ -68,6 +68,14 @@ def gvisor_daemon() -> Iterator[Daemon]:
         yield daemon
 
 
+@pytest.fixture(scope="session")
+def microvm_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give an image for virtual machines, in a cache of the tests' own, which also remembers what was found of KVM."""
+    from tests.microvms import build_once
+
+    return build_once(tmp_path_factory.mktemp("microvm"))
+
+
 @pytest.fixture
 def docker(docker_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Daemon]:
     """Give that daemon as the one which Cloche finds; afterwards nothing may be left on it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.microvm.build import build_image
+from cloche.backends.microvm.machine import FIRST_ID, IDS
 from cloche.backends.microvm.packages import TOOLS
 from cloche.core.errors import StartFailed
 
@@ -35,13 +36,20 @@ def build_once(cache: Path) -> Path:
 
 
 def monitors() -> set[int]:
-    """Return the numbers of the monitors that run and are ours."""
+    """Return the numbers of the monitors that run and are this user's: root's have an id that nobody has."""
+    ours = range(FIRST_ID, FIRST_ID + IDS) if os.geteuid() == 0 else (os.geteuid(),)
     found = set()
     for entry in os.listdir("/proc"):
         try:
             words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0") if entry.isdigit() else []
+            is_ours = _uid(entry) in ours if words[:1] else False
         except OSError:
             continue
-        if words[:1] and words[0].endswith(b"qemu-system-x86_64") and b"cloche" in words:
+        if is_ours and words[0].endswith(b"qemu-system-x86_64") and b"cloche" in words:
             found.add(int(entry))
     return found
+
+
+def _uid(entry: str) -> int:
+    rows = Path(f"/proc/{entry}/status").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("Uid:"))

@@ -1,9 +1,12 @@
-"""Runs in virtual machines, whole: what goes in and comes out, every limit, every end. Emulated, each boot is long."""
+"""Runs in virtual machines, whole: what goes in and comes out, every limit, every end. Emulated, each boot is long.
+
+One machine, with a result and its enforcement, a limit and the ways out, is part of each test run; an ordinary user has
+the first of these. What needs another machine, or seconds, is left to the soak.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -15,19 +18,24 @@ import pytest
 
 import cloche
 from cloche.core.levels import Control, State
-from tests.microvms import build_once, monitors
+from tests.microvms import monitors
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
+
+LONG = "print('up', flush=True)\nwhile True: pass"
+CALLER = f"""
+import cloche
+cloche.run({LONG!r}, backend="microvm", timeout=300, on_output=lambda *_: print("up", flush=True))
+"""
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def image(microvm_image: Path) -> Iterator[Path]:
     """Have an image, and let Cloche find it."""
-    folder = build_once(tmp_path_factory.mktemp("cache"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CLOCHE_MICROVM_IMAGE", str(folder))
-        patch.setenv("XDG_CACHE_HOME", str(folder.parents[2]))
-        yield folder
+        patch.setenv("CLOCHE_MICROVM_IMAGE", str(microvm_image))
+        patch.setenv("XDG_CACHE_HOME", str(microvm_image.parents[2]))
+        yield microvm_image
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +47,16 @@ def sandbox(image: Path) -> Iterator[cloche.Sandbox]:
     assert monitors() <= before
 
 
+@pytest.mark.soak
 def test_the_command_line_runs_one(image: Path) -> None:
     """Output and exit code pass through; the machine is gone afterwards."""
+    before = monitors()
     done = subprocess.run(
         [sys.executable, "-m", "cloche", "run", "--backend", "microvm", "-c", "print(1); raise SystemExit(3)"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("1\n", 3), done.stderr
-    assert not monitors()
+    assert monitors() <= before
 
 
 def test_a_result_is_whole(sandbox: cloche.Sandbox) -> None:
@@ -59,14 +69,15 @@ def test_a_result_is_whole(sandbox: cloche.Sandbox) -> None:
     assert calls.state is (State.PARTIAL if "tcg" in result.meta["engine"] else State.ENFORCED)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("code", "status", "exit_code"),
     [
-        ("raise SystemExit(7)", "error", 7),
-        ("1 / 0", "error", 1),
-        ("import os; os.abort()", "signaled", 134),
+        pytest.param("raise SystemExit(7)", "error", 7, marks=pytest.mark.soak),
+        pytest.param("1 / 0", "error", 1, marks=pytest.mark.soak),
+        pytest.param("import os; os.abort()", "signaled", 134, marks=pytest.mark.soak),
         ("b = bytearray(); \nwhile True: b += bytes(1 << 20)", "out_of_memory", 137),
-        ("import os, time\nwhile os.fork(): pass\ntime.sleep(60)", "pids_limit", 1),
+        pytest.param("import os, time\nwhile os.fork(): pass\ntime.sleep(60)", "pids_limit", 1, marks=pytest.mark.soak),
     ],
 )
 def test_every_end_has_its_status(sandbox: cloche.Sandbox, code: str, status: str, exit_code: int) -> None:
@@ -75,12 +86,14 @@ def test_every_end_has_its_status(sandbox: cloche.Sandbox, code: str, status: st
     assert (result.status, result.exit_code) == (status, exit_code), result.stderr
 
 
+@pytest.mark.soak
 def test_a_full_disk_is_told(image: Path) -> None:
     """It is a file system of its own size, and nothing of the host's."""
     result = cloche.run("open('f', 'wb').write(bytes(64 << 20))", backend="microvm", disk="8m", timeout=120)
     assert (result.status, result.exit_code) == ("disk_limit", 1), result.stderr
 
 
+@pytest.mark.soak
 def test_a_time_out_is_heard(sandbox: cloche.Sandbox) -> None:
     """What was printed until then is kept, and the machine stays usable."""
     started = time.monotonic()
@@ -90,6 +103,7 @@ def test_a_time_out_is_heard(sandbox: cloche.Sandbox) -> None:
     assert sandbox.run("print(1)").stdout == "1\n"
 
 
+@pytest.mark.soak
 def test_files_go_in_and_out(sandbox: cloche.Sandbox, tmp_path: Path) -> None:
     """What a run makes comes back, what it finds was given, and the workspace lives on; /tmp does not."""
     sandbox.write_file("in/a.txt", b"given")
@@ -105,6 +119,7 @@ def test_files_go_in_and_out(sandbox: cloche.Sandbox, tmp_path: Path) -> None:
         sandbox.read_file("nothing", max_bytes=1)
 
 
+@pytest.mark.soak
 def test_output_streams(sandbox: cloche.Sandbox) -> None:
     """It is heard while the program runs."""
     heard: list[float] = []
@@ -116,6 +131,7 @@ def test_output_streams(sandbox: cloche.Sandbox) -> None:
     assert heard[-1] - heard[0] > 1
 
 
+@pytest.mark.once
 def test_there_is_no_way_out(sandbox: cloche.Sandbox, image: Path) -> None:
     """No interface but loopback, no root, no disk that could be written; a remount changes nothing outside."""
     digest = hashlib.sha256((image / "root.ext4").read_bytes()).digest()
@@ -135,24 +151,29 @@ for path in ("/usr/x", "/dev/vda", "/proc/sys/kernel/core_pattern", "/sys/fs/cgr
     assert hashlib.sha256((image / "root.ext4").read_bytes()).digest() == digest
 
 
+@pytest.mark.soak
 def test_a_killed_caller_leaves_no_machine(image: Path) -> None:
     """Killed in the middle of a run, and of a boot, it takes its machine with it."""
     before = monitors()
-    for wait_s in (1.0, 15.0):
-        caller = subprocess.Popen(
-            [sys.executable, "-c", "import cloche; cloche.run('while True: pass', backend='microvm', timeout=300)"],
-            env=os.environ.copy(),
-        )
-        time.sleep(wait_s)
+    for is_up in (False, True):
+        caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)
+        assert caller.stdout is not None
+        deadline = time.monotonic() + 60
+        while not monitors() - before and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert len(monitors() - before) == 1
+        if is_up:
+            assert caller.stdout.readline() == b"up\n"
         caller.send_signal(signal.SIGKILL)
         caller.wait()
+        caller.stdout.close()
         deadline = time.monotonic() + 10
         while monitors() - before and time.monotonic() < deadline:
             time.sleep(0.1)
         assert monitors() <= before
 
 
+@pytest.mark.once
 def test_what_machines_lack_is_refused(image: Path) -> None:
     """A network, or less than they are, before anything boots."""
     for options in ({"network": "open"}, {"level": "jail"}):

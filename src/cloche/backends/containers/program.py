@@ -5,17 +5,34 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.languages import Engine, Language, language_named
+from cloche.core.languages import Engine, Language, language_named, render, render_env, render_generated
 from cloche.core.limits import Limits
 from cloche.core.request import InputFile, Request
 
-from .guest import NOFILE, WORKSPACE
+from .guest import BUILD, ENVIRONMENT, NOFILE, WORKSPACE
 
 # Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
 _HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
+
+
+class Equipment(Protocol):
+    """Say which programs an image has for a language."""
+
+    @property
+    def programs(self) -> Mapping[str, str]:
+        """Return the programs' paths by their names."""
+        ...
+
+    def engine(self, language: Language) -> Engine:
+        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
+        ...
+
+    def version(self, engine: Engine) -> str:
+        """Return the version of an engine."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +91,31 @@ def files_of(request: Request, language: Language) -> tuple[InputFile, ...]:
 def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
     """Tell whether a variable is among them that takes effect when the interpreter starts."""
     return any(name.startswith("PYTHON") and name not in _HARMLESS for name in env)
+
+
+def program_of(request: Request, image: Equipment, env: Mapping[str, str], *, has_interpreter: bool) -> Program:
+    """Return the program of a request in an image, whose own variables are `env`.
+
+    `has_interpreter` says that the first process is an interpreter of Python, which can become the program itself.
+    Raises InvalidRequest, or BackendUnavailable for an engine that is missing.
+    """
+    base = {**env, **ENVIRONMENT}
+    if request.code is None:
+        return Program(commands=(request.argv,), env={**base, **request.env}, files=request.files)
+    language = language_named(request.language)
+    source, files = source_of(language), files_of(request, language)
+    engine = image.engine(language)
+    version = image.version(engine)
+    variables = {**base, **render_env(engine, source, BUILD), **request.env}
+    if language.name == "python" and has_interpreter and not sets_interpreter_variables(request.env):
+        python = {"path": source, "argv": list(request.argv), "extra_paths": [], "customizes": False}
+        return Program(commands=(), env=variables, files=files, engine=engine, version=version, python=python)
+    return Program(
+        commands=render(engine, image.programs, source, BUILD, request.argv),
+        env=variables,
+        files=files,
+        engine=engine,
+        version=version,
+        build=BUILD,
+        generated=render_generated(engine, source, BUILD),
+    )

@@ -62,7 +62,7 @@ class SocketWire:
         self._port, self._console, self._process, self._kill = port, console, process, kill
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`. Raises OSError when the machine is gone."""
+        """Send all of `data`. Raises OSError when the machine is gone, or takes nothing for as long as a boot may last."""
         self._port.sendall(data)
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
@@ -112,6 +112,7 @@ class Machine:
         with ExitStack() as stack:
             opened = {name: _opened(stack, self.image.folder / name) for name in (KERNEL, INITRD, DISK)}
             ours, theirs = socket.socketpair()
+            ours.settimeout(BOOT_S[self.plan.acceleration])  # for a machine to take what it is sent
             stack.callback(theirs.close)
             lifeline = self._make_lifeline()
             stack.callback(os.close, lifeline)

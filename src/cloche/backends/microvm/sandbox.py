@@ -15,14 +15,15 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 
-from ..containers.program import Program
+from ..containers.program import Program, program_of
 from ..containers.sandbox import ContainerSandbox
 from ..waiting import finish
 from .acceleration import Found
 from .image import Image
 from .machine import Machine, Place
 from .plan import plan_machine
-from .program import build_program
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 class MicroVMOpenSandbox(ContainerSandbox[Image, Place]):
@@ -47,7 +48,7 @@ class MicroVMOpenSandbox(ContainerSandbox[Image, Place]):
         return self._image
 
     def _build_program(self, request: Request, ground: Image) -> Program:
-        return build_program(request, ground)
+        return program_of(request, ground, {"PATH": PATH}, has_interpreter=True)
 
     def _make(self, ground: Image, after: Place | None) -> Place:  # noqa: ARG002 - one disk serves all
         if after is not None:
