@@ -18,7 +18,7 @@ UNTELLING = "cpu is true"
 # What is part of each test run: that it says what is there, and that its walls stand.
 ALWAYS = ("capabilities", "walls")
 # Without control groups, the families whose outcome hangs on them; the other checks take the same way as with them.
-HANGS_ON_GROUPS = ("capabilities", "walls", "truth", "limits", "statuses", "cleanup")
+HANGS_ON_GROUPS = ("capabilities", "truth", "limits")
 
 
 def checks(*families: str) -> list[str]:

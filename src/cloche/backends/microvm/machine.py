@@ -62,7 +62,7 @@ class SocketWire:
         self._port, self._console, self._process, self._kill = port, console, process, kill
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`. Raises OSError when the machine is gone, or takes nothing for as long as a boot may last."""
+        """Send all of `data`. Raises OSError when the machine is gone, or takes longer than a boot may."""
         self._port.sendall(data)
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
