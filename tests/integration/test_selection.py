@@ -94,11 +94,16 @@ def where_namespaces_are_refused(cwd: Path, **keywords: object) -> dict[str, Any
 
 
 @pytest.mark.root
-def test_auto_takes_gvisor_where_it_works(gvisor: Daemon, image: str) -> None:
+def test_auto_takes_gvisor_where_it_works(
+    gvisor: Daemon, image: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """It is stronger than the jail; the result says what was chosen and that it is what holds."""
+    monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(tmp_path))
     result = cloche.run("print(open('/proc/version').read())", backend="auto", warm=False)
     assert (result.enforcement.level, result.meta["backend"]) == (Level.GVISOR, "docker")
-    assert result.meta["choice"] == {"backend": "gvisor", "prefer": "strongest", "passed_over": {}}
+    choice = result.meta["choice"]
+    assert (choice["backend"], choice["prefer"], list(choice["passed_over"])) == ("gvisor", "strongest", ["microvm"])
+    assert "cloche images build" in choice["passed_over"]["microvm"]
     assert result.stdout.startswith("Linux version 4.4.0")
 
 
