@@ -42,9 +42,11 @@ def _blocking(
 
     @functools.wraps(function)
     def call_and_wait(*args: P.args, **kwargs: P.kwargs) -> T:
-        if runs_anywhere and not any(kwargs.get(name) for name in _CALLBACKS) and here.is_possible():
+        if any(kwargs.get(name) for name in _CALLBACKS):
+            return bridge.call_delivering(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
+        if runs_anywhere and here.is_possible():
             return here.run(function, *args, **kwargs)
-        return bridge.call(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
+        return bridge.call(lambda: function(*args, **kwargs))
 
     call_and_wait.__name__ = call_and_wait.__qualname__ = name
     call_and_wait.__module__ = __name__
@@ -116,11 +118,11 @@ class Sandbox:
     def __enter__(self) -> Self:
         keeper = self._keeper = _Keeper(self._sandbox)
         try:
-            bridge.call(lambda _: keeper.open())
+            bridge.call(keeper.open)
             return self
         except BaseException:  # Ctrl-C among them, which may come when it has just been opened
             self._keeper = None
-            bridge.call(lambda _: keeper.abandon())
+            bridge.call(keeper.abandon)
             raise
 
     def __exit__(
@@ -129,9 +131,9 @@ class Sandbox:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             try:
-                bridge.call(lambda _: keeper.close())
+                bridge.call(keeper.close)
             except BaseException:  # Ctrl-C among them, which may come before it was told to close
-                bridge.call(lambda _: keeper.abandon())
+                bridge.call(keeper.abandon)
                 raise
 
     def run(
@@ -157,15 +159,15 @@ class Sandbox:
 
     def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
         """Return a file of the workspace. Raises SandboxFileError, also for one larger than `max_bytes`."""
-        return bridge.call(lambda _: self._sandbox.read_file(path, max_bytes=max_bytes))
+        return bridge.call(lambda: self._sandbox.read_file(path, max_bytes=max_bytes))
 
     def write_file(self, path: str, data: bytes | str) -> None:
         """Create or replace a file of the workspace, with its folders; text is written as UTF-8."""
-        bridge.call(lambda _: self._sandbox.write_file(path, data))
+        bridge.call(lambda: self._sandbox.write_file(path, data))
 
     def list_files(self, path: str = ".") -> tuple[str, ...]:
         """Return the paths of the files below `path`, relative to the workspace, if the backend can."""
-        return bridge.call(lambda _: self._sandbox.list_files(path))
+        return bridge.call(lambda: self._sandbox.list_files(path))
 
     def session(
         self,
@@ -175,7 +177,7 @@ class Sandbox:
         idle_timeout: float | str | None = None,
     ) -> Session:
         """Start an interpreter that keeps its state between runs; see `AsyncSandbox.session`."""
-        return Session(bridge.call(lambda _: self._sandbox.session(language, env=env, idle_timeout=idle_timeout)), self)
+        return Session(bridge.call(lambda: self._sandbox.session(language, env=env, idle_timeout=idle_timeout)), self)
 
 
 class Session:
@@ -239,36 +241,36 @@ class Session:
 
     def interrupt(self) -> None:
         """Interrupt the cell that runs in another thread, as Ctrl-C does."""
-        bridge.call(lambda _: self._session.interrupt())
+        bridge.call(self._session.interrupt)
 
     def checkpoint(self, name: str) -> None:
         """Remember memory and workspace under `name`; see `AsyncSession.checkpoint`."""
-        bridge.call(lambda _: self._session.checkpoint(name))
+        bridge.call(lambda: self._session.checkpoint(name))
 
     def rollback(self, name: str) -> None:
         """Go back to how memory and workspace were at a checkpoint; see `AsyncSession.rollback`."""
-        bridge.call(lambda _: self._session.rollback(name))
+        bridge.call(lambda: self._session.rollback(name))
 
     def fork(self, count: int = 1) -> list[Session]:
         """Return `count` sessions that begin as this one is; see `AsyncSession.fork`."""
-        forks = bridge.call(lambda _: self._session.fork(count))
+        forks = bridge.call(lambda: self._session.fork(count))
         return [Session(fork, Sandbox.of(fork.sandbox)) for fork in forks]
 
     def restart(self) -> None:
         """Begin again with an interpreter that knows nothing; the workspace and the history stay."""
-        bridge.call(lambda _: self._session.restart())
+        bridge.call(self._session.restart)
 
     def close(self) -> None:
         """End the interpreter and everything it started; the sandbox and its workspace stay."""
-        bridge.call(lambda _: self._session.close())
+        bridge.call(self._session.close)
 
     def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
         """Return a file of the workspace. Raises SandboxFileError, also for one larger than `max_bytes`."""
-        return bridge.call(lambda _: self._session.read_file(path, max_bytes=max_bytes))
+        return bridge.call(lambda: self._session.read_file(path, max_bytes=max_bytes))
 
     def write_file(self, path: str, data: bytes | str) -> None:
         """Create or replace a file of the workspace, with its folders; text is written as UTF-8."""
-        bridge.call(lambda _: self._session.write_file(path, data))
+        bridge.call(lambda: self._session.write_file(path, data))
 
 
 class _Keeper:

@@ -395,6 +395,27 @@ print(os.nice(0), os.umask(0o22) == 0o22, len(os.listdir('/proc/self/fd')))
 
 
 @pytest.mark.root
+def test_a_sandbox_that_began_cold_goes_on_warm() -> None:
+    """The first sandbox of a process waits for no template, and is not left behind by those that come later."""
+    close_pools()
+    before = Snapshot.take()
+    with cloche.Sandbox() as sandbox:
+        first = sandbox.run("import os; open('kept', 'w').write('x'); print(os.getuid())")
+        assert (first.meta["start"], [file.path for file in first.files]) == ("cold", ["kept"])
+        session = sandbox.session()
+        session.run("known = 7; open('more', 'w').write('y')")
+        starts: list[str] = []
+        while not starts or (starts[-1] == "cold" and len(starts) < 600):
+            result = sandbox.run("import os; print(os.getuid(), open('kept').read(), sorted(os.listdir()))")
+            assert result.stdout == f"{first.stdout.strip()} x ['kept', 'main.py', 'more']\n"
+            starts.append(str(result.meta["start"]))
+        assert starts[-1] in {"forked", "pooled"}
+        assert result.enforcement == first.enforcement
+        assert session.run("known").value == 7
+        assert sandbox.run("print(open('more').read())").meta["start"] == "pooled"
+    assert wait_for_leftovers(before, patience_s=10) == []
+
+
 def test_a_run_of_a_sandbox_finds_nothing_but_its_files() -> None:
     """What an earlier run left in other places, in memory or running is gone, although the jail stays."""
     with cloche.Sandbox() as sandbox:

@@ -153,7 +153,7 @@ def test_a_forked_child_gets_its_own_loop() -> None:
 def test_a_blocking_call_from_our_own_loop_is_refused_instead_of_hanging() -> None:
     """Code that runs in Cloche's loop must use the asynchronous calls."""
 
-    async def scenario(_: bridge.Deliver) -> None:
+    async def scenario() -> None:
         with pytest.raises(cloche.InternalError, match="async"):
             cloche.run("x", backend=echo(1))
 

@@ -1,16 +1,17 @@
-"""One background event loop that blocking callers hand coroutines to.
+"""Blocking callers hand coroutines to the loop that all of them share.
 
-Theory of operation: a daemon thread with an event loop is started by the first call and replaced after a
-fork. The caller waits on a queue of its own that carries chunks of output and, last, the outcome; so
-callbacks run in the caller's thread, and a slow one delays nobody else. Whatever interrupts the caller
-(Ctrl-C, a callback that raises) cancels the task, is held back until the task has ended, that is until
-everything it started is killed, and is raised.
+Theory of operation: the loop is made by the first call and replaced after a fork. A plain call runs it itself when
+nobody else does (see `shared_loop`). Otherwise, and where there are callbacks, the caller waits on a queue of its own
+that carries chunks of output and, last, the outcome; so callbacks run in the caller's thread, and a slow one delays
+nobody else. Either way, whatever interrupts the caller (Ctrl-C, a callback that raises) cancels the task, is held back
+until the task has ended, that is until everything it started is killed, and is raised.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import contextvars
 import os
 import threading
@@ -21,6 +22,8 @@ from typing import Any, Generic, TypeVar
 
 from cloche.core.errors import InternalError
 
+from . import here
+from .shared_loop import SharedLoop
 from .slots import blocks_a_loop
 
 T = TypeVar("T")
@@ -92,50 +95,35 @@ def _is_loop_running_here() -> bool:
     return True
 
 
-class LoopThread:
-    """Own the background loop and its daemon thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="cloche-loop", daemon=True)
-        self._thread.start()
-
-    def call(self, make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine in the loop and block until it ends; `make` gets the way back to this thread."""
-        if threading.current_thread() is self._thread:
-            raise InternalError("a blocking Cloche call was made from Cloche's own event loop; use the async API there")
-        return _Call(make, self._loop).wait()
-
-    def close(self, *, patience_s: float = 5.0) -> None:
-        """Cancel what is left, wait a bounded time for it, and end the thread."""
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
-        self._thread.join(patience_s)
-        if not self._thread.is_alive():
-            self._loop.close()
-
-
-async def _cancel_others() -> None:
-    """Cancel every other task of this loop, wait for all of them, then stop the loop."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    asyncio.get_running_loop().stop()
-
-
-_shared: LoopThread | None = None
+_shared: SharedLoop | None = None
 _lock = threading.Lock()
-_abandoned: list[LoopThread] = []  # after a fork: kept, because finalising the parent's loop would touch the parent's
+_abandoned: list[SharedLoop] = []  # after a fork: kept, because finalising the parent's loop would touch the parent's
 
 
-def call(make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in the shared background loop and block until it ends."""
+def call(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in the shared loop and block until it ends: in this thread, if it can take the turn."""
+    shared = _shared_loop()
+    if here.may_run_a_loop():
+        with contextlib.suppress(here.Busy):
+            return here.run_on(shared.take, shared.leave, make)
+    return _Call(lambda _: make(), shared.loop).wait()
+
+
+def call_delivering(make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in the shared loop, outside of this thread, which waits for it and runs what is delivered."""
+    return _Call(make, _shared_loop().loop).wait()
+
+
+def _shared_loop() -> SharedLoop:
+    """Return the loop. Raises InternalError where waiting for it would be waiting for oneself."""
     global _shared
-    with _lock:
-        if _shared is None:
-            _shared = LoopThread()
-        shared = _shared
-    return shared.call(make)
+    shared = _shared
+    if shared is None:
+        with _lock:
+            shared = _shared = _shared or SharedLoop()
+    if shared.is_running_here():
+        raise InternalError("a blocking Cloche call was made from Cloche's own event loop; use the async API there")
+    return shared
 
 
 def _forget_after_fork() -> None:

@@ -221,7 +221,7 @@ def try_level(backend: Backend, level: Level) -> Trial:
 
     started = time.perf_counter()
     try:
-        return bridge.call(lambda _: run())
+        return bridge.call(run)
     except BackendUnavailable as error:
         return Trial(level=level, status="refused", detail=str(error).partition(". To fix it")[0])
     except ClocheError as error:

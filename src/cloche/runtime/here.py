@@ -38,9 +38,18 @@ _lock = threading.Lock()
 _abandoned: list[asyncio.AbstractEventLoop] = []  # after a fork: finalising the parent's loops would touch the parent's
 
 
+class Busy(Exception):
+    """Report that there is no loop to run on now."""
+
+
 def is_possible() -> bool:
-    """Tell whether a coroutine can run in this thread: no loop runs here, and no handler may raise in between."""
-    if asyncio._get_running_loop() is not None or (_made >= MOST_KEPT and not _kept):
+    """Tell whether there is a loop to borrow, and whether this thread may run it."""
+    return (_made < MOST_KEPT or bool(_kept)) and may_run_a_loop()
+
+
+def may_run_a_loop() -> bool:
+    """Tell whether a loop can run in this thread: none does by now, and no handler may raise in between."""
+    if asyncio._get_running_loop() is not None:
         return False
     if threading.current_thread() is not threading.main_thread():
         return True
@@ -52,16 +61,29 @@ def is_possible() -> bool:
 
 def run(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function`, run the coroutine that it returns to its end, and return what that returns."""
+    return run_on(_borrow, _give_back, function, *args, **kwargs)
+
+
+def run_on(
+    take: Callable[[], asyncio.AbstractEventLoop | None],
+    give_back: Callable[[asyncio.AbstractEventLoop], None],
+    function: Callable[P, Coroutine[Any, Any, T]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Do what `run` does, on the loop that `take` returns. Raises Busy when it returns none."""
     interrupt = _Interrupt()  # first, and undone last: whatever lies between is never cut short
     try:
-        loop = _borrow()
+        loop = take()
+        if loop is None:
+            raise Busy
         try:
             task = loop.create_task(function(*args, **kwargs))
             interrupt.end(task, loop)
             return _run_to_end(loop, task)
         finally:
             interrupt.let_go()
-            _give_back(loop)
+            give_back(loop)
     finally:
         interrupt.stop()
 

@@ -268,6 +268,7 @@ class LocalOpenSandbox:
     async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
         """Run, and start afresh when a warm helper turns out to be unfit before anything of the program was started."""
         was_open = self._connection is not None
+        await self._move_to_warm()
         try:
             return await self._run_once(request, program, sink)
         except StartFailed as error:
@@ -285,6 +286,17 @@ class LocalOpenSandbox:
         self.workspace.forget()
         self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
         return await self._run_once(request, program, sink)
+
+    async def _move_to_warm(self) -> None:
+        """Leave the helper that was started before there was a template, once there is one; the files stay."""
+        connection = self._connection
+        if connection is None or self._slot is not None or self._pool is None or self.workspace.fd < 0:
+            return
+        if connection.is_alive and self._pool.is_ready():
+            outside, self._connection = self._spec.outside, None
+            self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
+            self._spec.outside = outside  # which this sandbox has claimed
+            await finish(connection.close())
 
     def _waited(self) -> bool:
         """Tell whether what failed was a guest that had waited in a jail of this sandbox's own."""

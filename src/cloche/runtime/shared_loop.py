@@ -1,0 +1,120 @@
+"""One event loop that is run by whoever waits for it.
+
+Theory of operation: what outlives a call (an open sandbox, a session) needs a loop that lives on. Where a thread runs
+that loop all the time, each blocking call wakes two threads, which takes longer than a small cell. So this loop is run
+in turns. A caller who finds it free takes the turn, runs the loop until the task at hand has ended, whatever else
+happens there meanwhile, and leaves. In between, a keeper sleeps: not in the loop but on a second epoll, which watches
+the loop's own one and is armed by whoever leaves, for one event. So the keeper wakes when something happens while
+nobody has the turn, and only then; it runs what is ready, never waits in the loop, and goes back to sleep. For timers
+it sleeps no longer than until the next one is due; who leaves an earlier one behind rings a bell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import select
+import selectors
+import threading
+
+EXIT_PATIENCE_S = 5.0
+
+log = logging.getLogger("cloche.loop")
+
+
+class SharedLoop:
+    """Hold the loop and its keeper, a daemon thread."""
+
+    def __init__(self) -> None:
+        selector = selectors.EpollSelector()
+        self.loop = asyncio.SelectorEventLoop(selector)
+        self._inner = selector.fileno()
+        self._turn = threading.Lock()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._watch = select.epoll()
+        self._watch.register(self._bell, select.EPOLLIN)
+        self._watch.register(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
+        self._wakes_at = math.inf  # when the keeper wakes by itself, on the loop's clock
+        self._is_closed = False
+        self._keeper = threading.Thread(target=self._keep, name="cloche-loop", daemon=True)
+        self._keeper.start()
+
+    def take(self) -> asyncio.AbstractEventLoop | None:
+        """Take the turn and return the loop, to be run by this thread until it leaves; None when another one has it."""
+        if not self._turn.acquire(blocking=False):
+            return None
+        self._watch.modify(self._inner, 0)
+        return self.loop
+
+    def leave(self, _: asyncio.AbstractEventLoop | None = None) -> None:
+        """Give the turn back; the keeper goes on with what is left to do."""
+        try:
+            if self._is_ready() or self._next_due() < self._wakes_at:
+                os.eventfd_write(self._bell, 1)
+            self._watch.modify(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
+        finally:
+            self._turn.release()
+
+    def is_running_here(self) -> bool:
+        """Tell whether this thread runs the loop at this moment."""
+        return asyncio._get_running_loop() is self.loop
+
+    def close(self) -> None:
+        """Cancel what is left, wait a bounded time for it, and end the keeper."""
+        cancelled = asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop)
+        with contextlib.suppress(TimeoutError):
+            cancelled.result(EXIT_PATIENCE_S)
+        self._is_closed = True
+        os.eventfd_write(self._bell, 1)
+        self._keeper.join(EXIT_PATIENCE_S)
+        if not self._keeper.is_alive():
+            self.loop.close()
+            self._watch.close()
+            os.close(self._bell)
+
+    def _keep(self) -> None:
+        wait_s: float | None = None
+        while True:
+            self._watch.poll(wait_s)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            with self._turn:
+                if self._is_closed:
+                    return
+                self._run_what_is_ready()
+                self._wakes_at = self._next_due()
+                wait_s = None if math.isinf(self._wakes_at) else max(0.0, self._wakes_at - self.loop.time())
+                self._watch.modify(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def _run_what_is_ready(self) -> None:
+        while True:
+            try:
+                self.loop.call_soon(self.loop.stop)  # one round of the loop, without waiting
+                self.loop.run_forever()
+            except BaseException:  # what asyncio lets out of a task that raised SystemExit; others are still waiting
+                log.exception("a task broke out of the shared loop")
+            if not self._is_ready():
+                return
+
+    def _is_ready(self) -> bool:
+        return bool(self.loop._ready)  # type: ignore[attr-defined]
+
+    def _next_due(self) -> float:
+        """Return when the next timer is due, on the loop's clock; cancelled ones may lie before it for a while."""
+        timers: list[asyncio.TimerHandle] = self.loop._scheduled  # type: ignore[attr-defined]
+        if not timers:
+            return math.inf
+        if not timers[0].cancelled():
+            return timers[0].when()
+        return min((timer.when() for timer in timers if not timer.cancelled()), default=math.inf)
+
+
+async def _cancel_others() -> None:
+    """Cancel every other task of this loop and wait for all of them."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
