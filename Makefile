@@ -26,9 +26,8 @@ run: $(VENV)/.run ## install, then run an example: a CSV in, a table and a chart
 	@test -s $(REPORT)/sales.png
 	@echo "The chart is $(REPORT)/sales.png"
 
-test: setup-system check ## everything but soak, as this user and, from root, once more as an ordinary one (at most 15 min)
-	$(PYTHON_DEV) -m pytest -m "not soak"
-	scripts/test_as_user.sh
+test: setup-system check ## everything but soak, as this user and, from root, as an ordinary one beside (at most 15 min)
+	scripts/test_both.sh
 
 check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass before its tests
 	$(VENV)/bin/ruff check $(CHECKED)

@@ -3,7 +3,8 @@
 A process is ours when its chain of parents leads to this one, or to an orphan that began after the session
 did and bears our mark: a cgroup or working directory with our name, new namespaces, or the command line of
 a helper. A machine may be shared, so what has a living parent elsewhere never counts, and what vanishes while
-we wait was not left. Names of folders carry the number of the process that made them, for the same reason.
+we wait was not left. Names of folders carry the number of the process that made them, for the same reason. What is
+another ordinary user's does not count either: `make test` runs as root and as one of them at the same time.
 """
 
 import os
@@ -18,6 +19,8 @@ from cloche.backends.local.warm import close_pools
 
 MARK = "cloche"
 DIRECTORY_PREFIX = "cloche-"
+# The user beside whose tests root's run, see scripts/test_both.sh.
+BESIDE = os.environ.get("TESTED_BESIDE", "")
 MADE_BY = re.compile(DIRECTORY_PREFIX + r"(?:[a-z]+-)?(\d+)-")
 
 
@@ -44,6 +47,11 @@ class Process:
         command = _proc_text(self.pid, "cmdline") or _proc_text(self.pid, "comm")
         return f"process {self.pid}: {command[:200]}"
 
+    def is_anothers(self) -> bool:
+        """Say whether it runs in another user's name, or is gone."""
+        rows = [line.split() for line in _proc_text(self.pid, "status").splitlines() if line.startswith("Uid:")]
+        return not rows or _is_anothers(int(rows[0][1]))
+
     def is_marked(self, known_namespaces: frozenset[str]) -> bool:
         """Say whether its cgroup, working directory, namespaces or command line are of our making."""
         places = _proc_text(self.pid, "cgroup") + _proc_link(self.pid, "cwd")
@@ -54,6 +62,10 @@ class Process:
             or (namespace != "" and namespace not in known_namespaces)
             or (MARK in command and " -I " in command)
         )
+
+
+def _is_anothers(uid: int) -> bool:
+    return str(uid) == BESIDE if os.geteuid() == 0 else uid != os.getuid()
 
 
 def _proc_text(pid: int, name: str) -> str:
@@ -152,9 +164,16 @@ class Snapshot:
 
     def _is_ours(self, process: Process, now: dict[int, Process]) -> bool:
         top = self._top(process, now)
-        return top.parent == os.getpid() or (top.parent == self.adopter and top.is_marked(self.namespaces))
+        if top.parent == os.getpid():
+            return True
+        return top.parent == self.adopter and top.is_marked(self.namespaces) and not top.is_anothers()
 
     def _is_made_by_us(self, path: str, now: dict[int, Process]) -> bool:
+        try:
+            if _is_anothers(os.lstat(path).st_uid):
+                return False
+        except OSError:
+            return False  # gone by now
         maker = MADE_BY.match(os.path.basename(path))
         living = now.get(int(maker[1])) if maker else None
         return living is None or living.pid == os.getpid() or self._top(living, now).parent == os.getpid()

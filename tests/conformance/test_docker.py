@@ -22,29 +22,17 @@ ON_GVISOR = {
 UNTELLING_ON_GVISOR = "cpu is true"
 
 
-# Families whose every check is part of each test run; of the others it is the first one that stands for them.
-ALWAYS_WHOLE = ("truth", "walls", "tree kill", "cleanup", "cancellation", "capabilities")
-
-
-def a_check_of_everything() -> list[str]:
-    """Return what a test run has time for."""
-    firsts = {check.family: check.name for check in reversed(CHECKS)}
-    return [check.name for check in CHECKS if check.family in ALWAYS_WHOLE or firsts[check.family] == check.name]
-
-
+@pytest.mark.soak  # for its length, here and below
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "names", [pytest.param(a_check_of_everything(), id="some"), pytest.param([], id="all", marks=pytest.mark.soak)]
-)
-def test_docker_conforms(docker: Daemon, names: list[str]) -> None:
+def test_docker_conforms(docker: Daemon) -> None:
     """Every check is kept in an image with Python, without a deviation."""
     backend = DockerBackend({"*": docker.image("cloche-test:python")})
-    rows = run_conformance(backend, only=names, deviations={}, at_once=4)
+    rows = run_conformance(backend, deviations={}, at_once=4)
     broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.soak  # for its length
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_docker_on_gvisor_conforms(gvisor: Daemon) -> None:
     """Every check is kept on gVisor too, but for deviations that are named and real."""

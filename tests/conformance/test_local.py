@@ -58,14 +58,17 @@ ROWS = {
 # The same, for the ordinary user after root who has no control groups, as these: the next row but one, the next row,
 # and what test_suite.py tries.
 ONCE = ("jail, control groups", "confined, control groups", "process, rlimits only")
+# Root leaves to the soak what that user tries in every test run, and what differs from both least.
+LATER = ("jail, rlimits only", "confined, rlimits only", "confined, control groups") if os.geteuid() == 0 else ()
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.once] * (name in ONCE) + [pytest.mark.soak] * (name in LATER)
 
 
 @pytest.mark.parametrize(
     ("level", "use_cgroups", "is_cold"),
-    [
-        pytest.param(*row, "cold" in name, id=name, marks=[pytest.mark.once] if name in ONCE else [])
-        for name, row in ROWS.items()
-    ],
+    [pytest.param(*row, "cold" in name, id=name, marks=_marks(name)) for name, row in ROWS.items()],
 )
 def test_local_conforms(level: Level, use_cgroups: bool, is_cold: bool) -> None:
     """Every check is kept, but for deviations that are named and real."""

@@ -15,8 +15,8 @@ from cloche.cli.contest.report import show_report
 from tests.contests import OURS, ROOT, event, run
 from tests.documents import commands, matches
 
-# As the ordinary user the project's own contest is held, in test_bench_parts.py.
-pytestmark = pytest.mark.once
+# Half a minute: every test run holds the project's own contest, in test_bench_parts.py.
+pytestmark = [pytest.mark.once, pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")

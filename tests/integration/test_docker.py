@@ -218,6 +218,7 @@ def test_limits_hold_with_a_shell_too(
     assert result.status is status, result
 
 
+@pytest.mark.soak  # its image takes a while
 @pytest.mark.toolchain
 @pytest.mark.timeout(600)
 def test_all_eight_languages(docker: Daemon) -> None:

@@ -7,8 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.leftovers import DIRECTORY_PREFIX, Snapshot, wait_for_leftovers
 
+NOBODY_HERE = 61235
 # A child that leaves a grandchild behind: an orphan, in a folder of its own choice.
 ORPHAN = """
 import subprocess, sys
@@ -16,9 +19,10 @@ print(subprocess.Popen(["sleep", "60"], cwd=sys.argv[1], stdout=subprocess.DEVNU
 """
 
 
-def leave_an_orphan(folder: str) -> int:
+def leave_an_orphan(folder: str, user: int | None = None) -> int:
     """Start a process whose parent is gone when this returns."""
-    return int(subprocess.run([sys.executable, "-c", ORPHAN, folder], capture_output=True, check=True).stdout)
+    words = [sys.executable if user is None else "/usr/bin/python3", "-c", ORPHAN, folder]
+    return int(subprocess.run(words, capture_output=True, check=True, user=user).stdout)
 
 
 def test_nothing_new_is_nothing_left() -> None:
@@ -76,3 +80,19 @@ def test_a_folder_in_shared_memory_is_found() -> None:
         assert f"directory: {folder}" in before.leftovers()
     finally:
         folder.rmdir()
+
+
+@pytest.mark.root
+def test_what_belongs_to_the_user_beside_root_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a process nor a folder of theirs counts; before it is known that they are at work, both do."""
+    before = Snapshot.take()
+    with tempfile.TemporaryDirectory(prefix=DIRECTORY_PREFIX) as folder:
+        os.chown(folder, NOBODY_HERE, NOBODY_HERE)
+        theirs = leave_an_orphan(folder, user=NOBODY_HERE)
+        try:
+            seen = {f"directory: {folder}", f"process {theirs}: sleep 60"}
+            assert seen <= set(before.leftovers())
+            monkeypatch.setattr("tests.leftovers.BESIDE", str(NOBODY_HERE))
+            assert not seen & set(before.leftovers())
+        finally:
+            os.kill(theirs, signal.SIGKILL)
