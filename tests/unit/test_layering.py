@@ -42,7 +42,7 @@ STANDARD_LIBRARY_ONLY = {"core", "jail", "interpreter", "zygote"}
 # The helper process puts the package's folder on its path and imports these as top-level packages.
 RELATIVE_ONLY = {"jail", "interpreter"}
 # What several backends use, and so belongs to none.
-SHARED_BY_BACKENDS = {"saving", "waiting"}
+SHARED_BY_BACKENDS = {"drivers", "exchange", "living", "saving", "waiting"}
 # The one file that names concrete backends.
 FACTORY = "runtime/factory.py"
 

@@ -16,9 +16,10 @@ from cloche.core.levels import Control, State
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, decide
 from cloche.core.request import InputFile
-from cloche.core.result import TIMEOUT_NOTE, FileRecord, Result, SaveFiles, Status, Usage
+from cloche.core.result import TIMEOUT_NOTE, FileRecord, Result, Status, Usage
 from cloche.core.told import read_told
 
+from ..saving import Changes
 from .archive import Spool, keep, unpack
 from .container import Container
 from .daemon import Daemon
@@ -36,15 +37,6 @@ class End:
 
     observed: Observed
     usage: Usage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """Hold the files that a run created or changed, how many others were left out, and how to save them."""
-
-    records: tuple[FileRecord, ...]
-    skipped: int
-    save: SaveFiles | None
 
 
 class Workspace:
