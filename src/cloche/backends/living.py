@@ -94,9 +94,6 @@ class LivingSession(ABC):
     def _place(self) -> Mapping[str, Any]:
         """Return what results say of where this is."""
 
-    async def _go_on(self) -> None:
-        """Be where the next cell is to run."""
-
     @property
     def is_alive(self) -> bool:
         """Tell whether it can still run anything."""
@@ -134,7 +131,6 @@ class LivingSession(ABC):
         async with self._turn:
             if not self.is_alive:
                 raise InvalidRequest(f"this session has ended{self._why()}; restart it, or open another one")
-            await self._go_on()
             return await self._run(code, timeout_s, sink)
 
     async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:

@@ -41,6 +41,7 @@ class Program:
         """Return the order as the first process takes it."""
         return {
             "do": "run",
+            "is_session": False,
             "commands": [list(words) for words in self.commands],
             "python": dict(self.python) if self.python is not None else None,
             "env": dict(self.env),
@@ -62,17 +63,16 @@ def language_of(request: Request) -> Language:
 
 def build_program(request: Request, image: Image) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for an engine that is missing."""
-    base = {"PATH": FALLBACK_PATH, **image.env, **ENVIRONMENT}
     if request.code is None:
-        return Program(commands=(request.argv,), env={**base, **request.env}, files=request.files)
+        return Program(commands=(request.argv,), env=environment(image, request.env), files=request.files)
     language = language_named(request.language)
     if any(file.path == language.file_name for file in request.files):
         raise InvalidRequest(f"file {language.file_name!r} is where the {language.name} code itself goes; rename yours")
     code = InputFile(path=language.file_name, data=request.code.encode("utf-8", "surrogatepass"))
     source, files = f"{WORKSPACE}/{language.file_name}", (*request.files, code)
     engine = image.engine(language)
-    env = {**base, **render_env(engine, source, BUILD), **request.env}
-    if language.name == "python" and image.has_reaper and not _sets_interpreter_variables(request.env):
+    env = environment(image, {**render_env(engine, source, BUILD), **request.env})
+    if language.name == "python" and image.has_reaper and not sets_interpreter_variables(request.env):
         python = {"path": source, "argv": list(request.argv), "extra_paths": [], "customizes": False}
         return Program(commands=(), env=env, files=files, engine=engine, python=python)
     return Program(
@@ -85,5 +85,11 @@ def build_program(request: Request, image: Image) -> Program:
     )
 
 
-def _sets_interpreter_variables(env: Mapping[str, str]) -> bool:
+def environment(image: Image, more: Mapping[str, str]) -> dict[str, str]:
+    """Return a guest's environment: what the image sets, below the fixed minimum, below `more`."""
+    return {"PATH": FALLBACK_PATH, **image.env, **ENVIRONMENT, **more}
+
+
+def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
+    """Tell whether a variable is among them that a running interpreter cannot take any more."""
     return any(name.startswith("PYTHON") and name not in _HARMLESS for name in env)

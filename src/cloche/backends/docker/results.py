@@ -25,7 +25,7 @@ from .container import Container
 from .daemon import Daemon
 from .images import Image
 from .program import Program
-from .running import ERR, OUT, Running
+from .running import Running
 
 ASK_S = 15.0
 UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
@@ -69,11 +69,10 @@ class Workspace:
         )
 
 
-async def observed_end(container: Container, running: Running, cause: KillCause | None) -> End | None:
+async def observed_end(container: Container, report: Mapping[str, Any] | None, cause: KillCause | None) -> End | None:
     """Return how a run ended; None when the container went away and nobody knows why."""
-    report = running.report
     if report is not None:
-        return End(observed=_observed(report, cause), usage=_usage(report))
+        return reported_end(report, cause)
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
     with contextlib.suppress(TimeoutError):
@@ -81,6 +80,11 @@ async def observed_end(container: Container, running: Running, cause: KillCause 
             if await asyncio.to_thread(_was_out_of_memory, container):
                 return End(observed=Observed(cause=KillCause.OUT_OF_MEMORY), usage=Usage())
     return None
+
+
+def reported_end(report: Mapping[str, Any], cause: KillCause | None = None) -> End:
+    """Return what the first process says of an end."""
+    return End(observed=_observed(report, cause), usage=_usage(report))
 
 
 def _was_out_of_memory(container: Container) -> bool:
@@ -135,7 +139,7 @@ def make_result(
 ) -> Result:
     """Put a result together."""
     verdict = decide(end.observed)
-    out, err = running.kept(OUT), running.kept(ERR)
+    out, err = running.outputs.kept("stdout"), running.outputs.kept("stderr")
     if verdict.status is Status.TIMEOUT:
         err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
     value, is_repr, outputs = read_told(running.told())
@@ -163,7 +167,7 @@ def make_result(
         err.decode("utf-8", "replace"),
         verdict.exit_code,
         end.usage.wall_s,
-        truncated=running.is_truncated,
+        truncated=running.outputs.is_truncated,
         timed_out=verdict.status is Status.TIMEOUT,
         status=verdict.status,
         value=value,

@@ -2,7 +2,8 @@
 
 Theory of operation: the workspace is a volume in memory, which lives as long as a container that has it. A container
 runs one program. After that it is idle: nothing but its first process is left, which serves the workspace until
-the next container has come up. So there is always one that holds the files, and never one that runs twice.
+the next container has come up. So there is always one that holds the files, and never one that runs twice. A session's
+container has them too, as long as it lives, and afterwards when no other one has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import InvalidRequest, OutcomeUnknown, StartFailed
+from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileError, StartFailed
 from cloche.core.events import PlanStep, Sink, discard
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause
@@ -24,11 +25,14 @@ from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import Result
 
+from ..saving import Changes
 from ..waiting import finish
 from .archive import pack
 from .boot import COMMAND
 from .container import Container
 from .daemon import OWNER_LABEL, Daemon, owner
+from .ending import Ending
+from .hearing import SMALL_BYTES
 from .images import Image, find_image, image_name
 from .plan import FIRST_ID, IDS, Plan, plan_container
 from .pool import shared_pool
@@ -36,11 +40,10 @@ from .program import Program, build_program, language_of
 from .remains import see_out
 from .results import Workspace, make_result, observed_end
 from .running import Conversation, Lost, Running
+from .session import DockerSession
+from .session_program import build_session_program, image_language
 from .shell import COMMAND as SHELL_COMMAND
 from .shell import ShellContainer
-
-SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
-SMALL_BYTES = 32 * 1024
 
 
 class DockerOpenSandbox:
@@ -57,14 +60,15 @@ class DockerOpenSandbox:
         runtime: str = "",
     ):
         self._daemon, self._policy, self._limits, self._images = daemon, policy, limits, images
-        self._enforcement, self._runtime = enforcement, runtime
+        self.enforcement, self._runtime = enforcement, runtime
         self._turn = asyncio.Lock()
         self._fresh: Container | None = None  # has run nothing yet
         self._used: Container | None = None  # holds the workspace, and runs nothing more
         self._coming: asyncio.Task[None] | None = None
         self._volume = ""
         self._workspace = Workspace()
-        self._is_last = self._is_closed = False
+        self._sessions: list[DockerSession] = []
+        self._has_workspace = self._is_last = self._is_closed = False
 
     def expect_single_run(self) -> None:
         """Say that the next run is the last one: no container is made ready for another."""
@@ -111,9 +115,46 @@ class DockerOpenSandbox:
             await self._converse(Conversation(0), {"do": "write"}, pack(files))
             self._workspace.note(files)
 
+    async def open_session(self, language: str, env: Mapping[str, str]) -> DockerSession:
+        """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
+        async with self._turn:
+            image = await self._image(image_name(image_language(language).name, self._images))
+            program = build_session_program(language, env, image)
+            container, start = await self._take(image)
+            session = DockerSession(self, container, program, self._limits, start)
+            self._sessions.append(session)
+        try:
+            await session.open()
+        except BaseException:
+            await finish(session.close())
+            raise
+        return session
+
+    def take_back(self, session: DockerSession) -> None:
+        """Take the container of a session that is over: it may be the only one that has the files."""
+        self._sessions.remove(session)
+        if self._is_closed or session.container.is_lost or self._keeper() is not None:
+            see_out(session.container, self._volume if self._is_closed else "")
+        else:
+            self._used = session.container
+
+    async def changes_in(self, container: Container) -> Changes:
+        """Look at the files after a cell; nothing where they cannot be seen any more."""
+        async with self._turn:
+            if container.is_lost or self._is_closed:
+                return Changes()
+            talk = Conversation(self._limits.disk_bytes)
+            try:
+                answer = await self._ask(container, talk, {"do": "look", "disk_bytes": self._limits.disk_bytes})
+            except (StartFailed, SandboxFileError):
+                return Changes()
+            return await asyncio.to_thread(self._workspace.changes, talk.spool, {}, answer)
+
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
+        for session in list(self._sessions):
+            await finish(session.close())
         if self._coming is not None:
             with contextlib.suppress(Exception):  # it is not needed any more, whatever came of it
                 await finish(self._coming)
@@ -135,7 +176,7 @@ class DockerOpenSandbox:
         fresh, self._fresh = self._fresh, None
         if fresh is not None and not fresh.is_lost and fresh.image.id == image.id:
             return fresh, "pooled"
-        if fresh is not None and self._used is None:
+        if fresh is not None and self._keeper() is None:
             self._used, fresh = fresh, None
         try:
             found = await self._start(image)
@@ -145,18 +186,23 @@ class DockerOpenSandbox:
         return found
 
     async def _start(self, image: Image) -> tuple[Container, str]:
-        if self._used is None:
+        keeper = self._keeper()
+        if keeper is None and self._has_workspace:
+            words = self._used.last_words() if self._used is not None else ""
+            raise StartFailed(f"the workspace is gone with its container{words}", step="container")
+        if keeper is None:
             warm = shared_pool().take(self._kind(image)) if self._policy.warm else None
-            if warm is not None:
-                return warm, "pooled"
-            return await self._made(image, ""), "cold"
+            found = (warm, "pooled") if warm is not None else (await self._made(image, ""), "cold")
+            self._has_workspace = True
+            return found
         if not self._volume:
-            if self._used.is_lost:
-                raise StartFailed(
-                    f"the workspace is gone with its container{self._used.last_words()}", step="container"
-                )
-            self._volume = await asyncio.to_thread(self._daemon.volume_of, self._used.id)
+            self._volume = await asyncio.to_thread(self._daemon.volume_of, keeper.id)
         return await self._made(image, self._volume), "cold"
+
+    def _keeper(self) -> Container | None:
+        """Return a container that has the workspace; one that runs nothing before one with a session."""
+        all_of_them = (self._used, self._fresh, *(session.container for session in self._sessions))
+        return next((one for one in all_of_them if one is not None and not one.is_lost), None)
 
     async def _made(self, image: Image, volume: str) -> Container:
         """Start a container in a thread; should nobody wait for it any more, it is let go."""
@@ -176,12 +222,13 @@ class DockerOpenSandbox:
         return container
 
     def _plan(self, image: Image, volume: str) -> Plan:
+        keeper = self._keeper() if volume else None
         plan = plan_container(
             self._policy,
             self._limits,
             image=image.id,
             command=COMMAND if image.has_reaper else SHELL_COMMAND,
-            user=self._used.plan.user if volume and self._used is not None else _any_id(),
+            user=keeper.plan.user if keeper is not None else _any_id(),
             is_watched=image.has_reaper,
             runtime=self._runtime,
             is_id_mapped=self._daemon.is_id_mapped,
@@ -198,7 +245,7 @@ class DockerOpenSandbox:
         if before is not None:
             see_out(before)
         timeout_s = request.timeout_s or self._limits.timeout_s
-        ending = _Ending(container)
+        ending = Ending(container)
         running = Running(self._limits, sink, ending.kill, lambda: ending.expect(timeout_s))
         if sink is not discard:
             shown = shlex.join(container.plan.arguments())
@@ -216,7 +263,7 @@ class DockerOpenSandbox:
             ending.close()
             container.listen(None)
             self._go_on(container)
-        end = await observed_end(container, running, ending.cause)
+        end = await observed_end(container, running.report, ending.cause)
         if end is None:
             raise OutcomeUnknown(
                 "the container was lost while the code ran, and nobody said why; it may have run to its end. "
@@ -225,7 +272,7 @@ class DockerOpenSandbox:
         found = await asyncio.to_thread(self._workspace.changes, running.spool, program.given(), answer)
         return make_result(
             end, running, found, program=program, image=container.image, limits=self._limits,
-            enforcement=self._enforcement, daemon=self._daemon, start=start,
+            enforcement=self.enforcement, daemon=self._daemon, start=start,
         )  # fmt: skip
 
     def _go_on(self, container: Container) -> None:
@@ -249,7 +296,7 @@ class DockerOpenSandbox:
         self,
         container: Container,
         running: Running,
-        ending: _Ending,
+        ending: Ending,
         order: dict[str, Any],
         payloads: tuple[bytes, ...],
     ) -> dict[str, Any]:
@@ -268,11 +315,15 @@ class DockerOpenSandbox:
 
     async def _converse(self, talk: Conversation, order: dict[str, Any], *payloads: bytes) -> dict[str, Any]:
         """Ask a container of this sandbox about files."""
-        container = await self._holder()
-        container.listen(talk)
+        return await self._ask(await self._holder(), talk, order, *payloads)
+
+    async def _ask(
+        self, container: Container, talk: Conversation, order: dict[str, Any], *payloads: bytes
+    ) -> dict[str, Any]:
+        container.answer_to(talk)
         try:
             await finish(_send(container, order, payloads))
-            return await asyncio.shield(talk.answer)
+            return await finish(asyncio.shield(talk.answer))  # what comes later would be taken for another's answer
         except (Lost, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, ConnectionError):
                 raise
@@ -280,18 +331,18 @@ class DockerOpenSandbox:
                 "the workspace is gone with its container; open another sandbox", step="container"
             ) from error
         finally:
-            container.listen(None)
+            container.answer_to(None)
 
     async def _holder(self) -> Container:
         """Return a container that has the workspace."""
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
-        if self._used is not None and not self._used.is_lost:
-            return self._used
-        if self._fresh is None:
+        keeper = self._keeper()
+        if keeper is None:
             image = await self._image(image_name("python", self._images))
             self._fresh, _ = await self._take(image)
-        return self._fresh
+            keeper = self._fresh
+        return keeper
 
 
 def _any_id() -> int:
@@ -304,32 +355,3 @@ async def _send(container: Container, order: dict[str, Any], payloads: tuple[byt
         container.order(order, *payloads)
     else:
         await asyncio.to_thread(container.order, order, *payloads)
-
-
-class _Ending:
-    """End a run that must end: first by its first process, and when that does not answer, with the container."""
-
-    def __init__(self, container: Container):
-        self._container = container
-        self._loop = asyncio.get_running_loop()
-        self._timers: list[asyncio.TimerHandle] = []
-        self.cause: KillCause | None = None
-
-    def expect(self, timeout_s: float) -> None:
-        """Begin to count."""
-        self._timers.append(self._loop.call_later(timeout_s, self.kill, KillCause.TIMEOUT))
-
-    def kill(self, cause: KillCause) -> None:
-        """Kill the run for a reason; the first reason counts."""
-        if self.cause is None:
-            self.cause = cause
-            self._loop.run_in_executor(None, self._container.kill_guest)
-            self._timers.append(self._loop.call_later(SETTLE_S, self._kill_container))
-
-    def _kill_container(self) -> None:
-        self._loop.run_in_executor(None, self._container.kill)
-
-    def close(self) -> None:
-        """Stop counting."""
-        for timer in self._timers:
-            timer.cancel()

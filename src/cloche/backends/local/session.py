@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.events import Sink
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, Verdict, decide
-from cloche.core.result import Usage
+from cloche.core.result import Result, Usage
 
 from ..drivers import Word
 from ..living import LivingSession, as_lost
@@ -69,6 +70,10 @@ class LocalSession(LivingSession):
         self._exchange.close_guest_ends()
         family.end = asyncio.ensure_future(attend(family.hear))
         await self._await_ready(family.end)
+
+    async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:
+        await self._go_on()
+        return await super()._run(code, timeout_s, sink)
 
     async def _go_on(self) -> None:
         """Go on where this session goes on after a fork."""

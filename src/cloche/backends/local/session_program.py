@@ -18,6 +18,7 @@ from .plan import Places, guest_environment
 from .program import python_toolchain, sets_interpreter_variables
 from .toolchain import Toolchain, find_toolchain
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionProgram:
     """Hold the run that a session is, and how to talk to it."""
