@@ -223,9 +223,11 @@ def test_no_checkpoints_and_no_forks(session: Session) -> None:
 
 def test_what_cannot_hold_a_session_says_so(docker: Daemon, sandbox: Sandbox) -> None:
     """A language without sessions, and an image without what a session needs: with what to do."""
-    with Sandbox(backend="docker", languages=["ruby"]) as other:
-        with pytest.raises(cloche.BackendUnavailable, match=r"no sessions of ruby.*use run"):
-            other.session("ruby")
+    with (
+        Sandbox(backend="docker", languages=["ruby"]) as other,
+        pytest.raises(cloche.BackendUnavailable, match=r"no sessions of ruby.*use run"),
+    ):
+        other.session("ruby")
     with Sandbox(backend="docker", image=docker.image("cloche-test:small"), level="jail") as small:
         for language in ("python", "bash"):
             with pytest.raises(cloche.BackendUnavailable, match=r"no Python 3\.11.*Dockerfile\.sandbox"):
