@@ -121,6 +121,9 @@ class DockerOpenSandbox:
             image = await self._image(image_name(image_language(language).name, self._images))
             program = build_session_program(language, env, image)
             container, start = await self._take(image)
+            if self._is_closed:
+                see_out(container, self._volume)
+                raise InvalidRequest("this sandbox was closed before the session began; open another one")
             session = DockerSession(self, container, program, self._limits, start)
             self._sessions.append(session)
         try:
@@ -146,7 +149,9 @@ class DockerOpenSandbox:
             talk = Conversation(self._limits.disk_bytes)
             try:
                 answer = await self._ask(container, talk, {"do": "look", "disk_bytes": self._limits.disk_bytes})
-            except (StartFailed, SandboxFileError):
+            except SandboxFileError:
+                return Changes(skipped=1)
+            except StartFailed:
                 return Changes()
             return await asyncio.to_thread(self._workspace.changes, talk.spool, {}, answer)
 
