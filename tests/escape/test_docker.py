@@ -12,8 +12,8 @@ import pytest
 from tests.daemon import Daemon
 from tests.escape.attempts import JAIL, SESSION, Attempt, play
 from tests.escape.cells import Cells
-from tests.escape.left_out import places_of
 from tests.escape.ledger import Ledger, all_attempts
+from tests.escape.left_out import places_of
 from tests.escape.places import Inside
 
 pytestmark = pytest.mark.root
