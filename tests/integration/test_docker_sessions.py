@@ -31,10 +31,10 @@ CLAIMS: tuple[Callable[..., None], ...] = (
     jail.test_output_streams_in_order,
     jail.test_interrupted_from_another_thread,
     jail.test_who_resists_is_killed_and_the_loss_is_said,
-    jail.test_an_exit_keeps_the_session,
-    jail.test_history_is_kept,
 )
 MORE_CLAIMS: tuple[Callable[..., None], ...] = (
+    jail.test_an_exit_keeps_the_session,
+    jail.test_history_is_kept,
     jail.test_last_values_are_remembered,
     jail.test_await_at_the_top_and_tasks_between_cells,
     jail.test_a_value_is_json_or_a_repr,
@@ -160,6 +160,7 @@ def test_whatever_a_cell_does_it_can_be_interrupted(sandbox: Sandbox, language: 
         assert after.stdout.splitlines()[-1] == str(42 + number), loop
 
 
+@pytest.mark.soak  # for its length
 def test_a_flood_costs_the_cell_only(image: str) -> None:
     """Head and tail are kept of what is long; what never ends is interrupted, and the state kept."""
     with Sandbox(backend="docker", image=image, level="jail", output_limit="2k") as sandbox:
@@ -172,6 +173,7 @@ def test_a_flood_costs_the_cell_only(image: str) -> None:
         assert (result.stdout, result.truncated) == ("next\n", False)
 
 
+@pytest.mark.soak  # for its length
 def test_a_long_cell_gets_there(session: Session) -> None:
     """Megabytes of code and of value pass the link whole."""
     text = "line of text\\n" * 200_000
@@ -255,15 +257,21 @@ def test_a_container_that_is_killed_is_a_lost_state(docker: Daemon, session: Ses
 
 HOSTILE = {
     "closes its link": "import os; os.close(1023)",
+    "leaves others behind": "import os\nif os.fork(): os._exit(3)\nimport time; time.sleep(600)",
     "says what nobody understands": "import os; os.write(1023, b'\\xff' * 100)",
     "says too much": "import os\ntext = b'{\"a\": \"' + b'x' * 90_000 + b'\"}'\n"
     "while True: os.write(1023, len(text).to_bytes(4, 'big') + text)",
     "stops its first process": "import os, signal\nos.kill(1, signal.SIGSTOP)\nos.kill(1, 9)\nos._exit(3)",
-    "leaves others behind": "import os\nif os.fork(): os._exit(3)\nimport time; time.sleep(600)",
 }
 
 
-@pytest.mark.parametrize("code", HOSTILE.values(), ids=[name.replace(" ", "_") for name in HOSTILE])
+def hostile() -> Iterator[Any]:
+    """Yield two of them for every test run, and the others as soak."""
+    for number, (name, code) in enumerate(HOSTILE.items()):
+        yield pytest.param(code, id=name.replace(" ", "_"), marks=[pytest.mark.soak] if number > 1 else [])
+
+
+@pytest.mark.parametrize("code", list(hostile()))
 def test_a_hostile_cell_harms_its_session_only(session: Session, code: str) -> None:
     """The session is lost, within seconds, and the sandbox goes on with its files."""
     session.run("open('f', 'w').write('f')")
@@ -313,7 +321,13 @@ sessions[0].run("open('f', 'w')")
 """
 
 
-@pytest.mark.parametrize("more", ["print('up', flush=True); sessions[1].run('sleep 600')", "print('up'); sys.exit(0)"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param("print('up', flush=True); sessions[1].run('sleep 600')", id="killed"),
+        pytest.param("print('up'); sys.exit(0)", id="ended", marks=pytest.mark.soak),
+    ],
+)
 def test_a_caller_that_is_gone_leaves_nothing(docker: Daemon, image: str, more: str) -> None:
     """Killed in the middle of a cell, or ended without closing anything: no container, and after `gc` no volume."""
     words = [sys.executable, "-c", CALLER.format(more=more), image]
@@ -333,6 +347,7 @@ def test_a_caller_that_is_gone_leaves_nothing(docker: Daemon, image: str, more: 
     assert docker.is_clean()
 
 
+@pytest.mark.soak  # for its length
 def test_a_cancelled_cell_is_interrupted(image: str, docker: Daemon) -> None:
     """Cancelling the call ends the cell and keeps the session; cancelling its start leaves nothing."""
 
@@ -356,6 +371,7 @@ def test_a_cancelled_cell_is_interrupted(image: str, docker: Daemon) -> None:
     assert docker.is_clean()
 
 
+@pytest.mark.soak  # for its length
 def test_a_daemon_that_goes_away_ends_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within seconds, with the state said to be lost; and closing what is left does not hang."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -409,6 +425,7 @@ def test_other_languages_on_gvisor(gvisor: Daemon, gvisor_sandbox: Sandbox, lang
     check_language(gvisor_sandbox, language, 3)
 
 
+@pytest.mark.soak  # for its length
 def test_a_backend_object_has_sessions_too(image: str) -> None:
     """Images by language hold for sessions: each runs in its language's own."""
     with Sandbox(backend=DockerBackend({"python": image, "bash": image}), level="jail", warm=False) as sandbox:
