@@ -327,8 +327,7 @@ class DockerOpenSandbox:
     ) -> dict[str, Any]:
         container.answer_to(talk)
         try:
-            await finish(_send(container, order, payloads))
-            return await finish(asyncio.shield(talk.answer))  # what comes later would be taken for another's answer
+            return await self._answer(container, talk, order, payloads)
         except (Lost, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, ConnectionError):
                 raise
@@ -337,6 +336,17 @@ class DockerOpenSandbox:
             ) from error
         finally:
             container.answer_to(None)
+
+    async def _answer(
+        self, container: Container, talk: Conversation, order: dict[str, Any], payloads: tuple[bytes, ...]
+    ) -> dict[str, Any]:
+        """Wait for the answer, even when cancelled: what came later would be taken for that of another question."""
+        try:
+            await finish(_send(container, order, payloads))
+            return await finish(asyncio.shield(talk.answer))
+        except BaseException:
+            talk.spool.file.close()
+            raise
 
     async def _holder(self) -> Container:
         """Return a container that has the workspace."""

@@ -190,7 +190,7 @@ class LocalSession(LivingSession):
     def _twin(self, family: Family, node: Node) -> LocalSession:
         """Return the session that goes on in a fork."""
         session = LocalSession.__new__(LocalSession)
-        session.__dict__.update(self.__dict__)
+        vars(session).update(vars(self))
         session._sandbox = self._sandbox.twin(session, node.workspace)
         session._checkpoints, session._turn, session._request_id = {}, asyncio.Lock(), 0
         session.is_closed = session._is_running = False
