@@ -154,11 +154,17 @@ class Cells:
     patience_s = 10.0
 
     def __init__(
-        self, stage: Stage, *, origin: Origin | None = None, kept: Kept | None = None, level: str = JAIL
+        self,
+        stage: Stage,
+        *,
+        origin: Origin | None = None,
+        kept: Kept | None = None,
+        level: str = JAIL,
+        **keywords: Any,
     ) -> None:
         stage.neighbour()
         self.targets = stage.targets
-        self.keywords = level_keywords(level)
+        self.keywords = {**level_keywords(level), **keywords}
         self.origin, self.kept = origin, kept
         self.promises: Mapping[str, str] = {}
         self._staying = ExitStack()

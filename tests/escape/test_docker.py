@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.daemon import Daemon
-from tests.escape.attempts import JAIL, Attempt, play
+from tests.escape.attempts import JAIL, SESSION, Attempt, play
+from tests.escape.cells import Cells
 from tests.escape.ledger import Ledger, all_attempts
+from tests.escape.left_out import key_of, places_of
 from tests.escape.places import Inside
 
 pytestmark = pytest.mark.root
@@ -55,12 +57,13 @@ def attempts() -> Iterator[Any]:
             yield pytest.param(attempt, id=f"{attempt.family}: {attempt.name}", marks=marks)
 
 
-@pytest.mark.parametrize("attempt", list(attempts()))
-def test_a_container_holds_it(ledger: Ledger, image: str, attempt: Attempt) -> None:
-    """What works outside does not work in a container."""
+def judge(ledger: Ledger, place: Inside | Cells, attempt: Attempt) -> None:
+    """Play an attempt there, and fail unless it was held."""
     ledger.control(attempt)
-    place = Inside(ledger.stage, level=JAIL, backend="docker", image=image, require=JAIL)
-    verdict = play(attempt, place, ledger.stage)
+    try:
+        verdict = play(attempt, place, ledger.stage)
+    finally:
+        place.close()
     if verdict.breach and place.promises.get(attempt.promise, "enforced") != "enforced":
         return
     why = NOT_HELD.get(f"{attempt.family}/{attempt.name}")
@@ -69,3 +72,27 @@ def test_a_container_holds_it(ledger: Ledger, image: str, attempt: Attempt) -> N
         return
     assert not verdict.breach, f"escaped from a container: {verdict.breach}"
     assert verdict.stopped_by, f"broke instead of trying: {verdict.trace}"
+
+
+@pytest.mark.parametrize("attempt", list(attempts()))
+def test_a_container_holds_it(ledger: Ledger, image: str, attempt: Attempt) -> None:
+    """What works outside does not work in a container."""
+    judge(ledger, Inside(ledger.stage, level=JAIL, backend="docker", image=image, require=JAIL), attempt)
+
+
+# Their clock includes the start of a container.
+TIMED = ("resources/time without end",)
+
+
+def cells() -> Iterator[Any]:
+    """Yield those attempts that make sense in a session, and need no prompt to be shown at."""
+    for one in attempts():
+        (attempt,) = one.values
+        if SESSION in places_of(attempt) and not attempt.terminal and key_of(attempt) not in TIMED:
+            yield pytest.param(attempt, id=one.id, marks=[pytest.mark.soak])
+
+
+@pytest.mark.parametrize("attempt", list(cells()))
+def test_a_session_in_a_container_holds_it(ledger: Ledger, image: str, attempt: Attempt) -> None:
+    """Nor does it as a cell of a session there."""
+    judge(ledger, Cells(ledger.stage, level=JAIL, backend="docker", image=image, require=JAIL), attempt)

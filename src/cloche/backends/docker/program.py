@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cloche.core.languages import language_named, render, render_env, render_generated
 from cloche.core.request import Request
 
@@ -14,14 +16,13 @@ FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def build_program(request: Request, image: Image) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for an engine that is missing."""
-    base = {"PATH": FALLBACK_PATH, **image.env, **ENVIRONMENT}
     if request.code is None:
-        return Program(commands=(request.argv,), env={**base, **request.env}, files=request.files)
+        return Program(commands=(request.argv,), env=environment(image, request.env), files=request.files)
     language = language_named(request.language)
     source, files = source_of(language), files_of(request, language)
     engine = image.engine(language)
     version = image.version(engine)
-    env = {**base, **render_env(engine, source, BUILD), **request.env}
+    env = environment(image, {**render_env(engine, source, BUILD), **request.env})
     if language.name == "python" and image.has_reaper and not sets_interpreter_variables(request.env):
         python = {"path": source, "argv": list(request.argv), "extra_paths": [], "customizes": False}
         return Program(commands=(), env=env, files=files, engine=engine, version=version, python=python)
@@ -34,3 +35,8 @@ def build_program(request: Request, image: Image) -> Program:
         build=BUILD,
         generated=render_generated(engine, source, BUILD),
     )
+
+
+def environment(image: Image, more: Mapping[str, str]) -> dict[str, str]:
+    """Return a guest's environment: what the image sets, below the fixed minimum, below `more`."""
+    return {"PATH": FALLBACK_PATH, **image.env, **ENVIRONMENT, **more}
