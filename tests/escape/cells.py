@@ -88,9 +88,9 @@ def as_cells(attempt: Attempt, code: str, targets: Mapping[str, Any]) -> list[st
 
 
 @contextmanager
-def own_session(**limits: Any) -> Iterator[Session]:
+def own_session(*, level: str = JAIL, **keywords: Any) -> Iterator[Session]:
     """Hold a session in a sandbox of its own."""
-    with cloche.Sandbox(**limits, **level_keywords(JAIL)) as sandbox:
+    with cloche.Sandbox(**{**level_keywords(level), **keywords}) as sandbox:
         yield sandbox.session()
 
 

@@ -30,9 +30,9 @@ CLAIMS: tuple[Callable[..., None], ...] = (
     jail.test_state_is_kept,
     jail.test_output_streams_in_order,
     jail.test_interrupted_from_another_thread,
-    jail.test_who_resists_is_killed_and_the_loss_is_said,
 )
 MORE_CLAIMS: tuple[Callable[..., None], ...] = (
+    jail.test_who_resists_is_killed_and_the_loss_is_said,
     jail.test_an_exit_keeps_the_session,
     jail.test_history_is_kept,
     jail.test_last_values_are_remembered,
@@ -142,11 +142,8 @@ def test_other_languages_keep_their_state(sandbox: Sandbox, language: str) -> No
     check_language(sandbox, language, 2)
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("language", drivers.BOTH)
-def test_whatever_a_cell_does_it_can_be_interrupted(sandbox: Sandbox, language: str) -> None:
-    """The loops are those that the drivers are held to outside of any container."""
+def check_interrupts(sandbox: Sandbox, language: str) -> None:
+    """Show that each loop can be interrupted, and its state kept."""
     session = sandbox.session(language)
     session.run(drivers.SET_KEPT[language])
     for number, loop in enumerate(drivers.LOOPS[language]):
@@ -158,6 +155,14 @@ def test_whatever_a_cell_does_it_can_be_interrupted(sandbox: Sandbox, language: 
         assert (result.status, result.meta["state"]) == ("signaled", "kept"), loop
         after = session.run(drivers.SHOW_KEPT[language])
         assert after.stdout.splitlines()[-1] == str(42 + number), loop
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("language", drivers.BOTH)
+def test_whatever_a_cell_does_it_can_be_interrupted(sandbox: Sandbox, language: str) -> None:
+    """The loops are those that the drivers are held to outside of any container."""
+    check_interrupts(sandbox, language)
 
 
 @pytest.mark.soak  # for its length
@@ -181,6 +186,7 @@ def test_a_long_cell_gets_there(session: Session) -> None:
     assert len(session.run("display(text)").outputs[0].data["text/plain"]) > 100
 
 
+@pytest.mark.soak  # for its length
 def test_an_unused_session_expires_and_leaves_the_files(sandbox: Sandbox) -> None:
     """It ends by itself, says why, and can be begun anew."""
     session = sandbox.session(idle_timeout="0.3s")
@@ -223,6 +229,7 @@ def test_no_checkpoints_and_no_forks(session: Session) -> None:
     assert session.run("1").value == 1
 
 
+@pytest.mark.soak  # for its length
 def test_what_cannot_hold_a_session_says_so(docker: Daemon, sandbox: Sandbox) -> None:
     """A language without sessions, and an image without what a session needs: with what to do."""
     with (
@@ -266,14 +273,13 @@ HOSTILE = {
 
 
 def hostile() -> Iterator[Any]:
-    """Yield two of them for every test run, and the others as soak."""
+    """Yield one of them for every test run, and the others as soak."""
     for number, (name, code) in enumerate(HOSTILE.items()):
-        yield pytest.param(code, id=name.replace(" ", "_"), marks=[pytest.mark.soak] if number > 1 else [])
+        yield pytest.param(code, id=name.replace(" ", "_"), marks=[pytest.mark.soak] if number > 0 else [])
 
 
-@pytest.mark.parametrize("code", list(hostile()))
-def test_a_hostile_cell_harms_its_session_only(session: Session, code: str) -> None:
-    """The session is lost, within seconds, and the sandbox goes on with its files."""
+def check_hostile(session: Session, code: str) -> None:
+    """Show that a cell costs its session within seconds, and nothing else."""
     session.run("open('f', 'w').write('f')")
     started = time.monotonic()
     result = session.run(code, timeout=10)
@@ -281,6 +287,12 @@ def test_a_hostile_cell_harms_its_session_only(session: Session, code: str) -> N
     assert time.monotonic() - started < 30
     session.restart()
     assert session.run("open('f').read()").value == "f"
+
+
+@pytest.mark.parametrize("code", list(hostile()))
+def test_a_hostile_cell_harms_its_session_only(session: Session, code: str) -> None:
+    """The session is lost, within seconds, and the sandbox goes on with its files."""
+    check_hostile(session, code)
 
 
 MOVES = """
@@ -398,6 +410,7 @@ def test_a_daemon_that_goes_away_ends_the_session(tmp_path: Path, monkeypatch: p
         caller.wait(60)
 
 
+@pytest.mark.soak  # for its length
 def test_the_command_line_has_sessions_in_containers(docker: Daemon, image: str) -> None:
     """Cells that are piped in, with the words of any other backend."""
     done = subprocess.run(
@@ -407,6 +420,7 @@ def test_the_command_line_has_sessions_in_containers(docker: Daemon, image: str)
     assert (done.returncode, done.stdout, done.stderr) == (7, "21\n", "")
 
 
+@pytest.mark.soak  # for its length
 def test_sessions_on_gvisor(gvisor: Daemon, gvisor_sandbox: Sandbox) -> None:
     """The same there: state, values, a time-out, an interrupt, a restart, and what ends the interpreter."""
     session = gvisor_sandbox.session()
