@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -97,7 +97,9 @@ class Exchange(ABC):
     async def _ask(self, request_id: int, data: bytes) -> asyncio.Future[dict[str, Any]]:
         answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._answers[request_id] = answer
-        await self._send(data)
+        sending = self._send(data)
+        if sending is not None:
+            await sending
         return answer
 
     def renew(self) -> None:
@@ -106,8 +108,8 @@ class Exchange(ABC):
         self._renew_streams()
 
     @abstractmethod
-    async def _send(self, data: bytes) -> None:
-        """Send all of it; what is gone is lost, and no error."""
+    def _send(self, data: bytes) -> Awaitable[None] | None:
+        """Send all of it, or return what is to be waited for until all is sent; what is gone is lost, and no error."""
 
     @abstractmethod
     def _hand_on_to(self, sink: Sink) -> None:

@@ -59,6 +59,10 @@ class LivingSession(ABC):
         """Return what is done when the interpreter has ended; None before it was started."""
 
     @abstractmethod
+    async def _prepare(self) -> None:
+        """Do what must be done before the next cell."""
+
+    @abstractmethod
     def _set_pace(self, *, is_busy: bool) -> None:
         """Tell who watches its memory whether a cell runs."""
 
@@ -131,25 +135,27 @@ class LivingSession(ABC):
         async with self._turn:
             if not self.is_alive:
                 raise InvalidRequest(f"this session has ended{self._why()}; restart it, or open another one")
+            await self._prepare()
             return await self._run(code, timeout_s, sink)
 
     async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:
         self._request_id += 1
         self._cause, self._is_interrupted, self._is_running = None, False, True
-        heard = self._exchange.begin(sink)
+        exchange = self._exchange
+        heard = exchange.begin(sink)
         started = time.monotonic()
         loop = asyncio.get_running_loop()
         timers = [loop.call_later(LONG_S, self._hurry), loop.call_later(timeout_s, self._interrupt, KillCause.TIMEOUT)]
         try:
             sink(Started())
-            answer = await self._exchange.ask(self._request_id, code)
+            answer = await exchange.ask(self._request_id, code)
             try:
                 frame = await self._wait_for(answer)
             except asyncio.CancelledError:  # as with a time-out: interrupted, and killed only if it resists
                 self._interrupt(KillCause.CANCELLED)
                 await finish(self._wait_for(answer))
-                self._exchange.catch_up()
-                self._exchange.renew()
+                exchange.catch_up()
+                exchange.renew()
                 self._set_pace(is_busy=False)
                 raise
         finally:

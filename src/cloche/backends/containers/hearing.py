@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cloche.core.errors import StartFailed
@@ -84,14 +84,17 @@ class Hearing(Exchange):
             self.end.exception()  # whoever waits for its start is told; else nobody needs to be
         self._lose(why)
 
-    async def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> Awaitable[None] | None:
+        if len(data) >= SMALL_BYTES:
+            return finish(asyncio.to_thread(self._tell, data))
+        self._tell(data)
+        return None
+
+    def _tell(self, data: bytes) -> None:
         try:
-            if len(data) < SMALL_BYTES:
-                self._container.tell(data)
-            else:
-                await finish(asyncio.to_thread(self._container.tell, data))
+            self._container.tell(data)
         except OSError as error:
-            self._lose(f"the container is gone: {error}")
+            self._post(self._lose, f"the container is gone: {error}")
 
     def _hand_on_to(self, sink: Sink) -> None:
         with self._turn:

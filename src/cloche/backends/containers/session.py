@@ -78,6 +78,9 @@ class ContainerSession(LivingSession):
     def _end(self) -> asyncio.Future[None] | None:
         return self._hearing.end if self._is_started else None
 
+    async def _prepare(self) -> None:
+        """Do nothing: what runs one cell can run the next."""
+
     def _set_pace(self, *, is_busy: bool) -> None:
         with contextlib.suppress(OSError):  # it is gone, which is told elsewhere
             self.container.heed("pace", is_busy=is_busy)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cloche.core.events import OutputChunk, Sink, Stream, discard
@@ -85,22 +85,24 @@ class Dialogue(Exchange):
         with contextlib.suppress(OSError):
             self._link.send(encode({"op": "go", "is_fork": is_fork}))
 
-    async def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> Awaitable[None] | None:
         try:
             sent = self._link.send(data) if len(data) < CHUNK_BYTES else 0
         except BlockingIOError:
             sent = 0
         except OSError as error:
             self._lose(f"the link is gone: {error}")
-            return
-        if sent < len(data):
-            try:
-                await self._loop.sock_sendall(self._link, memoryview(data)[sent:])
-            except OSError as error:
-                self._lose(f"the link is gone: {error}")
-            except asyncio.CancelledError:
-                self._lose("a cell was sent in part")
-                raise
+            return None
+        return self._send_rest(memoryview(data)[sent:]) if sent < len(data) else None
+
+    async def _send_rest(self, data: memoryview) -> None:
+        try:
+            await self._loop.sock_sendall(self._link, data)
+        except OSError as error:
+            self._lose(f"the link is gone: {error}")
+        except asyncio.CancelledError:
+            self._lose("a cell was sent in part")
+            raise
 
     def kept(self, stream: Stream) -> bytes:
         return self._readers[stream].output.kept()

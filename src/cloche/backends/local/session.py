@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.core.events import Sink
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, Verdict, decide
-from cloche.core.result import Result, Usage
+from cloche.core.result import Usage
 
 from ..drivers import Word
 from ..living import LivingSession, as_lost
@@ -71,9 +70,8 @@ class LocalSession(LivingSession):
         family.end = asyncio.ensure_future(attend(family.hear))
         await self._await_ready(family.end)
 
-    async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:
+    async def _prepare(self) -> None:
         await self._go_on()
-        return await super()._run(code, timeout_s, sink)
 
     async def _go_on(self) -> None:
         """Go on where this session goes on after a fork."""
