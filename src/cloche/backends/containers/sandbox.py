@@ -2,8 +2,7 @@
 
 Theory of operation: a container runs one program. After that it is idle: nothing but its first process is left, which
 serves the workspace until the next container has come up. So there is always one that holds the files, and never one
-that runs twice. A session's container has the files too while it lives, and afterwards holds them when no other one
-does. What a container is made of, and what the workspace is, each backend says by a few methods.
+that runs twice. What a container is made of, and what the workspace is, each backend says by a few methods.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import asyncio
 import contextlib
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import InvalidRequest, OutcomeUnknown, SandboxFileError, StartFailed
+from cloche.core.errors import InvalidRequest, OutcomeUnknown, StartFailed
 from cloche.core.events import PlanStep, Sink, discard
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause
@@ -24,7 +23,6 @@ from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import Result
 
-from ..saving import Changes
 from ..waiting import finish
 from .archive import pack
 from .container import Container, G
@@ -34,8 +32,6 @@ from .pool import shared_pool
 from .program import Program
 from .results import Workspace, make_result, observed_end
 from .running import Conversation, Lost, Running
-from .session import ContainerSession
-from .session_program import SessionProgram
 
 ANSWER_S = 120.0  # for word about files
 
@@ -55,7 +51,6 @@ class ContainerSandbox(ABC, Generic[G, C]):
         self._coming: asyncio.Task[None] | None = None
         self._last: C | None = None  # came up last, whatever has become of it
         self._workspace = Workspace()
-        self._sessions: list[ContainerSession] = []
         self._is_last = self._is_closed = False
 
     @abstractmethod
@@ -65,14 +60,6 @@ class ContainerSandbox(ABC, Generic[G, C]):
     @abstractmethod
     def _build_program(self, request: Request, ground: G) -> Program:
         """Return the program of a request."""
-
-    @abstractmethod
-    def _find_session_ground(self, language: str) -> G:
-        """Return what the container of a session is made of. Raises BackendUnavailable where there can be none."""
-
-    @abstractmethod
-    def _build_session_program(self, language: str, env: Mapping[str, str], ground: G) -> SessionProgram:
-        """Return what serves a session. Raises InvalidRequest or BackendUnavailable."""
 
     @abstractmethod
     def _make(self, ground: G, after: C | None) -> C:
@@ -142,55 +129,9 @@ class ContainerSandbox(ABC, Generic[G, C]):
             await self._converse(Conversation(0), {"do": "write"}, pack(files))
             self._workspace.note(files)
 
-    async def open_session(self, language: str, env: Mapping[str, str]) -> ContainerSession:
-        """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
-        async with self._turn:
-            ground = await self._ground(lambda: self._find_session_ground(language))
-            program = self._build_session_program(language, env, ground)
-            container, start = await self._take(ground)
-            if self._is_closed:
-                self._let_go(container, with_workspace=True)
-                raise InvalidRequest("this sandbox was closed before the session began; open another one")
-            session = ContainerSession(
-                self, container, program, self._limits, enforcement=self._enforced(container),
-                notes={**self._notes(container), "start": start},
-            )  # fmt: skip
-            self._sessions.append(session)
-        try:
-            await session.open()
-        except BaseException:
-            await finish(session.close())
-            raise
-        return session
-
-    def take_back(self, session: ContainerSession) -> None:
-        """Take the container of a session that is over: it may be the only one that has the files."""
-        self._sessions.remove(session)
-        container = cast(C, session.container)
-        if self._is_closed or container.is_lost or self._keeper() is not None:
-            self._let_go(container, with_workspace=self._is_closed)
-        else:
-            self._used = container
-
-    async def changes_in(self, container: Container[Any]) -> Changes:
-        """Look at the files after a cell; nothing where they cannot be seen any more."""
-        async with self._turn:
-            if container.is_lost or self._is_closed:
-                return Changes()
-            talk = Conversation(self._limits.disk_bytes)
-            try:
-                answer = await self._ask(container, talk, {"do": "look", "disk_bytes": self._limits.disk_bytes})
-            except SandboxFileError:
-                return Changes(skipped=1)
-            except StartFailed:
-                return Changes()
-            return await asyncio.to_thread(self._workspace.changes, talk.spool, {}, answer)
-
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
-        for session in list(self._sessions):
-            await finish(session.close())
         if self._coming is not None:
             with contextlib.suppress(Exception):  # it is not needed any more, whatever came of it
                 await finish(self._coming)
@@ -205,9 +146,13 @@ class ContainerSandbox(ABC, Generic[G, C]):
         return await asyncio.to_thread(find)
 
     def _keeper(self) -> C | None:
-        """Return a container that has the workspace; one that runs nothing before one with a session."""
-        all_of_them = (self._used, self._fresh, *(cast(C, session.container) for session in self._sessions))
+        """Return a container that has the workspace, one that runs nothing before any other."""
+        all_of_them = (self._used, self._fresh, *self._others())
         return next((one for one in all_of_them if one is not None and not one.is_lost), None)
+
+    def _others(self) -> Sequence[C]:
+        """Return what else has the workspace."""
+        return ()
 
     async def _take(self, ground: G) -> tuple[C, str]:
         """Return a container that has run nothing, with this sandbox's workspace, and how it came about."""

@@ -30,7 +30,7 @@ from .results import observed_end, reported_end
 from .session_program import SessionProgram
 
 if TYPE_CHECKING:
-    from .sandbox import ContainerSandbox
+    from .sessions import SessionSandbox
 
 LINKLESS_S = 1.0  # for an interpreter without a link to end by itself
 GONE_S = 10.0  # for what was killed with its container to be gone
@@ -41,7 +41,7 @@ class ContainerSession(LivingSession):
 
     def __init__(
         self,
-        sandbox: ContainerSandbox[Any, Any],
+        sandbox: SessionSandbox[Any, Any],
         container: Container[Any],
         program: SessionProgram,
         limits: Limits,

@@ -22,8 +22,8 @@ from cloche.core.request import Request
 from ..containers.boot import ARGUMENTS
 from ..containers.owner import owner
 from ..containers.program import Program, language_of
-from ..containers.sandbox import ContainerSandbox
 from ..containers.session_program import SessionProgram
+from ..containers.sessions import SessionSandbox
 from ..drivers import session_language
 from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon
@@ -39,7 +39,7 @@ COMMAND = ("python3", *ARGUMENTS)
 UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
-class DockerOpenSandbox(ContainerSandbox[Image, DockerContainer]):
+class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
     """Run requests in containers of a daemon, one at a time; see core.protocols.OpenSandbox."""
 
     _advice = 'See whether the daemon is well: "docker info"'

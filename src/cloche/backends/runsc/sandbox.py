@@ -12,8 +12,8 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 
 from ..containers.program import Program
-from ..containers.sandbox import ContainerSandbox
 from ..containers.session_program import SessionProgram
+from ..containers.sessions import SessionSandbox
 from ..host import Host
 from .container import RunscContainer
 from .engine import Engine
@@ -22,7 +22,7 @@ from .place import Place
 from .plan import Plan, Shown, plan_container
 
 
-class RunscOpenSandbox(ContainerSandbox[Shown, RunscContainer]):
+class RunscOpenSandbox(SessionSandbox[Shown, RunscContainer]):
     """Run requests in containers of gVisor, one at a time; see core.protocols.OpenSandbox."""
 
     _advice = "Something outside killed gVisor, or it failed: see the system's log"
