@@ -20,7 +20,7 @@ pytestmark = pytest.mark.root
 # Some minutes of attempts that the jail is held to in every test run: there, a container is held to a few.
 PER_FAMILY = 3
 # The walls of a session's container are those of any other, so it is held to some of each family, and only as soak.
-CELLS_PER_FAMILY = 12
+CELLS_PER_FAMILY = 4
 
 IN_SYS = "docker shows /sys, read-only"
 IN_PROC = "docker hides less of /proc/self than the jail does"

@@ -136,7 +136,9 @@ def check_language(sandbox: Sandbox, language: str, timeouts: int) -> None:
     assert session.run(count).stdout == f"{timeouts + 2}\n"
 
 
-@pytest.mark.parametrize("language", jail.IN_OTHERS)
+@pytest.mark.parametrize(
+    "language", [pytest.param(one, marks=[pytest.mark.soak] if one != "bash" else []) for one in jail.IN_OTHERS]
+)
 def test_other_languages_keep_their_state(sandbox: Sandbox, language: str) -> None:
     """Time-outs and interrupts cost a cell and never the state."""
     check_language(sandbox, language, 2)
@@ -221,6 +223,7 @@ def test_two_sessions_share_files_and_nothing_else(docker: Daemon, sandbox: Sand
     assert sandbox.list_files()[:2] == ("f", "g")
 
 
+@pytest.mark.soak  # for its length
 def test_no_checkpoints_and_no_forks(session: Session) -> None:
     """That is refused, with who has them."""
     for call in (lambda: session.checkpoint("a"), lambda: session.rollback("a"), session.fork):
