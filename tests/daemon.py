@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 SHELL = ("dash", "bash", "coreutils", "tar")
 IMAGES: dict[str, tuple[str, ...]] = {
     "cloche-test:python": (*SHELL, "python3"),
+    "cloche-test:sessions": (*SHELL, "python3", "nodejs"),
     "cloche-test:small": ("ruby", "--busybox", "/usr/bin/busybox"),
     "cloche-test:all": (
         *SHELL, "python3", "nodejs", "ruby", "golang-go", "rustc", "mono-mcs", "mono-runtime", "gcc", "libc6-dev",

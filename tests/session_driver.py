@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import cloche
-from cloche.backends.local.session import AGAIN_S
-from cloche.backends.local.session_program import BASH, JAVASCRIPT, Word
+from cloche.backends.drivers import BASH, JAVASCRIPT, Word
+from cloche.backends.living import AGAIN_S
 
 DRIVERS = Path(cloche.__file__).parent / "interpreter"
 PROGRAMS = {"javascript": JAVASCRIPT, "bash": BASH}

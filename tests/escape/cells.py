@@ -88,9 +88,9 @@ def as_cells(attempt: Attempt, code: str, targets: Mapping[str, Any]) -> list[st
 
 
 @contextmanager
-def own_session(**limits: Any) -> Iterator[Session]:
+def own_session(*, level: str = JAIL, **keywords: Any) -> Iterator[Session]:
     """Hold a session in a sandbox of its own."""
-    with cloche.Sandbox(**limits, **level_keywords(JAIL)) as sandbox:
+    with cloche.Sandbox(**{**level_keywords(level), **keywords}) as sandbox:
         yield sandbox.session()
 
 
@@ -154,11 +154,17 @@ class Cells:
     patience_s = 10.0
 
     def __init__(
-        self, stage: Stage, *, origin: Origin | None = None, kept: Kept | None = None, level: str = JAIL
+        self,
+        stage: Stage,
+        *,
+        origin: Origin | None = None,
+        kept: Kept | None = None,
+        level: str = JAIL,
+        **keywords: Any,
     ) -> None:
         stage.neighbour()
         self.targets = stage.targets
-        self.keywords = level_keywords(level)
+        self.keywords = {**level_keywords(level), **keywords}
         self.origin, self.kept = origin, kept
         self.promises: Mapping[str, str] = {}
         self._staying = ExitStack()

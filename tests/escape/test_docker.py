@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from tests.daemon import Daemon
-from tests.escape.attempts import JAIL, Attempt, play
+from tests.escape.attempts import JAIL, SESSION, Attempt, play
+from tests.escape.cells import Cells, Kept, own_session
 from tests.escape.ledger import Ledger, all_attempts
+from tests.escape.left_out import key_of, places_of
 from tests.escape.places import Inside
 
 pytestmark = pytest.mark.root
 # Some minutes of attempts that the jail is held to in every test run: there, a container is held to a few.
 PER_FAMILY = 3
+# The walls of a session's container are those of any other, so it is held to some of each family, and only as soak.
+CELLS_PER_FAMILY = 4
 
 IN_SYS = "docker shows /sys, read-only"
 IN_PROC = "docker hides less of /proc/self than the jail does"
@@ -55,12 +59,13 @@ def attempts() -> Iterator[Any]:
             yield pytest.param(attempt, id=f"{attempt.family}: {attempt.name}", marks=marks)
 
 
-@pytest.mark.parametrize("attempt", list(attempts()))
-def test_a_container_holds_it(ledger: Ledger, image: str, attempt: Attempt) -> None:
-    """What works outside does not work in a container."""
+def judge(ledger: Ledger, place: Inside | Cells, attempt: Attempt) -> None:
+    """Play an attempt there, and fail unless it was held."""
     ledger.control(attempt)
-    place = Inside(ledger.stage, level=JAIL, backend="docker", image=image, require=JAIL)
-    verdict = play(attempt, place, ledger.stage)
+    try:
+        verdict = play(attempt, place, ledger.stage)
+    finally:
+        place.close()
     if verdict.breach and place.promises.get(attempt.promise, "enforced") != "enforced":
         return
     why = NOT_HELD.get(f"{attempt.family}/{attempt.name}")
@@ -69,3 +74,39 @@ def test_a_container_holds_it(ledger: Ledger, image: str, attempt: Attempt) -> N
         return
     assert not verdict.breach, f"escaped from a container: {verdict.breach}"
     assert verdict.stopped_by, f"broke instead of trying: {verdict.trace}"
+
+
+@pytest.mark.parametrize("attempt", list(attempts()))
+def test_a_container_holds_it(ledger: Ledger, image: str, attempt: Attempt) -> None:
+    """What works outside does not work in a container."""
+    judge(ledger, Inside(ledger.stage, level=JAIL, backend="docker", image=image, require=JAIL), attempt)
+
+
+# Their clock includes the start of a container.
+TIMED = ("resources/time without end",)
+
+
+def cells() -> Iterator[Any]:
+    """Yield those attempts that make sense in a session, and need no prompt to be shown at."""
+    seen: Counter[str] = Counter()
+    for one in attempts():
+        (attempt,) = one.values
+        if SESSION not in places_of(attempt) or attempt.terminal or key_of(attempt) in TIMED:
+            continue
+        seen[attempt.family] += 1
+        if seen[attempt.family] <= CELLS_PER_FAMILY:
+            yield pytest.param(attempt, id=one.id, marks=[pytest.mark.soak])
+
+
+@pytest.fixture(scope="module")
+def kept(image: str) -> Iterator[Kept]:
+    """Hold a session for plain attempts, which follow one another in it."""
+    holder = Kept(lambda: own_session(backend="docker", image=image))
+    yield holder
+    holder.close()
+
+
+@pytest.mark.parametrize("attempt", list(cells()))
+def test_a_session_in_a_container_holds_it(ledger: Ledger, image: str, kept: Kept, attempt: Attempt) -> None:
+    """Nor does it as a cell of a session there."""
+    judge(ledger, Cells(ledger.stage, kept=kept, level=JAIL, backend="docker", image=image, require=JAIL), attempt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -152,7 +153,7 @@ def test_a_first_process_that_does_not_answer_is_killed_with_the_container(
 ) -> None:
     """A time-out rests on the daemon in the end, not on what is inside."""
     monkeypatch.setattr("cloche.backends.containers.container.KILL", b"?")
-    monkeypatch.setattr("cloche.backends.containers.sandbox.SETTLE_S", 0.5)
+    monkeypatch.setattr("cloche.backends.containers.ending.SETTLE_S", 0.5)
     started = time.monotonic()
     result = cloche.run("while True: pass", backend="docker", image=python_image, timeout=1, warm=False)
     assert result.status is Status.TIMEOUT
@@ -183,6 +184,35 @@ def test_one_workspace_for_images_of_two_kinds(docker: Daemon, python_image: str
         result = sandbox.run("print(open('g').read())")
         assert (result.stdout, result.files) == ("from ruby\n", ())
         assert sandbox.list_files() == ("f", "g", "main.py", "main.rb")
+
+
+def test_a_workspace_that_was_killed_is_said_to_be_gone(docker: Daemon, python_image: str) -> None:
+    """Its files went with the last container that had them; no run goes on without them as if nothing were."""
+    with cloche.Sandbox(backend="docker", image=python_image) as sandbox:
+        for number in range(2):
+            assert sandbox.run(f"open('f{number}', 'w')").ok
+        time.sleep(1)
+        docker.docker("kill", *docker.containers())
+        time.sleep(0.5)
+        for call in (lambda: sandbox.run("print(open('f0'))"), lambda: sandbox.read_file("f0"), sandbox.session):
+            with pytest.raises(cloche.StartFailed, match="workspace is gone"):
+                call()
+
+
+def test_a_reading_that_was_cancelled_answers_nobody_else(docker: Daemon, python_image: str) -> None:
+    """What it would have been told is not taken for the answer to the next question."""
+
+    async def scenario() -> None:
+        async with cloche.AsyncSandbox(backend="docker", image=python_image, warm=False) as sandbox:
+            await sandbox.write_file("big", bytes(100 << 20))
+            reading = asyncio.ensure_future(sandbox.read_file("big", max_bytes=200 << 20))
+            await asyncio.sleep(0.05)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert await sandbox.list_files() == ("big",)
+
+    asyncio.run(scenario())
 
 
 def test_an_image_without_python_needs_but_a_shell(docker: Daemon, small_image: str) -> None:

@@ -42,7 +42,9 @@ STANDARD_LIBRARY_ONLY = {"core", "jail", "interpreter", "zygote"}
 # The helper process puts the package's folder on its path and imports these as top-level packages.
 RELATIVE_ONLY = {"jail", "interpreter"}
 # What several backends use, and so belongs to none.
-SHARED_BY_BACKENDS = {"containers", "host", "layout", "saving", "toolchain", "waiting"}
+SHARED_BY_BACKENDS = {
+    "containers", "drivers", "exchange", "host", "layout", "living", "saving", "toolchain", "waiting",
+}  # fmt: skip
 # The one file that names concrete backends.
 FACTORY = "runtime/factory.py"
 

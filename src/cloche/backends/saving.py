@@ -1,17 +1,27 @@
-"""Copy a run's files into a folder of the caller's, through no link, whatever waits there."""
+"""What a run changed, and how its files are copied into a folder of the caller's: through no link, whatever waits."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from cloche.core.errors import SandboxFileRefused
-from cloche.core.result import FileRecord
+from cloche.core.result import FileRecord, SaveFiles
 
 CHUNK_BYTES = 1 << 20
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Hold the files that a run created or changed, how many others were left out, and how to save them."""
+
+    records: tuple[FileRecord, ...] = ()
+    skipped: int = 0
+    save: SaveFiles | None = None
 
 
 class Source(Protocol):

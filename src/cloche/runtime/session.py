@@ -210,7 +210,10 @@ class AsyncSession:
 
     def _forkable(self) -> SupportsFork:
         if not isinstance(self._opened, SupportsFork):
-            raise BackendUnavailable(f"backend {self._sandbox.backend!r} has no checkpoints and no forks")
+            raise BackendUnavailable(
+                f"backend {self._sandbox.backend!r} has no checkpoints and no forks; Python sessions of backend "
+                '"local" have, at level jail'
+            )
         return self._opened
 
     async def restart(self) -> None:

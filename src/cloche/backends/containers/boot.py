@@ -36,7 +36,7 @@ _START = """
 import inside.reaper
 inside.reaper.main(Archive, json.loads({settings!r}))
 """
-_OURS = ("reaper", "reaper_counters", "reaper_files", "reaper_link")
+_OURS = ("reaper", "reaper_counters", "reaper_files", "reaper_link", "reaper_program", "reaper_session")
 
 
 def boot_message(preload: Sequence[str], *, extra_paths: Sequence[str] = (), customizes: bool = False) -> bytes:

@@ -11,9 +11,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cloche.core.outcome import Observed
 
-from .frames import Link
+from .frames import CHUNK_BYTES, Link
+from .running import DATA, DONE, FAILED
 
-READY, ORDER, KILL = b"H", b"O", b"K"
+READY, ORDER, KILL, TOLD, WORD = b"H", b"O", b"K", b"L", b"W"
+OF_FILES = (DATA, DONE, FAILED)
 START_S = 60.0
 
 
@@ -55,6 +57,7 @@ class Container(ABC, Generic[G]):
         self.is_lost = False
         self.started_at, self.start_s = time.time(), 0.0
         self._listener: Listener | None = None
+        self._asker: Listener | None = None
         self._ready = threading.Event()
         self._said: Mapping[str, Any] = {}
         self._link: Link | None = None
@@ -84,6 +87,22 @@ class Container(ABC, Generic[G]):
         self._listener = listener
         if listener is not None and self.is_lost:
             listener.lose()
+
+    def answer_to(self, asker: Listener | None) -> None:
+        """Hand what is said about files to `asker`, and no longer to who listens to all."""
+        self._asker = asker
+        if asker is not None and self.is_lost:
+            asker.lose()
+
+    def tell(self, data: bytes) -> None:
+        """Send what is meant for a session's interpreter. Raises OSError when the container is gone."""
+        link = self._connected()
+        for at in range(0, len(data), CHUNK_BYTES):
+            link.send(TOLD, data[at : at + CHUNK_BYTES])
+
+    def heed(self, word: str, **body: int) -> None:
+        """Send the first process a word about a session. Raises OSError when the container is gone."""
+        self._connected().send(WORD, json.dumps({"word": word, **body}).encode())
 
     def order(self, order: Mapping[str, Any], *payloads: bytes) -> None:
         """Send an order, and what belongs to it. Raises OSError when the container is gone."""
@@ -118,11 +137,19 @@ class Container(ABC, Generic[G]):
         if tag == READY:
             self._said = json.loads(body)
             self._ready.set()
-        elif self._listener is not None:
-            self._listener.hear(tag, body)
+        else:
+            self._hand_on(tag, body)
+
+    def _hand_on(self, tag: bytes, body: bytes) -> None:
+        listener = self._listener
+        if self._asker is not None and tag in OF_FILES:
+            listener = self._asker
+        if listener is not None:
+            listener.hear(tag, body)
 
     def _lose(self) -> None:
         self.is_lost = True
         self._ready.set()
-        if self._listener is not None:
-            self._listener.lose()
+        for listener in (self._listener, self._asker):
+            if listener is not None:
+                listener.lose()

@@ -56,6 +56,7 @@ class Program:
         """Return the order as the first process takes it."""
         return {
             "do": "run",
+            "is_session": False,
             "commands": [list(words) for words in self.commands],
             "python": dict(self.python) if self.python is not None else None,
             "env": dict(self.env),

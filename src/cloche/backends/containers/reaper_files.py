@@ -1,6 +1,7 @@
 """The workspace as the first process of a container sees it: files come in, are looked at, and go out.
 
 The guest left what it liked, so nothing is opened by a path: folders are walked one name at a time, through no link.
+Beside a session it may still be at work: then walks end, and a file is as long as it was when it was looked at.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 WORKSPACE = "/workspace"
 MAX_FILES, MAX_DEPTH = 10_000, 64
+MAX_WALKED = 200_000  # many times what a workspace holds: who moves folders about shall not keep us
 ENOSPC, EDQUOT, ELOOP = 28, 122, 40
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -70,16 +72,21 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
 
 def walk() -> Iterator[tuple[str, os.stat_result | None]]:
     """Yield every entry that is no folder, with its state; None for what cannot be looked at or lies too deep."""
-    pending = [""]
+    pending, walked = [""], 0
     while pending:
         folder = pending.pop()
+        if walked > MAX_WALKED:
+            yield folder, None
+            return
         try:
             here = open_folder(folder)
         except OSError:
             yield folder, None
             continue
         try:
-            for name in sorted(os.listdir(here)):
+            names = sorted(os.listdir(here))
+            walked += len(names) + 1
+            for name in names:
                 path = f"{folder}/{name}" if folder else name
                 try:
                     state = os.stat(name, dir_fd=here, follow_symlinks=False)
@@ -157,6 +164,10 @@ def hand_files(caller: Caller, before: dict[str, tuple[int, int, int]], max_byte
         except (OSError, Refused):
             skipped += 1
             continue
+        if now.st_size > left:
+            os.close(fd)
+            skipped += 1
+            continue
         if archive is None:
             out: Any = Outgoing(caller)
             archive = tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT, **TEXT)  # noqa: SIM115 - see below
@@ -164,11 +175,36 @@ def hand_files(caller: Caller, before: dict[str, tuple[int, int, int]], max_byte
         member = tarfile.TarInfo(path)
         member.size, member.mode = now.st_size, now.st_mode & 0o777
         with open(fd, "rb") as file:
-            archive.addfile(member, file)
+            content: Any = Exactly(file)
+            archive.addfile(member, content)
     if archive is not None:
         archive.close()
     caller.say(DATA)
     caller.say_json(DONE, skipped=skipped, gone=[path for path in before if path not in seen])
+
+
+class Exactly:
+    """Read as much of a file as is asked for, whatever happens to it meanwhile: what is gone is nought."""
+
+    def __init__(self, file: Any):
+        self.file = file
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self.file.read(size)
+        return data.ljust(size, b"\0")
+
+
+class Seen:
+    """Remember how the files were when they were looked at last."""
+
+    def __init__(self, caller: Caller):
+        self.caller = caller
+        self.files: dict[str, tuple[int, int, int]] = {}
+
+    def hand(self, max_bytes: int) -> None:
+        """Send what has changed since. What changes meanwhile is sent once more the next time."""
+        before, self.files = self.files, survey()
+        hand_files(self.caller, before, max_bytes)
 
 
 def hand_file(caller: Caller, path: str, max_bytes: int) -> None:

@@ -9,7 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ORDER, DATA, KILL = b"O", b"D", b"K"  # heard
+ORDER, DATA, KILL, TOLD, WORD = b"O", b"D", b"K", b"L", b"W"  # heard
+SAID = b"l"  # by a session's interpreter, as TOLD is what it is told; the others are ours
 READY, STARTED, OUT, ERR, VALUE, ENDED, DONE, FAILED = b"H", b"s", b"o", b"e", b"v", b"r", b"k", b"x"  # said
 CHUNK = 65_536
 
@@ -19,6 +20,7 @@ class Caller:
 
     def __init__(self) -> None:
         self.buffer = bytearray()
+        self.later: list[tuple[bytes, bytes]] = []
         self.is_gone = False
 
     def say(self, tag: bytes, body: bytes = b"") -> None:
@@ -45,8 +47,20 @@ class Caller:
         self.buffer += data
         self.is_gone = not data
 
+    def hear_piece(self) -> bytes:
+        """Wait for a piece of what follows an order; what else comes meanwhile is heard after that."""
+        kept, self.later = self.later, []
+        while True:
+            tag, body = self.hear()
+            if tag == DATA:
+                self.later = kept
+                return body
+            kept.append((tag, body))
+
     def next(self) -> tuple[bytes, bytes] | None:
         """Return a frame that is already here."""
+        if self.later:
+            return self.later.pop(0)
         if len(self.buffer) < 5:
             return None
         end = 5 + int.from_bytes(self.buffer[1:5], "big")
@@ -65,7 +79,7 @@ class Incoming:
 
     def read(self, size: int) -> bytes:
         while not self.is_over and len(self.rest) < size:
-            _, piece = self.caller.hear()
+            piece = self.caller.hear_piece()
             self.rest += piece
             self.is_over = not piece
         found, self.rest = self.rest[:size], self.rest[size:]

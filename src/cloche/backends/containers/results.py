@@ -15,13 +15,14 @@ from cloche.core.languages import limits_note
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, decide
 from cloche.core.request import InputFile
-from cloche.core.result import TIMEOUT_NOTE, FileRecord, Result, SaveFiles, Status, Usage
+from cloche.core.result import TIMEOUT_NOTE, FileRecord, Result, Status, Usage
 from cloche.core.told import read_told
 
+from ..saving import Changes
 from .archive import Spool, keep, unpack
 from .container import Container
 from .program import Program
-from .running import ERR, OUT, Running
+from .running import Running
 
 ASK_S = 15.0
 
@@ -32,15 +33,6 @@ class End:
 
     observed: Observed
     usage: Usage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """Hold the files that a run created or changed, how many others were left out, and how to save them."""
-
-    records: tuple[FileRecord, ...]
-    skipped: int
-    save: SaveFiles | None
 
 
 class Workspace:
@@ -73,11 +65,12 @@ class Workspace:
         )
 
 
-async def observed_end(container: Container[Any], running: Running, cause: KillCause | None) -> End | None:
+async def observed_end(
+    container: Container[Any], report: Mapping[str, Any] | None, cause: KillCause | None
+) -> End | None:
     """Return how a run ended; None when the container went away and nobody knows why."""
-    report = running.report
     if report is not None:
-        return End(observed=_observed(report, cause), usage=_usage(report))
+        return reported_end(report, cause)
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
     with contextlib.suppress(TimeoutError):
@@ -86,6 +79,11 @@ async def observed_end(container: Container[Any], running: Running, cause: KillC
             if observed is not None:
                 return End(observed=observed, usage=Usage())
     return None
+
+
+def reported_end(report: Mapping[str, Any], cause: KillCause | None = None) -> End:
+    """Return what the first process says of an end."""
+    return End(observed=_observed(report, cause), usage=_usage(report))
 
 
 def _observed(report: Mapping[str, Any], cause: KillCause | None) -> Observed:
@@ -128,7 +126,7 @@ def make_result(
 ) -> Result:
     """Put a result together; `notes` is what the backend has to say in `meta`."""
     verdict = decide(end.observed)
-    out, err = running.kept(OUT), running.kept(ERR)
+    out, err = running.outputs.kept("stdout"), running.outputs.kept("stderr")
     if verdict.status is Status.TIMEOUT:
         err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
     value, is_repr, outputs = read_told(running.told())
@@ -152,7 +150,7 @@ def make_result(
         err.decode("utf-8", "replace"),
         verdict.exit_code,
         end.usage.wall_s,
-        truncated=running.is_truncated,
+        truncated=running.outputs.is_truncated,
         timed_out=verdict.status is Status.TIMEOUT,
         status=verdict.status,
         value=value,

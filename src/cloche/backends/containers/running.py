@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,52 @@ class Lost(Exception):
     """Say that the container went away before it had answered."""
 
 
+class Outputs:
+    """Keep what two streams say, within bounds; filled in the reading thread, everything else in the loop."""
+
+    def __init__(self, limits: Limits, sink: Sink, post: Callable[..., None], on_flood: Callable[[], object]):
+        self._limits, self._sink, self._post, self._on_flood = limits, sink, post, on_flood
+        self._turn = threading.Lock()
+        self._kept = self._empty()
+
+    def _empty(self) -> dict[Stream, HeadTail]:
+        return {stream: HeadTail(self._limits.output_bytes) for stream in STREAMS.values()}
+
+    def take(self, stream: Stream, data: bytes) -> None:
+        """Take a piece; in the reading thread."""
+        with self._turn:
+            output = self._kept[stream]
+            was_flooded = output.total > self._limits.flood_bytes
+            output.add(data)
+            if was_flooded:
+                return
+            if self._sink is not discard:
+                self._post(self._sink, OutputChunk(stream=stream, data=data))
+            if output.total > self._limits.flood_bytes:
+                self._post(self._on_flood)
+
+    def hand_on_to(self, sink: Sink) -> None:
+        """Hand on what comes, and first what has come since it was renewed."""
+        with self._turn:
+            self._sink = sink
+            for stream, output in self._kept.items():
+                if output.total and sink is not discard:
+                    sink(OutputChunk(stream=stream, data=output.kept()))
+
+    def renew(self) -> None:
+        """Keep nothing of what has come so far, and hand on nothing of what comes."""
+        with self._turn:
+            self._sink, self._kept = discard, self._empty()
+
+    def kept(self, stream: Stream) -> bytes:
+        """Return what is kept of a stream."""
+        return self._kept[stream].kept()
+
+    @property
+    def is_truncated(self) -> bool:
+        return any(output.is_truncated for output in self._kept.values())
+
+
 class Conversation:
     """Hear one answer: data, then what was done, or why not."""
 
@@ -46,9 +93,9 @@ class Conversation:
         if tag == DATA:
             self.spool.add(body)
         elif tag == DONE:
-            self.post(self._settle, _object(body), None)
+            self.post(self._settle, read_object(body), None)
         elif tag == FAILED:
-            self.post(self._settle, {}, _error(_object(body)))
+            self.post(self._settle, {}, _error(read_object(body)))
 
     def lose(self) -> None:
         """Learn that nothing more will come; in the reading thread."""
@@ -73,8 +120,8 @@ class Running(Conversation):
 
     def __init__(self, limits: Limits, sink: Sink, kill: Callable[[KillCause], None], on_start: Callable[[], None]):
         super().__init__(limits.disk_bytes)
-        self._limits, self._sink, self._kill, self._on_start = limits, sink, kill, on_start
-        self._outputs = {tag: HeadTail(limits.output_bytes) for tag in STREAMS}
+        self._sink, self._on_start = sink, on_start
+        self.outputs = Outputs(limits, sink, self.post, lambda: kill(KillCause.OUTPUT_LIMIT))
         self._told = bytearray()
         self.plan: tuple[PlanStep, ...] = ()
         self.report: dict[str, Any] | None = None
@@ -83,14 +130,14 @@ class Running(Conversation):
     def hear(self, tag: bytes, body: bytes) -> None:
         """Take one frame; in the reading thread."""
         if tag in STREAMS:
-            self._take_output(tag, body)
+            self.outputs.take(STREAMS[tag], body)
         elif tag == STARTED:
             self.has_started = True
             self.post(self._begin)
         elif tag == VALUE:
             self._told += body[: MAX_TOLD_BYTES + 1 - len(self._told)]
         elif tag == ENDED:
-            self.report = _object(body)
+            self.report = read_object(body)
         else:
             super().hear(tag, body)
 
@@ -98,31 +145,13 @@ class Running(Conversation):
         self._on_start()
         self._sink(Started(plan=self.plan))
 
-    def _take_output(self, tag: bytes, body: bytes) -> None:
-        output = self._outputs[tag]
-        was_flooded = output.total > self._limits.flood_bytes
-        output.add(body)
-        if was_flooded:
-            return
-        if self._sink is not discard:
-            self.post(self._sink, OutputChunk(stream=STREAMS[tag], data=body))
-        if output.total > self._limits.flood_bytes:
-            self.post(self._kill, KillCause.OUTPUT_LIMIT)
-
-    def kept(self, tag: bytes) -> bytes:
-        """Return what is kept of a stream."""
-        return self._outputs[tag].kept()
-
-    @property
-    def is_truncated(self) -> bool:
-        return any(output.is_truncated for output in self._outputs.values())
-
     def told(self) -> bytes:
         """Return what the guest told of its value."""
         return bytes(self._told) if len(self._told) <= MAX_TOLD_BYTES else b""
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the object that a frame holds. Raises ValueError."""
     found = json.loads(body)
     if not isinstance(found, dict):
         raise ValueError("the container sent what is no object")

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from cloche.core.enforcement import Enforcement
@@ -26,16 +26,14 @@ from cloche.core.result import Result
 from ..waiting import finish
 from .archive import pack
 from .container import Container, G
+from .ending import Ending
+from .hearing import SMALL_BYTES
 from .pool import shared_pool
 from .program import Program
 from .results import Workspace, make_result, observed_end
 from .running import Conversation, Lost, Running
 
-SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
-BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
 ANSWER_S = 120.0  # for word about files
-SMALL_BYTES = 32 * 1024
-
 
 C = TypeVar("C", bound=Container[Any])
 
@@ -51,6 +49,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         self._fresh: C | None = None  # has run nothing yet
         self._used: C | None = None  # holds the workspace, and runs nothing more
         self._coming: asyncio.Task[None] | None = None
+        self._last: C | None = None  # came up last, whatever has become of it
         self._workspace = Workspace()
         self._is_last = self._is_closed = False
 
@@ -82,8 +81,8 @@ class ContainerSandbox(ABC, Generic[G, C]):
         """Return what is enforced in this very container."""
         return self._enforcement
 
-    async def _hold_workspace(self, used: C) -> None:
-        """See to it that the workspace outlives the container that ran last. Raises StartFailed."""
+    async def _hold_workspace(self, keeper: C | None) -> None:
+        """See to it that the next container has the workspace, also where none is left with it. Raises StartFailed."""
 
     def expect_single_run(self) -> None:
         """Say that the next run is the last one: no container is made ready for another."""
@@ -96,7 +95,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         async with self._turn:
-            ground = await self._ground(request)
+            ground = await self._ground(lambda: self._find_ground(request))
             program = self._build_program(request, ground)
             container, start = await self._take(ground)
             return await self._run(container, request, program, sink, start)
@@ -136,15 +135,24 @@ class ContainerSandbox(ABC, Generic[G, C]):
         if self._coming is not None:
             with contextlib.suppress(Exception):  # it is not needed any more, whatever came of it
                 await finish(self._coming)
-        for container in (self._used, self._fresh):
-            if container is not None:
-                self._let_go(container, with_workspace=True)
-        self._used = self._fresh = None
+        left = [one for one in (self._used, self._fresh) if one is not None]
+        for container in left or ([self._last] if self._last is not None else []):
+            self._let_go(container, with_workspace=True)
+        self._used = self._fresh = self._last = None
 
-    async def _ground(self, request: Request | None) -> G:
+    async def _ground(self, find: Callable[[], G]) -> G:
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
-        return await asyncio.to_thread(self._find_ground, request)
+        return await asyncio.to_thread(find)
+
+    def _keeper(self) -> C | None:
+        """Return a container that has the workspace, one that runs nothing before any other."""
+        all_of_them = (self._used, self._fresh, *self._others())
+        return next((one for one in all_of_them if one is not None and not one.is_lost), None)
+
+    def _others(self) -> Sequence[C]:
+        """Return what else has the workspace."""
+        return ()
 
     async def _take(self, ground: G) -> tuple[C, str]:
         """Return a container that has run nothing, with this sandbox's workspace, and how it came about."""
@@ -154,7 +162,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         fresh, self._fresh = self._fresh, None
         if fresh is not None and not fresh.is_lost and fresh.ground.id == ground.id:
             return fresh, "pooled"
-        if fresh is not None and self._used is None:
+        if fresh is not None and self._keeper() is None:
             self._used, fresh = fresh, None
         try:
             found = await self._start(ground)
@@ -164,13 +172,17 @@ class ContainerSandbox(ABC, Generic[G, C]):
         return found
 
     async def _start(self, ground: G) -> tuple[C, str]:
-        if self._used is None:
-            warm: Any = shared_pool().take(self._kind(ground)) if self._policy.warm else None
-            if warm is not None:
-                return warm, "pooled"
-            return await self._made(ground, None), "cold"
-        await self._hold_workspace(self._used)
-        return await self._made(ground, self._used), "cold"
+        start = "cold"
+        if self._last is None:
+            found: Any = shared_pool().take(self._kind(ground)) if self._policy.warm else None
+            start = "pooled" if found is not None else start
+            found = found if found is not None else await self._made(ground, None)
+        else:
+            keeper = self._keeper()
+            await self._hold_workspace(keeper)
+            found = await self._made(ground, keeper or self._last)
+        self._last = found
+        return found, start
 
     async def _made(self, ground: G, after: C | None) -> C:
         """Start a container in a thread; should nobody wait for it any more, it is let go."""
@@ -187,7 +199,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         if before is not None:
             self._let_go(before)
         timeout_s = request.timeout_s or self._limits.timeout_s
-        ending = _Ending(container)
+        ending = Ending(container)
         running = Running(self._limits, sink, ending.kill, lambda: ending.expect(timeout_s))
         if sink is not discard:
             shown = shlex.join(container.words())
@@ -205,7 +217,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
             ending.close()
             container.listen(None)
             self._go_on(container)
-        end = await observed_end(container, running, ending.cause)
+        end = await observed_end(container, running.report, ending.cause)
         if end is None:
             raise OutcomeUnknown(
                 "the container was lost while the code ran, and nobody said why; it may have run to its end. "
@@ -238,7 +250,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         self,
         container: C,
         running: Running,
-        ending: _Ending,
+        ending: Ending,
         order: dict[str, Any],
         payloads: tuple[bytes, ...],
     ) -> dict[str, Any]:
@@ -258,12 +270,14 @@ class ContainerSandbox(ABC, Generic[G, C]):
 
     async def _converse(self, talk: Conversation, order: dict[str, Any], *payloads: bytes) -> dict[str, Any]:
         """Ask a container of this sandbox about files."""
-        container = await self._holder()
-        container.listen(talk)
+        return await self._ask(await self._holder(), talk, order, *payloads)
+
+    async def _ask(
+        self, container: Container[Any], talk: Conversation, order: dict[str, Any], *payloads: bytes
+    ) -> dict[str, Any]:
+        container.answer_to(talk)
         try:
-            await finish(_send(container, order, payloads))
-            async with asyncio.timeout(ANSWER_S):
-                return await asyncio.shield(talk.answer)
+            return await _answer(container, talk, order, payloads)
         except TimeoutError as error:
             await asyncio.to_thread(container.kill)
             raise StartFailed(
@@ -277,17 +291,29 @@ class ContainerSandbox(ABC, Generic[G, C]):
                 "the workspace is gone with its container; open another sandbox", step="container"
             ) from error
         finally:
-            container.listen(None)
+            container.answer_to(None)
 
     async def _holder(self) -> C:
         """Return a container that has the workspace."""
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
-        if self._used is not None and not self._used.is_lost:
-            return self._used
-        if self._fresh is None:
-            self._fresh, _ = await self._take(await self._ground(None))
-        return self._fresh
+        keeper = self._keeper()
+        if keeper is None:
+            self._fresh, _ = await self._take(await self._ground(lambda: self._find_ground(None)))
+            keeper = self._fresh
+        return keeper
+
+
+async def _answer(
+    container: Container[Any], talk: Conversation, order: dict[str, Any], payloads: tuple[bytes, ...]
+) -> dict[str, Any]:
+    """Wait for the answer, even when cancelled: what came later would be taken for that of another question."""
+    try:
+        await finish(_send(container, order, payloads))
+        return await finish(asyncio.wait_for(asyncio.shield(talk.answer), ANSWER_S))
+    except BaseException:
+        talk.spool.file.close()
+        raise
 
 
 async def _send(container: Container[Any], order: dict[str, Any], payloads: tuple[bytes, ...]) -> None:
@@ -295,44 +321,3 @@ async def _send(container: Container[Any], order: dict[str, Any], payloads: tupl
         container.order(order, *payloads)
     else:
         await asyncio.to_thread(container.order, order, *payloads)
-
-
-class _Ending:
-    """End a run that must end: first by its first process, and when that does not answer, with the container."""
-
-    def __init__(self, container: Container[Any]):
-        self._container = container
-        self._loop = asyncio.get_running_loop()
-        self._timers: list[asyncio.TimerHandle] = []
-        self._starting: asyncio.TimerHandle | None = None
-        self._is_closed = False
-        self.cause: KillCause | None = None
-
-    def expect_start(self) -> None:
-        """Wait so long for the program to start, and then no longer: its container is killed."""
-        if self._is_closed:
-            return
-        self._starting = self._loop.call_later(BEGIN_S, self._kill_container)
-        self._timers.append(self._starting)
-
-    def expect(self, timeout_s: float) -> None:
-        """Begin to count."""
-        if self._starting is not None:
-            self._starting.cancel()
-        self._timers.append(self._loop.call_later(timeout_s, self.kill, KillCause.TIMEOUT))
-
-    def kill(self, cause: KillCause) -> None:
-        """Kill the run for a reason; the first reason counts."""
-        if self.cause is None:
-            self.cause = cause
-            self._loop.run_in_executor(None, self._container.kill_guest)
-            self._timers.append(self._loop.call_later(SETTLE_S, self._kill_container))
-
-    def _kill_container(self) -> None:
-        self._loop.run_in_executor(None, self._container.kill)
-
-    def close(self) -> None:
-        """Stop counting."""
-        self._is_closed = True
-        for timer in self._timers:
-            timer.cancel()

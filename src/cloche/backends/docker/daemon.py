@@ -83,20 +83,24 @@ class Daemon:
             self.api.remove_container(container, force=True, v=True)
 
     def remove_volume(self, name: str) -> bool:
-        """Remove a volume; False when somebody still uses it."""
+        """Remove a volume; False when somebody still uses it, or nobody answers."""
         import docker.errors
+        import requests
 
         try:
             self.api.remove_volume(name, force=True)
         except docker.errors.NotFound:
             pass
-        except docker.errors.APIError:
+        except (docker.errors.APIError, requests.exceptions.RequestException):
             return False
         return True
 
     def volume_of(self, container: str) -> str:
-        """Return the name of a container's workspace."""
-        mounts = self.api.inspect_container(container)["Mounts"]
+        """Return the name of a container's workspace. Raises StartFailed."""
+        try:
+            mounts = self.api.inspect_container(container)["Mounts"]
+        except Exception as error:
+            raise StartFailed(f"the workspace cannot be found: {explained(error)}", step="inspect") from error
         return str(next(one["Name"] for one in mounts if one["Destination"] == "/workspace"))
 
     def ran_out_of_memory(self, container: str, since: float, until: float) -> bool:

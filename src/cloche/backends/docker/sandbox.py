@@ -1,7 +1,7 @@
 """One open sandbox of the docker backend.
 
 The workspace is a volume in memory, which lives as long as a container that has it; so the last one stays, idle, until
-the next one is up.
+the next one is up, and nothing can follow when none is left.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from cloche.core.request import Request
 from ..containers.boot import ARGUMENTS
 from ..containers.owner import owner
 from ..containers.program import Program, language_of
-from ..containers.sandbox import ContainerSandbox
+from ..containers.session_program import SessionProgram
+from ..containers.sessions import SessionSandbox
+from ..drivers import session_language
 from .container import DockerContainer
 from .daemon import OWNER_LABEL, Daemon
 from .images import Image, find_image, image_name
 from .plan import FIRST_ID, IDS, Plan, plan_container
 from .program import build_program
 from .remains import see_out
+from .session_program import build_session_program
 from .shell import COMMAND as SHELL_COMMAND
 from .shell import ShellContainer
 
@@ -36,7 +39,7 @@ COMMAND = ("python3", *ARGUMENTS)
 UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
-class DockerOpenSandbox(ContainerSandbox[Image, DockerContainer]):
+class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
     """Run requests in containers of a daemon, one at a time; see core.protocols.OpenSandbox."""
 
     _advice = 'See whether the daemon is well: "docker info"'
@@ -61,6 +64,12 @@ class DockerOpenSandbox(ContainerSandbox[Image, DockerContainer]):
 
     def _build_program(self, request: Request, ground: Image) -> Program:
         return build_program(request, ground)
+
+    def _find_session_ground(self, language: str) -> Image:
+        return find_image(self._daemon, image_name(session_language(language)[0].name, self._images))
+
+    def _build_session_program(self, language: str, env: Mapping[str, str], ground: Image) -> SessionProgram:
+        return build_session_program(language, env, ground)
 
     def _make(self, ground: Image, after: DockerContainer | None) -> DockerContainer:
         kind = DockerContainer if ground.has_reaper else ShellContainer
@@ -97,12 +106,12 @@ class DockerOpenSandbox(ContainerSandbox[Image, DockerContainer]):
         controls = {**self._enforcement.controls, Control.MEMORY: UNWATCHED}
         return dataclasses.replace(self._enforcement, controls=controls)
 
-    async def _hold_workspace(self, used: DockerContainer) -> None:
-        if self._volume:
-            return
-        if used.is_lost:
-            raise StartFailed(f"the workspace is gone with its container{used.last_words()}", step="container")
-        self._volume = await asyncio.to_thread(self._daemon.volume_of, used.id)
+    async def _hold_workspace(self, keeper: DockerContainer | None) -> None:
+        if keeper is None:
+            words = self._last.last_words() if self._last is not None else ""
+            raise StartFailed(f"the workspace is gone with its container{words}", step="container")
+        if not self._volume:
+            self._volume = await asyncio.to_thread(self._daemon.volume_of, keeper.id)
 
 
 def _any_id() -> int:

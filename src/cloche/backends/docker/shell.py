@@ -83,8 +83,7 @@ class ShellContainer(DockerContainer):
             self._say_json(FAILED, kind="refused", path=order.get("path", "/workspace"), why=explained(error))
 
     def _say(self, tag: bytes, body: bytes = b"") -> None:
-        if self._listener is not None:
-            self._listener.hear(tag, body)
+        self._hand_on(tag, body)
 
     def _say_json(self, tag: bytes, **body: object) -> None:
         self._say(tag, json.dumps(body).encode())

@@ -1,8 +1,4 @@
-"""What a session says and hears: frames on its link, and its output streams, one run after the other.
-
-Everything that comes from the other end is the guest's word: bounded, checked for its shape, and believed in nothing
-that matters. Kinds that are not known are left out; what does not even parse ends the session.
-"""
+"""A session's link and streams as a jail has them: one end of a socket, and pipes."""
 
 from __future__ import annotations
 
@@ -10,87 +6,31 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from cloche.core.errors import InvalidRequest
-from cloche.core.events import Displayed, OutputChunk, Sink, Stream, discard
-from cloche.core.frames import FrameReader, encode
+from cloche.core.events import OutputChunk, Sink, Stream, discard
+from cloche.core.frames import encode
 from cloche.core.limits import Limits
-from cloche.core.result import Output
-from cloche.core.told import MAX_SHOWN, read_output
 from cloche.jail.syscalls import FORK_FLAGS
 
+from ..exchange import Codec, Exchange
 from .streams import StreamReader
 
-__all__ = ["Codec", "Dialogue", "Heard", "JsonCodec", "read_output"]
-
-MIB = 1024 * 1024
-MAX_FRAME_BYTES = 16 * MIB
-MAX_SHOWN_BYTES = 32 * MIB  # of one run
-MAX_HEARD_BYTES = 80 * MIB  # from the beginning of one run to that of the next: all that may be shown, and a value
 CHUNK_BYTES = 1 << 18
 
 
-class Codec(Protocol):
-    """Turn requests into bytes, and bytes into frames."""
-
-    def encode_run(self, request_id: int, code: str, /) -> bytes: ...
-    def feed(self, data: bytes) -> list[dict[str, Any]]: ...
-
-
-class JsonCodec:
-    """Speak frames of JSON in both directions."""
-
-    def __init__(self) -> None:
-        self._reader = FrameReader(MAX_FRAME_BYTES)
-
-    def encode_run(self, request_id: int, code: str) -> bytes:
-        return encode({"op": "run", "id": request_id, "code": code})
-
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        return self._reader.feed(data)
-
-
-@dataclass(slots=True)
-class Heard:
-    """Collect what is heard of one run."""
-
-    sink: Sink = discard
-    outputs: list[Output] = field(default_factory=list)
-    shown_bytes: int = 0
-    is_cut: bool = False
-
-    def add(self, frame: Mapping[str, Any]) -> None:
-        """Take a bundle, while there is room."""
-        output = read_output(frame)
-        if output is None:
-            return
-        self.shown_bytes += sum(len(mime) + len(content) for mime, content in output.data.items())
-        if self.shown_bytes > MAX_SHOWN_BYTES or len(self.outputs) >= MAX_SHOWN:
-            self.is_cut = True
-            return
-        self.outputs.append(output)
-        self.sink(Displayed(output=output))
-
-
-class Dialogue:
+class Dialogue(Exchange):
     """Hold the caller's ends of a session's link and streams. Use from one event loop, and close in any case."""
 
     def __init__(self, limits: Limits, codec: Codec, on_flood: Callable[[], None]):
-        self._loop = asyncio.get_running_loop()
-        self._codec, self.on_flood = codec, on_flood
-        self._heard, self._heard_bytes = Heard(), 0
-        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        super().__init__(codec, on_flood)
         self._link, self._theirs = socket.socketpair()
         self._link.setblocking(False)
         self._guest: list[int] = []
         self._readers: dict[Stream, StreamReader] = {}
         self.born: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.wait_status: int | None = None
-        self.lost: asyncio.Future[str] = self._loop.create_future()
         try:
             self._guest.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             for stream in ("stdout", "stderr"):
@@ -123,12 +63,9 @@ class Dialogue:
             os.close(self._guest.pop())
         self._theirs.close()
 
-    def begin(self, sink: Sink) -> Heard:
-        """Begin to hear of a new run; output that came since the last one belongs to it."""
-        self._heard, self._heard_bytes = Heard(sink=sink), 0
+    def _hand_on_to(self, sink: Sink) -> None:
         for stream, reader in self._readers.items():
             reader.hand_on_to(_hand_on(stream, sink))
-        return self._heard
 
     def holds(self) -> list[str]:
         """Name the guest's ends as the kernel names them to whoever looks which descriptors a process has."""
@@ -148,33 +85,24 @@ class Dialogue:
         with contextlib.suppress(OSError):
             self._link.send(encode({"op": "go", "is_fork": is_fork}))
 
-    async def ask(self, request_id: int, code: str) -> asyncio.Future[dict[str, Any]]:
-        """Send a cell; the future that is returned holds its answer. Raises InvalidRequest for what cannot be sent."""
-        try:
-            data = self._codec.encode_run(request_id, code)
-        except ValueError as error:
-            raise InvalidRequest(f"code: {error}") from error
-        return await self._ask(request_id, data)
-
-    async def _ask(self, request_id: int, data: bytes) -> asyncio.Future[dict[str, Any]]:
-        answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        self._answers[request_id] = answer
+    def _send(self, data: bytes) -> Awaitable[None] | None:
         try:
             sent = self._link.send(data) if len(data) < CHUNK_BYTES else 0
         except BlockingIOError:
             sent = 0
         except OSError as error:
             self._lose(f"the link is gone: {error}")
-            return answer
-        if sent < len(data):
-            try:
-                await self._loop.sock_sendall(self._link, memoryview(data)[sent:])
-            except OSError as error:
-                self._lose(f"the link is gone: {error}")
-            except asyncio.CancelledError:
-                self._lose("a cell was sent in part")
-                raise
-        return answer
+            return None
+        return self._send_rest(memoryview(data)[sent:]) if sent < len(data) else None
+
+    async def _send_rest(self, data: memoryview) -> None:
+        try:
+            await self._loop.sock_sendall(self._link, data)
+        except OSError as error:
+            self._lose(f"the link is gone: {error}")
+        except asyncio.CancelledError:
+            self._lose("a cell was sent in part")
+            raise
 
     def kept(self, stream: Stream) -> bytes:
         return self._readers[stream].output.kept()
@@ -188,9 +116,7 @@ class Dialogue:
         for reader in self._readers.values():
             reader.finish()
 
-    def renew(self) -> None:
-        """Begin anew: what comes from now on belongs to the next run."""
-        self._heard, self._heard_bytes = Heard(), 0
+    def _renew_streams(self) -> None:
         for reader in self._readers.values():
             reader.renew()
 
@@ -226,40 +152,23 @@ class Dialogue:
         if not data:
             self._lose("the interpreter has closed its link")
             return False
-        self._heard_bytes += len(data)
-        if self._heard_bytes > MAX_HEARD_BYTES:
-            self._lose("the interpreter said more than anybody listens to")
-            self.on_flood()
-            return False
-        try:
-            for frame in self._codec.feed(data):
-                self._take(frame)
-        except (ValueError, RecursionError) as error:
-            self._lose(f"the interpreter said what nobody understands: {error}")
+        self._hear(data)
         return True
 
     def _take(self, frame: dict[str, Any]) -> None:
         kind = frame.get("op")
-        if kind == "ready" and not self.ready.done():
-            self.ready.set_result(frame)
-        elif kind == "born" and not self.born.done():
+        if kind == "born" and not self.born.done():
             self.born.set_result(frame)
         elif kind == "gone" and isinstance(frame.get("wait_status"), int):
             self.wait_status = frame["wait_status"] & 0xFFFF
-        elif kind == "display":
-            self._heard.add(frame)
-        elif kind == "done":
-            request_id = frame.get("id")
-            answer = self._answers.pop(request_id, None) if isinstance(request_id, int) else None
-            if answer is not None and not answer.done():
-                answer.set_result(frame)
+        else:
+            super()._take(frame)
 
     def _lose(self, reason: str) -> None:
         if self._link.fileno() >= 0:
             self._loop.remove_reader(self._link.fileno())
             self._link.close()
-        if not self.lost.done():
-            self.lost.set_result(reason)
+        super()._lose(reason)
 
 
 def _name(fd: int, kind: str) -> str:

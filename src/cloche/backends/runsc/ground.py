@@ -9,11 +9,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import language_named, render, render_env, render_generated
 from cloche.core.request import Request
 
 from ..containers.guest import BUILD, ENVIRONMENT
 from ..containers.program import Program, files_of, sets_interpreter_variables, source_of
+from ..containers.session_program import SessionProgram, check_variables, driven_session, python_session
+from ..drivers import session_language
 from ..layout import has_customization, is_below, user_site
 from ..toolchain import Toolchain, engine_version, find_toolchain
 from .plan import SYSTEM_PATH, Shown
@@ -34,6 +37,12 @@ def ground_for(request: Request | None) -> Shown:
     """Return what the container of a request shows. Raises BackendUnavailable for a missing toolchain."""
     toolchain = _toolchain(request) if request is not None else None
     return _shown(toolchain.binds if toolchain is not None else ())
+
+
+def session_ground(name: str) -> Shown:
+    """Return what the container of a session shows. Raises BackendUnavailable for a language without sessions."""
+    language, driver = session_language(name)
+    return _shown(find_toolchain(language).binds if driver is not None else ())
 
 
 def _shown(binds: tuple[str, ...]) -> Shown:
@@ -72,6 +81,20 @@ def build_program(request: Request) -> Program:
         build=BUILD,
         generated=render_generated(engine, source, BUILD),
     )
+
+
+def build_session_program(name: str, env: Mapping[str, str]) -> SessionProgram:
+    """Return what serves a session. Raises InvalidRequest, or BackendUnavailable where there can be none."""
+    language, driver = session_language(name)
+    if driver is None:
+        check_variables(env)
+        return python_session(
+            language, _environment(python_toolchain().env, env), extra_paths=user_site(), customizes=has_customization()
+        )
+    toolchain = find_toolchain(language)
+    if driver.program not in toolchain.programs:
+        raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {toolchain.engine.name} cannot")
+    return driven_session(language, driver, toolchain.programs[driver.program], _environment(toolchain.env, env))
 
 
 def _environment(toolchain: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:

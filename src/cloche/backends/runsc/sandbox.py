@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
@@ -11,16 +12,17 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 
 from ..containers.program import Program
-from ..containers.sandbox import ContainerSandbox
+from ..containers.session_program import SessionProgram
+from ..containers.sessions import SessionSandbox
 from ..host import Host
 from .container import RunscContainer
 from .engine import Engine
-from .ground import build_program, ground_for
+from .ground import build_program, build_session_program, ground_for, session_ground
 from .place import Place
 from .plan import Plan, Shown, plan_container
 
 
-class RunscOpenSandbox(ContainerSandbox[Shown, RunscContainer]):
+class RunscOpenSandbox(SessionSandbox[Shown, RunscContainer]):
     """Run requests in containers of gVisor, one at a time; see core.protocols.OpenSandbox."""
 
     _advice = "Something outside killed gVisor, or it failed: see the system's log"
@@ -34,6 +36,17 @@ class RunscOpenSandbox(ContainerSandbox[Shown, RunscContainer]):
 
     def _build_program(self, request: Request, ground: Shown) -> Program:  # noqa: ARG002 - it is the host's
         return build_program(request)
+
+    def _find_session_ground(self, language: str) -> Shown:
+        return session_ground(language)
+
+    def _build_session_program(
+        self,
+        language: str,
+        env: Mapping[str, str],
+        ground: Shown,  # noqa: ARG002 - it is the host's
+    ) -> SessionProgram:
+        return build_session_program(language, env)
 
     def _plan(self, ground: Shown) -> Plan:
         return plan_container(self._policy, self._limits, engine=self._engine, shown=ground)

@@ -1,0 +1,54 @@
+"""End what must end: first by the first process of its container, and when that does not answer, with the container."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from cloche.core.outcome import KillCause
+
+from .container import Container
+
+BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
+SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
+
+
+class Ending:
+    """Kill one program for a reason. Use from one event loop, and close in any case."""
+
+    def __init__(self, container: Container[Any]):
+        self._container = container
+        self._loop = asyncio.get_running_loop()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._starting: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self.cause: KillCause | None = None
+
+    def expect_start(self) -> None:
+        """Wait so long for the program to start, and then no longer: its container is killed."""
+        if self._is_closed:
+            return
+        self._starting = self._loop.call_later(BEGIN_S, self._kill_container)
+        self._timers.append(self._starting)
+
+    def expect(self, timeout_s: float) -> None:
+        """Begin to count."""
+        if self._starting is not None:
+            self._starting.cancel()
+        self._timers.append(self._loop.call_later(timeout_s, self.kill, KillCause.TIMEOUT))
+
+    def kill(self, cause: KillCause) -> None:
+        """Kill the program for a reason; the first reason counts."""
+        if self.cause is None:
+            self.cause = cause
+            self._loop.run_in_executor(None, self._container.kill_guest)
+            self._timers.append(self._loop.call_later(SETTLE_S, self._kill_container))
+
+    def _kill_container(self) -> None:
+        self._loop.run_in_executor(None, self._container.kill)
+
+    def close(self) -> None:
+        """Stop counting."""
+        self._is_closed = True
+        for timer in self._timers:
+            timer.cancel()

@@ -1,0 +1,248 @@
+"""One program in a container: how it is started, what of it is passed on, and how it and all it left is ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+from .reaper_counters import Counters, is_full, stored
+from .reaper_files import WORKSPACE
+from .reaper_link import CHUNK, ENDED, ERR, KILL, OUT, VALUE, Caller
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_TOLD = 32 << 20
+LOOK_S = 0.02
+GRACE_S = 5.0  # beyond a run's time, when nobody outside ends it
+CANNOT_RUN, NOT_FOUND = 126, 127
+PR_SET_DUMPABLE = 4
+prctl = ctypes.CDLL(None).prctl
+LINK = 3  # where a program finds its link that was told so
+archive: Any = None  # the finder of our modules and the interpreter's
+
+
+class Attempt:
+    """Run one command to its end and pass on what it writes."""
+
+    def __init__(self, caller: Caller, order: dict[str, Any], stdin: int, wake: int, end: float, counters: Counters):
+        self.caller, self.order, self.stdin, self.wake = caller, order, stdin, wake
+        self.end, self.counters = end, counters
+        self.cause = ""
+        self.is_crowded = False
+        self.told = 0
+        self.status: int | None = None
+        self.pid = 0
+        self.base = counters.held()[0], stored()
+        self.poll, self.look_s = select.poll(), LOOK_S
+
+    def go(self, index: int) -> int:
+        """Return the wait status of command number `index`."""
+        is_last = index >= len(self.order["commands"]) - 1
+        pipes = [os.pipe() for _ in range(3)]
+        self.start(index, [theirs for _, theirs in pipes])
+        tags = (OUT if is_last else ERR, ERR, VALUE)
+        return self.see_out({ours: tag for (ours, _), tag in zip(pipes, tags, strict=True)})
+
+    def start(self, index: int, theirs: list[int]) -> None:
+        """Start command number `index` with its ends of output, error, and the value's pipe or the link."""
+        self.pid = os.fork()
+        if self.pid == 0:
+            become_guest(self.order, index, self.stdin, theirs)
+        for fd in theirs:
+            os.close(fd)
+
+    def see_out(self, readers: dict[int, bytes]) -> int:
+        """Pass on what it says until its end, and leave nothing of it; return its wait status."""
+        for fd in readers:
+            os.set_blocking(fd, False)
+        self._attend(readers)
+        self._count()
+        sweep()
+        for fd, tag in readers.items():
+            while self._pass_on(fd, tag):
+                pass
+            os.close(fd)
+        return self.status if self.status is not None else 1
+
+    def _attend(self, readers: dict[int, bytes]) -> None:
+        """Pass on output until the program has ended."""
+        for fd in (0, self.wake, *readers):
+            self.poll.register(fd, select.POLLIN)
+        while self.status is None:
+            for fd, events in self.poll.poll(self.look_s * 1000):
+                if fd in readers:
+                    if events & select.POLLOUT:
+                        self._push()
+                    if events & ~select.POLLOUT and not self._pass_on(fd, readers[fd]):
+                        self.poll.unregister(fd)
+                elif fd == self.wake:
+                    os.read(fd, CHUNK)
+                    self._reap()
+                else:
+                    self._listen()
+            self._look()
+        self.poll = select.poll()
+
+    def _push(self) -> None:
+        """Hand on what waits to be written."""
+
+    def _pass_on(self, fd: int, tag: bytes) -> bool:
+        """Pass on what is there; False at the end, and where nothing is there yet after the end."""
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return self.status is None
+        if tag == VALUE:
+            self.told += len(data)
+        if data and self.told <= MAX_TOLD:
+            self.caller.say(tag, data)
+        return bool(data)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid:
+                self.status = status
+
+    def _listen(self) -> None:
+        self.caller.read()
+        while (frame := self.caller.next()) is not None:
+            self._take(*frame)
+        if self.caller.is_gone:
+            os._exit(0)
+
+    def _take(self, tag: bytes, body: bytes) -> None:  # noqa: ARG002 - those that live are told more
+        if tag == KILL:
+            self._kill("asked")
+
+    def _look(self) -> None:
+        if time.monotonic() > self.end:
+            self._kill("timeout")
+        limit = self.order["memory_bytes"]
+        if limit:
+            private, shared = self.counters.held()
+            hidden = max(0, shared - max(0, stored() - self.base[1]))
+            if private - self.base[0] + hidden > limit:
+                self._kill("out_of_memory")
+
+    def _kill(self, cause: str) -> None:
+        self._count()
+        self.cause = self.cause or cause
+        kill_all()
+
+    def _count(self) -> None:
+        self.is_crowded = self.is_crowded or count_processes() >= self.order["pids"]
+
+
+def kill_all() -> None:
+    """Kill every process of the namespace but this one."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def count_processes() -> int:
+    """Count the processes besides this one, and the program, which has just ended."""
+    return sum(name.isdigit() for name in os.listdir("/proc"))
+
+
+def sweep() -> None:
+    """Kill what is left and wait until it is gone."""
+    kill_all()
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def become_guest(order: dict[str, Any], index: int, stdin: int, ends: list[int]) -> None:
+    """Become the program; never returns."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+        os.umask(0o022)
+        os.chdir(WORKSPACE)
+        for number, fd in enumerate((stdin, ends[0], ends[1])):
+            os.dup2(fd, number)
+        value = os.dup2(ends[2], order["nofile"] - 1, inheritable=False)
+        os.closerange(3, value)
+        commands = order["commands"]
+        if commands and order["is_session"]:
+            os.dup2(value, LINK)
+        if commands:
+            os.close(value)
+            execute(commands[index], order["env"])
+        run_python(order, value)
+    finally:
+        os._exit(1)
+
+
+def execute(words: list[str], env: dict[str, str]) -> None:
+    """Become a command."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(words[0], words, env)  # noqa: S606 - this is what the container is for
+    except OSError as error:
+        os.write(2, f"cloche: cannot run {words[0]!r}: {os.strerror(error.errno or 0)}\n".encode())
+        os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN)
+
+
+def run_python(order: dict[str, Any], value: int) -> None:
+    """Let the interpreter forget what it was, and run a script, or serve a session."""
+    oneshot = sys.modules["interpreter.oneshot"]
+    oneshot.__dict__["archive"] = archive
+    work = oneshot.session().serve if order["is_session"] else oneshot.run
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("inside", "interpreter")]:
+        del sys.modules[name]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not archive]
+    work(order["python"], order["env"], value)
+
+
+def write_generated(order: dict[str, Any]) -> None:
+    """Write what a compiler needs besides the code, or a session besides its engine."""
+    if order["build"]:
+        os.makedirs(order["build"], exist_ok=True)
+    for path, text in order["generated"].items():
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+class Account:
+    """Tell how a program ended, and what it and its children used and hit."""
+
+    def __init__(self, caller: Caller, counters: Counters):
+        self.caller, self.counters = caller, counters
+        self.hits, self.started = counters.hits(), time.monotonic()
+
+    def close(self, attempt: Attempt, status: int) -> None:
+        """Say it."""
+        wall_s = time.monotonic() - self.started
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        oom, pids = (now - then for now, then in zip(self.counters.hits(), self.hits, strict=True))
+        if not self.counters.counts_processes:  # then what was there at the end tells
+            pids = int(attempt.is_crowded)
+        peak = self.counters.read("peak").strip()
+        self.caller.say_json(
+            ENDED, wait_status=status, cause=attempt.cause, oom_kills=oom, pids_hits=pids, full=is_full(),
+            wall_s=wall_s, cpu_user_s=used.ru_utime, cpu_system_s=used.ru_stime,
+            peak_bytes=int(peak) if peak.isdigit() else None,
+        )  # fmt: skip

@@ -1,0 +1,94 @@
+"""A sandbox of containers that holds sessions: each in a container of its own, beside those of runs.
+
+A session's container has the files too while it lives, and holds them afterwards when no other one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import InvalidRequest, SandboxFileError, StartFailed
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+
+from ..saving import Changes
+from ..waiting import finish
+from .container import Container, G
+from .running import Conversation
+from .sandbox import C, ContainerSandbox
+from .session import ContainerSession
+from .session_program import SessionProgram
+
+
+class SessionSandbox(ContainerSandbox[G, C]):
+    """Run requests, and keep interpreters; see core.protocols.SupportsSessions."""
+
+    def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self._sessions: list[ContainerSession] = []
+
+    @abstractmethod
+    def _find_session_ground(self, language: str) -> G:
+        """Return what the container of a session is made of. Raises BackendUnavailable where there can be none."""
+
+    @abstractmethod
+    def _build_session_program(self, language: str, env: Mapping[str, str], ground: G) -> SessionProgram:
+        """Return what serves a session. Raises InvalidRequest or BackendUnavailable."""
+
+    async def open_session(self, language: str, env: Mapping[str, str]) -> ContainerSession:
+        """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
+        async with self._turn:
+            ground = await self._ground(lambda: self._find_session_ground(language))
+            program = self._build_session_program(language, env, ground)
+            container, start = await self._take(ground)
+            if self._is_closed:
+                self._let_go(container, with_workspace=True)
+                raise InvalidRequest("this sandbox was closed before the session began; open another one")
+            session = ContainerSession(
+                self, container, program, self._limits, enforcement=self._enforced(container),
+                notes={**self._notes(container), "start": start},
+            )  # fmt: skip
+            self._sessions.append(session)
+        try:
+            await session.open()
+        except BaseException:
+            await finish(session.close())
+            raise
+        return session
+
+    def take_back(self, session: ContainerSession) -> None:
+        """Take the container of a session that is over: it may be the only one that has the files."""
+        self._sessions.remove(session)
+        container = cast(C, session.container)
+        if self._is_closed or container.is_lost or self._keeper() is not None:
+            self._let_go(container, with_workspace=self._is_closed)
+        else:
+            self._used = container
+
+    async def changes_in(self, container: Container[Any]) -> Changes:
+        """Look at the files after a cell; nothing where they cannot be seen any more."""
+        async with self._turn:
+            if container.is_lost or self._is_closed:
+                return Changes()
+            talk = Conversation(self._limits.disk_bytes)
+            try:
+                answer = await self._ask(container, talk, {"do": "look", "disk_bytes": self._limits.disk_bytes})
+            except SandboxFileError:
+                return Changes(skipped=1)
+            except StartFailed:
+                return Changes()
+            return await asyncio.to_thread(self._workspace.changes, talk.spool, {}, answer)
+
+    async def close(self) -> None:
+        """Kill and remove everything, for good."""
+        self._is_closed = True
+        for session in list(self._sessions):
+            await finish(session.close())
+        await super().close()
+
+    def _others(self) -> Sequence[C]:
+        return [cast(C, session.container) for session in self._sessions]

@@ -1,0 +1,90 @@
+"""Which languages have live sessions, what drives each of them, and what interrupts a cell."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.frames import BashCodec
+from cloche.core.languages import Language, language_named
+
+from .exchange import Codec, JsonCodec
+
+Word = tuple[str, Mapping[str, int]]  # for who guards the session: a tag, and what it carries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupt:
+    """Say what interrupts a cell: which words come first, and which again and again until the cell has ended."""
+
+    first: tuple[Word, ...]
+    again: tuple[Word, ...] = ()
+
+
+def _signal(number: int, *, to_group: bool) -> Word:
+    return "signal", {"id": 0, "number": int(number), "to_group": to_group}
+
+
+_CTRL_C: Word = ("interrupt", {})
+# Told once: code may take its time to clean up after a KeyboardInterrupt.
+ONCE = Interrupt(first=(_CTRL_C,))
+# A driver that has not read its cell yet ignores an interrupt.
+UNTIL_HEARD = Interrupt(first=(_CTRL_C,), again=(_CTRL_C,))
+# Why not by Ctrl-C alone, says interpreter/session.sh.
+_BASH_FIRST = (_signal(signal.SIGURG, to_group=False), _signal(signal.SIGQUIT, to_group=True))
+AS_BASH_NEEDS = Interrupt(first=_BASH_FIRST, again=(*_BASH_FIRST, _CTRL_C))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """Name a driver's file in `cloche.interpreter`, the program that runs it, and how it is talked to and stopped."""
+
+    file_name: str
+    program: str
+    options: tuple[str, ...]
+    new_codec: Callable[[], Codec]
+    interrupt: Interrupt
+
+    def text(self) -> str:
+        """Return the driver itself."""
+        return _text(self.file_name)
+
+    def command(self, program: str, path: str, link: int) -> list[str]:
+        """Return the words that start it, where it lies at `path` and its link has the number `link`."""
+        return [program, *self.options, path, str(link)]
+
+
+@functools.cache
+def _text(file_name: str) -> str:
+    return resources.files("cloche.interpreter").joinpath(file_name).read_text("utf-8")
+
+
+JAVASCRIPT = Driver(
+    file_name="session.js",
+    program="node",
+    options=("--expose-internals", "--no-force-async-hooks-checks"),
+    new_codec=JsonCodec,
+    interrupt=UNTIL_HEARD,
+)
+BASH = Driver(
+    file_name="session.sh",
+    program="bash",
+    options=("--noprofile", "--norc"),
+    new_codec=BashCodec,
+    interrupt=AS_BASH_NEEDS,
+)
+# Python needs none: the interpreter that is there serves the session itself.
+DRIVERS: Mapping[str, Driver | None] = {"python": None, "javascript": JAVASCRIPT, "bash": BASH}
+
+
+def session_language(name: str) -> tuple[Language, Driver | None]:
+    """Return a language and its driver. Raises BackendUnavailable for a language without sessions."""
+    language = language_named(name)
+    if language.name not in DRIVERS:
+        have = ", ".join(DRIVERS)
+        raise BackendUnavailable(f"there are no sessions of {language.name} (there are of {have}); use run instead")
+    return language, DRIVERS[language.name]
