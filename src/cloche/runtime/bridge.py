@@ -104,8 +104,12 @@ def call(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in the shared loop and block until it ends: in this thread, if it can take the turn."""
     shared = _shared_loop()
     if here.may_run_a_loop():
-        with contextlib.suppress(here.Busy):
-            return here.run_on(shared.take, shared.leave, make)
+        try:
+            with contextlib.suppress(here.Busy):
+                return here.run_on(shared.take, shared.leave, make)
+        finally:
+            if shared.is_running_here():  # another thread raised something in this one, on its way in or out
+                shared.leave()
     return _Call(lambda _: make(), shared.loop).wait()
 
 

@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from types import FrameType
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 _signal: Any = __import__("_signal")  # `signal` makes an enumeration of whatever it returns, which takes its time
 
+NEEDED_CALLS = 300  # below the recursion limit: by a loop, what runs in it, and what that imports
 MOST_KEPT = 2  # each has three descriptors; a third caller at once goes the other way
 _SIGINT = int(signal.SIGINT)
 # What people let a handler raise at, SIGINT aside.
@@ -48,8 +50,8 @@ def is_possible() -> bool:
 
 
 def may_run_a_loop() -> bool:
-    """Tell whether a loop can run in this thread: none does by now, and no handler may raise in between."""
-    if asyncio._get_running_loop() is not None:
+    """Tell whether a loop can run in this thread: none does by now, there is room, and no handler may raise in it."""
+    if asyncio._get_running_loop() is not None or _is_deep():
         return False
     if threading.current_thread() is not threading.main_thread():
         return True
@@ -57,6 +59,15 @@ def may_run_a_loop() -> bool:
     return (handler is signal.default_int_handler or not callable(handler)) and not any(
         callable(_signal.getsignal(number)) for number in _SIGNALS
     )
+
+
+def _is_deep() -> bool:
+    """Tell whether so many calls are open that the loop, which runs others' tasks too, might meet the limit."""
+    try:
+        sys._getframe(sys.getrecursionlimit() - NEEDED_CALLS)
+    except ValueError:
+        return False
+    return True
 
 
 def run(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:

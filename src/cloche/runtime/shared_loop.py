@@ -21,6 +21,7 @@ import selectors
 import threading
 
 EXIT_PATIENCE_S = 5.0
+LONGEST_SLEEP_S = 24 * 3600.0  # as asyncio has it: the kernel counts milliseconds, and stops at 24 days
 
 log = logging.getLogger("cloche.loop")
 
@@ -32,7 +33,7 @@ class SharedLoop:
         selector = selectors.EpollSelector()
         self.loop = asyncio.SelectorEventLoop(selector)
         self._inner = selector.fileno()
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()  # never taken twice: it is one that knows its owner, from the first moment on
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watch = select.epoll()
         self._watch.register(self._bell, select.EPOLLIN)
@@ -45,6 +46,9 @@ class SharedLoop:
     def take(self) -> asyncio.AbstractEventLoop | None:
         """Take the turn and return the loop, to be run by this thread until it leaves; None when another one has it."""
         if not self._turn.acquire(blocking=False):
+            return None
+        if self._is_closed:
+            self._turn.release()
             return None
         self._watch.modify(self._inner, 0)
         return self.loop
@@ -59,8 +63,8 @@ class SharedLoop:
             self._turn.release()
 
     def is_running_here(self) -> bool:
-        """Tell whether this thread runs the loop at this moment."""
-        return asyncio._get_running_loop() is self.loop
+        """Tell whether this thread has the turn: the loop may run below, or is about to, and waits for its return."""
+        return bool(self._turn._is_owned())  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Cancel what is left, wait a bounded time for it, and end the keeper."""
@@ -70,10 +74,11 @@ class SharedLoop:
         self._is_closed = True
         os.eventfd_write(self._bell, 1)
         self._keeper.join(EXIT_PATIENCE_S)
-        if not self._keeper.is_alive():
+        if not self._keeper.is_alive() and self._turn.acquire(blocking=False):  # a daemon thread may have it
             self.loop.close()
             self._watch.close()
             os.close(self._bell)
+            self._turn.release()
 
     def _keep(self) -> None:
         wait_s: float | None = None
@@ -86,7 +91,7 @@ class SharedLoop:
                     return
                 self._run_what_is_ready()
                 self._wakes_at = self._next_due()
-                wait_s = None if math.isinf(self._wakes_at) else max(0.0, self._wakes_at - self.loop.time())
+                wait_s = min(max(0.0, self._wakes_at - self.loop.time()), LONGEST_SLEEP_S)
                 self._watch.modify(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
 
     def _run_what_is_ready(self) -> None:
@@ -94,7 +99,7 @@ class SharedLoop:
             try:
                 self.loop.call_soon(self.loop.stop)  # one round of the loop, without waiting
                 self.loop.run_forever()
-            except BaseException:  # what asyncio lets out of a task that raised SystemExit; others are still waiting
+            except (SystemExit, KeyboardInterrupt):  # asyncio lets them out of a task; others are still waiting
                 log.exception("a task broke out of the shared loop")
             if not self._is_ready():
                 return

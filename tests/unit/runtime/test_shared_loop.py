@@ -7,12 +7,16 @@ import os
 import random
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from types import FrameType, ModuleType
+from typing import Any
 
 import pytest
 
+from cloche.core.errors import InternalError
 from cloche.runtime import bridge, here, shared_loop
 from cloche.runtime.shared_loop import SharedLoop
 from tests.interrupts import interrupted
@@ -70,7 +74,8 @@ def test_timers_are_kept_between_calls() -> None:
         loop.call_later(delay_s / 2, fired.clear).cancel()
         loop.call_later(delay_s, fired.set)
 
-    bridge.call(lambda: set_timers(3600))
+    bridge.call(lambda: set_timers(40 * 24 * 3600))  # more milliseconds than the kernel can count
+    time.sleep(0.1)
     for delay_s in (0.1, 0.01, 0.0):
         fired.clear()
         bridge.call(lambda delay_s=delay_s: set_timers(delay_s))  # type: ignore[misc]
@@ -248,3 +253,89 @@ def test_a_child_forked_while_a_caller_has_the_turn_begins_anew() -> None:
     may_end.set()
     thread.join(20)
     assert got == ["parent"]
+
+
+def _in_a_thread(work: Callable[[], object]) -> list[object]:
+    """Return what came of it, or what it raised; nothing if it hangs."""
+    outcome: list[object] = []
+
+    def note() -> None:
+        try:
+            outcome.append(work())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=note, daemon=True)
+    thread.start()
+    thread.join(20)
+    return outcome
+
+
+def test_a_call_by_who_has_the_turn_but_does_not_run_the_loop_yet_is_refused() -> None:
+    """A finalizer may make it there, or a handler for a signal; it would wait for itself."""
+
+    def make() -> Coroutine[Any, Any, None]:
+        bridge.call(_nothing)
+        return _nothing()
+
+    (outcome,) = _in_a_thread(lambda: bridge.call(make)) or ("it hangs",)
+    assert isinstance(outcome, InternalError)
+    assert _is_run_here()
+
+
+def test_a_call_from_deep_down_is_run_elsewhere() -> None:
+    """Others' tasks would meet the limit of a stack that is not theirs."""
+
+    def down(calls: int) -> int:
+        return down(calls - 1) if calls else bridge.call(_who)
+
+    assert _is_run_here()
+    (outcome,) = _in_a_thread(lambda: down(sys.getrecursionlimit() - here.NEEDED_CALLS) != threading.get_ident())
+    assert outcome is True
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of coroutines that never began
+@pytest.mark.parametrize("module", [shared_loop, bridge, here], ids=["shared_loop", "bridge", "here"])
+def test_what_another_thread_raises_in_a_caller_leaves_the_turn_free(module: ModuleType, loop: SharedLoop) -> None:
+    """PyThreadState_SetAsyncExc, by which some end what takes too long, raises at any instruction."""
+
+    class Stopped(Exception):
+        """What is raised."""
+
+    def call_until(number: int) -> bool:
+        left = number
+
+        def trace(frame: FrameType, event: str, _: object) -> object:
+            nonlocal left
+            if frame.f_code.co_filename != module.__file__:
+                return None
+            frame.f_trace_opcodes = True
+            left -= event == "opcode"
+            if left == 0:
+                raise Stopped
+            return trace
+
+        sys.settrace(trace)  # type: ignore[arg-type]
+        try:
+            bridge.call(_nothing)
+        except Stopped:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    number, came = 0, True
+    while came:
+        number += 1
+        outcome = _in_a_thread(lambda: call_until(number))  # noqa: B023
+        assert outcome in ([True], [False]), f"at instruction {number}: {outcome}"
+        came = outcome == [True]
+        assert _in_a_thread(_is_run_here) == [True], f"at instruction {number}"
+    assert number > 10
+
+
+def test_a_call_when_it_has_been_closed_is_told_so() -> None:
+    """At the interpreter's exit, others' exit handlers may still call."""
+    shared = SharedLoop()
+    shared.close()
+    assert shared.take() is None
