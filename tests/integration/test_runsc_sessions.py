@@ -81,6 +81,7 @@ def test_who_stops_the_first_process_is_killed_with_its_container(session: Sessi
     assert session.run("open('f').read()").value == "kept"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "language", [pytest.param(one, marks=[pytest.mark.soak] if one != "bash" else []) for one in jail.IN_OTHERS]
 )
