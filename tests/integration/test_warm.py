@@ -394,7 +394,6 @@ print(os.nice(0), os.umask(0o22) == 0o22, len(os.listdir('/proc/self/fd')))
 """
 
 
-@pytest.mark.root
 def test_a_sandbox_that_began_cold_goes_on_warm() -> None:
     """The first sandbox of a process waits for no template, and is not left behind by those that come later."""
     close_pools()
@@ -412,10 +411,11 @@ def test_a_sandbox_that_began_cold_goes_on_warm() -> None:
         assert starts[-1] in {"forked", "pooled"}
         assert result.enforcement == first.enforcement
         assert session.run("known").value == 7
-        assert sandbox.run("print(open('more').read())").meta["start"] == "pooled"
+        assert sandbox.run("print(open('more').read())").meta["start"] in {"forked", "pooled"}
     assert wait_for_leftovers(before, patience_s=10) == []
 
 
+@pytest.mark.root
 def test_a_run_of_a_sandbox_finds_nothing_but_its_files() -> None:
     """What an earlier run left in other places, in memory or running is gone, although the jail stays."""
     with cloche.Sandbox() as sandbox:
