@@ -104,13 +104,23 @@ class Daemon:
         return str(next(one["Name"] for one in mounts if one["Destination"] == "/workspace"))
 
     def ran_out_of_memory(self, container: str, since: float, until: float) -> bool:
-        """Tell whether the daemon sees a container run out of memory between two Unix times, or soon after."""
-        filters = {"container": [container], "event": ["oom"]}
+        """Tell whether a container ran out of memory between two Unix times, as far as the daemon knows soon after.
+
+        A busy daemon misses the kernel's word of it now and then. So one that was killed (137) by nobody who asked the
+        daemon to counts, too: a first process is out of its guest's reach, and the kernel's killer is who is left.
+        """
+        filters = {"container": [container], "event": ["oom", "die", "kill"]}
         events = self.api.events(since=int(since) - 1, until=int(until) + LATE_S, filters=filters, decode=True)
+        was_killed = was_asked_for = False
         try:
-            return any(True for _ in events)
+            for event in events:
+                if event["Action"] == "oom":
+                    return True
+                was_asked_for |= event["Action"] == "kill"
+                was_killed |= event["Action"] == "die" and event["Actor"]["Attributes"].get("exitCode") == "137"
         finally:
             events.close()
+        return was_killed and not was_asked_for
 
     def owned(self) -> list[tuple[str, str]]:
         """Return id and owner of every container of Cloche's."""

@@ -175,9 +175,9 @@ class Machine:
                 self._lifeline = -1
 
     def wait(self) -> None:
-        """Wait until it is gone, once it was killed."""
+        """Wait a bounded time until it is gone, once it was killed."""
         if self.link is not None:
-            self._gone.wait()
+            self._gone.wait(LEAVE_S)
 
     def last_words(self) -> str:
         """Return what its console and its monitor said last, for messages."""
