@@ -39,9 +39,9 @@ class _Outcome(Generic[T]):
 class _Call(Generic[T]):
     """Carry one coroutine from a blocked caller to the loop, and its outcome back."""
 
-    def __init__(self, make: Callable[[Deliver], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, make: Callable[[Deliver], Coroutine[Any, Any, T]], shared: SharedLoop) -> None:
         self._make = make
-        self._loop = loop
+        self._shared, self._loop = shared, shared.loop
         self._inbox: SimpleQueue[Callable[[], None] | _Outcome[T]] = SimpleQueue()
         self._context = contextvars.copy_context()
         self._context.run(blocks_a_loop.set, _is_loop_running_here())
@@ -69,6 +69,7 @@ class _Call(Generic[T]):
                 item()
 
     def _start(self) -> None:
+        self._shared.begin_call()
         self._task = self._loop.create_task(self._supervise(), context=self._context)
         self._task.add_done_callback(self._ended)
 
@@ -77,6 +78,7 @@ class _Call(Generic[T]):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Report failure; success was reported by the task itself."""
+        self._shared.end_call()
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             self._inbox.put(_Outcome(error=error))
@@ -110,12 +112,12 @@ def call(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         finally:
             if shared.is_running_here():  # another thread raised something in this one, on its way in or out
                 shared.leave()
-    return _Call(lambda _: make(), shared.loop).wait()
+    return _Call(lambda _: make(), shared).wait()
 
 
 def call_delivering(make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in the shared loop, outside of this thread, which waits for it and runs what is delivered."""
-    return _Call(make, _shared_loop().loop).wait()
+    return _Call(make, _shared_loop()).wait()
 
 
 def _shared_loop() -> SharedLoop:

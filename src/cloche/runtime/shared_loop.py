@@ -6,7 +6,8 @@ in turns. A caller who finds it free takes the turn, runs the loop until the tas
 happens there meanwhile, and leaves. In between, a keeper sleeps: not in the loop but on a second epoll, which watches
 the loop's own one and is armed by whoever leaves, for one event. So the keeper wakes when something happens while
 nobody has the turn, and only then; it runs what is ready, never waits in the loop, and goes back to sleep. For timers
-it sleeps no longer than until the next one is due; who leaves an earlier one behind rings a bell.
+it sleeps no longer than until the next one is due; who leaves an earlier one behind rings a bell. Only while calls are
+handed over to it does the keeper stay in the loop: with several callers at once, changing turns would cost more.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import os
 import select
 import selectors
 import threading
+import time
 
 EXIT_PATIENCE_S = 5.0
 LONGEST_SLEEP_S = 24 * 3600.0  # as asyncio has it: the kernel counts milliseconds, and stops at 24 days
+CROWDED_S = 0.005  # for calls to be handed over, once one came while another was at work
 
 log = logging.getLogger("cloche.loop")
 
@@ -40,12 +43,17 @@ class SharedLoop:
         self._watch.register(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
         self._wakes_at = math.inf  # when the keeper wakes by itself, on the loop's clock
         self._is_closed = False
+        self._crowded_until = 0.0
+        self._handed_over = 0  # calls that are run here while their threads wait; changed by who runs the loop
         self._keeper = threading.Thread(target=self._keep, name="cloche-loop", daemon=True)
         self._keeper.start()
 
     def take(self) -> asyncio.AbstractEventLoop | None:
-        """Take the turn and return the loop, to be run by this thread until it leaves; None when another one has it."""
+        """Take the turn and return the loop, for this thread to run until it leaves; None when others have it, or had."""
+        if time.monotonic() < self._crowded_until:
+            return None
         if not self._turn.acquire(blocking=False):
+            self._crowded_until = time.monotonic() + CROWDED_S
             return None
         if self._is_closed:
             self._turn.release()
@@ -61,6 +69,16 @@ class SharedLoop:
             self._watch.modify(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
         finally:
             self._turn.release()
+
+    def begin_call(self) -> None:
+        """Count a call whose own thread does not run the loop; in the loop."""
+        self._handed_over += 1
+
+    def end_call(self) -> None:
+        """Count it no more; in the loop."""
+        self._handed_over -= 1
+        if not self._handed_over and threading.current_thread() is self._keeper:
+            self.loop.stop()
 
     def is_running_here(self) -> bool:
         """Tell whether this thread has the turn: the loop may run below, or is about to, and waits for its return."""
@@ -90,19 +108,24 @@ class SharedLoop:
                 if self._is_closed:
                     return
                 self._run_what_is_ready()
+                while self._handed_over and not self._is_closed:
+                    self._run()
                 self._wakes_at = self._next_due()
                 wait_s = min(max(0.0, self._wakes_at - self.loop.time()), LONGEST_SLEEP_S)
                 self._watch.modify(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
 
     def _run_what_is_ready(self) -> None:
         while True:
-            try:
-                self.loop.call_soon(self.loop.stop)  # one round of the loop, without waiting
-                self.loop.run_forever()
-            except (SystemExit, KeyboardInterrupt):  # asyncio lets them out of a task; others are still waiting
-                log.exception("a task broke out of the shared loop")
+            self.loop.call_soon(self.loop.stop)  # one round of the loop, without waiting
+            self._run()
             if not self._is_ready():
                 return
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):  # asyncio lets them out of a task; others are still waiting
+            log.exception("a task broke out of the shared loop")
 
     def _is_ready(self) -> bool:
         return bool(self.loop._ready)  # type: ignore[attr-defined]
