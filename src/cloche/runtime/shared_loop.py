@@ -49,7 +49,7 @@ class SharedLoop:
         self._keeper.start()
 
     def take(self) -> asyncio.AbstractEventLoop | None:
-        """Take the turn and return the loop, for this thread to run until it leaves; None when others have it, or had."""
+        """Take the turn and return the loop, for this thread to run until it leaves; None if others have it, or had."""
         if time.monotonic() < self._crowded_until:
             return None
         if not self._turn.acquire(blocking=False):
