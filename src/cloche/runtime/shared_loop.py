@@ -110,6 +110,7 @@ class SharedLoop:
                 self._run_what_is_ready()
                 while self._handed_over and not self._is_closed:
                     self._run()
+                    self._run_what_is_ready()  # what came with the last call's end has had its wake-up
                 self._wakes_at = self._next_due()
                 wait_s = min(max(0.0, self._wakes_at - self.loop.time()), LONGEST_SLEEP_S)
                 self._watch.modify(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
