@@ -15,6 +15,7 @@ log=build/test_as_user.log
 set -m
 scripts/test_as_user.sh >"$log" 2>&1 </dev/null &
 user=$!
+# Whoever stops us stops that part, too; it may have ended by then, which is no failure.
 trap 'kill -- "-$user" 2>/dev/null || true' EXIT
 
 root_ended=0
