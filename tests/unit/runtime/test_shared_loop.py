@@ -339,3 +339,23 @@ def test_a_call_when_it_has_been_closed_is_told_so() -> None:
     shared = SharedLoop()
     shared.close()
     assert shared.take() is None
+
+
+def test_what_a_handed_over_call_leaves_ready_is_run() -> None:
+    """What is ready when the last such call ends has had its wake-up, and must not be left lying."""
+    is_over = threading.Event()
+
+    async def leave_behind() -> None:
+        await asyncio.sleep(0.05)  # until the keeper waits in the loop
+        loop, steps = asyncio.get_running_loop(), iter(range(10))
+
+        def go_on() -> None:
+            if next(steps, None) is None:
+                is_over.set()
+            else:
+                loop.call_soon(go_on)
+
+        go_on()
+
+    bridge.call_delivering(lambda _: leave_behind())
+    assert is_over.wait(10)
