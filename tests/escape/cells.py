@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cloche
+from cloche.core.errors import InvalidRequest
 from cloche.sync import Session
 from tests.escape.attempts import JAIL, Attempt, Seen
 from tests.escape.places import (
@@ -112,10 +113,16 @@ class Kept:
         return self._session
 
     def look(self) -> None:
-        """Close the session unless it is as it was."""
-        session = self._session
-        if session is None or not session.is_alive or session.run(LOOK).value != self._first_look:
-            self.close()
+        """Close the session unless it is as it was; it may be about to end by what was done to it."""
+        is_as_it_was = False
+        try:
+            if self._session is not None:
+                is_as_it_was = self._session.run(LOOK).value == self._first_look
+        except InvalidRequest:  # it has ended
+            pass
+        finally:
+            if not is_as_it_was:
+                self.close()
 
     def close(self) -> None:
         """Close the session."""
@@ -181,9 +188,10 @@ class Cells:
         if code is not None:
             return self._play(self._staying.enter_context(self.opened(attempt)), attempt, code)
         if self.kept is not None and not (attempt.limits or attempt.first or attempt.scenario):
-            seen = self._play(self.kept.session(), attempt, attempt.code, before=MOVE)
-            self.kept.look()
-            return seen
+            try:
+                return self._play(self.kept.session(), attempt, attempt.code, before=MOVE)
+            finally:
+                self.kept.look()
         with self.opened(attempt) as session:
             return self._play(session, attempt, attempt.code)
 
