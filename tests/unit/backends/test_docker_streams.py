@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import gzip
 import io
+import os
 import tarfile
+from pathlib import Path
 
 import pytest
 
+from cloche.backends.containers import reaper_files
 from cloche.backends.containers.archive import Spool, pack, unpack
 from cloche.backends.containers.frames import MAX_FRAME_BYTES, Splitter
 from cloche.backends.docker.daemon import _why_not
@@ -127,6 +130,26 @@ def test_long_names_are_read_whole() -> None:
     long = "a/" * 60 + "b" * 200
     given = (InputFile(path=long, data=b"1"), InputFile(path="short", data=b"22"))
     assert {path: place.size for path, place in unpack(spooled(pack(given)))[0].items()} == {long: 1, "short": 2}
+
+
+class Breaking(io.BytesIO):
+    """Give a piece, then fail."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        if not data:
+            raise OSError(errno.ENOSPC, "no room")
+        return data
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is open keeps its room on the disk, though nobody sees it: one file too many would fill it for good."""
+    monkeypatch.setattr(reaper_files, "WORKSPACE", str(tmp_path))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="no room"):
+        reaper_files.place_file("a/b", 0o644, Breaking(b"1"))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 
 
 def test_more_than_the_disk_holds_is_refused() -> None:
