@@ -7,7 +7,7 @@ place in it; a machine that was lost takes the workspace with it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
@@ -17,6 +17,7 @@ from cloche.core.request import Request
 
 from ..containers.program import Program, program_of
 from ..containers.sandbox import ContainerSandbox
+from ..noting import noted
 from ..waiting import finish
 from .acceleration import Found
 from .image import Image
@@ -24,6 +25,7 @@ from .machine import Machine, Place
 from .plan import plan_machine
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
+log = logging.getLogger("cloche.microvm")
 
 
 class MicroVMOpenSandbox(ContainerSandbox[Image, Place]):
@@ -65,7 +67,7 @@ class MicroVMOpenSandbox(ContainerSandbox[Image, Place]):
         except asyncio.CancelledError:
             if after is None:
                 self._machine.kill()
-            with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more
+            with noted(log, "what came of a machine that nobody waits for any more", Exception):
                 await finish(making)
             raise
 

@@ -1,0 +1,202 @@
+"""What becomes of containers when things go wrong: nothing that was started is left, and no error sticks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cloche.backends.containers.container import Container
+from cloche.backends.containers.hearing import SAID
+from cloche.backends.containers.program import Program
+from cloche.backends.containers.running import DONE, ENDED, STARTED
+from cloche.backends.containers.session_program import SessionProgram, python_session
+from cloche.backends.containers.sessions import SessionSandbox
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import InvalidRequest
+from cloche.core.frames import encode
+from cloche.core.languages import language_named
+from cloche.core.levels import Level
+from cloche.core.limits import Limits
+from cloche.core.outcome import Observed
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+
+REPORT = {"wait_status": 0, "wall_s": 0.1, "cpu_user_s": None, "cpu_system_s": None}
+REQUEST = Request(argv=("true",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """Say nothing in particular."""
+
+    id: str = "1"
+    name: str = "some"
+
+
+class Scripted(Container[Ground]):
+    """Do what a container does, without a process; and remember what became of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ground = Ground()
+        self.is_let_go = False
+        self.report: Mapping[str, Any] = REPORT
+
+    def start(self, preload: Sequence[str]) -> None:
+        """Be there."""
+
+    def kill(self) -> None:
+        self._lose()
+
+    def end_by_guest(self) -> Observed | None:
+        return None
+
+    def see_out(self) -> None:
+        self.is_let_go = True
+        self._lose()
+
+    def words(self) -> Sequence[str]:
+        return ("container",)
+
+    def order(self, order: Mapping[str, Any], *_: bytes) -> None:
+        """Run what is wanted in no time; a session stays."""
+        if order["do"] == "session":
+            self._hear(SAID, encode({"op": "ready"}))
+            return
+        self._hear(STARTED, b"")
+        self._end()
+        self._hear(DONE, b"{}")
+
+    def kill_guest(self) -> None:
+        """Take a moment, as all do."""
+        timer = threading.Timer(0.05, self._end)
+        timer.daemon = True
+        timer.start()
+
+    def heed(self, word: str, **body: int) -> None:
+        """Hear it."""
+
+    def _end(self) -> None:
+        self._hear(ENDED, json.dumps(self.report).encode())
+
+
+class Sandbox(SessionSandbox[Ground, Scripted]):
+    """Make scripted containers; `obstacle` is called before each, with its number."""
+
+    def __init__(self, obstacle: Callable[[int], object] = lambda _: None, *, warm: bool = True):
+        super().__init__(
+            policy=Policy(warm=warm), limits=Limits(), enforcement=Enforcement(level=Level.JAIL, controls={})
+        )
+        self.made: list[Scripted] = []
+        self._obstacle = obstacle
+
+    def _find_ground(self, request: Request | None) -> Ground:
+        return Ground()
+
+    def _find_session_ground(self, language: str) -> Ground:
+        return Ground()
+
+    def _build_program(self, request: Request, ground: Ground) -> Program:
+        return Program(commands=(request.argv,), env={}, files=())
+
+    def _build_session_program(self, language: str, env: Mapping[str, str], ground: Ground) -> SessionProgram:
+        return python_session(language_named(language), env)
+
+    def _make(self, ground: Ground, after: Scripted | None) -> Scripted:
+        self._obstacle(len(self.made))
+        self.made.append(Scripted())
+        return self.made[-1]
+
+    def _kind(self, ground: Ground) -> tuple[object, ...]:
+        return "scripted", id(self), ground
+
+    def _let_go(self, container: Scripted, *, with_workspace: bool = False) -> None:
+        container.see_out()
+
+    def _notes(self, container: Scripted) -> dict[str, Any]:
+        return {}
+
+    def left(self) -> list[int]:
+        """Return the numbers of those that nobody let go."""
+        return [number for number, one in enumerate(self.made) if not one.is_let_go]
+
+
+async def cancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Begin some work, and cancel it a moment later."""
+    task = asyncio.create_task(work)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_the_end_of_a_sandbox_that_is_cancelled_ends_it_all_the_same() -> None:
+    """While the next container still comes up, as with a time-out around a block that ends."""
+
+    async def main() -> list[int]:
+        going_on = threading.Event()
+        sandbox = Sandbox(lambda number: going_on.wait(0.2) if number else None)
+        await sandbox.run(REQUEST)
+        await cancelled(sandbox.close())
+        return sandbox.left()
+
+    assert asyncio.run(main()) == []
+
+
+def test_the_end_of_sessions_that_is_cancelled_ends_them_all() -> None:
+    """Not only the one that was being waited for, and the containers of runs too."""
+
+    async def main() -> list[int]:
+        sandbox = Sandbox(warm=False)
+        await sandbox.run(REQUEST)
+        for _ in range(2):
+            await sandbox.open_session("python", {})
+        await cancelled(sandbox.close())
+        return sandbox.left()
+
+    assert asyncio.run(main()) == []
+
+
+def test_what_comes_up_after_the_end_is_let_go() -> None:
+    """A run that waits for its container when its sandbox is closed does not begin."""
+
+    async def main() -> list[int]:
+        closed = threading.Event()
+        sandbox = Sandbox(lambda _: closed.wait(5))
+        running = asyncio.create_task(sandbox.run(REQUEST))
+        await asyncio.sleep(0.01)
+        await sandbox.close()
+        closed.set()
+        with pytest.raises(InvalidRequest, match="closed"):
+            await running
+        return sandbox.left()
+
+    assert asyncio.run(main()) == []
+
+
+def test_no_error_between_two_runs_sticks(caplog: pytest.LogCaptureFixture) -> None:
+    """What keeps the next container from being made ready is noted, and the next run tries again."""
+
+    def stumble(number: int) -> None:
+        if number == 1 and not stumbled:
+            stumbled.append(number)
+            raise OSError("no room for now")
+
+    async def main() -> list[str]:
+        sandbox = Sandbox(stumble)
+        found = [(await sandbox.run(REQUEST)).status for _ in range(2)]
+        await sandbox.close()
+        assert sandbox.left() == []
+        return [str(status) for status in found]
+
+    stumbled: list[int] = []
+    with caplog.at_level(logging.DEBUG, "cloche.containers"):
+        assert asyncio.run(main()) == ["ok", "ok"]
+    assert "no room for now" in caplog.text
