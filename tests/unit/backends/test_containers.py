@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import pytest
 
 from cloche.backends.containers.container import Container
-from cloche.backends.containers.hearing import SAID
+from cloche.backends.containers.hearing import SAID, SMALL_BYTES
 from cloche.backends.containers.program import Program
 from cloche.backends.containers.running import DONE, ENDED, STARTED
 from cloche.backends.containers.session_program import SessionProgram, python_session
 from cloche.backends.containers.sessions import SessionSandbox
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest
+from cloche.core.events import discard
 from cloche.core.frames import encode
 from cloche.core.languages import language_named
 from cloche.core.levels import Level
@@ -47,6 +49,8 @@ class Scripted(Container[Ground]):
         super().__init__()
         self.ground = Ground()
         self.is_let_go = False
+        self.told: list[bytes] = []
+        self.interrupts = 0
         self.report: Mapping[str, Any] = REPORT
 
     def start(self, preload: Sequence[str]) -> None:
@@ -80,8 +84,16 @@ class Scripted(Container[Ground]):
         timer.daemon = True
         timer.start()
 
+    def tell(self, data: bytes) -> None:
+        """Take what a cell is, which takes a while."""
+        time.sleep(0.05)
+        self.told.append(data)
+
     def heed(self, word: str, **body: int) -> None:
-        """Hear it."""
+        """Let the cell that runs be interrupted."""
+        if word == "interrupt":
+            self.interrupts += 1
+            self._hear(SAID, encode({"op": "done", "id": len(self.told), "exit_code": 130}))
 
     def _end(self) -> None:
         self._hear(ENDED, json.dumps(self.report).encode())
@@ -128,7 +140,7 @@ class Sandbox(SessionSandbox[Ground, Scripted]):
         return [number for number, one in enumerate(self.made) if not one.is_let_go]
 
 
-async def cancelled(work: Coroutine[Any, Any, None]) -> None:
+async def cancelled(work: Coroutine[Any, Any, object]) -> None:
     """Begin some work, and cancel it a moment later."""
     task = asyncio.create_task(work)
     await asyncio.sleep(0.01)
@@ -200,3 +212,18 @@ def test_no_error_between_two_runs_sticks(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.DEBUG, "cloche.containers"):
         assert asyncio.run(main()) == ["ok", "ok"]
     assert "no room for now" in caplog.text
+
+
+def test_a_cell_that_is_cancelled_on_its_way_is_interrupted() -> None:
+    """It comes in whole all the same, and would run for ever with nobody to wait for it; the session goes on."""
+
+    async def main() -> tuple[int, bool]:
+        sandbox = Sandbox(warm=False)
+        session = await sandbox.open_session("python", {})
+        running = session.run("#" * SMALL_BYTES, timeout_s=60, sink=discard)
+        await cancelled(running)
+        found = sandbox.made[0].interrupts, session.is_alive
+        await sandbox.close()
+        return found
+
+    assert asyncio.run(main()) == (1, True)

@@ -74,7 +74,9 @@ class Dialogue(Exchange):
 
     async def ask_for_clone(self, request_id: int, other: Dialogue) -> asyncio.Future[dict[str, Any]]:
         """Ask the interpreter to clone itself; the clone takes the guest's ends of `other`."""
-        answer = await self._ask(request_id, encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
+        answer, sending = self._ask(request_id, encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
+        if sending is not None:
+            await sending
         _, stdout, stderr = other._guest
         with contextlib.suppress(OSError):  # it is gone, and the answer's future knows
             socket.send_fds(self._link, [b"f"], [other._theirs.fileno(), stdout, stderr])
