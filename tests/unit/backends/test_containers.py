@@ -51,6 +51,7 @@ class Scripted(Container[Ground]):
         self.is_let_go = False
         self.told: list[bytes] = []
         self.interrupts = 0
+        self.is_stubborn, self.killed_at = False, 0.0
         self.report: Mapping[str, Any] = REPORT
 
     def start(self, preload: Sequence[str]) -> None:
@@ -75,11 +76,18 @@ class Scripted(Container[Ground]):
             self._hear(SAID, encode({"op": "ready"}))
             return
         self._hear(STARTED, b"")
+        if self.is_stubborn:
+            return
         self._end()
         self._hear(DONE, b"{}")
 
     def kill_guest(self) -> None:
         """Take a moment, as all do."""
+        self.killed_at = time.monotonic()
+        if self.is_stubborn:
+            self._end()
+            self._hear(DONE, b"{}")
+            return
         timer = threading.Timer(0.05, self._end)
         timer.daemon = True
         timer.start()
@@ -108,6 +116,7 @@ class Sandbox(SessionSandbox[Ground, Scripted]):
         )
         self.made: list[Scripted] = []
         self._obstacle = obstacle
+        self.are_stubborn = False
 
     def _find_ground(self, request: Request | None) -> Ground:
         return Ground()
@@ -124,6 +133,7 @@ class Sandbox(SessionSandbox[Ground, Scripted]):
     def _make(self, ground: Ground, after: Scripted | None) -> Scripted:
         self._obstacle(len(self.made))
         self.made.append(Scripted())
+        self.made[-1].is_stubborn = self.are_stubborn
         return self.made[-1]
 
     def _kind(self, ground: Ground) -> tuple[object, ...]:
@@ -227,3 +237,26 @@ def test_a_cell_that_is_cancelled_on_its_way_is_interrupted() -> None:
         return found
 
     assert asyncio.run(main()) == (1, True)
+
+
+def test_a_kill_waits_for_no_other_work() -> None:
+    """Where others keep every thread of the loop's busy, a time-out is kept all the same."""
+
+    async def main() -> tuple[str, float]:
+        over = threading.Event()
+        sandbox = Sandbox(warm=False)
+        sandbox.are_stubborn = True
+
+        def keep_busy(_: object) -> None:
+            for _ in range(64):
+                asyncio.get_running_loop().run_in_executor(None, over.wait, 5)
+
+        started = time.monotonic()
+        running = sandbox.run_streaming(Request(argv=("true",), timeout_s=0.1), keep_busy)
+        asyncio.get_running_loop().call_later(1, over.set)
+        status = (await running).status
+        await sandbox.close()
+        return str(status), sandbox.made[0].killed_at - started
+
+    status, after_s = asyncio.run(main())
+    assert (status, after_s < 0.6) == ("timeout", True)
