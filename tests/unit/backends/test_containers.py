@@ -7,20 +7,21 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from cloche.backends.containers.container import Container
+from cloche.backends.containers.frames import OUTPUT, Link
 from cloche.backends.containers.hearing import SAID, SMALL_BYTES
 from cloche.backends.containers.program import Program
 from cloche.backends.containers.running import DONE, ENDED, STARTED
 from cloche.backends.containers.session_program import SessionProgram, python_session
 from cloche.backends.containers.sessions import SessionSandbox
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.events import discard
 from cloche.core.frames import encode
 from cloche.core.languages import language_named
@@ -42,6 +43,25 @@ class Ground:
     name: str = "some"
 
 
+class Pieces:
+    """Carry what is given, and nothing back; see containers.frames.Wire."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+
+    def send(self, data: bytes) -> None:
+        raise ConnectionError("nobody listens")
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        yield from ((OUTPUT, piece) for piece in self._pieces)
+
+    def hang_up(self) -> None:
+        """Do nothing: it has ended."""
+
+    def close(self) -> None:
+        """Do nothing: it has ended."""
+
+
 class Scripted(Container[Ground]):
     """Do what a container does, without a process; and remember what became of it."""
 
@@ -52,7 +72,12 @@ class Scripted(Container[Ground]):
         self.told: list[bytes] = []
         self.interrupts = 0
         self.is_stubborn, self.killed_at = False, 0.0
+        self.gone = threading.Event()
         self.report: Mapping[str, Any] = REPORT
+
+    def connect(self, pieces: Sequence[bytes]) -> None:
+        """Hear these pieces from a link, then its end."""
+        self._link = Link(Pieces(pieces), self._hear, self._lose)
 
     def start(self, preload: Sequence[str]) -> None:
         """Be there."""
@@ -104,7 +129,15 @@ class Scripted(Container[Ground]):
             self._hear(SAID, encode({"op": "done", "id": len(self.told), "exit_code": 130}))
 
     def _end(self) -> None:
-        self._hear(ENDED, json.dumps(self.report).encode())
+        body = json.dumps(self.report).encode()
+        if self.report is REPORT:
+            self._hear(ENDED, body)
+        else:
+            self.connect([ENDED + len(body).to_bytes(4, "big") + body])
+
+    def _lose(self) -> None:
+        super()._lose()
+        self.gone.set()
 
 
 class Sandbox(SessionSandbox[Ground, Scripted]):
@@ -117,6 +150,7 @@ class Sandbox(SessionSandbox[Ground, Scripted]):
         self.made: list[Scripted] = []
         self._obstacle = obstacle
         self.are_stubborn = False
+        self.report: Mapping[str, Any] = REPORT
 
     def _find_ground(self, request: Request | None) -> Ground:
         return Ground()
@@ -133,7 +167,7 @@ class Sandbox(SessionSandbox[Ground, Scripted]):
     def _make(self, ground: Ground, after: Scripted | None) -> Scripted:
         self._obstacle(len(self.made))
         self.made.append(Scripted())
-        self.made[-1].is_stubborn = self.are_stubborn
+        self.made[-1].is_stubborn, self.made[-1].report = self.are_stubborn, self.report
         return self.made[-1]
 
     def _kind(self, ground: Ground) -> tuple[object, ...]:
@@ -237,6 +271,44 @@ def test_a_cell_that_is_cancelled_on_its_way_is_interrupted() -> None:
         return found
 
     assert asyncio.run(main()) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"wait_status": "0"},
+        {"wait_status": 1 << 40},
+        {"wait_status": None},
+        {"wall_s": None},
+        {"wall_s": float("inf")},
+        {"wall_s": float("nan")},
+        {"cpu_user_s": 1 << 60},
+        {"oom_kills": "many"},
+        {"pids_hits": {"a": 1}},
+    ],
+)
+def test_an_end_that_cannot_be_is_that_of_the_container(change: dict[str, Any]) -> None:
+    """What the first process says is as much the guest's word as anything, should the guest have got hold of it."""
+
+    async def main() -> None:
+        sandbox = Sandbox(warm=False)
+        sandbox.report = {**REPORT, **change}
+        try:
+            await sandbox.run(REQUEST)
+        finally:
+            await sandbox.close()
+
+    with pytest.raises(OutcomeUnknown, match="cannot be"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b"[1]", b"{", b"\xff"], ids=["deep", "a list", "cut", "no text"])
+def test_a_first_word_that_nobody_understands_ends_the_container(body: bytes) -> None:
+    """It is lost, and said to be, in the thread that reads."""
+    container = Scripted()
+    container.connect([b"H" + len(body).to_bytes(4, "big") + body])
+    assert container.gone.wait(5)
+    assert (container.is_lost, container.last_words() != "") == (True, True)
 
 
 def test_a_kill_waits_for_no_other_work() -> None:

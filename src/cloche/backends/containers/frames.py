@@ -78,7 +78,7 @@ class Link:
                         self._on_frame(tag, body)
                 else:
                     self.last_words = (self.last_words + piece)[-WORDS_KEPT_BYTES:]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # the last from what is nested deeper than it is read
             self.last_words += f"\n{error}".encode()
         finally:
             self._wire.close()

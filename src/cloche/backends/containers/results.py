@@ -104,8 +104,8 @@ def _usage(report: Mapping[str, Any]) -> Usage:
     peak = report.get("peak_bytes")
     return Usage(
         wall_s=float(report["wall_s"]),
-        cpu_user_s=_number(report["cpu_user_s"]),
-        cpu_system_s=_number(report["cpu_system_s"]),
+        cpu_user_s=_number(report.get("cpu_user_s")),
+        cpu_system_s=_number(report.get("cpu_system_s")),
         peak_memory_bytes=int(peak) if isinstance(peak, int) else None,
     )
 
