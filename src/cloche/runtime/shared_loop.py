@@ -87,8 +87,10 @@ class SharedLoop:
     def close(self) -> None:
         """Cancel what is left, wait a bounded time for it, and end the keeper."""
         cancelled = asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop)
-        with contextlib.suppress(TimeoutError):
+        try:
             cancelled.result(EXIT_PATIENCE_S)
+        except TimeoutError:
+            log.debug("tasks of the shared loop have not ended within %g s, and are left", EXIT_PATIENCE_S)
         self._is_closed = True
         os.eventfd_write(self._bell, 1)
         self._keeper.join(EXIT_PATIENCE_S)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,14 @@ from cloche.core.request import InputFile
 from cloche.core.result import TIMEOUT_NOTE, FileRecord, Result, Status, Usage
 from cloche.core.told import read_told
 
+from ..noting import noted
 from ..saving import Changes
 from .archive import Spool, keep, unpack
 from .container import Container
 from .program import Program
 from .running import Running
 
+log = logging.getLogger("cloche.containers")
 ASK_S = 15.0
 
 
@@ -73,7 +75,7 @@ async def observed_end(
         return reported_end(report, cause)
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
-    with contextlib.suppress(TimeoutError):
+    with noted(log, "nobody said in time what a container died of", TimeoutError):
         async with asyncio.timeout(ASK_S):  # a daemon on its way out may never answer
             observed = await asyncio.to_thread(container.end_by_guest)
             if observed is not None:

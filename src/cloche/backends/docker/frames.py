@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 from ..containers.frames import CHUNK_BYTES, MAX_FRAME_BYTES
+from ..noting import noted
+
+log = logging.getLogger("cloche.docker")
 
 
 class AttachedWire:
@@ -34,7 +37,7 @@ class AttachedWire:
 
     def close(self) -> None:
         """Close the connection."""
-        with contextlib.suppress(OSError):
+        with noted(log, "the connection to a container was not closed well", OSError):
             self._connection.close()
             self._socket.close()
 

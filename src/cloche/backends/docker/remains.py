@@ -8,15 +8,17 @@ workspaces, which the daemon only does for a container's own.
 from __future__ import annotations
 
 import atexit
-import contextlib
+import logging
 import os
 import threading
 import time
 from typing import Protocol
 
 from ..containers.owner import is_dead
+from ..noting import noted
 from .daemon import Daemon
 
+log = logging.getLogger("cloche.docker")
 PATIENCE_S, NAP_S = 5.0, 0.05
 
 
@@ -87,7 +89,7 @@ def clear(daemon: Daemon) -> list[str]:
     import requests
 
     cleared = []
-    with contextlib.suppress(docker.errors.DockerException, requests.exceptions.RequestException):
+    with noted(log, "what is left over stays", docker.errors.DockerException, requests.exceptions.RequestException):
         for container, owner in daemon.owned():
             if is_dead(owner):
                 daemon.remove(container)

@@ -25,6 +25,7 @@ from cloche.jail.identity import Claim, claim_outside_id
 from cloche.jail.spec import Run
 
 from ..host import Host
+from ..noting import noted
 from .collect import Collection, list_paths, read_regular
 from .connection import Connection
 from .pipes import Pipes
@@ -342,7 +343,7 @@ class LocalOpenSandbox:
             return ended
         except asyncio.CancelledError:
             connection.kill(KillCause.CANCELLED)
-            with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more
+            with noted(log, "how a cancelled run ended, which nobody waits for any more", Exception):
                 await finish(connection.attend(hear))
             raise
         except StartFailed as error:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 
+log = logging.getLogger("cloche.runsc")
 RUNSC = "runsc"
 PATH_VARIABLE, NONE = "CLOCHE_RUNSC", "none"
 # What catches the guest's system calls, the fastest first; kvm needs a device, and is not asked for.
@@ -54,7 +56,8 @@ def version_of(path: str, age: int) -> str:  # noqa: ARG001 - part of the cache'
         answer = subprocess.run(
             [path, "--version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=ASK_S, check=True
         )
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("%s does not say its version: %s", path, error)
         return ""
     first = answer.stdout.decode("utf-8", "replace").splitlines()[:1]
     return first[0].removeprefix("runsc version ").strip() if first else ""

@@ -7,7 +7,6 @@ killed leaves nothing, and one that closes it has nothing left to do but wait, w
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import logging
 import os
@@ -25,6 +24,7 @@ from cloche.jail.cgroups import Cgroup
 from cloche.jail.launch import start_keeper
 
 from ..host import Host
+from ..noting import noted
 from .groups import clear_groups, group_name
 from .plan import Plan
 
@@ -85,12 +85,12 @@ class Place:
 
     def kill(self, number: int) -> None:
         """Kill a container, with all that is in it."""
-        with contextlib.suppress(StartFailed):
+        with noted(log, "a container goes with its place, which takes no order to kill it", StartFailed):
             self._say("kill", {"number": number})
 
     def close(self) -> None:
         """Let everything go, and in the background make sure that it is gone."""
-        with contextlib.suppress(OSError):
+        with noted(log, "the keeper process had hung up first", OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         thread = threading.Thread(target=self._make_sure, name="cloche-runsc-end", daemon=True)
         with _ending_turn:
@@ -115,7 +115,7 @@ class Place:
 
     def _read(self) -> None:
         """Take what the keeper says until it is gone."""
-        try:
+        with noted(log, "the keeper process is not heard any more", OSError):
             poll = select.poll()
             poll.register(self._link.fileno(), select.POLLIN)
             while poll.poll():  # which lets go of the interpreter's lock; receiving would not
@@ -123,8 +123,6 @@ class Place:
                 if not tag:
                     break
                 self._hear(tag, body)
-        except OSError:
-            pass  # closed under our hands
         self.is_lost = True
         for number in list(self._waiting):
             self._waiting.pop(number)({**KILLED, "number": number})
