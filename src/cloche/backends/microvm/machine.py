@@ -12,7 +12,6 @@ import json
 import os
 import random
 import select
-import shlex
 import shutil
 import socket
 import subprocess
@@ -300,7 +299,3 @@ class Place(Container[Image]):
     def words(self) -> Sequence[str]:
         """Return the words that start such a machine."""
         return self.machine.words()
-
-    def shown(self) -> str:
-        """Return those words as a shell takes them."""
-        return shlex.join(self.words())
