@@ -49,6 +49,16 @@ def find_runsc() -> str:
     return os.path.realpath(found) if found else ""
 
 
+def why_no_runsc() -> str:
+    """Return why there is no path of runsc."""
+    named = os.environ.get(PATH_VARIABLE, "")
+    if not named:
+        return "there is no program runsc on PATH"
+    return f"{PATH_VARIABLE} is {named!r}, " + (
+        "so there is no program runsc" if named == NONE else "no program to run"
+    )
+
+
 @functools.cache
 def version_of(path: str, age: int) -> str:  # noqa: ARG001 - part of the cache's key
     """Return what a runsc says of its version, empty when it says nothing."""

@@ -44,7 +44,7 @@ class Place:
         self._waiting: dict[int, OnEnd] = {}
         self._answers: dict[int, threading.Event] = {0: threading.Event()}
         self._failed: dict[int, str] = {}
-        self._folders: list[Mapping[str, str]] = []
+        self._folders: dict[int, Mapping[str, str]] = {}
         self._turn = threading.Lock()
         self.is_lost = False
         clear_groups(host)
@@ -68,7 +68,7 @@ class Place:
         self._answers[number] = threading.Event()
         self._waiting[number] = on_end
         if cgroup is not None:
-            self._folders.append(cgroup["folders"])
+            self._folders[number] = cgroup["folders"]
         body = {
             "number": number,
             "calls": plan.start_calls(number),
@@ -107,7 +107,9 @@ class Place:
             raise StartFailed(f"the keeper process does not answer: {error}", step="keeper") from error
 
     def _await(self, number: int, what: str) -> None:
-        if not self._answers[number].wait(OPEN_S):
+        has_answered = self._answers[number].wait(OPEN_S)
+        del self._answers[number]
+        if not has_answered:
             raise StartFailed(f"{what}: no answer within {OPEN_S:g} s", step="runsc")
         why = self._failed.get(number) or ("the keeper process is gone" if self.is_lost else "")
         if why:
@@ -135,8 +137,11 @@ class Place:
             self._failed[number] = str(body["why"])
         if tag in ("failed", "ended") and number in self._waiting:
             self._waiting.pop(number)(body)
-        if number in self._answers:
-            self._answers[number].set()
+        if tag == "ended":
+            self._folders.pop(number, None)
+        answered = self._answers.get(number)
+        if answered is not None:
+            answered.set()
 
     def _make_sure(self) -> None:
         try:
@@ -156,7 +161,7 @@ class Place:
 
     def _remove_groups(self) -> None:
         """Do what a keeper that was killed could not; its processes died with it."""
-        for folders in self._folders:
+        for folders in self._folders.values():
             Cgroup(self._host.cgroup_version, folders).remove()
 
 
