@@ -86,7 +86,7 @@ class SessionSandbox(ContainerSandbox[G, C]):
         self._is_closed = True
         async with AsyncExitStack() as stack:  # which goes on with the others when one is interrupted
             stack.push_async_callback(super().close)
-            for session in self._sessions:
+            for session in reversed(self._sessions):
                 stack.push_async_callback(session.close)
 
     def _others(self) -> Sequence[C]:

@@ -296,7 +296,7 @@ class Family:
         try:
             await finish(asyncio.wait_for(self.end, CLOSE_PATIENCE_S))
         except TimeoutError:
-            log.warning("a session was not said to have ended within %d s; its helper is hung up on", CLOSE_PATIENCE_S)
+            log.warning("a session was not said to have ended within %g s; its helper is hung up on", CLOSE_PATIENCE_S)
         except Exception as error:  # whoever ran in it was told; here it only matters that it is over
             log.debug("a session that is closed had ended: %s", error)
         await finish(self.connection.close())

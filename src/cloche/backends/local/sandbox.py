@@ -216,8 +216,12 @@ class LocalOpenSandbox:
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
-        for session in self._sessions:
-            await finish(session.close())
+        async with contextlib.AsyncExitStack() as stack:  # which goes on with the others when one is interrupted
+            stack.push_async_callback(self._close_own)
+            for session in reversed(self._sessions):
+                stack.push_async_callback(session.close)
+
+    async def _close_own(self) -> None:
         connection, self._connection = self._connection, None
         try:
             if connection is not None and self._is_over and self._slot is None:

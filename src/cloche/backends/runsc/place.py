@@ -6,10 +6,8 @@ killed leaves nothing, and one that closes it has nothing left to do but wait, w
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
-import os
 import select
 import socket
 import subprocess
@@ -23,6 +21,7 @@ from cloche.jail import wire
 from cloche.jail.cgroups import Cgroup
 from cloche.jail.launch import start_keeper
 
+from ..containers.background import Background
 from ..host import Host
 from ..noting import noted
 from .groups import clear_groups, group_name
@@ -30,6 +29,8 @@ from .plan import Plan
 
 OPEN_S, PATIENCE_S = 30.0, 10.0
 log = logging.getLogger("cloche.runsc")
+_background = Background("cloche-runsc-end", 2 * PATIENCE_S)
+wait_for_all = _background.wait_for_all
 KILLED = {"number": 0, "status": 9, "cause": ""}
 OnEnd = Callable[[Mapping[str, Any]], None]
 
@@ -92,10 +93,7 @@ class Place:
         """Let everything go, and in the background make sure that it is gone."""
         with noted(log, "the keeper process had hung up first", OSError):
             self._link.shutdown(socket.SHUT_RDWR)
-        thread = threading.Thread(target=self._make_sure, name="cloche-runsc-end", daemon=True)
-        with _ending_turn:
-            thread.start()
-            _ending.add(thread)
+        _background.begin(self._make_sure)
 
     def _say(self, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
@@ -155,9 +153,6 @@ class Place:
                 self._remove_groups()
         except subprocess.TimeoutExpired:
             log.warning("the keeper process %d of a gVisor container was killed, and has not ended", self._process.pid)
-        finally:
-            with _ending_turn:
-                _ending.discard(threading.current_thread())
 
     def _remove_groups(self) -> None:
         """Do what a keeper that was killed could not; its processes died with it."""
@@ -177,25 +172,3 @@ def _can_take(link: socket.socket) -> bool:
     poll = select.poll()
     poll.register(link.fileno(), select.POLLOUT)
     return bool(poll.poll(PATIENCE_S * 1000))
-
-
-_ending: set[threading.Thread] = set()
-_ending_turn = threading.Lock()
-
-
-def wait_for_all() -> None:
-    """Wait until all that was let go is gone."""
-    with _ending_turn:
-        threads = list(_ending)
-    for thread in threads:
-        thread.join(2 * PATIENCE_S)
-
-
-def _forget_after_fork() -> None:
-    global _ending_turn
-    _ending_turn = threading.Lock()
-    _ending.clear()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(wait_for_all)
