@@ -16,6 +16,7 @@ import pytest
 from cloche.backends.containers.container import Container
 from cloche.backends.containers.frames import OUTPUT, Link
 from cloche.backends.containers.hearing import SAID, SMALL_BYTES
+from cloche.backends.containers.pool import Pool
 from cloche.backends.containers.program import Program
 from cloche.backends.containers.running import DONE, ENDED, STARTED
 from cloche.backends.containers.session_program import SessionProgram, python_session
@@ -332,3 +333,17 @@ def test_a_kill_waits_for_no_other_work() -> None:
 
     status, after_s = asyncio.run(main())
     assert (status, after_s < 0.6) == ("timeout", True)
+
+
+def test_a_container_that_could_not_be_made_ready_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever kept it from coming up: the pool ends at once, and the next container may wait there."""
+
+    def stumble() -> Scripted:
+        raise OSError("no room for now")
+
+    pool = Pool()
+    pool.refill("kind", stumble)
+    started = time.monotonic()
+    pool.close()
+    assert time.monotonic() - started < 5
+    assert "no warm container: no room for now" in caplog.text

@@ -6,7 +6,9 @@ import errno
 import gzip
 import io
 import os
+import socket
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from cloche.backends.containers import reaper_files
 from cloche.backends.containers.archive import Spool, pack, unpack
 from cloche.backends.containers.frames import MAX_FRAME_BYTES, Splitter
 from cloche.backends.docker.daemon import _why_not
-from cloche.backends.docker.frames import Demultiplexer
+from cloche.backends.docker.frames import AttachedWire, Demultiplexer
 from cloche.core.request import InputFile
 
 FRAME = b"o" + (5).to_bytes(4, "big") + b"hello"
@@ -34,6 +36,20 @@ def test_streams_are_taken_apart() -> None:
     data = b"\x01\0\0\0" + (2).to_bytes(4, "big") + b"ab" + b"\x02\0\0\0" + (1).to_bytes(4, "big") + b"c"
     streams = Demultiplexer()
     assert [piece for at in range(len(data)) for piece in streams.feed(data[at : at + 1])] == [(1, b"ab"), (2, b"c")]
+
+
+def test_who_takes_nothing_is_not_sent_to_for_ever() -> None:
+    """What comes is waited for as long as it takes all the same."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        wire = AttachedWire(ours, stall_s=0.2)
+        with pytest.raises(TimeoutError, match=r"took nothing of what it was sent for 0\.2 s"):
+            wire.send(bytes(10_000_000))
+        timer = threading.Timer(0.5, theirs.sendall, (b"\x01\0\0\0" + (2).to_bytes(4, "big") + b"ab",))
+        timer.start()
+        assert next(wire.pieces()) == (1, b"ab")
+        timer.join()
+        wire.close()
 
 
 @pytest.mark.parametrize("codec", [Splitter, Demultiplexer])
