@@ -18,6 +18,7 @@ from cloche.backends.containers.frames import OUTPUT, Link
 from cloche.backends.containers.hearing import SAID, SMALL_BYTES
 from cloche.backends.containers.pool import Pool
 from cloche.backends.containers.program import Program
+from cloche.backends.containers.results import reported_end
 from cloche.backends.containers.running import DONE, ENDED, STARTED
 from cloche.backends.containers.session_program import SessionProgram, python_session
 from cloche.backends.containers.sessions import SessionSandbox
@@ -28,7 +29,7 @@ from cloche.core.frames import encode
 from cloche.core.languages import language_named
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
-from cloche.core.outcome import Observed
+from cloche.core.outcome import KillCause, Observed
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 
@@ -310,6 +311,24 @@ def test_a_first_word_that_nobody_understands_ends_the_container(body: bytes) ->
     container.connect([b"H" + len(body).to_bytes(4, "big") + body])
     assert container.gone.wait(5)
     assert (container.is_lost, container.last_words() != "") == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("ours", "its", "counts"),
+    [
+        (None, "out_of_memory", KillCause.OUT_OF_MEMORY),
+        (KillCause.OUTPUT_LIMIT, "out_of_memory", KillCause.OUT_OF_MEMORY),
+        (KillCause.OUT_OF_MEMORY, "timeout", KillCause.TIMEOUT),
+        (KillCause.TIMEOUT, "out_of_memory", KillCause.TIMEOUT),
+        (KillCause.CANCELLED, "", KillCause.CANCELLED),
+        (None, "", None),
+    ],
+)
+def test_who_is_killed_twice_has_the_status_that_goes_before(
+    ours: KillCause | None, its: str, counts: KillCause | None
+) -> None:
+    """We may kill it for one thing and the first process for another, neither knowing of the other."""
+    assert reported_end({**REPORT, "wait_status": 9, "cause": its}, ours).observed.cause is counts
 
 
 def test_a_kill_waits_for_no_other_work() -> None:

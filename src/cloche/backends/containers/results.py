@@ -92,10 +92,11 @@ def _observed(report: Mapping[str, Any], cause: KillCause | None) -> Observed:
     status = int(report["wait_status"])
     signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     own = {"out_of_memory": KillCause.OUT_OF_MEMORY, "timeout": KillCause.TIMEOUT}
+    causes = [one for one in (cause, own.get(str(report.get("cause")))) if one is not None]
     return Observed(
         exit_code=os.WEXITSTATUS(status) if signal is None else None,
         signal=signal,
-        cause=cause or own.get(str(report.get("cause"))),
+        cause=min(causes, key=list(KillCause).index, default=None),
         oom_kills=max(0, int(report.get("oom_kills") or 0)),
         pids_hits=max(0, int(report.get("pids_hits") or 0)),
         workspace_full=bool(report.get("full")),
