@@ -216,6 +216,9 @@ class LocalOpenSandbox:
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
+        if not self._sessions:
+            await self._close_own()
+            return
         async with contextlib.AsyncExitStack() as stack:  # which goes on with the others when one is interrupted
             stack.push_async_callback(self._close_own)
             for session in reversed(self._sessions):
