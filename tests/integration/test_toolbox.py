@@ -258,7 +258,10 @@ def test_the_host_is_tier_4s_and_takes_two_words_each_time(tmp_path: Path) -> No
     slow = f"sh -c 'echo $$ > {child}; exec sleep 60' & sleep 60"
     answer = ask("os.execute", {"command": slow, "timeout": 1}, approve=approve, tier=4)
     assert "Killed after 1 s" in answer.text
-    assert not os.path.exists(f"/proc/{child.read_text().strip()}")
+    deadline = time.monotonic() + 20  # until whoever adopted it has taken note
+    while os.path.exists(f"/proc/{child.read_text().strip()}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_at_tier_4_code_runs_on_the_host_and_is_critical() -> None:
@@ -325,6 +328,22 @@ def test_the_example_runs() -> None:
     assert done.returncode == 0, done.stderr
     assert "run_code: 12\n" in done.stdout
     assert "Packages cannot be installed here" in done.stdout
+
+
+def test_code_that_is_not_async_calls_and_waits() -> None:
+    """One toolbox, whoever calls it: blocking, from an event loop, from the loop that it was opened in."""
+    with Toolbox(approve=auto("high")) as tools:
+        assert tools.call_and_wait("run_code", {"code": "open('a', 'w').write('kept')"}).text == "[value]\n4"
+        assert asyncio.run(tools.call("run_code", {"code": "print(open('a').read())"})).text == "kept"
+    with pytest.raises(cloche.InvalidRequest, match="not open"):
+        tools.call_and_wait("run_code", {"code": "1"})
+
+    async def work(tools: Toolbox) -> str:
+        with pytest.raises(cloche.InvalidRequest, match=r"await tools\.call"):
+            tools.call_and_wait("run_code", {"code": "print(1)"})
+        return (await asyncio.to_thread(tools.call_and_wait, "run_code", {"code": "print(1)"})).text
+
+    assert use(work) == "1"
 
 
 def test_a_toolbox_is_open_once() -> None:

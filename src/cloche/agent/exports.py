@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 
 from .toolbox import Answer, Toolbox
-
-if TYPE_CHECKING:
-    from langchain_core.tools import BaseTool
 
 
 def openai_tools(toolbox: Toolbox) -> list[dict[str, Any]]:
@@ -54,10 +52,13 @@ async def _call_with_json(toolbox: Toolbox, name: str, arguments: str) -> Answer
     return await toolbox.call(name, read)
 
 
-def langchain_tool(toolbox: Toolbox, name: str = "run_code") -> BaseTool:
-    """Return a tool for LangChain, by default `run_code`. Raises BackendUnavailable without `langchain-core`."""
+def langchain_tool(toolbox: Toolbox, name: str = "run_code") -> Any:  # noqa: ANN401 - of a package that may be missing
+    """Return a `StructuredTool` for LangChain, by default `run_code`.
+
+    Raises BackendUnavailable without the package `langchain-core`, InvalidRequest for a tool that is not here.
+    """
     try:
-        from langchain_core.tools import StructuredTool
+        structured_tool = import_module("langchain_core.tools").StructuredTool
     except ImportError as error:
         raise BackendUnavailable(
             "LangChain's tools need the package langchain-core.", remedy='Install it with "pip install cloche[agents]".'
@@ -72,10 +73,15 @@ def langchain_tool(toolbox: Toolbox, name: str = "run_code") -> BaseTool:
         answer = await toolbox.call(tool.name, arguments)
         return answer.text, answer
 
-    return StructuredTool(
+    def call_and_wait(**arguments: Any) -> tuple[str, Answer]:  # noqa: ANN401 - checked by the tool
+        answer = toolbox.call_and_wait(tool.name, arguments)
+        return answer.text, answer
+
+    return structured_tool(
         name=tool.wire_name,
         description=tool.description,
         args_schema=tool.schema,
+        func=call_and_wait,
         coroutine=call,
         response_format="content_and_artifact",
     )

@@ -25,6 +25,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import DEFAULT_LANGUAGES
 from cloche.core.result import Result
 from cloche.core.units import MIB
+from cloche.runtime import bridge
 from cloche.runtime.options import SandboxOptions
 from cloche.runtime.sandbox import AsyncSandbox
 
@@ -72,7 +73,8 @@ class Toolbox:
         on_event: Callable[[ApprovalEvent], None] = lambda _: None,
         **options: Unpack[SandboxOptions],
     ):
-        self.tier = DEFAULT_TIER if options.get("tier") is None else int(options["tier"] or 0)
+        tier = options.get("tier")
+        self.tier = DEFAULT_TIER if tier is None else tier
         self.tools = tools_of(self.tier)
         self._gate = Gate(approve, patience_s=patience_s, on_event=on_event)
         self._roots = Roots(roots or {})
@@ -84,20 +86,49 @@ class Toolbox:
             raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
-        self._is_open = self._has_sandbox = False
+        self._is_open = self._has_sandbox = self._is_blocking = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._calls = 0
 
     async def __aenter__(self) -> Self:
         if self._is_open:
             raise InvalidRequest("this toolbox is already open; make another one")
-        self._is_open = True
+        self._is_open, self._loop = True, asyncio.get_running_loop()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_open = self._has_sandbox = False
+        self._is_open, self._has_sandbox, self._loop = False, False, None
         await self._stack.__aexit__(kind, error, trace)
+
+    def __enter__(self) -> Self:
+        """Open it for blocking calls."""
+        bridge.call(self.__aenter__)
+        self._is_blocking = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_blocking = False
+        bridge.call(lambda: self.__aexit__(kind, error, trace))
+
+    def call_and_wait(self, name: str, arguments: Mapping[str, Any] | None = None) -> Answer:
+        """Do what `call` does, from code that is not async; from any thread but that of the toolbox's own loop.
+
+        Raises InvalidRequest there, where waiting would be for ever.
+        """
+        loop = self._loop
+        if loop is None:
+            raise InvalidRequest("this toolbox is not open; use it in a `with` or an `async with` block")
+        if self._is_blocking:
+            return bridge.call(lambda: self._call(name, arguments))
+        if asyncio._get_running_loop() is loop:
+            raise InvalidRequest(
+                "this toolbox was opened in the event loop that runs here; use `await tools.call(...)`"
+            )
+        return asyncio.run_coroutine_threadsafe(self._call(name, arguments), loop).result()
 
     @property
     def limits(self) -> Limits:
@@ -118,7 +149,12 @@ class Toolbox:
         Raises InvalidRequest when the toolbox is not open.
         """
         if not self._is_open:
-            raise InvalidRequest("this toolbox is not open; use it in an `async with` block")
+            raise InvalidRequest("this toolbox is not open; use it in a `with` or an `async with` block")
+        if asyncio.get_running_loop() is not self._loop:  # what it holds belongs to the loop that it was opened in
+            return await asyncio.to_thread(self.call_and_wait, name, arguments)
+        return await self._call(name, arguments)
+
+    async def _call(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
         try:
             tool = tool_named(name, self.tier)
             read = read_arguments(tool, {} if arguments is None else arguments)
