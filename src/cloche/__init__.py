@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from .core.levels import Level
     from .core.limits import Limits
+    from .core.placement import placement
     from .core.protocols import CodeSandbox
     from .core.result import ExecutionResult, Result, Status
     from .runtime.execute import arun
@@ -54,6 +55,7 @@ _HOMES = {
     "OutcomeUnknown": "core.errors",
     "InternalError": "core.errors",
     "SandboxFileError": "core.errors",
+    "placement": "core.placement",
 }
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "__version__",
     "arun",
     "get_sandbox",
+    "placement",
     "run",
 ]
 

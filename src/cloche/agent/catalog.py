@@ -1,0 +1,221 @@
+"""The tools there are: one table of names, words for the model, arguments, what they do, and in which tiers.
+
+Risk follows the place and not the name: what runs code in a sandbox is HIGH, what runs it on the host is CRITICAL.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.policy import DEFAULT_LANGUAGES
+from cloche.core.tiers import tier_numbered
+
+from .risk import Risk
+
+
+class Deed(enum.StrEnum):
+    """Say what a tool does when it is called."""
+
+    RUN = "run"
+    SHELL = "shell"
+    HOST = "host"
+    READ = "read"
+    LIST = "list"
+    WRITE = "write"
+    EDIT = "edit"
+
+
+HOST_SHELLS = ("bash", "sh", "cmd", "powershell")
+# The risk of what runs no code; code's own depends on where it runs.
+RISK_OF_FILES: Mapping[Deed, Risk] = {
+    Deed.READ: Risk.LOW,
+    Deed.LIST: Risk.LOW,
+    Deed.WRITE: Risk.MEDIUM,
+    Deed.EDIT: Risk.MEDIUM,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """Describe one tool. `properties` is JSON schema by argument; those with a `default` may be left out."""
+
+    name: str
+    description: str
+    deed: Deed
+    tiers: tuple[int, ...]
+    properties: Mapping[str, Mapping[str, Any]]
+    languages: tuple[str, ...] = ()
+
+    @property
+    def wire_name(self) -> str:
+        """Return the name where only letters, digits, `_` and `-` are allowed."""
+        return self.name.replace(".", "_")
+
+    @property
+    def runs_code(self) -> bool:
+        return self.deed in (Deed.RUN, Deed.SHELL, Deed.HOST)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the arguments; nothing else is taken."""
+        return {
+            "type": "object",
+            "properties": {name: dict(schema) for name, schema in self.properties.items()},
+            "required": [name for name, schema in self.properties.items() if "default" not in schema],
+            "additionalProperties": False,
+        }
+
+
+def _text(description: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON schema
+    return {"type": "string", "description": description, **more}
+
+
+_TIMEOUT = {
+    "type": "number",
+    "exclusiveMinimum": 0,
+    "description": "Seconds; never more than the operator allows.",
+    "default": 30,
+}
+_PATH = _text("A path relative to the workspace, or below /memory or /configs.")
+_CODE = _text("The whole program. What it prints is returned, and the value of its last expression.")
+_ALL, _CODE_TIERS, _HOST_TIERS = (1, 2, 3, 4), (3, 4), (4,)
+_SANDBOXED = (
+    "It runs in a sandbox: no network, no access to host files or to anything but the workspace, "
+    "limited time, memory and output. Files that it leaves in the workspace are still there in the next call."
+)
+
+
+def _tool(name: str, deed: Deed, description: str, **fields: Any) -> Tool:  # noqa: ANN401 - the fields of Tool
+    tiers = _HOST_TIERS if deed is Deed.HOST else _CODE_TIERS if deed in (Deed.RUN, Deed.SHELL) else _ALL
+    return Tool(name=name, deed=deed, description=description, tiers=tiers, **fields)
+
+
+TOOLS: Mapping[str, Tool] = {
+    tool.name: tool
+    for tool in (
+        _tool(
+            "run_code",
+            Deed.RUN,
+            f"Run a program that you wrote, and get what it prints. {_SANDBOXED}",
+            properties={
+                "code": _CODE,
+                "language": _text("The language.", enum=list(DEFAULT_LANGUAGES), default="python"),
+                "timeout": _TIMEOUT,
+            },
+            languages=DEFAULT_LANGUAGES,
+        ),
+        _tool(
+            "run_python_code",
+            Deed.RUN,
+            f"Run a Python program, and get what it prints. {_SANDBOXED}",
+            properties={"code": _CODE, "timeout": _TIMEOUT},
+            languages=("python",),
+        ),
+        _tool(
+            "code_exec",
+            Deed.RUN,
+            "Run a program. It has no access to host files or to the agent's workspace of notes, and no package "
+            f"managers. Use the file tools for all file operations. {_SANDBOXED}",
+            properties={
+                "code": _CODE,
+                "language": _text("The language.", enum=list(DEFAULT_LANGUAGES), default="python"),
+                "timeout": _TIMEOUT,
+            },
+            languages=DEFAULT_LANGUAGES,
+        ),
+        _tool(
+            "code.execute",
+            Deed.RUN,
+            f"Run a program in Python or C#. {_SANDBOXED}",
+            properties={
+                "code": _CODE,
+                "language": _text("The language.", enum=["python", "csharp"], default="python"),
+                "timeout": _TIMEOUT,
+            },
+            languages=("python", "csharp"),
+        ),
+        _tool(
+            "os.execute_sandboxed",
+            Deed.SHELL,
+            "Run one shell command in the sandbox. Prefer it to os.execute, which is only for when no sandbox is "
+            f"available. {_SANDBOXED}",
+            properties={"command": _text("One command for bash."), "timeout": _TIMEOUT},
+            languages=("bash",),
+        ),
+        _tool(
+            "os.execute",
+            Deed.HOST,
+            "Run one command on the host itself, limited by its time-out alone. A human approves and confirms each "
+            "call. Use os.execute_sandboxed whenever a sandbox is available.",
+            properties={
+                "command": _text("The command."),
+                "shell": _text("What runs it.", enum=list(HOST_SHELLS), default="bash"),
+                "timeout": _TIMEOUT,
+            },
+        ),
+        _tool(
+            "read_file",
+            Deed.READ,
+            "Read a text file of the workspace, or a part of it.",
+            properties={
+                "path": _PATH,
+                "offset": {"type": "integer", "minimum": 0, "description": "First line, from 0.", "default": 0},
+                "lines": {"type": "integer", "minimum": 1, "description": "How many lines.", "default": 2000},
+            },
+        ),
+        _tool(
+            "list_files",
+            Deed.LIST,
+            "List the files below a folder of the workspace.",
+            properties={"path": {**_PATH, "default": "."}},
+        ),
+        _tool(
+            "write_file",
+            Deed.WRITE,
+            "Create or replace a text file, with its folders.",
+            properties={"path": _PATH, "content": _text("The whole content.")},
+        ),
+        _tool(
+            "edit_file",
+            Deed.EDIT,
+            "Replace a passage of a text file. The passage must be there exactly once.",
+            properties={
+                "path": _PATH,
+                "old": _text("The passage as it is, with enough around it to be found once."),
+                "new": _text("The passage as it shall be."),
+            },
+        ),
+    )
+}
+
+
+def tools_of(tier: int) -> tuple[Tool, ...]:
+    """Return the tools that a tier has. Raises InvalidRequest for a tier that does not exist."""
+    number = tier_numbered(tier).number
+    return tuple(tool for tool in TOOLS.values() if number in tool.tiers)
+
+
+def tool_named(name: str, tier: int) -> Tool:
+    """Return a tool of a tier by its name, or by its `wire_name`.
+
+    Raises InvalidRequest, which says which tiers have it, or which tools there are.
+    """
+    have = tools_of(tier)
+    tool = TOOLS.get(name) or next((one for one in TOOLS.values() if one.wire_name == name), None)
+    if tool is None:
+        raise InvalidRequest(f"there is no tool {name!r}; tier {tier} has: {', '.join(one.name for one in have)}")
+    if tool not in have:
+        tiers = " and ".join(map(str, tool.tiers))
+        raise InvalidRequest(f"tier {tier} has no tool {name!r}: it is for tier {tiers}; choose that with tier=")
+    return tool
+
+
+def risk_of(tool: Tool, *, is_on_host: bool) -> Risk:
+    """Return a tool's risk, given whether code runs on the host."""
+    if not tool.runs_code:
+        return RISK_OF_FILES[tool.deed]
+    return Risk.CRITICAL if is_on_host or tool.deed is Deed.HOST else Risk.HIGH

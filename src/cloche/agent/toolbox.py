@@ -1,0 +1,329 @@
+"""The tools of one agent: a sandbox with its workspace, the rules, and whoever approves.
+
+    async with Toolbox(approve=auto("high")) as tools:
+        answer = await tools.call("run_code", {"code": "print(6 * 7)"})
+        print(answer.text)
+
+The sandbox is the operator's: made of the keywords that `cloche.Sandbox` takes, when the toolbox is made. What a model
+passes to a tool is checked against the tool's table and can only ask for less (a shorter time-out), never for more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileError
+from cloche.core.levels import Level
+from cloche.core.limits import Limits
+from cloche.core.policy import DEFAULT_LANGUAGES
+from cloche.core.result import Result
+from cloche.core.units import MIB
+from cloche.runtime import bridge
+from cloche.runtime.options import SandboxOptions
+from cloche.runtime.sandbox import AsyncSandbox
+
+from .approval import PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Gate, deny
+from .arguments import read_arguments
+from .catalog import Deed, Tool, risk_of, tool_named, tools_of
+from .host import run_on_host
+from .risk import Risk
+from .roots import Roots
+from .wording import MOST_CHARS, Image, clip, images_of, value_text, what_happened
+
+DEFAULT_TIER = 3
+MOST_READ_BYTES = 4 * MIB
+OUTPUTS = "tool-outputs"  # the folder of the workspace that holds what was too long to be told
+WORKSPACE = "/workspace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Hold what a model is told of one call: text of bounded length, and figures.
+
+    `is_error` says that the call did not do what was asked. `result` is the run's, for the program around the model.
+    """
+
+    text: str
+    images: tuple[Image, ...] = ()
+    is_error: bool = False
+    result: Result | None = None
+
+
+class Toolbox:
+    """Call the tools of a tier.
+
+    `approve` decides about HIGH and CRITICAL calls, and is waited for `patience_s` seconds; without it they are denied.
+    `roots` maps `/memory` and `/configs` to host folders that the file tools may use. `on_event` hears of approvals.
+    Raises InvalidRequest for settings that do not fit, as `AsyncSandbox` does.
+    """
+
+    def __init__(
+        self,
+        *,
+        approve: Approver = deny,
+        patience_s: float = PATIENCE_S,
+        roots: Mapping[str, str | PathLike[str]] | None = None,
+        on_event: Callable[[ApprovalEvent], None] = lambda _: None,
+        **options: Unpack[SandboxOptions],
+    ):
+        tier = options.get("tier")
+        self.tier = DEFAULT_TIER if tier is None else tier
+        self.tools = tools_of(self.tier)
+        self._gate = Gate(approve, patience_s=patience_s, on_event=on_event)
+        self._roots = Roots(roots or {})
+        self._sandbox = AsyncSandbox(**_with_tier(options, self.tier))
+        if self._sandbox.policy.languages == DEFAULT_LANGUAGES:  # nobody chose: `code.execute` brings its own
+            options["languages"] = (*DEFAULT_LANGUAGES, "csharp")
+            self._sandbox = AsyncSandbox(**_with_tier(options, self.tier))
+        if self._sandbox.policy.trusted:
+            raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._is_open = self._has_sandbox = self._is_blocking = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls = 0
+
+    async def __aenter__(self) -> Self:
+        if self._is_open:
+            raise InvalidRequest("this toolbox is already open; make another one")
+        self._is_open, self._loop = True, asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open, self._has_sandbox, self._loop = False, False, None
+        await self._stack.__aexit__(kind, error, trace)
+
+    def __enter__(self) -> Self:
+        """Open it for blocking calls."""
+        bridge.call(self.__aenter__)
+        self._is_blocking = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_blocking = False
+        bridge.call(lambda: self.__aexit__(kind, error, trace))
+
+    def call_and_wait(self, name: str, arguments: Mapping[str, Any] | None = None) -> Answer:
+        """Do what `call` does, from code that is not async; from any thread but that of the toolbox's own loop.
+
+        Raises InvalidRequest there, where waiting would be for ever.
+        """
+        loop = self._loop
+        if loop is None:
+            raise InvalidRequest("this toolbox is not open; use it in a `with` or an `async with` block")
+        if self._is_blocking:
+            return bridge.call(lambda: self._call(name, arguments))
+        if asyncio._get_running_loop() is loop:
+            raise InvalidRequest(
+                "this toolbox was opened in the event loop that runs here; use `await tools.call(...)`"
+            )
+        return asyncio.run_coroutine_threadsafe(self._call(name, arguments), loop).result()
+
+    @property
+    def limits(self) -> Limits:
+        """Return the most that a call may use."""
+        return self._sandbox.limits
+
+    def risk(self, name: str) -> Risk:
+        """Return the risk of a tool here. Raises InvalidRequest for one that this tier does not have."""
+        return self._risk(tool_named(name, self.tier))
+
+    def _risk(self, tool: Tool) -> Risk:
+        level = self._sandbox.policy.level
+        return risk_of(tool, is_on_host=level is not None and level < Level.CONFINED)
+
+    async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> Answer:
+        """Call a tool with a model's arguments; whatever goes wrong is told to the model, as an answer.
+
+        Raises InvalidRequest when the toolbox is not open.
+        """
+        if not self._is_open:
+            raise InvalidRequest("this toolbox is not open; use it in a `with` or an `async with` block")
+        if asyncio.get_running_loop() is not self._loop:  # what it holds belongs to the loop that it was opened in
+            return await asyncio.to_thread(self.call_and_wait, name, arguments)
+        return await self._call(name, arguments)
+
+    async def _call(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
+        try:
+            tool = tool_named(name, self.tier)
+            read = read_arguments(tool, {} if arguments is None else arguments)
+            await self._gate.pass_through(
+                ApprovalRequest(tool=name, risk=self._risk(tool), arguments=read, rules=self._rules(tool))
+            )
+            return await _DEEDS[tool.deed](self, tool, read)
+        except ClocheError as error:
+            return Answer(text=clip(f"{type(error).__name__}: {error}"), is_error=True)
+
+    async def run_code(self, code: str, language: str = "python", timeout: float = 30) -> dict[str, Any]:  # noqa: ASYNC109
+        """Run code, and return `output` (what a model is told), stdout, stderr, value, status and exit_code."""
+        answer = await self.call("run_code", {"code": code, "language": language, "timeout": timeout})
+        told: dict[str, Any] = {"output": answer.text, "is_error": answer.is_error}
+        if answer.result is not None:
+            kept = answer.result.as_dict()
+            told |= {name: kept[name] for name in ("stdout", "stderr", "value", "status", "exit_code", "files")}
+        return told
+
+    async def run_python_code(self, code: str, timeout: float = 30) -> str:  # noqa: ASYNC109
+        """Run Python, and return what it printed, or `Error (exit_code=N):` and what it said on standard error."""
+        answer = await self.call("run_python_code", {"code": code, "timeout": timeout})
+        result = answer.result
+        if result is None:
+            return answer.text
+        if result.ok:
+            return clip(result.stdout)
+        limits = self.limits.with_changes(timeout_s=self._timeout_s({"timeout": timeout}))
+        happened = what_happened(result, limits)
+        return f"Error (exit_code={result.exit_code}): {clip(result.stderr)}\n{happened}".rstrip()
+
+    def _rules(self, tool: Tool) -> dict[str, Any]:
+        """Say what will hold, for who approves it and for what is remembered."""
+        where = "the host" if tool.deed is Deed.HOST else self._sandbox.backend
+        return {
+            "runs_on": where,
+            "policy": dataclasses.asdict(self._sandbox.policy),
+            "limits": self._sandbox.limits.as_dict(),
+        }
+
+    async def _opened(self) -> AsyncSandbox:
+        """Open the sandbox with the first call that needs it."""
+        async with self._opening:
+            if not self._has_sandbox:
+                await self._stack.enter_async_context(self._sandbox)
+                self._has_sandbox = True
+        return self._sandbox
+
+    async def _run(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
+        sandbox, timeout_s = await self._opened(), self._timeout_s(read)
+        if tool.deed is Deed.SHELL:
+            result = await sandbox.run(read["command"], language="bash", timeout=timeout_s)
+        else:
+            language = read.get("language", tool.languages[0])
+            result = await sandbox.run(read["code"], language=language, timeout=timeout_s)
+        return await self._answer(result, self.limits.with_changes(timeout_s=timeout_s), is_kept=True)
+
+    async def _run_on_host(self, _: Tool, read: Mapping[str, Any]) -> Answer:
+        limits = self.limits.with_changes(timeout_s=self._timeout_s(read))
+        result = await run_on_host(read["shell"], read["command"], limits)
+        return await self._answer(result, limits, is_kept=False)
+
+    def _timeout_s(self, read: Mapping[str, Any]) -> float:
+        """Return a run's time-out: what was asked for, and never more than the operator allows."""
+        return min(float(read["timeout"]), self.limits.timeout_s)
+
+    async def _answer(self, result: Result, limits: Limits, *, is_kept: bool) -> Answer:
+        self._calls += 1
+        parts = []
+        for stream, text in (("stdout", result.stdout), ("stderr", result.stderr)):
+            where = await self._kept(stream, text) if is_kept else ""
+            if text.strip():
+                label = "" if stream == "stdout" else "[stderr]\n"
+                parts.append(label + clip(text.rstrip("\n"), where=where))
+        if value := value_text(result):
+            parts.append(f"[value]\n{clip(value)}")
+        if happened := what_happened(result, limits):
+            parts.append(happened)
+        images = images_of(result)
+        text = "\n".join(parts) or ("It showed a figure." if images else "It ended well, and printed nothing.")
+        return Answer(text=text, images=images, is_error=not result.ok, result=result)
+
+    async def _kept(self, stream: str, text: str) -> str:
+        """Keep what is too long to be told in the workspace, and return its path there."""
+        if len(text) <= MOST_CHARS:
+            return ""
+        path = f"{OUTPUTS}/{self._calls}.{stream}.txt"
+        try:
+            await self._sandbox.write_file(path, text)
+        except ClocheError:  # a full workspace, say: then there is no full text
+            return ""
+        return path
+
+    async def _read_file(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
+        text = await self._text(tool, read["path"])
+        lines = text.splitlines(keepends=True)
+        part = lines[read["offset"] : read["offset"] + read["lines"]]
+        told = clip("".join(part), where=read["path"])
+        if len(part) < len(lines):
+            told += f"\n[lines {read['offset']} to {read['offset'] + len(part) - 1} of {len(lines)}]"
+        return Answer(text=told)
+
+    async def _list_files(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
+        path = read["path"]
+        if self._roots.has(path):
+            found = await asyncio.to_thread(self._roots.list_files, path)
+        else:
+            found = await (await self._opened()).list_files(_inside(tool, path))
+        return Answer(text=clip("\n".join(found)) if found else "There are no files.")
+
+    async def _write_file(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
+        await self._put(tool, read["path"], read["content"])
+        return Answer(text=f"Wrote {len(read['content'])} characters to {read['path']}.")
+
+    async def _edit_file(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
+        path, old = read["path"], read["old"]
+        text = await self._text(tool, path)
+        count = text.count(old) if old else 0
+        if count != 1:
+            said = "is empty" if not old else "is not there" if not count else f"is there {count} times"
+            raise InvalidRequest(f"edit_file: the passage {said} in {path}; give one that is there exactly once")
+        await self._put(tool, path, text.replace(old, read["new"]))
+        return Answer(text=f"Replaced one passage of {path}.")
+
+    async def _text(self, tool: Tool, path: str) -> str:
+        if self._roots.has(path):
+            data = await asyncio.to_thread(self._roots.read, path, max_bytes=MOST_READ_BYTES)
+        else:
+            data = await (await self._opened()).read_file(_inside(tool, path), max_bytes=MOST_READ_BYTES)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise SandboxFileError(f"{path} is no text; read it with code", path=path) from None
+
+    async def _put(self, tool: Tool, path: str, text: str) -> None:
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(
+                f"{tool.name}: the text has half of a character pair, which no file can hold"
+            ) from None
+        if self._roots.has(path):
+            await asyncio.to_thread(self._roots.write, path, data)
+        else:
+            await (await self._opened()).write_file(_inside(tool, path), data)
+
+
+def _with_tier(options: SandboxOptions, tier: int) -> SandboxOptions:
+    """Return the options of a tier's sandbox. Tiers without code have a workspace all the same, for files alone."""
+    found = options.copy()
+    found["tier"] = tier if any(tool.runs_code for tool in tools_of(tier)) else None
+    return found
+
+
+def _inside(tool: Tool, path: str) -> str:
+    """Return a path relative to the workspace. Raises InvalidRequest for any other absolute one."""
+    if path == WORKSPACE or path.startswith(f"{WORKSPACE}/"):
+        path = path[len(WORKSPACE) :].lstrip("/") or "."
+    if path.startswith("/"):
+        raise InvalidRequest(f"{tool.name}: {path} is not in the workspace; give a path relative to it")
+    return path
+
+
+_DEEDS: Mapping[Deed, Callable[[Toolbox, Tool, Mapping[str, Any]], Awaitable[Answer]]] = {
+    Deed.RUN: Toolbox._run,
+    Deed.SHELL: Toolbox._run,
+    Deed.HOST: Toolbox._run_on_host,
+    Deed.READ: Toolbox._read_file,
+    Deed.LIST: Toolbox._list_files,
+    Deed.WRITE: Toolbox._write_file,
+    Deed.EDIT: Toolbox._edit_file,
+}

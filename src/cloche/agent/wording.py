@@ -1,0 +1,96 @@
+"""What a model is told of a run: what came out, compact and bounded; what happened, in words; and what to try next."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cloche.core.limits import Limits
+from cloche.core.result import Result, Status
+from cloche.core.units import MIB
+
+MOST_CHARS = 8_000  # of a stream; a model reads the rest with read_file, if it must
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+MOST_IMAGES = 8
+
+_WORDS: Mapping[Status, Callable[[Result, Limits], str]] = {
+    Status.TIMEOUT: lambda _, limits: f"Killed after {limits.timeout_s:g} s; split the work or raise timeout.",
+    Status.OUT_OF_MEMORY: lambda _, limits: (
+        f"Killed: it used more than {limits.memory_bytes // MIB} MiB of memory; work on less data at once."
+    ),
+    Status.OUTPUT_LIMIT: lambda _, limits: (
+        f"Killed: it printed more than {limits.flood_bytes // MIB} MiB; print a summary, or write to a file."
+    ),
+    Status.PIDS_LIMIT: lambda _, limits: f"It wanted more than {limits.pids} processes and threads; use fewer.",
+    Status.DISK_LIMIT: lambda _, limits: (
+        f"The workspace is full ({limits.disk_bytes // MIB} MiB); delete files, or write less."
+    ),
+    Status.SIGNALED: lambda result, _: f"It was ended by signal {result.exit_code - 128}.",
+    Status.DENIED: lambda _, __: "The rules of this sandbox do not allow what it tried; do it in another way.",
+}
+# What a message of the program's own means here, where that is not plain.
+_HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), hint)
+    for pattern, hint in (
+        (r"ModuleNotFoundError|Cannot find module", "Packages cannot be installed here; use what is there."),
+        (
+            r"Network is unreachable|Name or service not known|Temporary failure in name resolution|getaddrinfo",
+            "There is no network here; use files of the workspace.",
+        ),
+        (r"Read-only file system", "Only the workspace and /tmp can be written to."),
+        (r"EOFError: EOF when reading a line", "Nobody can answer questions; take values from the code or from files."),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """Hold a figure: its MIME type, and its bytes as base64."""
+
+    mime: str
+    base64: str
+
+
+def clip(text: str, *, where: str = "", most: int = MOST_CHARS) -> str:
+    """Return text of at most about `most` characters: head, what is missing and where the full text is, tail."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    missing = len(text) - 2 * half
+    told = f"; the full text is in {where}" if where else ""
+    return f"{text[:half]}\n[… {missing} characters left out{told} …]\n{text[-half:]}"
+
+
+def what_happened(result: Result, limits: Limits) -> str:
+    """Say how a run ended and what to try next, empty for one that simply worked."""
+    status = result.status or Status.OK
+    words = _WORDS.get(status)
+    said = [words(result, limits)] if words else []
+    if status is Status.ERROR:
+        said.append(f"It ended with exit code {result.exit_code}.")
+    if status is not Status.OK:
+        said += [hint for pattern, hint in _HINTS if pattern.search(result.stderr)]
+    return " ".join(said)
+
+
+def images_of(result: Result) -> tuple[Image, ...]:
+    """Return the figures that a run showed, the first few."""
+    found = [
+        Image(mime=mime, base64=base64.b64encode(content).decode("ascii"))
+        for output in result.outputs
+        for mime in IMAGES
+        if isinstance(content := output.data.get(mime), bytes)
+    ]
+    return tuple(found[:MOST_IMAGES])
+
+
+def value_text(result: Result) -> str:
+    """Return the value of the last expression as text, empty for none."""
+    if result.value is None:
+        return ""
+    if result.value_is_repr or isinstance(result.value, str):
+        return str(result.value)
+    return json.dumps(result.value, ensure_ascii=False)

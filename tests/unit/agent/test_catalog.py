@@ -1,0 +1,81 @@
+"""Tools, tiers and risks, row by row."""
+
+import re
+
+import pytest
+
+from cloche import InvalidRequest
+from cloche.agent.arguments import read_arguments
+from cloche.agent.catalog import TOOLS, Tool, risk_of, tool_named, tools_of
+from cloche.agent.risk import Risk
+
+FILES = ["read_file", "list_files", "write_file", "edit_file"]
+SANDBOXED = ["run_code", "run_python_code", "code_exec", "code.execute", "os.execute_sandboxed"]
+RISKS = {
+    **dict.fromkeys(SANDBOXED, (Risk.HIGH, Risk.CRITICAL)),
+    "os.execute": (Risk.CRITICAL, Risk.CRITICAL),
+    "read_file": (Risk.LOW, Risk.LOW),
+    "list_files": (Risk.LOW, Risk.LOW),
+    "write_file": (Risk.MEDIUM, Risk.MEDIUM),
+    "edit_file": (Risk.MEDIUM, Risk.MEDIUM),
+}
+
+
+@pytest.mark.parametrize(
+    ("tier", "names"), [(1, FILES), (2, FILES), (3, [*SANDBOXED, *FILES]), (4, [*SANDBOXED, "os.execute", *FILES])]
+)
+def test_each_tier_has_its_tools(tier: int, names: list[str]) -> None:
+    """Tiers 1 and 2 have files, tier 3 code in a sandbox, tier 4 the host besides."""
+    assert [tool.name for tool in tools_of(tier)] == names
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_each_tool_has_its_risk(name: str) -> None:
+    """In a sandbox, and where code runs on the host."""
+    found = tuple(risk_of(TOOLS[name], is_on_host=is_on_host) for is_on_host in (False, True))
+    assert found == RISKS[name]
+
+
+@pytest.mark.parametrize(("tier", "name"), [(1, "run_code"), (2, "os.execute_sandboxed"), (3, "os.execute")])
+def test_a_tool_that_a_tier_does_not_have_is_an_error_that_names_its_tiers(tier: int, name: str) -> None:
+    """It says which tier has it."""
+    with pytest.raises(InvalidRequest, match=f"tier {tier} has no tool '{name}': it is for tier .*4"):
+        tool_named(name, tier)
+
+
+def test_a_tool_that_nobody_knows_is_an_error_that_names_those_there_are() -> None:
+    """So that a model can choose again."""
+    with pytest.raises(InvalidRequest, match=r"no tool 'fly'; tier 3 has: run_code, "):
+        tool_named("fly", 3)
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+def test_a_tool_is_found_by_the_name_that_providers_allow(tool: Tool) -> None:
+    """Letters, digits, `_` and `-` alone, and no two the same."""
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.wire_name)
+    assert tool_named(tool.wire_name, 4) is tool
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({}, "the argument 'code' is missing"),
+        ([], "give the arguments as an object, not list"),
+        ({"code": 1}, "code must be of type string, not int"),
+        ({"code": "1", "timeout": True}, "timeout must be of type number, not bool"),
+        ({"code": "1", "timeout": 0}, "timeout must be more than 0, not 0"),
+        ({"code": "1", "timeout": float("nan")}, "timeout must be more than 0, not nan"),
+        ({"code": "1", "language": "cobol"}, "language 'cobol' is not one of: python, "),
+        ({"code": "1", "network": "open"}, "there is no argument 'network'; it takes: code, language, timeout"),
+        ({"code": "1", "backend": "none"}, "there is no argument 'backend'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(arguments: object, complaint: str) -> None:
+    """Nothing unknown and nothing of another kind gets further."""
+    with pytest.raises(InvalidRequest, match=f"run_code: {re.escape(complaint)}"):
+        read_arguments(TOOLS["run_code"], arguments)
+
+
+def test_arguments_come_complete() -> None:
+    """What was left out has its default."""
+    assert read_arguments(TOOLS["run_code"], {"code": "1"}) == {"code": "1", "language": "python", "timeout": 30}
