@@ -8,21 +8,30 @@ approver says yes to it. An approver is an async function from a request to a de
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import hashlib
 import inspect
 import json
 import logging
+import math
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from cloche.core.errors import ApprovalDenied, InvalidRequest
 
 from .risk import Risk
 
 PATIENCE_S = 300.0
+ON_HOST = "the host"  # what `runs_on` of the rules says where there is no sandbox
+FAREWELL_S = 2.0  # for an approver that is no longer waited for, to tidy up
+MOST_COMPARED_LINES = 2_000  # comparing takes time with the square of it
 
+A = TypeVar("A")
+T = TypeVar("T")
 log = logging.getLogger("cloche.agent")
 
 
@@ -44,7 +53,7 @@ class ApprovalRequest:
     @property
     def fingerprint(self) -> str:
         """Return the SHA-256 of the call and its rules, in hex: what is remembered is this and nothing like it."""
-        told = {"tool": self.tool, "risk": int(self.risk), "arguments": self.arguments, "rules": self.rules}
+        told = {"tool": self.tool, "risk": int(self.risk), "arguments": dict(self.arguments), "rules": dict(self.rules)}
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -102,18 +111,50 @@ def auto(up_to: Risk | str = Risk.HIGH) -> Approver:
 def callback(function: Callable[[ApprovalRequest], bool | Decision | Awaitable[bool | Decision]]) -> Approver:
     """Return an approver that asks a function of yours, async or not; it returns a bool or a Decision.
 
-    One that is not async runs in a thread, so that waiting for a human stops nothing else.
+    One that is not async runs in a thread of its own, so that waiting for a human stops nothing else.
     """
 
     async def decide(request: ApprovalRequest) -> Decision:
         if inspect.iscoroutinefunction(function):
             said = await function(request)
         else:
-            said = await asyncio.to_thread(function, request)
+            said = await in_own_thread(function, request)
             said = await said if inspect.isawaitable(said) else said
         return said if isinstance(said, Decision) else Decision(is_approved=said is True, by="callback")
 
     return decide
+
+
+async def in_own_thread(function: Callable[[A], T], argument: A) -> T:
+    """Return what a function says in a thread that nobody waits for: neither the loop's own threads nor its end."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def answer_with(said: T) -> None:
+        if not answer.done():
+            answer.set_result(said)
+
+    def fail_with(why: str) -> None:  # raised as it is, SystemExit would end the loop, StopIteration be lost
+        if not answer.done():
+            answer.set_exception(RuntimeError(why))
+
+    def work() -> None:
+        try:
+            settled = partial(answer_with, function(argument))
+        except BaseException as error:
+            settled = partial(fail_with, f"it raised {type(error).__name__}: {error}")
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(settled)
+
+    threading.Thread(target=work, name="cloche-approval", daemon=True).start()
+    return await answer
+
+
+def check_patience(patience_s: object) -> float:
+    """Return how long answers are waited for, in seconds. Raises InvalidRequest for what is no time at all."""
+    if isinstance(patience_s, int | float) and not isinstance(patience_s, bool) and 0 < patience_s < math.inf:
+        return float(patience_s)
+    raise InvalidRequest(f"patience_s: {patience_s!r} is no time to wait for an answer; give seconds, such as 300")
 
 
 def _read_risk(value: Risk | str) -> Risk:
@@ -136,7 +177,9 @@ class Gate:
         patience_s: float = PATIENCE_S,
         on_event: Callable[[ApprovalEvent], None] = lambda _: None,
     ):
-        self._approver, self._patience_s, self._on_event = approver, patience_s, on_event
+        if not callable(approver):
+            raise InvalidRequest(f"approve: {approver!r} cannot be asked; give auto(...) or callback(...), say")
+        self._approver, self._patience_s, self._on_event = approver, check_patience(patience_s), on_event
         self._remembered: dict[str, Decision] = {}
         self._last: dict[str, str] = {}
 
@@ -145,15 +188,16 @@ class Gate:
         if request.risk < Risk.HIGH:
             return None
         request = replace(request, changes=self._changes(request))
-        known = self._remembered.get(request.fingerprint)
+        fingerprint = request.fingerprint  # of what will run, whatever is done to the request meanwhile
+        known = self._remembered.get(fingerprint)
         if known is not None and request.risk is Risk.HIGH:
             self._on_event(Decided(request=request, decision=known, was_remembered=True))
             return known
         decision = await self._ask(request)
         if request.risk is Risk.CRITICAL:
             decision = await self._ask(replace(request, is_confirmation=True))
-        elif decision.is_remembered:
-            self._remembered[request.fingerprint] = decision
+        elif decision.is_remembered is True:
+            self._remembered[fingerprint] = decision
         return decision
 
     async def _ask(self, request: ApprovalRequest) -> Decision:
@@ -166,18 +210,48 @@ class Gate:
         return decision
 
     async def _decision(self, request: ApprovalRequest) -> Decision:
+        asking = asyncio.ensure_future(self._said(request))
         try:
-            return await asyncio.wait_for(self._approver(request), self._patience_s)
-        except TimeoutError:
-            return Decision(is_approved=False, by="time-out", reason=f"no answer within {self._patience_s:g} s")
-        except Exception as error:
-            log.warning("an approver failed, which is a no: %s", error, exc_info=error)
-            return Decision(is_approved=False, by="error", reason=f"the approver failed: {type(error).__name__}")
+            await asyncio.wait({asking}, timeout=self._patience_s)
+            if asking.done():
+                return _decided(asking)
+        finally:
+            await _give_up(asking)
+        return Decision(is_approved=False, by="time-out", reason=f"no answer within {self._patience_s:g} s")
+
+    async def _said(self, request: ApprovalRequest) -> object:
+        return await self._approver(request)
 
     def _changes(self, request: ApprovalRequest) -> str:
         now = "\n".join(f"{name}: {value}" for name, value in request.arguments.items())
         before, self._last[request.tool] = self._last.get(request.tool, ""), now
         if not before or before == now:
             return ""
-        lines = difflib.unified_diff(before.splitlines(), now.splitlines(), "before", "now", lineterm="")
-        return "\n".join(lines)
+        old, new = before.splitlines(), now.splitlines()
+        if max(len(old), len(new)) > MOST_COMPARED_LINES:
+            return f"(more than {MOST_COMPARED_LINES} lines: not compared)"
+        return "\n".join(difflib.unified_diff(old, new, "before", "now", lineterm=""))
+
+
+def _decided(asking: asyncio.Future[object]) -> Decision:
+    """Return what an approver said; that it failed, was cancelled, or said anything but a Decision is a no."""
+    if asking.cancelled():
+        return Decision(is_approved=False, by="error", reason="the approver was cancelled")
+    if error := asking.exception():
+        log.warning("an approver failed, which is a no: %s", error, exc_info=error)
+        return Decision(is_approved=False, by="error", reason=f"the approver failed: {type(error).__name__}")
+    said = asking.result()
+    if not isinstance(said, Decision):
+        kind = type(said).__name__
+        log.warning("an approver returned a %s instead of a Decision, which is a no; callback(...) takes a bool", kind)
+        return Decision(is_approved=False, by="error", reason=f"the approver returned no Decision but a {kind}")
+    return said
+
+
+async def _give_up(asking: asyncio.Future[object]) -> None:
+    """Cancel an approver, and wait a moment for it; what it says from now on comes too late."""
+    if asking.done():
+        return
+    asking.cancel()
+    asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio reports it as forgotten
+    await asyncio.wait({asking}, timeout=FAREWELL_S)

@@ -5,9 +5,10 @@ Risk follows the place and not the name: what runs code in a sandbox is HIGH, wh
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
@@ -64,7 +65,7 @@ class Tool:
         """Return the JSON schema of the arguments; nothing else is taken."""
         return {
             "type": "object",
-            "properties": {name: dict(schema) for name, schema in self.properties.items()},
+            "properties": copy.deepcopy(dict(self.properties)),  # frameworks write into what they are given
             "required": [name for name, schema in self.properties.items() if "default" not in schema],
             "additionalProperties": False,
         }
@@ -87,6 +88,13 @@ _SANDBOXED = (
     "It runs in a sandbox: no network, no access to host files or to anything but the workspace, "
     "limited time, memory and output. Files that it leaves in the workspace are still there in the next call."
 )
+
+# What a model is told instead, where there is no sandbox.
+_ON_HOST: Mapping[Deed, str] = {
+    Deed.RUN: "Run a program on the host itself, with no sandbox, and get what it prints. "
+    "A human approves and confirms each call.",
+    Deed.SHELL: "Run one bash command on the host itself, with no sandbox. A human approves and confirms each call.",
+}
 
 
 def _tool(name: str, deed: Deed, description: str, **fields: Any) -> Tool:  # noqa: ANN401 - the fields of Tool
@@ -205,6 +213,8 @@ def tool_named(name: str, tier: int) -> Tool:
     Raises InvalidRequest, which says which tiers have it, or which tools there are.
     """
     have = tools_of(tier)
+    if not isinstance(name, str):
+        raise InvalidRequest(f"a tool's name is text, not {type(name).__name__}")
     tool = TOOLS.get(name) or next((one for one in TOOLS.values() if one.wire_name == name), None)
     if tool is None:
         raise InvalidRequest(f"there is no tool {name!r}; tier {tier} has: {', '.join(one.name for one in have)}")
@@ -212,6 +222,11 @@ def tool_named(name: str, tier: int) -> Tool:
         tiers = " and ".join(map(str, tool.tiers))
         raise InvalidRequest(f"tier {tier} has no tool {name!r}: it is for tier {tiers}; choose that with tier=")
     return tool
+
+
+def told_on_host(tool: Tool) -> Tool:
+    """Return a tool as it is described where the code that it runs has the host to itself."""
+    return replace(tool, description=_ON_HOST.get(tool.deed, tool.description))
 
 
 def risk_of(tool: Tool, *, is_on_host: bool) -> Risk:

@@ -9,6 +9,7 @@ from typing import Any
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 
 from .toolbox import Answer, Toolbox
+from .wording import clip, sendable
 
 
 def openai_tools(toolbox: Toolbox) -> list[dict[str, Any]]:
@@ -41,14 +42,17 @@ async def answer_anthropic(toolbox: Toolbox, block: Mapping[str, Any]) -> dict[s
     return {"type": "tool_result", "tool_use_id": block["id"], "content": content, "is_error": answer.is_error}
 
 
-async def _call_with_json(toolbox: Toolbox, name: str, arguments: str) -> Answer:
-    """Call a tool with arguments as JSON text, which a model may have got wrong."""
+async def _call_with_json(toolbox: Toolbox, name: str, arguments: str | Mapping[str, Any]) -> Answer:
+    """Call a tool with arguments as JSON text, which a model may have got wrong; some servers send an object."""
     import json
 
+    if isinstance(arguments, Mapping):
+        return await toolbox.call(name, arguments)
     try:
         read = json.loads(arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        return Answer(text=f"InvalidRequest: {name}: the arguments are not JSON: {error}", is_error=True)
+    except (ValueError, TypeError, RecursionError) as error:
+        told = f"InvalidRequest: {name}: the arguments are not JSON: {error}"
+        return Answer(text=sendable(clip(told)), is_error=True)
     return await toolbox.call(name, read)
 
 

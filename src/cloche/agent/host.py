@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import time
 from collections.abc import Mapping
 
 from cloche.core.bounded import HeadTail
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, decide
 from cloche.core.result import Result, Status, Usage
@@ -29,17 +30,14 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 async def run_on_host(shell: str, command: str, limits: Limits) -> Result:
     """Run `command` by `shell` in the caller's own folder and environment, and return what came of it.
 
-    At its time-out, or when the call is cancelled, its whole process group is killed. Raises BackendUnavailable.
+    At its time-out, or when the call is cancelled, its whole process group is killed. Raises BackendUnavailable,
+    InvalidRequest for a command that no process can be given, StartFailed.
     """
     path = shutil.which(shell)
     if path is None:
         raise BackendUnavailable(f"this host has no {shell}.", remedy="Name another shell.")
     begun = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        path, *_ARGUMENTS[shell], command,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )  # fmt: skip
+    process = await _start(path, *_ARGUMENTS[shell], command)
     kept = [HeadTail(limits.output_bytes), HeadTail(limits.output_bytes)]
     streams = zip((process.stdout, process.stderr), kept, strict=True)
     reading = [asyncio.ensure_future(_read(stream, into)) for stream, into in streams if stream is not None]
@@ -56,6 +54,21 @@ async def run_on_host(shell: str, command: str, limits: Limits) -> Result:
         for one in reading:
             one.cancel()
     return _result(process.returncode or 0, kept, time.monotonic() - begun, timed_out=timed_out)
+
+
+async def _start(*argv: str) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+    except ValueError as error:  # a NUL, or half of a character pair
+        raise InvalidRequest(f"the command cannot be passed to a process: {error}") from None
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise InvalidRequest("the command is too long for a process; put it into a file in parts") from None
+        raise StartFailed(f"the command could not be started: {error.strerror}", errno=error.errno) from error
 
 
 async def _read(stream: asyncio.StreamReader, into: HeadTail) -> None:

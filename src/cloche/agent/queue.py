@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
+import secrets
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
 
-from .approval import PATIENCE_S, ApprovalRequest, Decision
+from .approval import PATIENCE_S, ApprovalRequest, Decision, check_patience
 from .risk import Risk
 
 LOOK_S, MOST_LOOK_S = 0.05, 0.5
+log = logging.getLogger("cloche.agent")
 _TABLE = """
 CREATE TABLE IF NOT EXISTS approvals (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -45,11 +49,13 @@ class Waiting:
 class ApprovalQueue:
     """Keep approvals in a file; pass it as `approve=`. `patience_s` is how long each one waits.
 
-    Raises InvalidRequest for a file that is no such queue.
+    Who may write to the file may decide: it is made for its owner alone, and one that everybody may write to is
+    refused. Raises InvalidRequest for that, and for a file that is no such queue.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, patience_s: float = PATIENCE_S):
-        self._path, self._patience_s = os.fspath(path), patience_s
+        self._path, self._patience_s = os.path.abspath(path), check_patience(patience_s)
+        _make_private(self._path)
         try:
             with self._database() as database:
                 database.execute("PRAGMA journal_mode=WAL")
@@ -59,14 +65,16 @@ class ApprovalQueue:
 
     async def __call__(self, request: ApprovalRequest) -> Decision:
         """Ask, and wait for the decision."""
-        number = await asyncio.to_thread(self._ask, request)
-        pause_s = LOOK_S
+        asking = asyncio.ensure_future(asyncio.to_thread(self._ask, request))
         try:
+            number = await asyncio.shield(asking)
+            pause_s = LOOK_S
             while (decision := await asyncio.to_thread(self._decision, number)) is None:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MOST_LOOK_S)
         except asyncio.CancelledError:
-            self._close(number)
+            with suppress(sqlite3.Error):  # it closes at its deadline, then
+                await asyncio.to_thread(self._close, await asking)
             raise
         return decision
 
@@ -75,10 +83,15 @@ class ApprovalQueue:
         query = "SELECT id, asked_at, expires_at, request FROM approvals WHERE decision IS NULL AND expires_at > ?"
         with self._database() as database:
             rows = database.execute(f"{query} ORDER BY id", (time.time(),)).fetchall()
-        return [
-            Waiting(number=number, asked_at=asked, expires_at=expires, request=_read_request(text))
-            for number, asked, expires, text in rows
-        ]
+        found = []
+        for number, asked, expires, text in rows:
+            try:
+                request = _read_request(text)
+            except (ValueError, TypeError, KeyError) as error:  # one that cannot be read shall hide no other
+                log.warning("approval %s in %s cannot be read: %s", number, self._path, error)
+                continue
+            found.append(Waiting(number=number, asked_at=asked, expires_at=expires, request=request))
+        return found
 
     def decide(self, number: int, decision: Decision) -> None:
         """Decide about a request that waits. Raises InvalidRequest when there is none of that number (any more)."""
@@ -120,6 +133,26 @@ class ApprovalQueue:
         """Hold a connection for one transaction: threads share none."""
         with closing(sqlite3.connect(self._path, timeout=10)) as database, database:
             yield database
+
+
+def _make_private(path: str) -> None:
+    """Make the file for its owner alone. It is never opened here: closing it would end this process's locks on it."""
+    try:
+        if not os.path.exists(path):
+            fresh = f"{path}.{secrets.token_hex(6)}"
+            os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            try:
+                with suppress(FileExistsError):
+                    os.link(fresh, path)
+            finally:
+                os.unlink(fresh)
+        facts = os.stat(path)
+    except OSError as error:
+        raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: {error.strerror}") from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: it is no file")
+    if facts.st_mode & stat.S_IWOTH:
+        raise InvalidRequest(f"{path} may be written to by everybody, who could approve then; chmod o-w it")
 
 
 def _told(request: ApprovalRequest) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from cloche.core.errors import (
 
 MOUNTS = ("/memory", "/configs")
 MOST_LISTED = 10_000
+MOST_DEPTH = 64  # folders within folders
 _NEVER = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a pipe or a device shall not hold us up
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -53,7 +54,7 @@ class Roots:
             self._parent(path, make=False) as (folder, name),
             open(os.open(name, os.O_RDONLY | _NEVER, dir_fd=folder), "rb") as file,
         ):
-            _check_regular(file.fileno(), path)
+            _check_own(file.fileno(), path)
             data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
             raise SandboxFileTooLarge(f"{path} has more than {max_bytes} bytes", path=path)
@@ -62,13 +63,18 @@ class Roots:
     def write(self, path: str, data: bytes) -> None:
         """Create or replace a file, with its folders: whole or not at all. Raises the SandboxFile errors."""
         with self._parent(path, make=True) as (folder, name):
+            kept: int | None = None
             with suppress(FileNotFoundError):
-                if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+                if not stat.S_ISREG(mode):
                     raise SandboxFileRefused(f"{path} is no regular file, and is not replaced", path=path)
-            fresh = f".{name[:100]}.{secrets.token_hex(6)}"
+                kept = stat.S_IMODE(mode) & 0o777
+            fresh = f".{secrets.token_hex(12)}.part"
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NEVER
-                with open(os.open(fresh, flags, 0o644, dir_fd=folder), "wb") as file:
+                with open(os.open(fresh, flags, 0o644 if kept is None else 0o600, dir_fd=folder), "wb") as file:
+                    if kept is not None:
+                        os.fchmod(file.fileno(), kept)
                     file.write(data)
                 os.rename(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
@@ -81,7 +87,10 @@ class Roots:
         mount, names = self._split(path)
         fd = self._descend(path, mount, names, make=False)
         try:
-            return tuple(sorted(islice(_walk(fd, "/".join([mount, *names])), MOST_LISTED)))
+            found = _walk(fd, "/".join([mount, *names]), MOST_DEPTH - len(names))
+            return tuple(sorted(islice(found, MOST_LISTED)))
+        except OSError as error:
+            raise _told(error, path) from error
         finally:
             os.close(fd)
 
@@ -90,13 +99,22 @@ class Roots:
         names = [name for name in path[len(mount) :].split("/") if name not in ("", ".")]
         if ".." in names or "\0" in path:
             raise SandboxFileRefused(f"{path!r}: '..' is not followed", path=path)
+        if len(names) > MOST_DEPTH:
+            raise SandboxFileRefused(f"a path has at most {MOST_DEPTH} parts, not {len(names)}", path=path)
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            raise SandboxFileRefused(f"{path!r} is no name that a file can have", path=path) from None
         return mount, names
 
     def _descend(self, path: str, mount: str, names: list[str], *, make: bool) -> int:
         """Return a descriptor of the folder that `names` lead to."""
         if mount not in self._folders:
             raise SandboxFileNotFound(f"{mount} has no folder here; the operator gives one with roots=", path=path)
-        fd = os.open(self._folders[mount], _FOLDER)
+        try:
+            fd = os.open(self._folders[mount], _FOLDER)
+        except OSError:
+            raise SandboxFileNotFound(f"the folder of {mount} cannot be opened any more", path=path) from None
         try:
             for name in names:
                 if make:
@@ -134,21 +152,25 @@ def _told(error: OSError, path: str) -> SandboxFileError:
     return SandboxFileRefused(f"{path}: {error.strerror}", path=path)
 
 
-def _check_regular(fd: int, path: str) -> None:
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+def _check_own(fd: int, path: str) -> None:
+    """Refuse what is no regular file, and one that has another name: that may be outside of the root."""
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
         raise SandboxFileRefused(f"{path} is no regular file", path=path)
+    if facts.st_nlink > 1:
+        raise SandboxFileRefused(f"{path} is a hard link, and is not read", path=path)
 
 
-def _walk(fd: int, told: str) -> Iterator[str]:
+def _walk(fd: int, told: str, depth: int) -> Iterator[str]:
     with os.scandir(fd) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:
         if entry.is_file(follow_symlinks=False):
             yield f"{told}/{entry.name}"
-        elif entry.is_dir(follow_symlinks=False):
+        elif depth > 0 and entry.is_dir(follow_symlinks=False):
             with suppress(OSError):  # it went away meanwhile, or became a link
                 below = os.open(entry.name, _FOLDER, dir_fd=fd)
                 try:
-                    yield from _walk(below, f"{told}/{entry.name}")
+                    yield from _walk(below, f"{told}/{entry.name}", depth - 1)
                 finally:
                     os.close(below)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import sys
-from typing import IO, TYPE_CHECKING
+import termios
+import threading
+from typing import IO
 
-from .approval import ApprovalRequest, Decision
+from .approval import ON_HOST, ApprovalRequest, Decision, in_own_thread
 from .risk import Risk
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 YES, ALWAYS = ("y", "yes"), ("a", "always")
+LOOK_S = 0.05
+MANY_LINES = 30  # from here on some of the code may have left the screen
+# Printable by the letter of Unicode, and yet not to be seen: fillers, a blank Braille cell, variation selectors.
+_UNSEEN = frozenset(
+    map(chr, (0x034F, 0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
+)
 
 
 class AskTerminal:
@@ -24,19 +30,25 @@ class AskTerminal:
 
     def __init__(self, *, answers: IO[str] | None = None, output: IO[str] | None = None):
         self._answers, self._output = answers, output
-        self._turn = asyncio.Lock()
+        self._turn = threading.Lock()  # toolboxes in several loops may share a terminal
 
     async def __call__(self, request: ApprovalRequest) -> Decision:
         """Ask; one at a time."""
-        async with self._turn:
-            return await asyncio.to_thread(self._ask, request)
+        while not self._turn.acquire(blocking=False):  # noqa: ASYNC110 - no event is shared by loops
+            await asyncio.sleep(LOOK_S)
+        try:
+            return await self._ask(request)
+        finally:
+            self._turn.release()
 
-    def _ask(self, request: ApprovalRequest) -> Decision:
+    async def _ask(self, request: ApprovalRequest) -> Decision:
         answers = self._answers or sys.stdin
         if self._answers is None and not answers.isatty():
             return Decision(is_approved=False, by="terminal", reason="there is no terminal to ask at")
-        self._show(request)
-        word = answers.readline().strip().lower()
+        if answers.isatty():
+            termios.tcflush(answers.fileno(), termios.TCIFLUSH)  # what was typed before the question is no answer
+        await in_own_thread(self._show, request)
+        word = (await _line(answers)).strip().lower()
         is_high = request.risk is Risk.HIGH
         return Decision(
             is_approved=word in YES or (is_high and word in ALWAYS),
@@ -49,30 +61,70 @@ class AskTerminal:
         from rich.markup import escape
         from rich.syntax import Syntax
 
-        console = Console(file=self._output or sys.stderr)
+        console = Console(file=self._output or sys.stderr, emoji=False)
         asks = "Confirm once more" if request.is_confirmation else "Approve"
-        console.print(
-            f"[bold]{asks} {escape(request.tool)}[/bold] ({request.risk}, on {request.rules.get('runs_on')})?"
-        )
+        where = escape(str(request.rules.get("runs_on")))
+        console.print(f"[bold]{asks} {escape(request.tool)}[/bold] ({request.risk}, on {where})?")
         for name, value in request.arguments.items():
             if name in ("code", "command"):
                 language = str(request.arguments.get("language", "bash" if name == "command" else "python"))
                 console.print(Syntax(_plain(str(value)), language, word_wrap=True))
+                console.print(_cautions(str(value)), style="bold", markup=False, end="")
             else:
                 console.print(f"{name}: {_plain(str(value))}", markup=False)
-        self._show_rules(console, request)
+        if rules := _rules(request):
+            console.print(f"rules: {rules}", markup=False)
         if request.changes:
             console.print(Syntax(_plain(request.changes), "diff", word_wrap=True))
         remember = ", a: yes and remember" if request.risk is Risk.HIGH else ""
         console.print(f"[y: yes{remember}, anything else: no] ", end="", markup=False)
 
-    def _show_rules(self, console: Console, request: ApprovalRequest) -> None:
-        policy, limits = request.rules.get("policy", {}), request.rules.get("limits", {})
-        if policy:
-            told = f"network {policy['network']}, {limits['timeout_s']:g} s, {limits['memory_bytes'] >> 20} MiB"
-            console.print(f"rules: {told}", markup=False)
+
+async def _line(answers: IO[str]) -> str:
+    """Read a line. At a terminal nothing is read before it is complete: a question that is given up eats no answer."""
+    if not answers.isatty():
+        return await in_own_thread(lambda stream: stream.readline(), answers)
+    ready = select.poll()
+    ready.register(answers.fileno(), select.POLLIN)
+    while not ready.poll(0):  # noqa: ASYNC110 - a thread that waits could not be cancelled
+        await asyncio.sleep(LOOK_S)
+    return answers.readline()
+
+
+def _rules(request: ApprovalRequest) -> str:
+    """Say what will hold, and where nothing does, that."""
+    policy, limits = request.rules.get("policy"), request.rules.get("limits", {})
+    told = [f"network {policy['network']}"] if policy else []
+    if request.rules.get("runs_on") == ON_HOST:
+        told.append("no sandbox: all of the host's files and network")
+    if "timeout_s" in limits:
+        told.append(f"{limits['timeout_s']:g} s")
+    if "memory_bytes" in limits:
+        told.append(f"{limits['memory_bytes'] >> 20} MiB")
+    return ", ".join(told)
+
+
+def _cautions(text: str) -> str:
+    """Say what one could overlook, a line each: code that is longer than a screen, characters that are not seen."""
+    told = ""
+    lines = text.count("\n") + 1
+    if lines > MANY_LINES:
+        told += f"{lines} lines, {len(text)} characters: scroll up for all of it\n"
+    hidden = sorted({char for char in text if not _is_seen(char)})
+    if hidden:
+        named = ", ".join(f"U+{ord(char):04X}" for char in hidden[:10])
+        told += f"careful: what cannot be seen is shown as an escape above: {named}\n"
+    return told
+
+
+def _is_seen(char: str) -> bool:
+    return char in "\n\t" or (char.isprintable() and char not in _UNSEEN)
 
 
 def _plain(text: str) -> str:
     """Return text without what a terminal would obey: what is approved must be what is seen."""
-    return "".join(char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    return "".join(char if _is_seen(char) else _escape(ord(char)) for char in text)
+
+
+def _escape(number: int) -> str:
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"

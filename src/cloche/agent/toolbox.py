@@ -12,35 +12,42 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileError
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import DEFAULT_LANGUAGES
+from cloche.core.protocols import Backend
 from cloche.core.result import Result
+from cloche.core.tiers import TIERS, parse_tier
 from cloche.core.units import MIB
 from cloche.runtime import bridge
-from cloche.runtime.options import SandboxOptions
+from cloche.runtime.options import SandboxOptions, given
 from cloche.runtime.sandbox import AsyncSandbox
+from cloche.runtime.settings import Settings, load_settings
 
-from .approval import PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Gate, deny
+from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Gate, deny
 from .arguments import read_arguments
-from .catalog import Deed, Tool, risk_of, tool_named, tools_of
+from .catalog import Deed, Tool, risk_of, told_on_host, tool_named, tools_of
 from .host import run_on_host
 from .risk import Risk
 from .roots import Roots
-from .wording import MOST_CHARS, Image, clip, images_of, value_text, what_happened
+from .wording import MOST_CHARS, MOST_IMAGES, Image, clip, images_of, sendable, value_text, what_happened
 
 DEFAULT_TIER = 3
 MOST_READ_BYTES = 4 * MIB
 OUTPUTS = "tool-outputs"  # the folder of the workspace that holds what was too long to be told
 WORKSPACE = "/workspace"
+
+
+log = logging.getLogger("cloche.agent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +80,7 @@ class Toolbox:
         on_event: Callable[[ApprovalEvent], None] = lambda _: None,
         **options: Unpack[SandboxOptions],
     ):
-        tier = options.get("tier")
-        self.tier = DEFAULT_TIER if tier is None else tier
+        self.tier = _tier_of(options)
         self.tools = tools_of(self.tier)
         self._gate = Gate(approve, patience_s=patience_s, on_event=on_event)
         self._roots = Roots(roots or {})
@@ -84,8 +90,12 @@ class Toolbox:
             self._sandbox = AsyncSandbox(**_with_tier(options, self.tier))
         if self._sandbox.policy.trusted:
             raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
+        self._given_level = _level_of(options.get("backend"))
+        if self._is_on_host:
+            self.tools = tuple(map(told_on_host, self.tools))
         self._stack = AsyncExitStack()
-        self._opening = asyncio.Lock()
+        self._opening, self._editing = asyncio.Lock(), asyncio.Lock()
+        self._running: set[asyncio.Task[Answer]] = set()
         self._is_open = self._has_sandbox = self._is_blocking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls = 0
@@ -100,7 +110,14 @@ class Toolbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open, self._has_sandbox, self._loop = False, False, None
-        await self._stack.__aexit__(kind, error, trace)
+        running = tuple(self._running)
+        for call in running:
+            call.cancel()
+        try:
+            if running:
+                await asyncio.wait(running)
+        finally:
+            await self._stack.__aexit__(kind, error, trace)
 
     def __enter__(self) -> Self:
         """Open it for blocking calls."""
@@ -128,7 +145,12 @@ class Toolbox:
             raise InvalidRequest(
                 "this toolbox was opened in the event loop that runs here; use `await tools.call(...)`"
             )
-        return asyncio.run_coroutine_threadsafe(self._call(name, arguments), loop).result()
+        calling = asyncio.run_coroutine_threadsafe(self._call(name, arguments), loop)
+        try:
+            return calling.result()
+        except BaseException:
+            calling.cancel()
+            raise
 
     @property
     def limits(self) -> Limits:
@@ -140,8 +162,14 @@ class Toolbox:
         return self._risk(tool_named(name, self.tier))
 
     def _risk(self, tool: Tool) -> Risk:
-        level = self._sandbox.policy.level
-        return risk_of(tool, is_on_host=level is not None and level < Level.CONFINED)
+        return risk_of(tool, is_on_host=self._is_on_host)
+
+    @property
+    def _is_on_host(self) -> bool:
+        """Tell whether the code that tools run has the host to itself: at a level that is asked for or that is had."""
+        asked = self._sandbox.policy.level
+        level = self._given_level if asked is None else asked
+        return level is not None and level < Level.CONFINED
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> Answer:
         """Call a tool with a model's arguments; whatever goes wrong is told to the model, as an answer.
@@ -150,20 +178,67 @@ class Toolbox:
         """
         if not self._is_open:
             raise InvalidRequest("this toolbox is not open; use it in a `with` or an `async with` block")
-        if asyncio.get_running_loop() is not self._loop:  # what it holds belongs to the loop that it was opened in
-            return await asyncio.to_thread(self.call_and_wait, name, arguments)
-        return await self._call(name, arguments)
+        loop = self._loop
+        if loop is None or asyncio.get_running_loop() is loop:
+            return await self._call(name, arguments)
+        if self._is_blocking:
+            return await self._call_on_bridge(name, arguments)
+        # What it holds belongs to the loop that it was opened in.
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), loop))
+
+    async def _call_on_bridge(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
+        """Call from another loop what was opened for blocking calls; cancelled here, it is cancelled there."""
+        begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+        is_given_up = False
+
+        async def work() -> Answer:
+            task = asyncio.current_task()
+            if is_given_up or task is None:
+                raise asyncio.CancelledError
+            begun.append((asyncio.get_running_loop(), task))
+            return await self._call(name, arguments)
+
+        try:
+            return await asyncio.to_thread(bridge.call, work)
+        except asyncio.CancelledError:
+            is_given_up = True
+            for loop, task in begun:
+                loop.call_soon_threadsafe(task.cancel)
+            raise
 
     async def _call(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
+        """Do a call in a task that ends with the toolbox: nothing runs in one that was closed."""
+        if not self._is_open:
+            raise InvalidRequest("this toolbox is not open; use it in a `with` or an `async with` block")
+        call = asyncio.ensure_future(self._answered(name, arguments))
+        self._running.add(call)
+        call.add_done_callback(self._running.discard)
         try:
-            tool = tool_named(name, self.tier)
-            read = read_arguments(tool, {} if arguments is None else arguments)
-            await self._gate.pass_through(
-                ApprovalRequest(tool=name, risk=self._risk(tool), arguments=read, rules=self._rules(tool))
-            )
-            return await _DEEDS[tool.deed](self, tool, read)
+            return await call
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            was_closed = self._loop is not asyncio.get_running_loop()
+            if not was_closed or (caller is not None and caller.cancelling()):
+                raise
+            return Answer(text="The call was ended: the toolbox was closed.", is_error=True)
+
+    async def _answered(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
+        try:
+            answer = await self._approved_and_done(name, arguments)
         except ClocheError as error:
-            return Answer(text=clip(f"{type(error).__name__}: {error}"), is_error=True)
+            answer = Answer(text=clip(f"{type(error).__name__}: {error}"), is_error=True)
+        except Exception as error:
+            log.exception("a tool failed")  # the message may name what is the host's, so the model gets the kind alone
+            answer = Answer(text=f"InternalError: the tool failed with {type(error).__name__}.", is_error=True)
+        return dataclasses.replace(answer, text=sendable(answer.text))
+
+    async def _approved_and_done(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
+        tool = tool_named(name, self.tier)
+        read = read_arguments(tool, {} if arguments is None else arguments)
+        # A copy: what runs is what was asked for, whatever an approver does to its request.
+        asked = ApprovalRequest(tool=tool.name, risk=self._risk(tool), arguments=dict(read), rules=self._rules(tool))
+        await self._gate.pass_through(asked)
+        return await _DEEDS[tool.deed](self, tool, read)
 
     async def run_code(self, code: str, language: str = "python", timeout: float = 30) -> dict[str, Any]:  # noqa: ASYNC109
         """Run code, and return `output` (what a model is told), stdout, stderr, value, status and exit_code."""
@@ -188,11 +263,15 @@ class Toolbox:
 
     def _rules(self, tool: Tool) -> dict[str, Any]:
         """Say what will hold, for who approves it and for what is remembered."""
-        where = "the host" if tool.deed is Deed.HOST else self._sandbox.backend
+        limits = self._sandbox.limits.as_dict()
+        if tool.deed is Deed.HOST:
+            return {"runs_on": ON_HOST, "limits": {"timeout_s": limits["timeout_s"]}}
+        if self._is_on_host:  # a network that is off, say, would be no more than a word there
+            return {"runs_on": ON_HOST, "backend": self._sandbox.backend, "limits": limits}
         return {
-            "runs_on": where,
+            "runs_on": self._sandbox.backend,
             "policy": dataclasses.asdict(self._sandbox.policy),
-            "limits": self._sandbox.limits.as_dict(),
+            "limits": limits,
         }
 
     async def _opened(self) -> AsyncSandbox:
@@ -219,13 +298,14 @@ class Toolbox:
 
     def _timeout_s(self, read: Mapping[str, Any]) -> float:
         """Return a run's time-out: what was asked for, and never more than the operator allows."""
-        return min(float(read["timeout"]), self.limits.timeout_s)
+        return float(min(read["timeout"], self.limits.timeout_s))
 
     async def _answer(self, result: Result, limits: Limits, *, is_kept: bool) -> Answer:
         self._calls += 1
+        number = self._calls
         parts = []
         for stream, text in (("stdout", result.stdout), ("stderr", result.stderr)):
-            where = await self._kept(stream, text) if is_kept else ""
+            where = await self._kept(f"{OUTPUTS}/{number}.{stream}.txt", text) if is_kept else ""
             if text.strip():
                 label = "" if stream == "stdout" else "[stderr]\n"
                 parts.append(label + clip(text.rstrip("\n"), where=where))
@@ -233,15 +313,16 @@ class Toolbox:
             parts.append(f"[value]\n{clip(value)}")
         if happened := what_happened(result, limits):
             parts.append(happened)
-        images = images_of(result)
+        images, left_out = images_of(result)
+        if left_out:
+            parts.append(f"Figures left out: {left_out}. Show up to {MOST_IMAGES} small ones of a usual format.")
         text = "\n".join(parts) or ("It showed a figure." if images else "It ended well, and printed nothing.")
         return Answer(text=text, images=images, is_error=not result.ok, result=result)
 
-    async def _kept(self, stream: str, text: str) -> str:
+    async def _kept(self, path: str, text: str) -> str:
         """Keep what is too long to be told in the workspace, and return its path there."""
         if len(text) <= MOST_CHARS:
             return ""
-        path = f"{OUTPUTS}/{self._calls}.{stream}.txt"
         try:
             await self._sandbox.write_file(path, text)
         except ClocheError:  # a full workspace, say: then there is no full text
@@ -250,9 +331,15 @@ class Toolbox:
 
     async def _read_file(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         text = await self._text(tool, read["path"])
+        if not text:
+            return Answer(text="The file is empty.")
         lines = text.splitlines(keepends=True)
         part = lines[read["offset"] : read["offset"] + read["lines"]]
         told = clip("".join(part), where=read["path"])
+        if not part:
+            return Answer(text=f"There is no line {read['offset']}: the file has {len(lines)} lines.")
+        if not told.strip():
+            told = "Nothing but blanks."
         if len(part) < len(lines):
             told += f"\n[lines {read['offset']} to {read['offset'] + len(part) - 1} of {len(lines)}]"
         return Answer(text=told)
@@ -266,17 +353,19 @@ class Toolbox:
         return Answer(text=clip("\n".join(found)) if found else "There are no files.")
 
     async def _write_file(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
-        await self._put(tool, read["path"], read["content"])
+        async with self._editing:
+            await self._put(tool, read["path"], read["content"])
         return Answer(text=f"Wrote {len(read['content'])} characters to {read['path']}.")
 
     async def _edit_file(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         path, old = read["path"], read["old"]
-        text = await self._text(tool, path)
-        count = text.count(old) if old else 0
-        if count != 1:
-            said = "is empty" if not old else "is not there" if not count else f"is there {count} times"
-            raise InvalidRequest(f"edit_file: the passage {said} in {path}; give one that is there exactly once")
-        await self._put(tool, path, text.replace(old, read["new"]))
+        async with self._editing:  # two edits at once would lose one
+            text = await self._text(tool, path)
+            count = text.count(old) if old else 0
+            if count != 1:
+                said = "is empty" if not old else "is not there" if not count else f"is there {count} times"
+                raise InvalidRequest(f"edit_file: the passage {said} in {path}; give one that is there exactly once")
+            await self._put(tool, path, text.replace(old, read["new"]))
         return Answer(text=f"Replaced one passage of {path}.")
 
     async def _text(self, tool: Tool, path: str) -> str:
@@ -297,22 +386,55 @@ class Toolbox:
                 f"{tool.name}: the text has half of a character pair, which no file can hold"
             ) from None
         if self._roots.has(path):
+            if len(data) > MOST_READ_BYTES:
+                raise InvalidRequest(f"{tool.name}: {path} takes at most {MOST_READ_BYTES // MIB} MiB")
             await asyncio.to_thread(self._roots.write, path, data)
         else:
             await (await self._opened()).write_file(_inside(tool, path), data)
 
 
+def _tier_of(options: SandboxOptions) -> int:
+    """Return the tier that is asked for, else the configured one; but the host's only when it is asked for here."""
+    asked = options.get("tier")
+    if asked is not None:
+        return parse_tier(asked, name="tier")
+    return min(_settings_of(options).tier or DEFAULT_TIER, DEFAULT_TIER)
+
+
+def _settings_of(options: SandboxOptions) -> Settings:
+    return load_settings({name: value for name, value in given(options).items() if not _is_object(name, value)})
+
+
+def _is_object(name: str, value: object) -> bool:
+    return name == "backend" and not isinstance(value, str)
+
+
 def _with_tier(options: SandboxOptions, tier: int) -> SandboxOptions:
     """Return the options of a tier's sandbox. Tiers without code have a workspace all the same, for files alone."""
     found = options.copy()
-    found["tier"] = tier if any(tool.runs_code for tool in tools_of(tier)) else None
+    found["tier"] = tier
+    if not TIERS[tier].runs_code:
+        found["tier"] = None
+        if _settings_of(found).tier is not None:  # a configured one would hold: no code runs in either
+            found["tier"] = DEFAULT_TIER
     return found
+
+
+def _level_of(backend: object) -> Level | None:
+    """Return the level that a backend of the caller's own says it has; None for the named ones."""
+    if backend is None or isinstance(backend, str):
+        return None
+    return cast("Backend", backend).capabilities().level
 
 
 def _inside(tool: Tool, path: str) -> str:
     """Return a path relative to the workspace. Raises InvalidRequest for any other absolute one."""
     if path == WORKSPACE or path.startswith(f"{WORKSPACE}/"):
         path = path[len(WORKSPACE) :].lstrip("/") or "."
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{tool.name}: {path!r} is no name that a file can have") from None
     if path.startswith("/"):
         raise InvalidRequest(f"{tool.name}: {path} is not in the workspace; give a path relative to it")
     return path

@@ -13,8 +13,13 @@ from cloche.core.result import Result, Status
 from cloche.core.units import MIB
 
 MOST_CHARS = 8_000  # of a stream; a model reads the rest with read_file, if it must
-IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+# How each kind begins: a provider refuses a whole conversation for one figure that is none.
+IMAGES: Mapping[str, bytes] = {
+    "image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff", "image/gif": b"GIF8", "image/webp": b"RIFF",
+}  # fmt: skip
 MOST_IMAGES = 8
+MOST_IMAGE_BYTES = 3_750_000  # 5 MB as base64, which providers take at most
+MOST_IMAGES_BYTES = 8 * MIB  # of one call
 
 _WORDS: Mapping[Status, Callable[[Result, Limits], str]] = {
     Status.TIMEOUT: lambda _, limits: f"Killed after {limits.timeout_s:g} s; split the work or raise timeout.",
@@ -64,6 +69,11 @@ def clip(text: str, *, where: str = "", most: int = MOST_CHARS) -> str:
     return f"{text[:half]}\n[… {missing} characters left out{told} …]\n{text[-half:]}"
 
 
+def sendable(text: str) -> str:
+    """Return text that every protocol takes: half of a character pair is shown as its escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def what_happened(result: Result, limits: Limits) -> str:
     """Say how a run ended and what to try next, empty for one that simply worked."""
     status = result.status or Status.OK
@@ -76,15 +86,25 @@ def what_happened(result: Result, limits: Limits) -> str:
     return " ".join(said)
 
 
-def images_of(result: Result) -> tuple[Image, ...]:
-    """Return the figures that a run showed, the first few."""
-    found = [
-        Image(mime=mime, base64=base64.b64encode(content).decode("ascii"))
-        for output in result.outputs
-        for mime in IMAGES
-        if isinstance(content := output.data.get(mime), bytes)
-    ]
-    return tuple(found[:MOST_IMAGES])
+def images_of(result: Result) -> tuple[tuple[Image, ...], int]:
+    """Return the figures that a run showed, the first few that fit, and how many others it called a figure."""
+    found: list[Image] = []
+    left_out, room = 0, MOST_IMAGES_BYTES
+    for output in result.outputs:
+        shown = next(((mime, output.data[mime]) for mime in IMAGES if mime in output.data), None)
+        if shown is None:
+            continue
+        mime, content = shown
+        if isinstance(content, bytes) and len(found) < MOST_IMAGES and _fits(mime, content, room):
+            room -= len(content)
+            found.append(Image(mime=mime, base64=base64.b64encode(content).decode("ascii")))
+        else:
+            left_out += 1
+    return tuple(found), left_out
+
+
+def _fits(mime: str, content: bytes, room: int) -> bool:
+    return content.startswith(IMAGES[mime]) and len(content) <= min(room, MOST_IMAGE_BYTES)
 
 
 def value_text(result: Result) -> str:

@@ -2,8 +2,15 @@
 
 import asyncio
 import io
+import os
+import pty
+import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,3 +232,267 @@ def test_a_file_that_is_no_queue_is_named(tmp_path: Path) -> None:
     path.write_text("not a database, however long this text may be" * 100)
     with pytest.raises(InvalidRequest, match=r"notes\.txt is no queue of approvals"):
         ApprovalQueue(path)
+
+
+def said(answer: object) -> Callable[[ApprovalRequest], object]:
+    """Return an approver that says anything at all."""
+
+    async def approver(_: ApprovalRequest) -> object:
+        return answer
+
+    return approver
+
+
+@pytest.mark.parametrize("answer", [None, True, "yes", {"is_approved": True}, replace(YES, is_approved=1)])
+def test_an_approver_says_yes_with_a_decision_alone(answer: object) -> None:
+    """What is none is a no like any other, not an error of another kind."""
+    assert not passes(Gate(said(answer)), HIGH)  # type: ignore[arg-type]
+
+
+def test_only_true_remembers() -> None:
+    """Text that says no is no yes, wherever a decision was read from."""
+    asks = Asks(*[replace(YES, is_remembered="false")] * 2)  # type: ignore[arg-type]
+    gate = Gate(asks)
+    assert passes(gate, HIGH)
+    assert passes(gate, HIGH)
+    assert len(asks.asked) == 2
+
+
+def test_an_approver_that_was_cancelled_is_a_no() -> None:
+    """It does not look as if the call itself had been cancelled."""
+
+    async def cancelled(_: ApprovalRequest) -> Decision:
+        raise asyncio.CancelledError
+
+    assert not passes(Gate(cancelled), HIGH)
+
+
+def test_a_yes_that_comes_too_late_is_a_no() -> None:
+    """Even from an approver that does not let itself be cancelled."""
+
+    async def late(_: ApprovalRequest) -> Decision:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return ALWAYS
+        return YES
+
+    with pytest.raises(ApprovalDenied, match="time-out"):
+        asyncio.run(Gate(late, patience_s=0.05).pass_through(HIGH))
+
+
+@pytest.mark.parametrize("patience", [None, float("nan"), float("inf"), 0, -1, "5", True])
+def test_a_patience_that_never_ends_is_refused(patience: object, tmp_path: Path) -> None:
+    """It must be possible that nobody answers."""
+    with pytest.raises(InvalidRequest, match="patience_s"):
+        Gate(deny, patience_s=patience)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="patience_s"):
+        ApprovalQueue(tmp_path / "approvals.db", patience_s=patience)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_asked_is_refused_at_once() -> None:
+    """And not at the first call."""
+    with pytest.raises(InvalidRequest, match="cannot be asked"):
+        Gate("high")  # type: ignore[arg-type]
+
+
+def test_a_callback_that_never_returns_holds_up_nothing() -> None:
+    """Neither other threads of the loop, nor the end of the program."""
+    release = threading.Event()
+
+    async def main() -> None:
+        gate = Gate(callback(lambda _: release.wait(30)), patience_s=0.3)
+        waiting = [asyncio.create_task(gate.pass_through(HIGH)) for _ in range(40)]
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(asyncio.to_thread(int), 0.2)
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(one, ApprovalDenied) for one in done)
+
+    begun = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - begun < 10
+    release.set()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, StopIteration, OSError])
+def test_whatever_a_callback_raises_is_a_no(error: type[BaseException]) -> None:
+    """And ends nothing else, and is not waited for."""
+
+    def fails(_: ApprovalRequest) -> bool:
+        raise error
+
+    with pytest.raises(ApprovalDenied, match="the approver failed"):
+        asyncio.run(Gate(callback(fails), patience_s=30).pass_through(HIGH))
+
+
+def test_a_long_program_is_not_compared() -> None:
+    """That would take minutes, in the loop."""
+    asks = Asks(YES, YES)
+    gate = Gate(asks)
+    for step in (7, 11):
+        code = "\n".join(f"x{number * step % 1009}" for number in range(100_000))
+        begun = time.monotonic()
+        assert passes(gate, replace(HIGH, arguments={"code": code}))
+        assert time.monotonic() - begun < 5
+    assert "not compared" in asks.asked[1].changes
+
+
+@pytest.mark.parametrize("number", [0x0D, 0x3164, 0x2800, 0xFE01, 0xE0101, 0x200B, 0x2066])
+def test_the_terminal_warns_of_what_cannot_be_seen(number: int) -> None:
+    """Some of it is printable by the letter of Unicode."""
+    output = io.StringIO()
+    hidden = replace(HIGH, arguments={"code": f"print(1) # {chr(number)}"})
+    asyncio.run(AskTerminal(answers=io.StringIO("n\n"), output=output)(hidden))
+    assert chr(number) not in output.getvalue()
+    assert f"careful: what cannot be seen is shown as an escape above: U+{number:04X}" in output.getvalue()
+
+
+def test_the_terminal_says_when_code_is_longer_than_a_screen() -> None:
+    """Its beginning may have left it."""
+    output = io.StringIO()
+    asyncio.run(
+        AskTerminal(answers=io.StringIO("n\n"), output=output)(replace(HIGH, arguments={"code": "evil()" + "\n" * 500}))
+    )
+    assert "501 lines, 506 characters: scroll up" in output.getvalue()
+
+
+def test_the_terminal_says_that_the_host_has_no_rules() -> None:
+    """It does not show those of a sandbox."""
+    output = io.StringIO()
+    asked = replace(CRITICAL, rules={"runs_on": "the host", "limits": {"timeout_s": 30.0}})
+    asyncio.run(AskTerminal(answers=io.StringIO("n\n"), output=output)(asked))
+    assert "rules: no sandbox: all of the host's files and network, 30 s" in output.getvalue()
+
+
+def test_what_was_typed_before_the_question_is_no_answer() -> None:
+    """Nor does a question that is given up keep the program, or the next answer."""
+    controller, terminal = pty.openpty()
+    with os.fdopen(terminal, "r") as answers:
+        ask = AskTerminal(answers=answers, output=io.StringIO())
+        os.write(controller, b"y\ny\n")
+        time.sleep(0.1)
+        begun = time.monotonic()
+        assert not passes(Gate(ask, patience_s=0.5), HIGH)
+        assert time.monotonic() - begun < 5
+
+        async def answered() -> Decision:
+            asking = asyncio.create_task(ask(HIGH))
+            await asyncio.sleep(0.3)
+            os.write(controller, b"y\n")
+            return await asyncio.wait_for(asking, 10)
+
+        assert asyncio.run(answered()).is_approved
+    os.close(controller)
+
+
+def test_loops_share_a_terminal() -> None:
+    """Each question waits for its turn, whichever loop it comes from."""
+    ask = AskTerminal(answers=io.StringIO("y\n" * 8), output=io.StringIO())
+    found: list[bool] = []
+
+    async def several() -> None:
+        found.extend(one.is_approved for one in await asyncio.gather(*[ask(HIGH) for _ in range(4)]))
+
+    threads = [in_background(lambda: asyncio.run(several())) for _ in range(2)]
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 8
+
+
+def test_a_queue_is_its_owners_alone(tmp_path: Path) -> None:
+    """Who may write to it may approve."""
+    path = tmp_path / "approvals.db"
+    before = os.umask(0)
+    try:
+        queue = ApprovalQueue(path)
+        assert not asyncio.run(Gate(queue, patience_s=0.1).pass_through(replace(HIGH, risk=Risk.LOW)))
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o666)
+    with pytest.raises(InvalidRequest, match="may be written to by everybody"):
+        ApprovalQueue(path)
+
+
+def test_a_row_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    """Whoever wrote it."""
+    path = tmp_path / "approvals.db"
+    queue = ApprovalQueue(path)
+    with closing(sqlite3.connect(path)) as database, database:
+        for text in ("{", "[]", "{}", '{"risk": 9}', '{"risk": 3, "more": 1}'):
+            database.execute("INSERT INTO approvals (asked_at, expires_at, request) VALUES (0, 9e9, ?)", (text,))
+    waiting: list[ApprovalRequest] = []
+
+    async def main() -> None:
+        asking = asyncio.create_task(queue(HIGH))
+        while not (found := queue.waiting()):  # noqa: ASYNC110 - what another process sees, too
+            await asyncio.sleep(0.01)
+        waiting.extend(one.request for one in found)
+        queue.decide(found[0].number, YES)
+        await asking
+
+    asyncio.run(main())
+    assert waiting == [HIGH]
+
+
+def test_what_is_cancelled_at_once_leaves_the_queue(tmp_path: Path) -> None:
+    """Also before it is known under which number it waits."""
+    queue = ApprovalQueue(tmp_path / "approvals.db")
+
+    async def main() -> None:
+        asking = asyncio.create_task(queue(HIGH))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    asyncio.run(main())
+    assert queue.waiting() == []
+
+
+def test_a_locked_queue_does_not_hold_up_who_cancels(tmp_path: Path) -> None:
+    """The loop goes on meanwhile."""
+    path = tmp_path / "approvals.db"
+    queue = ApprovalQueue(path)
+
+    async def main() -> float:
+        asking = asyncio.create_task(queue(HIGH))
+        while not queue.waiting():  # noqa: ASYNC110 - what another process sees, too
+            await asyncio.sleep(0.01)
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("BEGIN EXCLUSIVE")
+            begun = time.monotonic()
+            asking.cancel()
+            await asyncio.sleep(0.1)
+            held_up = time.monotonic() - begun
+            database.rollback()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        return held_up
+
+    assert asyncio.run(main()) < 5
+
+
+def test_several_processes_make_and_use_one_queue(tmp_path: Path) -> None:
+    """None of them finds it broken, and none of the requests is lost."""
+    program = (
+        "import asyncio, sys\n"
+        "from cloche.agent.approval import ApprovalRequest\n"
+        "from cloche.agent.queue import ApprovalQueue\n"
+        "from cloche.agent.risk import Risk\n"
+        "asked = ApprovalRequest(tool='run_code', risk=Risk.HIGH, arguments={'code': '1'})\n"
+        "print(asyncio.run(ApprovalQueue(sys.argv[1])(asked)).by)"
+    )
+    path = tmp_path / "approvals.db"
+    asking = [
+        subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True) for _ in "1234"
+    ]
+    queue = ApprovalQueue(path)
+    decided, deadline = 0, time.monotonic() + 60
+    while decided < 4:
+        assert time.monotonic() < deadline
+        for one in queue.waiting():
+            queue.decide(one.number, YES)
+            decided += 1
+    assert [process.communicate(timeout=60)[0] for process in asking] == ["test\n"] * 4

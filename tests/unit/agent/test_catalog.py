@@ -79,3 +79,20 @@ def test_arguments_that_do_not_fit_are_named(arguments: object, complaint: str) 
 def test_arguments_come_complete() -> None:
     """What was left out has its default."""
     assert read_arguments(TOOLS["run_code"], {"code": "1"}) == {"code": "1", "language": "python", "timeout": 30}
+
+
+def test_a_schema_that_was_given_away_changes_no_tool() -> None:
+    """Frameworks write into what they get, enumerations too."""
+    schema = TOOLS["run_code"].schema
+    schema["properties"]["language"]["enum"].append("cobol")
+    schema["properties"]["backend"] = {"type": "string"}
+    assert "cobol" not in TOOLS["run_code"].schema["properties"]["language"]["enum"]
+    with pytest.raises(InvalidRequest, match="'cobol' is not one of"):
+        read_arguments(TOOLS["run_code"], {"code": "1", "language": "cobol"})
+
+
+@pytest.mark.parametrize("name", [None, [], {}, 3])
+def test_a_name_that_is_no_text_is_an_error(name: object) -> None:
+    """Of the kind that a model is told of."""
+    with pytest.raises(InvalidRequest, match="a tool's name is text"):
+        tool_named(name, 3)  # type: ignore[arg-type]

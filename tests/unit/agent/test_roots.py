@@ -1,6 +1,11 @@
 """The agent's own folders: nothing outside of them is reached, whatever a path or a link says."""
 
 import os
+import shutil
+import subprocess
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -87,3 +92,97 @@ def test_nothing_of_the_hosts_own_path_is_told(roots: Roots, tmp_path: Path) -> 
     with pytest.raises(SandboxFileError) as caught:
         roots.read("/memory/none", max_bytes=10)
     assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["/memory/" + "a/" * 1500 + "x", "/memory/\ud800"])
+def test_a_path_that_nothing_should_have_is_refused(roots: Roots, path: str) -> None:
+    """A very deep one could be listed by nobody, and hardly removed."""
+    for attempt in (lambda: roots.write(path, b"x"), lambda: roots.read(path, max_bytes=1)):
+        with pytest.raises(SandboxFileError):
+            attempt()
+
+
+def test_a_deep_folder_is_listed_as_deep_as_paths_go(roots: Roots, tmp_path: Path) -> None:
+    """Somebody else may have made it."""
+    roots.write("/memory/a.txt", b"")
+    at = os.open(tmp_path / "memory", os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=at)
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    try:
+        assert roots.list_files("/memory") == ("/memory/a.txt",)
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "memory" / "d"], check=True)
+
+
+def test_a_file_keeps_its_mode(roots: Roots, tmp_path: Path) -> None:
+    """What was private stays so."""
+    roots.write("/memory/a", b"one")
+    (tmp_path / "memory/a").chmod(0o600)
+    roots.write("/memory/a", b"two")
+    assert (tmp_path / "memory/a").stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path / "memory") == ["a"]
+
+
+def test_a_hard_link_is_not_read_and_its_file_not_changed(roots: Roots, tmp_path: Path) -> None:
+    """The control: an ordinary read gets the file outside."""
+    os.link(tmp_path / "secret.txt", tmp_path / "memory/link")
+    assert (tmp_path / "memory/link").read_text() == "canary"
+    with pytest.raises(SandboxFileError, match="hard link"):
+        roots.read("/memory/link", max_bytes=10)
+    roots.write("/memory/link", b"mine")
+    assert (tmp_path / "secret.txt").read_text() == "canary"
+
+
+def test_the_longest_names_can_be_written(roots: Roots) -> None:
+    """Whatever the file beside it is called meanwhile."""
+    path = "/memory/" + "\N{GRINNING FACE}" * 63
+    roots.write(path, b"x")
+    assert roots.read(path, max_bytes=1) == b"x"
+
+
+def test_a_folder_that_went_away_is_told_without_its_path(roots: Roots, tmp_path: Path) -> None:
+    """As an error for the model."""
+    (tmp_path / "memory").rmdir()
+    for attempt in (lambda: roots.read("/memory/a", max_bytes=1), lambda: roots.list_files("/memory")):
+        with pytest.raises(SandboxFileError) as caught:
+            attempt()
+        assert str(tmp_path) not in str(caught.value)
+
+
+def test_while_folders_become_links_nothing_outside_is_read_or_written(roots: Roots, tmp_path: Path) -> None:
+    """A race, tried for a second."""
+    (tmp_path / "outside/f").write_text("canary")
+    memory = tmp_path / "memory"
+    (memory / "real").mkdir()
+    (memory / "real/f").write_text("inside")
+    (memory / "link").symlink_to(tmp_path / "outside")
+    (memory / "at").mkdir()
+    stopped = threading.Event()
+
+    def swap() -> None:
+        while not stopped.is_set():
+            for name in ("real", "link"):
+                with suppress(OSError):
+                    os.rename(memory / name, memory / "at/d")
+                    os.rename(memory / "at/d", memory / name)
+                if (memory / name).exists():  # then what is there was made by a write
+                    shutil.rmtree(memory / "at/d", ignore_errors=True)
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    end = time.monotonic() + 1
+    try:
+        while time.monotonic() < end:
+            with suppress(SandboxFileError):
+                assert roots.read("/memory/at/d/f", max_bytes=10) in (b"inside", b"mine")
+            with suppress(SandboxFileError):
+                roots.write("/memory/at/d/f", b"mine")
+    finally:
+        stopped.set()
+        swapping.join()
+    assert (tmp_path / "outside/f").read_text() == "canary"
+    assert os.listdir(tmp_path / "outside") == ["f"]
