@@ -62,6 +62,11 @@ class Container(ABC, Generic[G]):
         self._said: Mapping[str, Any] = {}
         self._link: Link | None = None
 
+    @property
+    def what(self) -> str:
+        """Name it to people."""
+        return "container"
+
     @abstractmethod
     def start(self, preload: Sequence[str]) -> None:
         """Create and start it, and wait until it listens. Raises StartFailed; then nothing is left."""
