@@ -67,6 +67,11 @@ class Container(ABC, Generic[G]):
         """Name it to people."""
         return "container"
 
+    @property
+    def slowness(self) -> float:
+        """Return how many times longer than usual one must be patient with what runs in it."""
+        return 1.0
+
     @abstractmethod
     def start(self, preload: Sequence[str]) -> None:
         """Create and start it, and wait until it listens. Raises StartFailed; then nothing is left."""

@@ -51,6 +51,7 @@ class ContainerSession(LivingSession):
     ):
         super().__init__(program.language.name, program.interrupt, limits)
         self.container, self.start = container, str(notes["start"])
+        self._slowness = container.slowness
         self._sandbox, self._program = sandbox, program
         self._enforced, self._notes = enforcement, notes
         self._hearing = Hearing(limits, program.new_codec(), self._on_flood, container)

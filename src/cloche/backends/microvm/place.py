@@ -18,6 +18,8 @@ from .machine import BOOT_S, Machine
 
 LEAVE_S = 20.0
 OBEY_S = 8.0  # for the machine to end a place
+# A cell of Node.js that shows without end takes up to 19 s to be interrupted, with half a processor, emulated.
+SLOWNESS = {"kvm": 1.0, "tcg": 8.0}
 
 
 class Place(Container[Image]):
@@ -34,6 +36,11 @@ class Place(Container[Image]):
     def what(self) -> str:
         """Name what is lost when this place is."""
         return "virtual machine" if self.machine.is_lost else "place in the virtual machine"
+
+    @property
+    def slowness(self) -> float:
+        """Return how many times longer than usual one must be patient with what runs in it."""
+        return SLOWNESS[self.machine.plan.acceleration]
 
     def start(self, preload: Sequence[str]) -> None:
         """Boot the machine when it has not been, and make the place. Raises StartFailed; then nothing of it is left."""
