@@ -41,8 +41,12 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
         self, *, image: Image, monitor: str, found: Found, policy: Policy, limits: Limits, enforcement: Enforcement
     ):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
-        self._image, self._found = image, found
-        self._machine = Machine(plan_machine(policy, limits, found.kind, found.counter_khz), image, monitor)
+        self._image, self._monitor, self._found = image, monitor, found
+        self._machine = self._new_machine()
+
+    def _new_machine(self) -> Machine:
+        plan = plan_machine(self._policy, self._limits, self._found.kind, self._found.counter_khz)
+        return Machine(plan, self._image, self._monitor)
 
     async def close(self) -> None:
         """Kill the machine, and wait until it is gone."""
@@ -82,10 +86,14 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
+            machine = self._machine
             if after is None:
-                self._machine.kill()
+                machine.kill()
             with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more
                 self._let_go(await finish(making))
+            if after is None:
+                await finish(asyncio.to_thread(machine.wait))
+                self._machine = self._new_machine()
             raise
 
     def _kind(self, ground: Image) -> tuple[object, ...]:
