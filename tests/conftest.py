@@ -1,6 +1,7 @@
 """What holds for every test: in CI a skip is a failure, and a session leaves nothing of ours behind."""
 
 import os
+import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -74,6 +75,24 @@ def microvm_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.microvms import build_once
 
     return build_once(tmp_path_factory.mktemp("microvm"))
+
+
+@pytest.fixture
+def runsc_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Have runsc, and no daemon that knows it."""
+    if shutil.which("runsc") is None:
+        pytest.skip("missing: runsc (make setup-system)")
+    monkeypatch.delenv("CLOCHE_RUNSC", raising=False)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+
+
+@pytest.fixture
+def gvisor_alone(runsc_alone: None) -> Iterator[None]:
+    """The same, and no container waits afterwards."""
+    from cloche.backends.runsc import RunscBackend
+
+    yield
+    RunscBackend().cool_down()
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from cloche.backends.runsc import RunscBackend
@@ -27,6 +25,7 @@ def checks(*families: str) -> list[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("runsc_alone")
 @pytest.mark.parametrize(
     ("names", "use_cgroups"),
     [
@@ -39,8 +38,6 @@ def checks(*families: str) -> list[str]:
 )
 def test_gvisor_without_docker_conforms(names: list[str], use_cgroups: bool) -> None:
     """Every check is kept, but for deviations that are named and real."""
-    if shutil.which("runsc") is None:
-        pytest.skip("missing: runsc (make setup-system)")
     deviations = {name: why for name, why in DEVIATIONS.items() if name in names}
     backend = RunscBackend(use_cgroups=use_cgroups)
     rows = run_conformance(backend, level=Level.GVISOR, only=names, deviations=deviations, at_once=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from tests.escape.attempts import JAIL, Attempt, play
 from tests.escape.ledger import Ledger, all_attempts
 from tests.escape.places import Inside
 
+pytestmark = pytest.mark.usefixtures("runsc_alone")
 GVISOR = "gvisor"
 # The jail is held to some minutes of attempts in every test run. gVisor is held to the first of a few families there,
 # and in the soak to the first of each family and to all that it is known not to hold: the others ask of another kernel
@@ -44,15 +44,6 @@ NOT_HELD = {
     "system calls/execute from memory": EXECUTES,
     "system calls/execute a deleted file by execveat": EXECUTES,
 }
-
-
-@pytest.fixture(autouse=True)
-def gvisor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have runsc, and no daemon."""
-    if shutil.which("runsc") is None:
-        pytest.skip("missing: runsc (make setup-system)")
-    monkeypatch.delenv("CLOCHE_RUNSC", raising=False)
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
 
 
 @pytest.fixture(scope="module", autouse=True)

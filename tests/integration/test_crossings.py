@@ -19,6 +19,7 @@ import pytest
 
 import cloche
 from cloche.backends.host import measure_host
+from cloche.backends.local.family import Family
 from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.backends.local.session import LocalSession
 from cloche.backends.local.session_program import build_session_program
@@ -361,3 +362,46 @@ def test_ctrl_c_at_any_moment_ends_one_run_only() -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("60 interrupts")
+
+
+def family_of(session: object) -> Family:
+    """Return what the local backend holds of a session."""
+    assert isinstance(session, LocalSession)
+    assert session._family is not None
+    return session._family
+
+
+def test_a_session_whose_end_is_not_heard_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its helper may be held up for long: that is said, and nobody waits for it any more."""
+    monkeypatch.setattr("cloche.backends.local.family.CLOSE_PATIENCE_S", 0.2)
+
+    async def close_unheard() -> None:
+        async with cloche.AsyncSandbox() as sandbox:
+            session = await opened(sandbox).open_session("python", {})
+            with held_up([family_of(session).connection.helper_pid], for_s=0.6):
+                await promptly(session.close())
+
+    asyncio.run(close_unheard())
+    assert "a session was not said to have ended within 0.2 s; its helper is hung up on" in caplog.messages
+
+
+def test_the_end_of_a_sandbox_that_is_cancelled_ends_all_of_it() -> None:
+    """Not only the session that is just being waited for: the other one, the runs' helper and the workspace too."""
+
+    async def cancel_the_end() -> None:
+        async with cloche.AsyncSandbox(warm=False) as sandbox:
+            await sandbox.run("1")
+            inner = opened(sandbox)
+            sessions = [await inner.open_session("python", {}) for _ in range(2)]
+            with held_up([family_of(sessions[0]).connection.helper_pid], for_s=0.3):
+                await cut(inner.close(), after_s=0.1)
+            assert inner._connection is None
+            assert [session.is_closed for session in sessions] == [True, True]
+            assert not any(family_of(session).connection.is_alive for session in sessions)
+
+    before = Snapshot.take()
+    asyncio.run(cancel_the_end())
+    left = wait_for_leftovers(before, patience_s=10)
+    assert not left, "\n".join(left)

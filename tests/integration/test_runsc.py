@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +27,6 @@ CALLER = f"""
 import cloche
 cloche.run({LONG!r}, backend="gvisor", timeout=600, on_output=lambda *_: print("up", flush=True))
 """
-
-
-@pytest.fixture
-def gvisor_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Have runsc, and no daemon; nothing waits afterwards."""
-    if shutil.which("runsc") is None:
-        pytest.skip("missing: runsc (make setup-system)")
-    monkeypatch.delenv("CLOCHE_RUNSC", raising=False)
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
-    yield
-    RunscBackend().cool_down()
 
 
 @pytest.mark.parametrize(

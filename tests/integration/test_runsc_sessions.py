@@ -15,10 +15,8 @@ from cloche.sync import Sandbox, Session
 from tests.integration import test_docker_sessions as docker
 from tests.integration import test_session_drivers as drivers
 from tests.integration import test_sessions as jail
-from tests.integration.test_runsc import gvisor_alone
 from tests.leftovers import Snapshot, wait_for_leftovers
 
-__all__ = ["gvisor_alone"]
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "gvisor_alone")
 
 

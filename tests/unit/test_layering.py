@@ -43,7 +43,8 @@ STANDARD_LIBRARY_ONLY = {"core", "jail", "interpreter", "zygote"}
 RELATIVE_ONLY = {"jail", "interpreter"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "containers", "drivers", "exchange", "host", "layout", "living", "saving", "toolchain", "waiting",
+    "containers", "drivers", "exchange", "host", "layout", "living", "noting", "saving", "toolchain",
+    "waiting",
 }  # fmt: skip
 # The one file that names concrete backends.
 FACTORY = "runtime/factory.py"

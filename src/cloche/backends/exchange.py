@@ -86,21 +86,21 @@ class Exchange(ABC):
         self._hand_on_to(sink)
         return self._heard
 
-    async def ask(self, request_id: int, code: str) -> asyncio.Future[dict[str, Any]]:
-        """Send a cell; the future that is returned holds its answer. Raises InvalidRequest for what cannot be sent."""
+    def ask(self, request_id: int, code: str) -> tuple[asyncio.Future[dict[str, Any]], Awaitable[None] | None]:
+        """Send a cell; return what will hold its answer, and what to wait for where not all could be sent at once.
+
+        Raises InvalidRequest for what cannot be sent.
+        """
         try:
             data = self._codec.encode_run(request_id, code)
         except ValueError as error:
             raise InvalidRequest(f"code: {error}") from error
-        return await self._ask(request_id, data)
+        return self._ask(request_id, data)
 
-    async def _ask(self, request_id: int, data: bytes) -> asyncio.Future[dict[str, Any]]:
+    def _ask(self, request_id: int, data: bytes) -> tuple[asyncio.Future[dict[str, Any]], Awaitable[None] | None]:
         answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._answers[request_id] = answer
-        sending = self._send(data)
-        if sending is not None:
-            await sending
-        return answer
+        return answer, self._send(data)
 
     def renew(self) -> None:
         """Begin anew: what comes from now on belongs to the next run."""

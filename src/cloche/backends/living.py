@@ -149,8 +149,10 @@ class LivingSession(ABC):
         timers = [loop.call_later(LONG_S, self._hurry), loop.call_later(timeout_s, self._interrupt, KillCause.TIMEOUT)]
         try:
             sink(Started())
-            answer = await exchange.ask(self._request_id, code)
+            answer, sending = exchange.ask(self._request_id, code)
             try:
+                if sending is not None:
+                    await sending
                 frame = await self._wait_for(answer)
             except asyncio.CancelledError:  # as with a time-out: interrupted, and killed only if it resists
                 self._interrupt(KillCause.CANCELLED)

@@ -21,7 +21,6 @@ from .terminal import neutralise
 EXIT_USAGE = 2
 EXIT_FAILED = 125
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_UNREAD = 128 + signal.SIGPIPE
 
 _BY_STATUS = {Status.TIMEOUT: 124, Status.OUT_OF_MEMORY: 137}

@@ -8,6 +8,7 @@ soon after raises KeyboardInterrupt here, which ends the run as it does for any 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ from .exits import say
 from .shown import Shown
 from .unfinished import goes_on
 
+log = logging.getLogger("cloche.cli")
 SOON_S = 1.0
 MOST_LINES_KEPT = 10_000
 KILLED = b"\ncloche: the second Ctrl-C ends the session\n"
@@ -170,8 +172,10 @@ class Interrupts:
         threading.Thread(target=self._ask, daemon=True).start()
 
     def _ask(self) -> None:
-        with contextlib.suppress(ClocheError):
+        try:
             self._session.interrupt()
+        except ClocheError as error:
+            log.debug("there was nothing to interrupt: %s", error)
 
 
 def _be_lenient(stream: Any) -> None:  # noqa: ANN401 - whatever stands for stdin
@@ -193,15 +197,19 @@ def line_editing(language: str) -> Iterator[None]:
     file = user_state_path("cloche") / f"history-{language}"
     readline.parse_and_bind("tab: tab-insert")
     readline.set_history_length(MOST_LINES_KEPT)
-    with contextlib.suppress(OSError):
+    try:
         readline.read_history_file(file)
+    except OSError as error:
+        log.debug("earlier lines cannot be read: %s", error)
     known = readline.get_current_history_length()
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
+        try:
             _make_private(file)
             readline.append_history_file(readline.get_current_history_length() - known, file)
+        except OSError as error:
+            log.debug("the lines cannot be kept: %s", error)
 
 
 def _make_private(file: Path) -> None:

@@ -10,7 +10,10 @@ from .result import EXIT_TIMEOUT, Status
 
 
 class KillCause(enum.StrEnum):
-    """Say why *we* killed the guest. Whoever kills says why; nobody infers it from a signal."""
+    """Say why *we* killed the guest. Whoever kills says why; nobody infers it from a signal.
+
+    They stand in the order of precedence, for where two killed it at once.
+    """
 
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"

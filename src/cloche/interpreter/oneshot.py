@@ -25,7 +25,6 @@ _weakref: Any = __import__("_weakref")
 
 EXIT_UNFLUSHED = 120
 ONLY_AST = 0x400
-_FOR_THE_TREE = (b"\r", b"\f", b"\0", b"__future__")
 _BEGINS_NO_STATEMENT = (b"", b" ", b"\t", b"#", b")", b"]", b"}", b'"', b"'")
 _FUTURE_FLAGS = 0x1FF0000
 archive: Any = None  # the finder of our own modules, for what a script may need at its end

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PERIOD_US = 100_000
 SOCKETS_SHARE = 8  # version 1 counts what sockets buffer apart from all other memory: this part of it comes on top
-EBUSY, ENOENT, ESRCH = 16, 2, 3
+EBUSY, ENOENT = 16, 2
 
 # What to write per controller and version; an optional file may be missing (swap accounting, mostly).
 FILES: Mapping[int, Mapping[str, tuple[tuple[str, str, bool], ...]]] = {

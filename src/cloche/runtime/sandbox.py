@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, Unpack, runtime_checkable
 
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
-from cloche.core.events import Ended, Event, Sink
+from cloche.core.events import Event, Sink
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import OpenSandbox, OpenSession, SupportsBatchFiles, SupportsFork, SupportsSessions
@@ -23,6 +23,7 @@ from .inputs import Files, gather_files, read_env
 from .options import SandboxOptions
 from .session import AsyncSession
 from .slots import shared_slots
+from .streaming import streamed
 
 READ_BYTES = 16 * MIB
 
@@ -122,7 +123,7 @@ class AsyncSandbox:
         )  # fmt: skip
         return await self._take_turn(opened, job, make_sink(on_output, on_event), out, spill)
 
-    async def stream(
+    def stream(
         self,
         code: str | None = None,
         *,
@@ -131,24 +132,14 @@ class AsyncSandbox:
         stdin: bytes | str = b"",
         env: Mapping[str, str] | None = None,
         files: Files | None = None,
-        timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+        timeout: float | str | None = None,
     ) -> AsyncIterator[Event]:
         """Run as `run` does and yield Started, OutputChunk, at last Ended. Closing it kills the run."""
-        events: asyncio.Queue[Event | None] = asyncio.Queue()
-        running = asyncio.ensure_future(
-            self.run(
-                code, language=language, argv=argv, stdin=stdin, env=env, files=files, timeout=timeout,
-                on_event=events.put_nowait,
+        return streamed(
+            lambda sink: self.run(
+                code, language=language, argv=argv, stdin=stdin, env=env, files=files, timeout=timeout, on_event=sink
             )
-        )  # fmt: skip
-        running.add_done_callback(lambda _: events.put_nowait(None))
-        try:
-            while (event := await events.get()) is not None:
-                yield event
-            yield Ended(result=await running)
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
+        )
 
     async def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
         """Return a file of the workspace. Raises SandboxFileError, also for one larger than `max_bytes`."""

@@ -11,13 +11,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.core.events import Ended, Event, Sink, discard
+from cloche.core.events import Event, Sink, discard
 from cloche.core.protocols import OpenSession, SupportsFork
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 
 from .execute import OnOutput, copy_out, make_sink, with_sink
 from .slots import shared_slots
+from .streaming import streamed
 
 if TYPE_CHECKING:
     from .sandbox import AsyncSandbox
@@ -113,7 +114,8 @@ class AsyncSession:
 
         `result.value` is the last expression; `result.outputs` holds what was displayed, figures and the last
         expression's own look among it, as MIME bundles. `timeout`, `on_output`, `on_event` and `out` are those of
-        `Sandbox.run`; `on_event` also gets `Displayed`. Cancelling the call ends the session.
+        `Sandbox.run`; `on_event` also gets `Displayed`. Cancelling the call interrupts the cell; one that goes on all
+        the same is killed, with the session.
 
         Raises InvalidRequest when the session is closed, has expired, or has ended.
         """
@@ -144,23 +146,14 @@ class AsyncSession:
             return await opened.run(code, timeout_s=timeout_s, sink=discard)
         return await with_sink(lambda guarded: opened.run(code, timeout_s=timeout_s, sink=guarded), sink)
 
-    async def stream(
+    def stream(
         self,
         code: str,
         *,
-        timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+        timeout: float | str | None = None,
     ) -> AsyncIterator[Event]:
         """Run as `run` does and yield Started, OutputChunk and Displayed, at last Ended."""
-        events: asyncio.Queue[Event | None] = asyncio.Queue()
-        running = asyncio.ensure_future(self.run(code, timeout=timeout, on_event=events.put_nowait))
-        running.add_done_callback(lambda _: events.put_nowait(None))
-        try:
-            while (event := await events.get()) is not None:
-                yield event
-            yield Ended(result=await running)
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
+        return streamed(lambda sink: self.run(code, timeout=timeout, on_event=sink))
 
     async def interrupt(self) -> None:
         """Interrupt the cell that runs, as Ctrl-C does; its result then has the status `signaled`."""

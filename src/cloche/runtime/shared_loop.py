@@ -33,20 +33,25 @@ class SharedLoop:
     """Hold the loop and its keeper, a daemon thread."""
 
     def __init__(self) -> None:
-        selector = selectors.EpollSelector()
-        self.loop = asyncio.SelectorEventLoop(selector)
-        self._inner = selector.fileno()
+        """Make it. Raises OSError where descriptors have run out, RuntimeError where threads have; nothing is left."""
         self._turn = threading.RLock()  # never taken twice: it is one that knows its owner, from the first moment on
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._watch = select.epoll()
-        self._watch.register(self._bell, select.EPOLLIN)
-        self._watch.register(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
         self._wakes_at = math.inf  # when the keeper wakes by itself, on the loop's clock
         self._is_closed = False
         self._crowded_until = 0.0
         self._handed_over = 0  # calls that are run here while their threads wait; changed by who runs the loop
         self._keeper = threading.Thread(target=self._keep, name="cloche-loop", daemon=True)
-        self._keeper.start()
+        with contextlib.ExitStack() as on_failure:
+            selector = on_failure.enter_context(selectors.EpollSelector())
+            self._inner = selector.fileno()
+            self.loop = asyncio.SelectorEventLoop(selector)
+            on_failure.callback(self.loop.close)
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            on_failure.callback(os.close, self._bell)
+            self._watch = on_failure.enter_context(select.epoll())
+            self._watch.register(self._bell, select.EPOLLIN)
+            self._watch.register(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
+            self._keeper.start()
+            on_failure.pop_all()
 
     def take(self) -> asyncio.AbstractEventLoop | None:
         """Take the turn and return the loop, for this thread to run until it leaves; None if others have it, or had."""
@@ -87,8 +92,10 @@ class SharedLoop:
     def close(self) -> None:
         """Cancel what is left, wait a bounded time for it, and end the keeper."""
         cancelled = asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop)
-        with contextlib.suppress(TimeoutError):
+        try:
             cancelled.result(EXIT_PATIENCE_S)
+        except TimeoutError:
+            log.debug("tasks of the shared loop have not ended within %g s, and are left", EXIT_PATIENCE_S)
         self._is_closed = True
         os.eventfd_write(self._bell, 1)
         self._keeper.join(EXIT_PATIENCE_S)

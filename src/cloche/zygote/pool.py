@@ -9,7 +9,6 @@ nothing behind. Threads and event loops share one pool; a forked child of the ca
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -293,8 +292,10 @@ class Pool:
         """Hang up, and keep the other direction to see the helper's end."""
         self._links = [link for link in self._links if not _has_ended(link)]
         slot.change_door(None)
-        with contextlib.suppress(OSError):
+        try:
             slot.link.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            log.debug("a helper had hung up first: %s", error)
         self._links.append(slot.link)
 
     def _note_demand(self) -> None:

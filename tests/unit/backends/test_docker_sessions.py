@@ -128,7 +128,7 @@ def test_a_session_is_heard_in_order() -> None:
 
     async def scenario() -> None:
         word = encode({"op": "ready", "runtime": "some"})
-        report = {"wait_status": 0, "cause": ""}
+        report = {"wait_status": 0, "cause": "", "wall_s": 0.1}
         hearing, _ = await heard_of((OUT, b"printed"), (SAID, word[:3]), (SAID, word[3:]))
         assert (hearing.kept("stdout"), hearing.ready.result()["runtime"]) == (b"printed", "some")
         assert not hearing.end.done()

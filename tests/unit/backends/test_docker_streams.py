@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
+import os
+import socket
 import tarfile
+import threading
+from pathlib import Path
 
 import pytest
 
+from cloche.backends.containers import reaper_files
 from cloche.backends.containers.archive import Spool, pack, unpack
 from cloche.backends.containers.frames import MAX_FRAME_BYTES, Splitter
 from cloche.backends.docker.daemon import _why_not
-from cloche.backends.docker.frames import Demultiplexer
+from cloche.backends.docker.frames import AttachedWire, Demultiplexer
 from cloche.core.request import InputFile
 
 FRAME = b"o" + (5).to_bytes(4, "big") + b"hello"
@@ -30,6 +36,20 @@ def test_streams_are_taken_apart() -> None:
     data = b"\x01\0\0\0" + (2).to_bytes(4, "big") + b"ab" + b"\x02\0\0\0" + (1).to_bytes(4, "big") + b"c"
     streams = Demultiplexer()
     assert [piece for at in range(len(data)) for piece in streams.feed(data[at : at + 1])] == [(1, b"ab"), (2, b"c")]
+
+
+def test_who_takes_nothing_is_not_sent_to_for_ever() -> None:
+    """What comes is waited for as long as it takes all the same."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        wire = AttachedWire(ours, stall_s=0.2)
+        with pytest.raises(TimeoutError, match=r"took nothing of what it was sent for 0\.2 s"):
+            wire.send(bytes(10_000_000))
+        timer = threading.Timer(0.5, theirs.sendall, (b"\x01\0\0\0" + (2).to_bytes(4, "big") + b"ab",))
+        timer.start()
+        assert next(wire.pieces()) == (1, b"ab")
+        timer.join()
+        wire.close()
 
 
 @pytest.mark.parametrize("codec", [Splitter, Demultiplexer])
@@ -74,6 +94,78 @@ def test_a_hostile_archive_names_nothing_outside() -> None:
             archive.addfile(member)
     places, left_out = unpack(spooled(target.getvalue()))
     assert (list(places), left_out) == (["good"], 8)
+
+
+def header(name: str, kind: bytes = tarfile.REGTYPE, *, size: int = 0, rest: bytes = b"") -> bytes:
+    """Return a header with any size, and with `rest` from byte 386 on, where the sparse kind says what it is."""
+    made = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
+    made[124:136] = (size % (1 << 96) | (1 << 95)).to_bytes(12, "big")
+    made[156:157] = kind
+    made[386 : 386 + len(rest)] = rest
+    made[148:156] = b" " * 8
+    made[148:156] = b"%06o\0 " % sum(made)
+    return bytes(made)
+
+
+def compressed() -> bytes:
+    """Return an archive of many zeros in few bytes."""
+    many = header("big", size=1 << 20) + bytes(1 << 20)
+    return gzip.compress(many)
+
+
+def extended() -> bytes:
+    """Return an extended header of many digits, for a member of another name."""
+    records = b"22 GNU.sparse.size=1\n40010 x=" + b"1" * 40_000 + b"\n"
+    padded = records + bytes(-len(records) % 512)
+    return header("x", tarfile.XHDTYPE, size=len(records)) + padded + header("other")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        pytest.param(compressed(), id="compressed"),
+        pytest.param(header("s", tarfile.GNUTYPE_SPARSE, rest=bytes(97) + b"77777777777\0"), id="sparse, of 8 GiB"),
+        pytest.param(extended(), id="an extended header that is slow to read"),
+        pytest.param(header("back", size=-1024), id="a size that leads back"),
+        pytest.param(header("short", size=10**12), id="a size of more than came"),
+        pytest.param(bytes(range(1, 256)) * 3, id="no archive"),
+        pytest.param(header("cut")[:100], id="half a header"),
+    ],
+)
+def test_an_archive_that_lies_costs_nothing(hostile: bytes) -> None:
+    """What went before is there; nothing is unpacked, made up, read for ever or walked in circles."""
+    good = header("good", size=1) + b"1".ljust(512, b"\0")
+    places, left_out = unpack(spooled(good + hostile))
+    assert ({path: place.size for path, place in places.items()}, left_out) == ({"good": 1}, 1)
+    assert unpack(spooled(hostile)) == ({}, 1)
+
+
+def test_long_names_are_read_whole() -> None:
+    """As usual programs write them."""
+    long = "a/" * 60 + "b" * 200
+    given = (InputFile(path=long, data=b"1"), InputFile(path="short", data=b"22"))
+    assert {path: place.size for path, place in unpack(spooled(pack(given)))[0].items()} == {long: 1, "short": 2}
+
+
+class Breaking(io.BytesIO):
+    """Give a piece, then fail."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        if not data:
+            raise OSError(errno.ENOSPC, "no room")
+        return data
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is open keeps its room on the disk, though nobody sees it: one file too many would fill it for good."""
+    monkeypatch.setattr(reaper_files, "WORKSPACE", str(tmp_path))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="no room"):
+        reaper_files.place_file("a/b", 0o644, Breaking(b"1"))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 
 
 def test_more_than_the_disk_holds_is_refused() -> None:

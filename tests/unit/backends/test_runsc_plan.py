@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import pytest
+
+from cloche.backends.runsc.container import PipeWire
 from cloche.backends.runsc.engine import Engine
 from cloche.backends.runsc.plan import Plan, Shown, plan_container
+from cloche.backends.runsc.trial import find_engine
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.units import MIB
+from tests.descriptors import no_room
 
 PYTHON = "/opt/python/bin/python3"
 
@@ -88,3 +96,23 @@ def test_the_stage_covers_nothing_that_is_shown() -> None:
     engine = Engine(path="/usr/bin/runsc", version="1", platform="systrap", is_rootless=False)
     shown = Shown(python="/dev/shm/python/bin/python3", binds=("/dev/shm/python",))
     assert plan_container(Policy(), Limits(), engine=engine, shown=shown).stage != "/dev/shm"
+
+
+def test_pipes_that_there_is_no_room_for_leave_none_open() -> None:
+    """The descriptors of a process may run out in the middle."""
+    before = len(os.listdir("/proc/self/fd"))
+    for free in range(6):
+        with no_room(free), pytest.raises(OSError, match="Too many open files"):
+            PipeWire()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_reason_names_what_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Who names a runsc that is not there does not look for it on PATH."""
+    monkeypatch.setenv("CLOCHE_RUNSC", f"{tmp_path}/runsc")
+    assert f"CLOCHE_RUNSC is '{tmp_path}/runsc', no program to run" in str(find_engine())
+    monkeypatch.setenv("CLOCHE_RUNSC", "none")
+    assert "CLOCHE_RUNSC is 'none', so there is no program runsc" in str(find_engine())
+    monkeypatch.delenv("CLOCHE_RUNSC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no program runsc on PATH" in str(find_engine())

@@ -19,6 +19,7 @@ import pytest
 from cloche.core.errors import InternalError
 from cloche.runtime import bridge, here, shared_loop
 from cloche.runtime.shared_loop import SharedLoop
+from tests.descriptors import no_room
 from tests.interrupts import interrupted
 
 
@@ -359,3 +360,15 @@ def test_what_a_handed_over_call_leaves_ready_is_run() -> None:
 
     bridge.call_delivering(lambda _: leave_behind())
     assert is_over.wait(10)
+
+
+def test_a_loop_that_cannot_be_made_leaves_nothing_open() -> None:
+    """However far it came: the call that wanted it fails, and the next one may do better."""
+    before = len(os.listdir("/proc/self/fd"))
+    for free in (0, 3, 4):  # a selector, two sockets that wake it (asyncio warns where they fail), a bell, a watch
+        with no_room(free), pytest.raises(OSError, match="Too many open files"):
+            SharedLoop()
+        assert len(os.listdir("/proc/self/fd")) == before
+    with no_room(5):
+        SharedLoop().close()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,13 +1,16 @@
 """Files on their way in and out: archives, bounded, and believed in nothing.
 
 An archive that comes out is kept as it came, in memory while small and else in a file without a name, so that a
-result's files can be saved long after the container is gone.
+result's files can be saved long after the container is gone. It is walked here header by header: `tarfile` would also
+unpack what is compressed, make up what is sparse, go back where a size is negative, and read extended headers with
+expressions that take for ever, all as the guest likes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
 import stat
 import tarfile
@@ -16,7 +19,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.request import InputFile, workspace_path
@@ -28,21 +31,24 @@ SMALL_BYTES = 1 << 20
 MAX_FILES, MAX_DEPTH = 10_000, 64
 # What an archive adds to each file: headers, padding, a long name.
 PER_FILE_BYTES = 8192
+LONGEST_NAME_BYTES = 4096 + 2  # as long as a path may be, "./" before it
+BLOCK = tarfile.BLOCKSIZE
+ENCODING, ERRORS = "utf-8", "surrogateescape"  # names that are no text come through as they are
+REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+EMPTY = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
+EXTENDED = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+log = logging.getLogger("cloche.containers")
 
 
 def pack(files: Sequence[InputFile]) -> bytes:
     """Return an archive of `files`."""
     packed = io.BytesIO()
-    with _tar(packed, "w") as archive:
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS) as archive:
         for file in files:
             member = tarfile.TarInfo(file.path)
             member.size, member.mode = len(file.data), stat.S_IMODE(file.mode)
             archive.addfile(member, io.BytesIO(file.data))
     return packed.getvalue()
-
-
-def _tar(file: BinaryIO, mode: Literal["r", "w"]) -> tarfile.TarFile:
-    return tarfile.open(fileobj=file, mode=mode, format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape")
 
 
 class Spool:
@@ -73,22 +79,64 @@ class Place:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """Say what one header of an archive says; `name` is None where that stands in an extended header."""
+
+    name: str | None
+    kind: bytes
+    offset: int
+    size: int
+
+
 def unpack(spool: Spool) -> tuple[dict[str, Place], int]:
-    """Return where each regular file is by its path, and how many members were left out."""
+    """Return where each regular file is by its path, and how many members were left out.
+
+    What follows a header that makes no sense is left out, and counts as one.
+    """
     found: dict[str, Place] = {}
-    if spool.size == 0:
-        return found, 0
     left_out = 0
-    spool.file.seek(0)
-    with _tar(spool.file, "r") as archive:
-        for member in archive:
-            path = _inside(member.name)
-            source = archive.extractfile(member) if member.isreg() and path else None
-            if source is None or path is None or len(found) >= MAX_FILES:
-                left_out += member.type != tarfile.DIRTYPE
+    try:
+        for member in _members(spool):
+            path = _inside(member.name) if member.kind in REGULAR and member.name is not None else None
+            if path is None or len(found) >= MAX_FILES:
+                left_out += member.kind != tarfile.DIRTYPE
                 continue
-            found[path] = Place(offset=member.offset_data, size=member.size, sha256=_digest(source))
+            digest = _digest(spool, member.offset, member.size)
+            found[path] = Place(offset=member.offset, size=member.size, sha256=digest)
+    except (tarfile.TarError, ValueError) as error:
+        log.warning("a container's files are left out from where their archive makes no sense: %s", error)
+        left_out += 1
     return found, left_out
+
+
+def _members(spool: Spool) -> Iterator[_Member]:
+    """Yield what an archive says of its members, one after the other. Raises TarError or ValueError."""
+    at, name, has_name_elsewhere = 0, "", False
+    while at < spool.size:
+        header = _read(spool, at, BLOCK)
+        if not any(header):
+            return
+        member = tarfile.TarInfo.frombuf(header, ENCODING, ERRORS)
+        at += BLOCK
+        size = member.size if member.type not in EMPTY else 0
+        if not 0 <= size <= spool.size - at:
+            raise ValueError(f"a member of {size} bytes, of which {spool.size - at} came")
+        if member.type == tarfile.GNUTYPE_LONGNAME:
+            long_name = _read(spool, at, min(size, LONGEST_NAME_BYTES)).split(b"\0", 1)[0]
+            name = long_name.decode(ENCODING, ERRORS)
+        elif member.type in EXTENDED:
+            has_name_elsewhere = True
+        elif member.type not in (tarfile.GNUTYPE_LONGLINK, tarfile.XGLTYPE):
+            shown = None if has_name_elsewhere else name or member.name
+            yield _Member(name=shown, kind=member.type, offset=at, size=size)
+            name, has_name_elsewhere = "", False
+        at += -(-size // BLOCK) * BLOCK
+
+
+def _read(spool: Spool, at: int, size: int) -> bytes:
+    spool.file.seek(at)
+    return spool.file.read(size)
 
 
 def _inside(name: str) -> str | None:
@@ -99,10 +147,12 @@ def _inside(name: str) -> str | None:
     return path if path.count("/") <= MAX_DEPTH else None
 
 
-def _digest(source: Source) -> str:
+def _digest(spool: Spool, at: int, size: int) -> str:
     digest = hashlib.sha256()
-    while data := source.read(CHUNK_BYTES):
+    spool.file.seek(at)
+    while size and (data := spool.file.read(min(size, CHUNK_BYTES))):
         digest.update(data)
+        size -= len(data)
     return digest.hexdigest()
 
 

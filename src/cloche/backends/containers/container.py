@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from cloche.core.outcome import Observed
 
 from .frames import CHUNK_BYTES, Link
-from .running import DATA, DONE, FAILED
+from .running import DATA, DONE, FAILED, read_object
 
 READY, ORDER, KILL, TOLD, WORD = b"H", b"O", b"K", b"L", b"W"
 OF_FILES = (DATA, DONE, FAILED)
@@ -145,7 +145,7 @@ class Container(ABC, Generic[G]):
 
     def _hear(self, tag: bytes, body: bytes) -> None:
         if tag == READY:
-            self._said = json.loads(body)
+            self._said = read_object(body)
             self._ready.set()
         else:
             self._hand_on(tag, body)

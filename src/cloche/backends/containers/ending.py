@@ -1,8 +1,14 @@
-"""End what must end: first by the first process of its container, and when that does not answer, with the container."""
+"""End what must end: first by the first process of its container, and when that does not answer, with the container.
+
+Both are done in threads of their own: those that a loop shares may all be waiting for other containers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from cloche.core.outcome import KillCause
@@ -11,6 +17,7 @@ from .container import Container
 
 BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
 SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
+log = logging.getLogger("cloche.containers")
 
 
 class Ending:
@@ -41,14 +48,24 @@ class Ending:
         """Kill the program for a reason; the first reason counts."""
         if self.cause is None:
             self.cause = cause
-            self._loop.run_in_executor(None, self._container.kill_guest)
+            self._begin(self._container.kill_guest)
             self._timers.append(self._loop.call_later(SETTLE_S, self._kill_container))
 
     def _kill_container(self) -> None:
-        self._loop.run_in_executor(None, self._container.kill)
+        self._begin(self._container.kill)
+
+    def _begin(self, kill: Callable[[], None]) -> None:
+        threading.Thread(target=_kill, args=(kill,), name="cloche-container-kill", daemon=True).start()
 
     def close(self) -> None:
         """Stop counting."""
         self._is_closed = True
         for timer in self._timers:
             timer.cancel()
+
+
+def _kill(kill: Callable[[], None]) -> None:
+    try:
+        kill()
+    except Exception as error:
+        log.warning("a container that is to end may still run: it could not be killed: %s", error)

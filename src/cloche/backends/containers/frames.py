@@ -5,11 +5,14 @@ A thread of its own reads to the end whatever happens: a container whose output 
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from ..noting import noted
+
+log = logging.getLogger("cloche.containers")
 MAX_FRAME_BYTES = 16 << 20
 CHUNK_BYTES = 65_536
 WORDS_KEPT_BYTES = 4096
@@ -67,7 +70,7 @@ class Link:
 
     def close(self) -> None:
         """Hang up: what listens at the other end goes away."""
-        with contextlib.suppress(OSError):
+        with noted(log, "a container had hung up first", OSError):
             self._wire.hang_up()
 
     def _read(self) -> None:
@@ -78,7 +81,7 @@ class Link:
                         self._on_frame(tag, body)
                 else:
                     self.last_words = (self.last_words + piece)[-WORDS_KEPT_BYTES:]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # the last from what is nested deeper than it is read
             self.last_words += f"\n{error}".encode()
         finally:
             self._wire.close()

@@ -18,7 +18,7 @@ from cloche.core.limits import Limits
 from ..exchange import MAX_HEARD_BYTES, Codec, Exchange
 from ..waiting import finish
 from .container import Container
-from .running import ENDED, FAILED, STREAMS, Outputs, read_object
+from .running import ENDED, FAILED, STREAMS, Outputs, read_object, read_report
 
 SAID = b"l"
 SMALL_BYTES = 32 * 1024
@@ -43,7 +43,7 @@ class Hearing(Exchange):
         elif tag == SAID:
             self._pass(body)
         elif tag == ENDED:
-            self.report = read_object(body)
+            self.report = read_report(body)
             self._post(self._settle, "the interpreter has ended")
         elif tag == FAILED:
             self._post(self._fail, str(read_object(body).get("why")))

@@ -14,8 +14,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloche.core.errors import ClocheError
-
 from .container import Container
 
 WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0
@@ -109,7 +107,7 @@ class Pool:
         container = None
         try:
             container = make()
-        except ClocheError as error:
+        except Exception as error:  # whatever it was, nobody may wait for this one any more
             log.warning("no warm container: %s", error)
         with self._turn:
             shelf = self._shelves.get(kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -94,10 +94,19 @@ def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
     return any(name.startswith("PYTHON") and name not in _HARMLESS for name in env)
 
 
-def program_of(request: Request, image: Equipment, env: Mapping[str, str], *, has_interpreter: bool) -> Program:
+def program_of(
+    request: Request,
+    image: Equipment,
+    env: Mapping[str, str],
+    *,
+    has_interpreter: bool,
+    extra_paths: Sequence[str] = (),
+    customizes: bool = False,
+) -> Program:
     """Return the program of a request in an image, whose own variables are `env`.
 
-    `has_interpreter` says that the first process is an interpreter of Python, which can become the program itself.
+    `has_interpreter` says that the first process is an interpreter of Python, which can become the program itself; that
+    finds packages in `extra_paths` too, and runs the site's own customization if it `customizes`.
     Raises InvalidRequest, or BackendUnavailable for an engine that is missing.
     """
     base = {**env, **ENVIRONMENT}
@@ -109,7 +118,12 @@ def program_of(request: Request, image: Equipment, env: Mapping[str, str], *, ha
     version = image.version(engine)
     variables = {**base, **render_env(engine, source, BUILD), **request.env}
     if language.name == "python" and has_interpreter and not sets_interpreter_variables(request.env):
-        python = {"path": source, "argv": list(request.argv), "extra_paths": [], "customizes": False}
+        python = {
+            "path": source,
+            "argv": list(request.argv),
+            "extra_paths": list(extra_paths),
+            "customizes": customizes,
+        }
         return Program(commands=(), env=variables, files=files, engine=engine, version=version, python=python)
     return Program(
         commands=render(engine, image.programs, source, BUILD, request.argv),

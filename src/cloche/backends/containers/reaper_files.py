@@ -133,12 +133,14 @@ def place_file(path: str, mode: int, source: Any) -> None:
     try:
         fd = os.open(temporary, NEW, 0o600, dir_fd=here)
         try:
-            while data := source.read(CHUNK):
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(fd, view) :]
-            os.fchmod(fd, mode & 0o777)
-            os.close(fd)
+            try:
+                while data := source.read(CHUNK):
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(fd, view) :]
+                os.fchmod(fd, mode & 0o777)
+            finally:
+                os.close(fd)  # also where the disk is full: what is open keeps its room
             os.rename(temporary, name, src_dir_fd=here, dst_dir_fd=here)
         except BaseException:
             os.unlink(temporary, dir_fd=here)

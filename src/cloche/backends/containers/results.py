@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,14 @@ from cloche.core.request import InputFile
 from cloche.core.result import TIMEOUT_NOTE, FileRecord, Result, Status, Usage
 from cloche.core.told import read_told
 
+from ..noting import noted
 from ..saving import Changes
 from .archive import Spool, keep, unpack
 from .container import Container
 from .program import Program
 from .running import Running
 
+log = logging.getLogger("cloche.containers")
 ASK_S = 15.0
 
 
@@ -73,7 +75,7 @@ async def observed_end(
         return reported_end(report, cause)
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
-    with contextlib.suppress(TimeoutError):
+    with noted(log, "nobody said in time what a container died of", TimeoutError):
         async with asyncio.timeout(ASK_S):  # a daemon on its way out may never answer
             observed = await asyncio.to_thread(container.end_by_guest)
             if observed is not None:
@@ -90,10 +92,11 @@ def _observed(report: Mapping[str, Any], cause: KillCause | None) -> Observed:
     status = int(report["wait_status"])
     signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     own = {"out_of_memory": KillCause.OUT_OF_MEMORY, "timeout": KillCause.TIMEOUT}
+    causes = [one for one in (cause, own.get(str(report.get("cause")))) if one is not None]
     return Observed(
         exit_code=os.WEXITSTATUS(status) if signal is None else None,
         signal=signal,
-        cause=cause or own.get(str(report.get("cause"))),
+        cause=min(causes, key=list(KillCause).index, default=None),
         oom_kills=max(0, int(report.get("oom_kills") or 0)),
         pids_hits=max(0, int(report.get("pids_hits") or 0)),
         workspace_full=bool(report.get("full")),
@@ -104,8 +107,8 @@ def _usage(report: Mapping[str, Any]) -> Usage:
     peak = report.get("peak_bytes")
     return Usage(
         wall_s=float(report["wall_s"]),
-        cpu_user_s=_number(report["cpu_user_s"]),
-        cpu_system_s=_number(report["cpu_system_s"]),
+        cpu_user_s=_number(report.get("cpu_user_s")),
+        cpu_system_s=_number(report.get("cpu_system_s")),
         peak_memory_bytes=int(peak) if isinstance(peak, int) else None,
     )
 

@@ -22,6 +22,7 @@ from .archive import Spool
 
 STARTED, OUT, ERR, VALUE, ENDED, DATA, DONE, FAILED = b"s", b"o", b"e", b"v", b"r", b"D", b"k", b"x"
 STREAMS: dict[bytes, Stream] = {OUT: "stdout", ERR: "stderr"}
+MOST = 1 << 53  # that any number in a report can be
 _ERRORS: dict[str, type[SandboxFileError]] = {
     "not_found": SandboxFileNotFound,
     "too_large": SandboxFileTooLarge,
@@ -137,7 +138,7 @@ class Running(Conversation):
         elif tag == VALUE:
             self._told += body[: MAX_TOLD_BYTES + 1 - len(self._told)]
         elif tag == ENDED:
-            self.report = read_object(body)
+            self.report = read_report(body)
         else:
             super().hear(tag, body)
 
@@ -155,6 +156,22 @@ def read_object(body: bytes) -> dict[str, Any]:
     found = json.loads(body)
     if not isinstance(found, dict):
         raise ValueError("the container sent what is no object")
+    return found
+
+
+def read_report(body: bytes) -> dict[str, Any]:
+    """Return what a first process says of its program's end, times in seconds. Raises ValueError where it cannot be."""
+    found = read_object(body)
+    status, counts = found.get("wait_status"), [found.get(name) or 0 for name in ("oom_kills", "pids_hits")]
+    times = [found.get("wall_s"), *(found.get(name) or 0 for name in ("cpu_user_s", "cpu_system_s"))]
+    is_possible = (
+        isinstance(status, int)
+        and 0 <= status < 1 << 16
+        and all(isinstance(one, int) and abs(one) < MOST for one in counts)
+        and all(isinstance(one, int | float) and abs(one) < MOST for one in times)
+    )
+    if not is_possible:
+        raise ValueError(f"the container tells of an end that cannot be: {found!r:.200}")
     return found
 
 

@@ -8,7 +8,7 @@ that runs twice. What a container is made of, and what the workspace is, each ba
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -23,6 +23,7 @@ from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import Result
 
+from ..noting import noted
 from ..waiting import finish
 from .archive import pack
 from .container import Container, G
@@ -34,6 +35,7 @@ from .results import Workspace, make_result, observed_end
 from .running import Conversation, Lost, Running
 
 ANSWER_S = 120.0  # for word about files
+log = logging.getLogger("cloche.containers")
 
 C = TypeVar("C", bound=Container[Any])
 
@@ -132,9 +134,13 @@ class ContainerSandbox(ABC, Generic[G, C]):
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
-        if self._coming is not None:
-            with contextlib.suppress(Exception):  # it is not needed any more, whatever came of it
+        try:
+            if self._coming is not None:
                 await finish(self._coming)
+        finally:  # also when nobody waits for it any more
+            self._let_all_go()
+
+    def _let_all_go(self) -> None:
         left = [one for one in (self._used, self._fresh) if one is not None]
         for container in left or ([self._last] if self._last is not None else []):
             self._let_go(container, with_workspace=True)
@@ -155,7 +161,17 @@ class ContainerSandbox(ABC, Generic[G, C]):
         return ()
 
     async def _take(self, ground: G) -> tuple[C, str]:
-        """Return a container that has run nothing, with this sandbox's workspace, and how it came about."""
+        """Return a container that has run nothing, with this sandbox's workspace, and how it came about.
+
+        Raises StartFailed, or InvalidRequest when the sandbox was closed meanwhile: nobody would let it go later.
+        """
+        found = await self._take_one(ground)
+        if self._is_closed:
+            self._let_go(found[0], with_workspace=True)
+            raise InvalidRequest("this sandbox was closed before the container was up; open another one")
+        return found
+
+    async def _take_one(self, ground: G) -> tuple[C, str]:
         if self._coming is not None:
             await asyncio.shield(self._coming)
             self._coming = None
@@ -241,10 +257,8 @@ class ContainerSandbox(ABC, Generic[G, C]):
 
     async def _succeed(self, ground: G) -> None:
         """Start the container of the next run while the last one holds the workspace."""
-        try:
+        with noted(log, "no container was made ready, so the next run starts its own", Exception):
             self._fresh, _ = await self._start(ground)
-        except StartFailed:
-            pass  # the next run tries again, and says why
 
     async def _attend(
         self,
@@ -261,11 +275,11 @@ class ContainerSandbox(ABC, Generic[G, C]):
             return await asyncio.shield(running.answer)
         except asyncio.CancelledError:
             ending.kill(KillCause.CANCELLED)
-            with contextlib.suppress(Lost, Exception):  # whatever came of it, nobody waits for it any more
+            with noted(log, "how a cancelled run ended, which nobody waits for any more", Exception):
                 await finish(running.answer)
             raise
         finally:
-            with contextlib.suppress(OSError):  # the container is gone, which is told elsewhere
+            with noted(log, "not all of a run was sent, whose end says more", OSError):
                 await finish(sending)
 
     async def _converse(self, talk: Conversation, order: dict[str, Any], *payloads: bytes) -> dict[str, Any]:

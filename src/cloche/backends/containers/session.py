@@ -8,8 +8,8 @@ itself is what has ended.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from cloche.core.result import Usage
 
 from ..drivers import Word
 from ..living import LivingSession
+from ..noting import noted
 from ..saving import Changes
 from ..waiting import finish
 from .container import Container
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 LINKLESS_S = 1.0  # for an interpreter without a link to end by itself
 GONE_S = 10.0  # for what was killed with its container to be gone
+log = logging.getLogger("cloche.containers")
 
 
 class ContainerSession(LivingSession):
@@ -83,12 +85,12 @@ class ContainerSession(LivingSession):
         """Do nothing: what runs one cell can run the next."""
 
     def _set_pace(self, *, is_busy: bool) -> None:
-        with contextlib.suppress(OSError):  # it is gone, which is told elsewhere
+        with noted(log, "the container is gone, as its session will say", OSError):
             self.container.heed("pace", is_busy=is_busy)
 
     def _signal(self, word: Word) -> None:
         tag, body = word
-        with contextlib.suppress(OSError):
+        with noted(log, "the container is gone, as its session will say", OSError):
             self.container.heed(tag, **body)
 
     def _kill(self) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, cast
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import InvalidRequest, SandboxFileError, StartFailed
+from cloche.core.errors import SandboxFileError, StartFailed
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
@@ -45,9 +46,6 @@ class SessionSandbox(ContainerSandbox[G, C]):
             ground = await self._ground(lambda: self._find_session_ground(language))
             program = self._build_session_program(language, env, ground)
             container, start = await self._take(ground)
-            if self._is_closed:
-                self._let_go(container, with_workspace=True)
-                raise InvalidRequest("this sandbox was closed before the session began; open another one")
             session = ContainerSession(
                 self, container, program, self._limits, enforcement=self._enforced(container),
                 notes={**self._notes(container), "start": start},
@@ -86,9 +84,10 @@ class SessionSandbox(ContainerSandbox[G, C]):
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
-        for session in list(self._sessions):
-            await finish(session.close())
-        await super().close()
+        async with AsyncExitStack() as stack:  # which goes on with the others when one is interrupted
+            stack.push_async_callback(super().close)
+            for session in reversed(self._sessions):
+                stack.push_async_callback(session.close)
 
     def _others(self) -> Sequence[C]:
         return [cast(C, session.container) for session in self._sessions]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -11,11 +12,13 @@ from cloche.core.outcome import KillCause, Observed
 from ..containers.boot import boot_message
 from ..containers.container import START_S, Container
 from ..containers.frames import Link
-from .daemon import Daemon
+from .daemon import Daemon, explained
 from .frames import AttachedWire
 from .images import Image
 from .plan import Plan
 from .remains import see_out
+
+log = logging.getLogger("cloche.docker")
 
 
 class DockerContainer(Container[Image]):
@@ -72,6 +75,7 @@ class DockerContainer(Container[Image]):
 
         try:
             has_run_out = self.daemon.ran_out_of_memory(self.id, self.started_at, time.time())
-        except (docker.errors.DockerException, requests.exceptions.RequestException):
+        except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+            log.debug("the daemon does not say what a container died of: %s", explained(error))
             return None
         return Observed(cause=KillCause.OUT_OF_MEMORY) if has_run_out else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import threading
@@ -14,6 +15,7 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 if TYPE_CHECKING:
     from docker import APIClient
 
+log = logging.getLogger("cloche.docker")
 CONNECT_S, TIMEOUT_S = 10, 60
 LATE_S = 3  # after the end of a container, for the daemon to say why
 OLDEST_API = "1.41"  # Docker 20.10
@@ -91,7 +93,8 @@ class Daemon:
             self.api.remove_volume(name, force=True)
         except docker.errors.NotFound:
             pass
-        except (docker.errors.APIError, requests.exceptions.RequestException):
+        except (docker.errors.APIError, requests.exceptions.RequestException) as error:
+            log.debug("a volume is not removed: %s", explained(error))
             return False
         return True
 
@@ -145,7 +148,10 @@ class ignoring_absence:  # noqa: N801 - reads as the statement it is
 
         if isinstance(error, docker.errors.APIError):
             return error.status_code in (404, 409)
-        return isinstance(error, requests.exceptions.RequestException)
+        if isinstance(error, requests.exceptions.RequestException):
+            log.debug("the daemon does not answer, and may keep what is to go: %s", error)
+            return True
+        return False
 
 
 _turn = threading.Lock()
@@ -236,8 +242,9 @@ def _options() -> dict[str, Any]:
         return dict(docker.utils.kwargs_from_env())
     try:
         context = ContextAPI.get_current_context()
-    except Exception:
-        return {}  # no context, or one that cannot be read: the default place
+    except Exception as error:
+        log.debug("docker's context cannot be read, so the default place is meant: %s", explained(error))
+        return {}
     if not context.Host or context.Name == "default":
         return {}
     return {"base_url": context.Host, "tls": context.TLSConfig}

@@ -7,16 +7,16 @@ workspaces, which the daemon only does for a container's own.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import os
-import threading
+import logging
 import time
 from typing import Protocol
 
+from ..containers.background import Background
 from ..containers.owner import is_dead
+from ..noting import noted
 from .daemon import Daemon
 
+log = logging.getLogger("cloche.docker")
 PATIENCE_S, NAP_S = 5.0, 0.05
 
 
@@ -31,29 +31,22 @@ class Leaving(Protocol):
         ...
 
 
-_threads: set[threading.Thread] = set()
-_turn = threading.Lock()
+_background = Background("cloche-docker-end", 2 * PATIENCE_S)
+wait_for_all = _background.wait_for_all
 
 
 def see_out(container: Leaving, volume: str = "") -> None:
     """Let a container go, and in the background make sure that it is gone, and its workspace with it."""
     container.hang_up()
-    thread = threading.Thread(target=_make_sure, args=(container, volume), name="cloche-docker-end", daemon=True)
-    with _turn:  # whoever sees it there may join it
-        thread.start()
-        _threads.add(thread)
+    _background.begin(lambda: _make_sure(container, volume))
 
 
 def _make_sure(container: Leaving, volume: str) -> None:
-    try:
-        if not _is_gone(container):
-            container.daemon.remove(container.id)
-        deadline = time.monotonic() + PATIENCE_S
-        while volume and not container.daemon.remove_volume(volume) and time.monotonic() < deadline:
-            time.sleep(NAP_S)
-    finally:
-        with _turn:
-            _threads.discard(threading.current_thread())
+    if not _is_gone(container):
+        container.daemon.remove(container.id)
+    deadline = time.monotonic() + PATIENCE_S
+    while volume and not container.daemon.remove_volume(volume) and time.monotonic() < deadline:
+        time.sleep(NAP_S)
 
 
 def _is_gone(container: Leaving) -> bool:
@@ -70,24 +63,13 @@ def _is_gone(container: Leaving) -> bool:
     return True
 
 
-def wait_for_all(patience_s: float = 2 * PATIENCE_S) -> None:
-    """Wait until all that was let go is gone."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        with _turn:
-            threads = list(_threads)
-        if not threads or time.monotonic() > deadline:
-            return
-        threads[0].join(max(0.0, deadline - time.monotonic()))
-
-
 def clear(daemon: Daemon) -> list[str]:
     """Remove the containers and workspaces of processes that are dead; return a line for each."""
     import docker.errors
     import requests
 
     cleared = []
-    with contextlib.suppress(docker.errors.DockerException, requests.exceptions.RequestException):
+    with noted(log, "what is left over stays", docker.errors.DockerException, requests.exceptions.RequestException):
         for container, owner in daemon.owned():
             if is_dead(owner):
                 daemon.remove(container)
@@ -96,13 +78,3 @@ def clear(daemon: Daemon) -> list[str]:
             if is_dead(owner) and daemon.remove_volume(name):
                 cleared.append(f"volume {name[:12]}")
     return cleared
-
-
-def _forget_after_fork() -> None:
-    global _turn
-    _turn = threading.Lock()
-    _threads.clear()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(wait_for_all)

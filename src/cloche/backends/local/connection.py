@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
+import logging
 import os
 import socket
 import subprocess
@@ -18,6 +18,7 @@ from cloche.jail.launch import make_cgroup, start_helper
 from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Run, Spec
 
+from ..noting import noted
 from . import leaving
 from .ends import count, count_since, is_short, refill_quota, short_report
 from .warm import WarmJail, open_in, send
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from cloche.zygote.door import Door
     from cloche.zygote.pool import Slot
 
+log = logging.getLogger("cloche.local")
 CLOSE_PATIENCE_S = 10.0
 UNHEARD_S = 0.003  # what has a door says all that matters of a short run there: a reader more costs more
 _numbers = itertools.count(1)  # of runs, for a helper that hears of the end of one when the next has begun
@@ -254,7 +256,7 @@ class Connection:
         if self._slot is not None and self._is_short(body):
             end.set_result(short_report(self._started_at, body, self._slot))
         elif self._link is not None:
-            with contextlib.suppress(OSError):
+            with noted(log, "the helper is gone, as its link will say", OSError):
                 wire.send(self._link.fileno(), "over", {"number": self._number, "ended": body})
 
     def _note_start(self, door: Door, on_word: OnWord) -> None:
@@ -337,7 +339,7 @@ class Connection:
     def tell(self, tag: str, **body: str | bool | int) -> None:
         """Tell the helper something that needs no answer; one that is gone need not hear it."""
         if self._link is not None:
-            with contextlib.suppress(OSError):
+            with noted(log, "the helper is gone, as its link will say", OSError):
                 wire.send(self._link.fileno(), tag, body)
 
     async def ask(self, tag: str, payload: Mapping[str, Any] | None = None, **body: Any) -> list[int]:  # noqa: ANN401
@@ -385,7 +387,7 @@ class Connection:
         if self._process is not None:
             await _wait_for_exit(self._process)
             if self._process.returncode != 0:
-                with contextlib.suppress(OSError):  # the result stands; what is left is named after us and empty
+                with noted(log, leaving.LEFT_EMPTY, OSError):
                     await asyncio.to_thread(clear_remains, self._spec)
             self._process = None
 
@@ -402,13 +404,13 @@ class Connection:
                 loop.remove_reader(self._slot.door.fileno())
             self._slot.change_door(None)
         if link is not None:
-            with contextlib.suppress(OSError):
+            with noted(log, "the helper had hung up first", OSError):
                 link.shutdown(socket.SHUT_WR)
-            with contextlib.suppress(TimeoutError):
+            with noted(log, "the helper takes its time to end", TimeoutError):
                 await asyncio.wait_for(_until_end(link), CLOSE_PATIENCE_S)
             link.close()
         if self._is_lost and self._slot is not None and self._slot.spec is not None:
-            with contextlib.suppress(OSError):
+            with noted(log, leaving.LEFT_EMPTY, OSError):
                 await asyncio.to_thread(clear_remains, Spec(**self._slot.spec))
 
     def _loss(self) -> Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -15,8 +15,10 @@ from cloche.core.limits import Limits
 from cloche.jail.syscalls import FORK_FLAGS
 
 from ..exchange import Codec, Exchange
+from ..noting import noted
 from .streams import StreamReader
 
+log = logging.getLogger("cloche.local")
 CHUNK_BYTES = 1 << 18
 
 
@@ -74,15 +76,17 @@ class Dialogue(Exchange):
 
     async def ask_for_clone(self, request_id: int, other: Dialogue) -> asyncio.Future[dict[str, Any]]:
         """Ask the interpreter to clone itself; the clone takes the guest's ends of `other`."""
-        answer = await self._ask(request_id, encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
+        answer, sending = self._ask(request_id, encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
+        if sending is not None:
+            await sending
         _, stdout, stderr = other._guest
-        with contextlib.suppress(OSError):  # it is gone, and the answer's future knows
+        with noted(log, "the interpreter is gone, as the answer will say", OSError):
             socket.send_fds(self._link, [b"f"], [other._theirs.fileno(), stdout, stderr])
         return answer
 
     def go(self, *, is_fork: bool) -> None:
         """Let a clone go on that has a home by now; it will say that it is ready."""
-        with contextlib.suppress(OSError):
+        with noted(log, "the clone is gone, as its link will say", OSError):
             self._link.send(encode({"op": "go", "is_fork": is_fork}))
 
     def _send(self, data: bytes) -> Awaitable[None] | None:

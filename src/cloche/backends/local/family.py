@@ -10,7 +10,6 @@ reserve is dropped and the interpreter woken. Namespaces can be nested some thir
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 import secrets
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.jail.enter import compile_rehousing
 
+from ..noting import noted
 from .connection import CLOSE_PATIENCE_S
 from .dialogue import Dialogue
 from .reports import finish
@@ -240,7 +240,7 @@ class Family:
         return above is not None and above.is_runner and above.reserve is node
 
     async def _drop(self, node: Node) -> None:
-        with contextlib.suppress(OSError):  # it has ended by itself
+        with noted(log, "an interpreter had ended by itself", OSError):
             await self.connection.ask("drop", node=node.number, is_guest_only=False)
         self.nodes.pop(node.number, None)
         node.close()
@@ -248,7 +248,7 @@ class Family:
     async def _hollow_out(self, node: Node) -> None:
         """End an interpreter alone: others live in its process namespace."""
         node.is_hollow = True
-        with contextlib.suppress(OSError):
+        with noted(log, "an interpreter had ended by itself", OSError):
             await self.connection.ask("drop", node=node.number, is_guest_only=True)
         node.close()
 
@@ -296,7 +296,7 @@ class Family:
         try:
             await finish(asyncio.wait_for(self.end, CLOSE_PATIENCE_S))
         except TimeoutError:
-            log.warning("a session was not said to have ended within %d s; its helper is hung up on", CLOSE_PATIENCE_S)
+            log.warning("a session was not said to have ended within %g s; its helper is hung up on", CLOSE_PATIENCE_S)
         except Exception as error:  # whoever ran in it was told; here it only matters that it is over
             log.debug("a session that is closed had ended: %s", error)
         await finish(self.connection.close())

@@ -8,7 +8,7 @@ process; the next start takes note of it.
 from __future__ import annotations
 
 import atexit
-import contextlib
+import logging
 import os
 import subprocess
 import threading
@@ -17,6 +17,10 @@ import time
 from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Spec
 
+from ..noting import noted
+
+log = logging.getLogger("cloche.local")
+LEFT_EMPTY = "what is left of a helper stays, which is named after us and empty"
 PATIENCE_S, NAP_S = 10.0, 0.002
 _helpers: list[tuple[subprocess.Popen[bytes], Spec]] = []
 _lock = threading.Lock()
@@ -38,7 +42,7 @@ def collect() -> bool:
         _helpers.extend(still_here)
     for process, spec in waiting:
         if process.returncode not in (None, 0):
-            with contextlib.suppress(OSError):  # what is left is named after us and empty
+            with noted(log, LEFT_EMPTY, OSError):
                 clear_remains(spec)
     return not still_here
 

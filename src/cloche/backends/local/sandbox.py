@@ -25,6 +25,7 @@ from cloche.jail.identity import Claim, claim_outside_id
 from cloche.jail.spec import Run
 
 from ..host import Host
+from ..noting import noted
 from .collect import Collection, list_paths, read_regular
 from .connection import Connection
 from .pipes import Pipes
@@ -215,8 +216,12 @@ class LocalOpenSandbox:
     async def close(self) -> None:
         """Kill and remove everything, for good."""
         self._is_closed = True
-        for session in self._sessions:
-            await finish(session.close())
+        async with contextlib.AsyncExitStack() as stack:  # which goes on with the others when one is interrupted
+            stack.push_async_callback(self._close_own)
+            for session in reversed(self._sessions):
+                stack.push_async_callback(session.close)
+
+    async def _close_own(self) -> None:
         connection, self._connection = self._connection, None
         try:
             if connection is not None and self._is_over and self._slot is None:
@@ -342,7 +347,7 @@ class LocalOpenSandbox:
             return ended
         except asyncio.CancelledError:
             connection.kill(KillCause.CANCELLED)
-            with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more
+            with noted(log, "how a cancelled run ended, which nobody waits for any more", Exception):
                 await finish(connection.attend(hear))
             raise
         except StartFailed as error:

@@ -7,7 +7,7 @@ given cells, and that it can be cloned: checkpoints, rollbacks, forks.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from cloche.core.result import Usage
 
 from ..drivers import Word
 from ..living import LivingSession, as_lost
+from ..noting import noted
 from ..saving import Changes
 from .connection import Connection
 from .dialogue import Dialogue
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .sandbox import LocalOpenSandbox
     from .session_program import SessionProgram
 
+log = logging.getLogger("cloche.local")
 Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any, dict[str, Any]]]
 
 LAST_WORDS_S = 0.3
@@ -99,7 +101,7 @@ class LocalSession(LivingSession):
         elif not family.end.done():
             await asyncio.wait([family.end], timeout=1.0)
             family.connection.kill(KillCause.CANCELLED)  # its link is gone, and it lives: nobody can use it
-        with contextlib.suppress(Exception):  # the verdict reads how it ended; here it is waited for
+        with noted(log, "how a session ended, which its verdict says", Exception):
             await finish(family.end)
 
     def _tell(self, tag: str, **body: bool | int) -> None:

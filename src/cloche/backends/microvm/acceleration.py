@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,7 @@ from .image import Image, place_of_images
 from .machine import KVM, Machine
 from .plan import Acceleration, plan_machine
 
+log = logging.getLogger("cloche.microvm")
 TRIAL_S = 5.0  # a guest on KVM is up in a fraction of that
 USE_KVM = "To get more, use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
 
@@ -101,5 +103,5 @@ def _remember(key: str, found: Found) -> None:
         beside = _file().with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps({"key": key, **asdict(found)}), encoding="utf-8")
         beside.replace(_file())
-    except OSError:
-        pass  # then the next process tries again
+    except OSError as error:
+        log.debug("what machines run on cannot be kept, so the next process tries again: %s", error)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import random
 import shutil
@@ -30,10 +31,12 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 
 from ..containers.frames import Link
 from ..containers.running import read_object
+from ..noting import noted
 from .image import DISK, INITRD, KERNEL, Image
 from .plan import PLACES, Descriptors, Plan, arguments
 from .wires import MachineWire, PortWire
 
+log = logging.getLogger("cloche.microvm")
 PROGRAM = "qemu-system-x86_64"
 KVM = Path("/dev/kvm")
 PLAIN_DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/urandom"))
@@ -174,10 +177,8 @@ class Machine:
 
     def end_place(self, number: int) -> None:
         """Have all that is in a place killed; its end is told as any other."""
-        try:
+        with noted(log, "a machine is gone, as its places will say", OSError):
             self._tell("end", number=number)
-        except OSError:
-            pass  # the machine is gone, which is told elsewhere
 
     def try_out(self, patience_s: float) -> None:
         """Boot it, and see that its first process answers in time; then nothing of it is left. Raises StartFailed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,11 @@ from cloche.core.outcome import KillCause, Observed
 
 from ..containers.boot import boot_message
 from ..containers.container import Container
+from ..noting import noted
 from .image import Image
 from .machine import BOOT_S, Machine
 
+log = logging.getLogger("cloche.microvm")
 LEAVE_S = 20.0
 OBEY_S = 8.0  # for the machine to end a place
 # A cell of Node.js that shows without end takes up to 19 s to be interrupted, with half a processor, emulated.
@@ -90,10 +92,8 @@ class Place(Container[Image]):
     def empty(self) -> None:
         """End what is left in it, and wait until that is done."""
         if not self.is_lost:
-            try:
+            with noted(log, "a place could not be told to end, and will be killed", OSError):
                 self.order({"do": "leave"})
-            except OSError:
-                pass  # it is lost, or will be killed
             if not self._over.wait(LEAVE_S):
                 self.kill()
 
@@ -121,7 +121,3 @@ class Place(Container[Image]):
     def words(self) -> Sequence[str]:
         """Return the words that start such a machine."""
         return self.machine.words()
-
-    def shown(self) -> str:
-        """Return those words as a shell takes them."""
-        return shlex.join(self.words())

@@ -8,7 +8,7 @@ the workspace with it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +23,7 @@ from ..containers.program import Program, program_of
 from ..containers.session_program import SessionProgram
 from ..containers.sessions import SessionSandbox
 from ..drivers import session_language
+from ..noting import noted
 from ..waiting import finish
 from .acceleration import Found
 from .image import Image
@@ -30,6 +31,8 @@ from .machine import Machine
 from .place import Place
 from .plan import MOST_SESSIONS, plan_machine
 from .session_program import PATH, build_session_program
+
+log = logging.getLogger("cloche.microvm")
 
 
 class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
@@ -50,9 +53,11 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
 
     async def close(self) -> None:
         """Kill the machine, and wait until it is gone."""
-        await super().close()
-        self._machine.kill()
-        await finish(asyncio.to_thread(self._machine.wait))
+        try:
+            await super().close()
+        finally:  # also when nobody waits for it any more
+            self._machine.kill()
+            await finish(asyncio.to_thread(self._machine.wait))
 
     def _find_ground(self, request: Request | None) -> Image:  # noqa: ARG002 - one disk serves all
         return self._image
@@ -89,7 +94,7 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
             machine = self._machine
             if after is None:
                 machine.kill()
-            with contextlib.suppress(Exception):  # whatever came of it, nobody waits for it any more
+            with noted(log, "how a start ended, which nobody waits for any more", Exception):
                 self._let_go(await finish(making))
             if after is None:
                 await finish(asyncio.to_thread(machine.wait))

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from cloche.core.errors import StartFailed
@@ -30,10 +31,13 @@ class PipeWire:
     """Hold the pipes to a container's standard streams; see containers.frames.Wire."""
 
     def __init__(self, stall_s: float = STALL_S) -> None:
+        """Open the pipes. Raises OSError when there is no room for them; then none is left open."""
         self.stall_s = stall_s
-        theirs_in, self._in = os.pipe()
-        self._out, theirs_out = os.pipe()
-        self._err, theirs_err = os.pipe()
+        with ExitStack() as on_failure:
+            (theirs_in, self._in), (self._out, theirs_out), (self._err, theirs_err) = (
+                _pipe(on_failure) for _ in range(3)
+            )
+            on_failure.pop_all()
         os.set_blocking(self._in, False)
         self.theirs = (theirs_in, theirs_out, theirs_err)
         self._turn = threading.Lock()
@@ -84,6 +88,13 @@ class PipeWire:
         os.close(self._err)
 
 
+def _pipe(on_failure: ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for fd in ends:
+        on_failure.callback(os.close, fd)
+    return ends
+
+
 class RunscContainer(Container[Shown]):
     """Hold one started container in a place, which may hold its predecessor too."""
 
@@ -96,7 +107,10 @@ class RunscContainer(Container[Shown]):
 
     def start(self, preload: Sequence[str], *, patience_s: float = START_S) -> None:
         """Start it, and wait until it listens. Raises StartFailed; then nothing of it is left."""
-        wire = PipeWire(min(patience_s, STALL_S))
+        try:
+            wire = PipeWire(min(patience_s, STALL_S))
+        except OSError as error:
+            raise StartFailed(f"there are no pipes for a container of gVisor: {error}", step="runsc") from error
         try:
             self.number = self.place.start(self.plan, wire.theirs, self._note_end)
         except BaseException:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 
+log = logging.getLogger("cloche.runsc")
 RUNSC = "runsc"
 PATH_VARIABLE, NONE = "CLOCHE_RUNSC", "none"
 # What catches the guest's system calls, the fastest first; kvm needs a device, and is not asked for.
@@ -47,6 +49,16 @@ def find_runsc() -> str:
     return os.path.realpath(found) if found else ""
 
 
+def why_no_runsc() -> str:
+    """Return why there is no path of runsc."""
+    named = os.environ.get(PATH_VARIABLE, "")
+    if not named:
+        return "there is no program runsc on PATH"
+    return f"{PATH_VARIABLE} is {named!r}, " + (
+        "so there is no program runsc" if named == NONE else "no program to run"
+    )
+
+
 @functools.cache
 def version_of(path: str, age: int) -> str:  # noqa: ARG001 - part of the cache's key
     """Return what a runsc says of its version, empty when it says nothing."""
@@ -54,7 +66,8 @@ def version_of(path: str, age: int) -> str:  # noqa: ARG001 - part of the cache'
         answer = subprocess.run(
             [path, "--version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=ASK_S, check=True
         )
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("%s does not say its version: %s", path, error)
         return ""
     first = answer.stdout.decode("utf-8", "replace").splitlines()[:1]
     return first[0].removeprefix("runsc version ").strip() if first else ""

@@ -7,14 +7,14 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from cloche.core.errors import BackendUnavailable
-from cloche.core.languages import language_named, render, render_env, render_generated
+from cloche.core.languages import Engine, Language, language_named
 from cloche.core.request import Request
 
-from ..containers.guest import BUILD, ENVIRONMENT
-from ..containers.program import Program, files_of, sets_interpreter_variables, source_of
+from ..containers.guest import ENVIRONMENT
+from ..containers.program import Program, program_of
 from ..containers.session_program import SessionProgram, check_variables, driven_session, python_session
 from ..drivers import session_language
 from ..layout import has_customization, is_below, user_site
@@ -59,27 +59,36 @@ def _toolchain(request: Request) -> Toolchain | None:
     return python_toolchain() if language.name == "python" else find_toolchain(language)
 
 
+@dataclass(frozen=True, slots=True)
+class _Equipped:
+    """Say of a toolchain of this host what is asked of an image elsewhere; see containers.program.Equipment."""
+
+    toolchain: Toolchain
+
+    @property
+    def programs(self) -> Mapping[str, str]:
+        return self.toolchain.programs
+
+    def engine(self, language: Language) -> Engine:  # noqa: ARG002 - it was found for this language
+        return self.toolchain.engine
+
+    def version(self, engine: Engine) -> str:  # noqa: ARG002 - it has one only
+        if self.toolchain is python_toolchain():
+            return f"{platform.python_implementation()} {platform.python_version()}"
+        return engine_version(self.toolchain)
+
+
 def build_program(request: Request) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain."""
     toolchain = _toolchain(request)
-    if toolchain is None:
-        return Program(commands=(request.argv,), env=_environment({}, request.env), files=request.files)
-    language, engine = language_named(request.language), toolchain.engine
-    source, files = source_of(language), files_of(request, language)
-    env = _environment({**render_env(engine, source, BUILD), **toolchain.env}, request.env)
-    if language.name == "python" and not sets_interpreter_variables(request.env):
-        python: dict[str, Any] = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
-        python["customizes"] = has_customization()
-        version = f"{platform.python_implementation()} {platform.python_version()}"
-        return Program(commands=(), env=env, files=files, engine=engine, version=version, python=python)
-    return Program(
-        commands=render(engine, toolchain.programs, source, BUILD, request.argv),
-        env=env,
-        files=files,
-        engine=engine,
-        version=engine_version(toolchain),
-        build=BUILD,
-        generated=render_generated(engine, source, BUILD),
+    env = _environment(toolchain.env if toolchain is not None else {}, {})
+    return program_of(
+        request,
+        _Equipped(toolchain or python_toolchain()),
+        env,
+        has_interpreter=True,
+        extra_paths=user_site(),
+        customizes=has_customization(),
     )
 
 

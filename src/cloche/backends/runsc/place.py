@@ -6,11 +6,8 @@ killed leaves nothing, and one that closes it has nothing left to do but wait, w
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import itertools
 import logging
-import os
 import select
 import socket
 import subprocess
@@ -24,12 +21,16 @@ from cloche.jail import wire
 from cloche.jail.cgroups import Cgroup
 from cloche.jail.launch import start_keeper
 
+from ..containers.background import Background
 from ..host import Host
+from ..noting import noted
 from .groups import clear_groups, group_name
 from .plan import Plan
 
 OPEN_S, PATIENCE_S = 30.0, 10.0
 log = logging.getLogger("cloche.runsc")
+_background = Background("cloche-runsc-end", 2 * PATIENCE_S)
+wait_for_all = _background.wait_for_all
 KILLED = {"number": 0, "status": 9, "cause": ""}
 OnEnd = Callable[[Mapping[str, Any]], None]
 
@@ -44,7 +45,7 @@ class Place:
         self._waiting: dict[int, OnEnd] = {}
         self._answers: dict[int, threading.Event] = {0: threading.Event()}
         self._failed: dict[int, str] = {}
-        self._folders: list[Mapping[str, str]] = []
+        self._folders: dict[int, Mapping[str, str]] = {}
         self._turn = threading.Lock()
         self.is_lost = False
         clear_groups(host)
@@ -68,7 +69,7 @@ class Place:
         self._answers[number] = threading.Event()
         self._waiting[number] = on_end
         if cgroup is not None:
-            self._folders.append(cgroup["folders"])
+            self._folders[number] = cgroup["folders"]
         body = {
             "number": number,
             "calls": plan.start_calls(number),
@@ -85,17 +86,14 @@ class Place:
 
     def kill(self, number: int) -> None:
         """Kill a container, with all that is in it."""
-        with contextlib.suppress(StartFailed):
+        with noted(log, "a container goes with its place, which takes no order to kill it", StartFailed):
             self._say("kill", {"number": number})
 
     def close(self) -> None:
         """Let everything go, and in the background make sure that it is gone."""
-        with contextlib.suppress(OSError):
+        with noted(log, "the keeper process had hung up first", OSError):
             self._link.shutdown(socket.SHUT_RDWR)
-        thread = threading.Thread(target=self._make_sure, name="cloche-runsc-end", daemon=True)
-        with _ending_turn:
-            thread.start()
-            _ending.add(thread)
+        _background.begin(self._make_sure)
 
     def _say(self, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
@@ -107,7 +105,9 @@ class Place:
             raise StartFailed(f"the keeper process does not answer: {error}", step="keeper") from error
 
     def _await(self, number: int, what: str) -> None:
-        if not self._answers[number].wait(OPEN_S):
+        has_answered = self._answers[number].wait(OPEN_S)
+        del self._answers[number]
+        if not has_answered:
             raise StartFailed(f"{what}: no answer within {OPEN_S:g} s", step="runsc")
         why = self._failed.get(number) or ("the keeper process is gone" if self.is_lost else "")
         if why:
@@ -115,7 +115,7 @@ class Place:
 
     def _read(self) -> None:
         """Take what the keeper says until it is gone."""
-        try:
+        with noted(log, "the keeper process is not heard any more", OSError):
             poll = select.poll()
             poll.register(self._link.fileno(), select.POLLIN)
             while poll.poll():  # which lets go of the interpreter's lock; receiving would not
@@ -123,8 +123,6 @@ class Place:
                 if not tag:
                     break
                 self._hear(tag, body)
-        except OSError:
-            pass  # closed under our hands
         self.is_lost = True
         for number in list(self._waiting):
             self._waiting.pop(number)({**KILLED, "number": number})
@@ -137,8 +135,11 @@ class Place:
             self._failed[number] = str(body["why"])
         if tag in ("failed", "ended") and number in self._waiting:
             self._waiting.pop(number)(body)
-        if number in self._answers:
-            self._answers[number].set()
+        if tag == "ended":
+            self._folders.pop(number, None)
+        answered = self._answers.get(number)
+        if answered is not None:
+            answered.set()
 
     def _make_sure(self) -> None:
         try:
@@ -152,13 +153,10 @@ class Place:
                 self._remove_groups()
         except subprocess.TimeoutExpired:
             log.warning("the keeper process %d of a gVisor container was killed, and has not ended", self._process.pid)
-        finally:
-            with _ending_turn:
-                _ending.discard(threading.current_thread())
 
     def _remove_groups(self) -> None:
         """Do what a keeper that was killed could not; its processes died with it."""
-        for folders in self._folders:
+        for folders in self._folders.values():
             Cgroup(self._host.cgroup_version, folders).remove()
 
 
@@ -174,25 +172,3 @@ def _can_take(link: socket.socket) -> bool:
     poll = select.poll()
     poll.register(link.fileno(), select.POLLOUT)
     return bool(poll.poll(PATIENCE_S * 1000))
-
-
-_ending: set[threading.Thread] = set()
-_ending_turn = threading.Lock()
-
-
-def wait_for_all() -> None:
-    """Wait until all that was let go is gone."""
-    with _ending_turn:
-        threads = list(_ending)
-    for thread in threads:
-        thread.join(2 * PATIENCE_S)
-
-
-def _forget_after_fork() -> None:
-    global _ending_turn
-    _ending_turn = threading.Lock()
-    _ending.clear()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(wait_for_all)

@@ -19,7 +19,7 @@ from cloche.core.policy import Policy
 
 from ..host import Host, measure_host
 from .container import RunscContainer
-from .engine import PLATFORMS, Engine, age_of, find_runsc, version_of
+from .engine import PLATFORMS, Engine, age_of, find_runsc, version_of, why_no_runsc
 from .ground import plain_ground
 from .place import Place
 from .plan import plan_container
@@ -34,7 +34,7 @@ def find_engine() -> Engine | str:
     """Return the runsc that really runs a container here, or why none does."""
     path = find_runsc()
     if not path:
-        return "there is no program runsc on PATH"
+        return why_no_runsc()
     key = (os.getpid(), path, age_of(path))
     with _turn:
         if key not in _answers:

@@ -1,0 +1,368 @@
+"""What becomes of containers when things go wrong: nothing that was started is left, and no error sticks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cloche.backends.containers.container import Container
+from cloche.backends.containers.frames import OUTPUT, Link
+from cloche.backends.containers.hearing import SAID, SMALL_BYTES
+from cloche.backends.containers.pool import Pool
+from cloche.backends.containers.program import Program
+from cloche.backends.containers.results import reported_end
+from cloche.backends.containers.running import DONE, ENDED, STARTED
+from cloche.backends.containers.session_program import SessionProgram, python_session
+from cloche.backends.containers.sessions import SessionSandbox
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import InvalidRequest, OutcomeUnknown
+from cloche.core.events import discard
+from cloche.core.frames import encode
+from cloche.core.languages import language_named
+from cloche.core.levels import Level
+from cloche.core.limits import Limits
+from cloche.core.outcome import KillCause, Observed
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+
+REPORT = {"wait_status": 0, "wall_s": 0.1, "cpu_user_s": None, "cpu_system_s": None}
+REQUEST = Request(argv=("true",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """Say nothing in particular."""
+
+    id: str = "1"
+    name: str = "some"
+
+
+class Pieces:
+    """Carry what is given, and nothing back; see containers.frames.Wire."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+
+    def send(self, data: bytes) -> None:
+        raise ConnectionError("nobody listens")
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        yield from ((OUTPUT, piece) for piece in self._pieces)
+
+    def hang_up(self) -> None:
+        """Do nothing: it has ended."""
+
+    def close(self) -> None:
+        """Do nothing: it has ended."""
+
+
+class Scripted(Container[Ground]):
+    """Do what a container does, without a process; and remember what became of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ground = Ground()
+        self.is_let_go = False
+        self.told: list[bytes] = []
+        self.interrupts = 0
+        self.is_stubborn, self.killed_at = False, 0.0
+        self.gone = threading.Event()
+        self.report: Mapping[str, Any] = REPORT
+
+    def connect(self, pieces: Sequence[bytes]) -> None:
+        """Hear these pieces from a link, then its end."""
+        self._link = Link(Pieces(pieces), self._hear, self._lose)
+
+    def start(self, preload: Sequence[str]) -> None:
+        """Be there."""
+
+    def kill(self) -> None:
+        self._lose()
+
+    def end_by_guest(self) -> Observed | None:
+        return None
+
+    def see_out(self) -> None:
+        self.is_let_go = True
+        self._lose()
+
+    def words(self) -> Sequence[str]:
+        return ("container",)
+
+    def order(self, order: Mapping[str, Any], *_: bytes) -> None:
+        """Run what is wanted in no time; a session stays."""
+        if order["do"] == "session":
+            self._hear(SAID, encode({"op": "ready"}))
+            return
+        self._hear(STARTED, b"")
+        if self.is_stubborn:
+            return
+        self._end()
+        self._hear(DONE, b"{}")
+
+    def kill_guest(self) -> None:
+        """Take a moment, as all do."""
+        self.killed_at = time.monotonic()
+        if self.is_stubborn:
+            self._end()
+            self._hear(DONE, b"{}")
+            return
+        timer = threading.Timer(0.05, self._end)
+        timer.daemon = True
+        timer.start()
+
+    def tell(self, data: bytes) -> None:
+        """Take what a cell is, which takes a while."""
+        time.sleep(0.05)
+        self.told.append(data)
+
+    def heed(self, word: str, **body: int) -> None:
+        """Let the cell that runs be interrupted."""
+        if word == "interrupt":
+            self.interrupts += 1
+            self._hear(SAID, encode({"op": "done", "id": len(self.told), "exit_code": 130}))
+
+    def _end(self) -> None:
+        body = json.dumps(self.report).encode()
+        if self.report is REPORT:
+            self._hear(ENDED, body)
+        else:
+            self.connect([ENDED + len(body).to_bytes(4, "big") + body])
+
+    def _lose(self) -> None:
+        super()._lose()
+        self.gone.set()
+
+
+class Sandbox(SessionSandbox[Ground, Scripted]):
+    """Make scripted containers; `obstacle` is called before each, with its number."""
+
+    def __init__(self, obstacle: Callable[[int], object] = lambda _: None, *, warm: bool = True):
+        super().__init__(
+            policy=Policy(warm=warm), limits=Limits(), enforcement=Enforcement(level=Level.JAIL, controls={})
+        )
+        self.made: list[Scripted] = []
+        self._obstacle = obstacle
+        self.are_stubborn = False
+        self.report: Mapping[str, Any] = REPORT
+
+    def _find_ground(self, request: Request | None) -> Ground:
+        return Ground()
+
+    def _find_session_ground(self, language: str) -> Ground:
+        return Ground()
+
+    def _build_program(self, request: Request, ground: Ground) -> Program:
+        return Program(commands=(request.argv,), env={}, files=())
+
+    def _build_session_program(self, language: str, env: Mapping[str, str], ground: Ground) -> SessionProgram:
+        return python_session(language_named(language), env)
+
+    def _make(self, ground: Ground, after: Scripted | None) -> Scripted:
+        self._obstacle(len(self.made))
+        self.made.append(Scripted())
+        self.made[-1].is_stubborn, self.made[-1].report = self.are_stubborn, self.report
+        return self.made[-1]
+
+    def _kind(self, ground: Ground) -> tuple[object, ...]:
+        return "scripted", id(self), ground
+
+    def _let_go(self, container: Scripted, *, with_workspace: bool = False) -> None:
+        container.see_out()
+
+    def _notes(self, container: Scripted) -> dict[str, Any]:
+        return {}
+
+    def left(self) -> list[int]:
+        """Return the numbers of those that nobody let go."""
+        return [number for number, one in enumerate(self.made) if not one.is_let_go]
+
+
+async def cancelled(work: Coroutine[Any, Any, object]) -> None:
+    """Begin some work, and cancel it a moment later."""
+    task = asyncio.create_task(work)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_the_end_of_a_sandbox_that_is_cancelled_ends_it_all_the_same() -> None:
+    """While the next container still comes up, as with a time-out around a block that ends."""
+
+    async def main() -> list[int]:
+        going_on = threading.Event()
+        sandbox = Sandbox(lambda number: going_on.wait(0.2) if number else None)
+        await sandbox.run(REQUEST)
+        await cancelled(sandbox.close())
+        return sandbox.left()
+
+    assert asyncio.run(main()) == []
+
+
+def test_the_end_of_sessions_that_is_cancelled_ends_them_all() -> None:
+    """Not only the one that was being waited for, and the containers of runs too."""
+
+    async def main() -> list[int]:
+        sandbox = Sandbox(warm=False)
+        await sandbox.run(REQUEST)
+        for _ in range(2):
+            await sandbox.open_session("python", {})
+        await cancelled(sandbox.close())
+        return sandbox.left()
+
+    assert asyncio.run(main()) == []
+
+
+def test_what_comes_up_after_the_end_is_let_go() -> None:
+    """A run that waits for its container when its sandbox is closed does not begin."""
+
+    async def main() -> list[int]:
+        closed = threading.Event()
+        sandbox = Sandbox(lambda _: closed.wait(5))
+        running = asyncio.create_task(sandbox.run(REQUEST))
+        await asyncio.sleep(0.01)
+        await sandbox.close()
+        closed.set()
+        with pytest.raises(InvalidRequest, match="closed"):
+            await running
+        return sandbox.left()
+
+    assert asyncio.run(main()) == []
+
+
+def test_no_error_between_two_runs_sticks(caplog: pytest.LogCaptureFixture) -> None:
+    """What keeps the next container from being made ready is noted, and the next run tries again."""
+
+    def stumble(number: int) -> None:
+        if number == 1 and not stumbled:
+            stumbled.append(number)
+            raise OSError("no room for now")
+
+    async def main() -> list[str]:
+        sandbox = Sandbox(stumble)
+        found = [(await sandbox.run(REQUEST)).status for _ in range(2)]
+        await sandbox.close()
+        assert sandbox.left() == []
+        return [str(status) for status in found]
+
+    stumbled: list[int] = []
+    with caplog.at_level(logging.DEBUG, "cloche.containers"):
+        assert asyncio.run(main()) == ["ok", "ok"]
+    assert "no room for now" in caplog.text
+
+
+def test_a_cell_that_is_cancelled_on_its_way_is_interrupted() -> None:
+    """It comes in whole all the same, and would run for ever with nobody to wait for it; the session goes on."""
+
+    async def main() -> tuple[int, bool]:
+        sandbox = Sandbox(warm=False)
+        session = await sandbox.open_session("python", {})
+        running = session.run("#" * SMALL_BYTES, timeout_s=60, sink=discard)
+        await cancelled(running)
+        found = sandbox.made[0].interrupts, session.is_alive
+        await sandbox.close()
+        return found
+
+    assert asyncio.run(main()) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"wait_status": "0"},
+        {"wait_status": 1 << 40},
+        {"wait_status": None},
+        {"wall_s": None},
+        {"wall_s": float("inf")},
+        {"wall_s": float("nan")},
+        {"cpu_user_s": 1 << 60},
+        {"oom_kills": "many"},
+        {"pids_hits": {"a": 1}},
+    ],
+)
+def test_an_end_that_cannot_be_is_that_of_the_container(change: dict[str, Any]) -> None:
+    """What the first process says is as much the guest's word as anything, should the guest have got hold of it."""
+
+    async def main() -> None:
+        sandbox = Sandbox(warm=False)
+        sandbox.report = {**REPORT, **change}
+        try:
+            await sandbox.run(REQUEST)
+        finally:
+            await sandbox.close()
+
+    with pytest.raises(OutcomeUnknown, match="cannot be"):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b"[1]", b"{", b"\xff"], ids=["deep", "a list", "cut", "no text"])
+def test_a_first_word_that_nobody_understands_ends_the_container(body: bytes) -> None:
+    """It is lost, and said to be, in the thread that reads."""
+    container = Scripted()
+    container.connect([b"H" + len(body).to_bytes(4, "big") + body])
+    assert container.gone.wait(5)
+    assert (container.is_lost, container.last_words() != "") == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("ours", "its", "counts"),
+    [
+        (None, "out_of_memory", KillCause.OUT_OF_MEMORY),
+        (KillCause.OUTPUT_LIMIT, "out_of_memory", KillCause.OUT_OF_MEMORY),
+        (KillCause.OUT_OF_MEMORY, "timeout", KillCause.TIMEOUT),
+        (KillCause.TIMEOUT, "out_of_memory", KillCause.TIMEOUT),
+        (KillCause.CANCELLED, "", KillCause.CANCELLED),
+        (None, "", None),
+    ],
+)
+def test_who_is_killed_twice_has_the_status_that_goes_before(
+    ours: KillCause | None, its: str, counts: KillCause | None
+) -> None:
+    """We may kill it for one thing and the first process for another, neither knowing of the other."""
+    assert reported_end({**REPORT, "wait_status": 9, "cause": its}, ours).observed.cause is counts
+
+
+def test_a_kill_waits_for_no_other_work() -> None:
+    """Where others keep every thread of the loop's busy, a time-out is kept all the same."""
+
+    async def main() -> tuple[str, float]:
+        over = threading.Event()
+        sandbox = Sandbox(warm=False)
+        sandbox.are_stubborn = True
+
+        def keep_busy(_: object) -> None:
+            for _ in range(64):
+                asyncio.get_running_loop().run_in_executor(None, over.wait, 5)
+
+        started = time.monotonic()
+        running = sandbox.run_streaming(Request(argv=("true",), timeout_s=0.1), keep_busy)
+        asyncio.get_running_loop().call_later(1, over.set)
+        status = (await running).status
+        await sandbox.close()
+        return str(status), sandbox.made[0].killed_at - started
+
+    status, after_s = asyncio.run(main())
+    assert (status, after_s < 0.6) == ("timeout", True)
+
+
+def test_a_container_that_could_not_be_made_ready_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever kept it from coming up: the pool ends at once, and the next container may wait there."""
+
+    def stumble() -> Scripted:
+        raise OSError("no room for now")
+
+    pool = Pool()
+    pool.refill("kind", stumble)
+    started = time.monotonic()
+    pool.close()
+    assert time.monotonic() - started < 5
+    assert "no warm container: no room for now" in caplog.text
