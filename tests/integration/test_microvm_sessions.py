@@ -5,6 +5,8 @@ One machine serves all that needs no other; what needs one, or seconds, is left 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -285,6 +287,31 @@ def test_a_killed_caller_leaves_no_machine(image: Path) -> None:
     while monitors() & ours and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not monitors() & ours
+
+
+@pytest.mark.soak  # for its length
+def test_a_start_that_nobody_waits_for_leaves_nothing(image: Path) -> None:
+    """Cancelled while the machine boots, or at any moment while a place is made; the sandbox goes on."""
+
+    async def cancelled_after(sandbox: cloche.AsyncSandbox, pause_s: float) -> None:
+        starting = asyncio.ensure_future(sandbox.session())
+        await asyncio.sleep(pause_s)
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await starting).close()
+
+    async def scenario() -> None:
+        async with cloche.AsyncSandbox(backend="microvm", timeout=120) as sandbox:
+            await cancelled_after(sandbox, 1)
+            assert (await sandbox.run("print(1)")).stdout == "1\n"
+            for tenths in range(1, 2 * MOST_SESSIONS):
+                await cancelled_after(sandbox, tenths / 10)
+            session = await sandbox.session()
+            assert (await session.run("1 + 1")).value == 2
+
+    before = monitors()
+    asyncio.run(scenario())
+    assert monitors() <= before
 
 
 @pytest.mark.soak  # for its length
