@@ -62,6 +62,16 @@ class Container(ABC, Generic[G]):
         self._said: Mapping[str, Any] = {}
         self._link: Link | None = None
 
+    @property
+    def what(self) -> str:
+        """Name it to people."""
+        return "container"
+
+    @property
+    def slowness(self) -> float:
+        """Return how many times longer than usual one must be patient with what runs in it."""
+        return 1.0
+
     @abstractmethod
     def start(self, preload: Sequence[str]) -> None:
         """Create and start it, and wait until it listens. Raises StartFailed; then nothing is left."""
