@@ -141,7 +141,7 @@ def add_skeleton(archive: tarfile.TarFile) -> None:
 
 
 def add_folders(archive: tarfile.TarFile, names: Iterable[str]) -> None:
-    """Add the folders that files are in: where none is named, some storage drivers make one that root alone may enter."""
+    """Add the folders that files are in: where none is named, some storage drivers make one for root alone."""
     parents = {str(parent) for name in names for parent in Path(name).parents}
     for name in sorted(parents - {".", *FOLDERS, *LINKED_FOLDERS}):
         member = tarfile.TarInfo(name)

@@ -1,4 +1,4 @@
-"""The docker backend where the caller is in a container itself: with a daemon of its own, and with the host's socket."""
+"""The docker backend where the caller is in a container: with a daemon of its own, and with the socket of its host."""
 
 from __future__ import annotations
 
