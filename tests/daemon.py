@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,8 +53,13 @@ class Daemon:
             f"--exec-root={folder}/run",
         ]
         words += [f"--pidfile={folder}/pid", "--shutdown-timeout=2", *_OFF, *options]
-        with open(folder / "log", "wb") as log:
-            self._process = subprocess.Popen(["dockerd", *words], stdout=log, stderr=log, start_new_session=True)
+        self._words = ["dockerd", *words]
+        self.start()
+
+    def start(self) -> None:
+        """Start it; again, when it was stopped."""
+        with open(self.folder / "log", "ab") as log:
+            self._process = subprocess.Popen(self._words, stdout=log, stderr=log, start_new_session=True)
 
     def wait_until_ready(self) -> None:
         """Wait until it answers."""
@@ -99,6 +105,10 @@ class Daemon:
                 return False
             time.sleep(0.1)
         return True
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the daemon itself, not to what it started."""
+        self._process.send_signal(number)
 
     def stop(self) -> None:
         """End it, with all that it started."""
