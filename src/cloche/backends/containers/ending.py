@@ -1,4 +1,7 @@
-"""End what must end: first by the first process of its container, and when that does not answer, with the container."""
+"""End what must end: first by the first process of its container, and when that does not answer, with the container.
+
+Who kills containers may not answer either: then this one is given up, and nobody knows what becomes of it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from .container import Container
 
 BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
 SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
+GIVE_UP_S = 10.0  # for the container to be gone when it was to be killed
 
 
 class Ending:
@@ -46,6 +50,7 @@ class Ending:
 
     def _kill_container(self) -> None:
         self._loop.run_in_executor(None, self._container.kill)
+        self._timers.append(self._loop.call_later(GIVE_UP_S, self._container.give_up))
 
     def close(self) -> None:
         """Stop counting."""

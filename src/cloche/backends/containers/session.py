@@ -24,7 +24,7 @@ from ..living import LivingSession
 from ..saving import Changes
 from ..waiting import finish
 from .container import Container
-from .ending import SETTLE_S, Ending
+from .ending import GIVE_UP_S, SETTLE_S, Ending
 from .hearing import Hearing
 from .results import observed_end, reported_end
 from .session_program import SessionProgram
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .sessions import SessionSandbox
 
 LINKLESS_S = 1.0  # for an interpreter without a link to end by itself
-GONE_S = 10.0  # for what was killed with its container to be gone
+GONE_S = GIVE_UP_S + 1.0  # for what was killed with its container to be gone
 
 
 class ContainerSession(LivingSession):
@@ -104,7 +104,8 @@ class ContainerSession(LivingSession):
     async def _judge_end(self) -> tuple[Verdict, Usage | None]:
         found = await observed_end(self.container, self._hearing.report, self._cause)
         if found is None:
-            self._lost = "the container is gone, and nobody said why"
+            is_gone = not self.container.is_given_up
+            self._lost = "the container is gone, and nobody said why" if is_gone else self.container.why_lost()
             return self._last_verdict(Observed()), None
         return self._last_verdict(found.observed), found.usage
 
