@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
@@ -31,6 +32,7 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Daemon]:
         daemon.image("cloche-test:python")
         yield daemon
         DockerBackend().cool_down()
+        gc.collect()  # while its warnings are this test's
 
 
 def run(code: str = "print(1)", **keywords: object) -> cloche.Result:
