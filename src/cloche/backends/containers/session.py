@@ -25,7 +25,7 @@ from ..noting import noted
 from ..saving import Changes
 from ..waiting import finish
 from .container import Container
-from .ending import SETTLE_S, Ending
+from .ending import GIVE_UP_S, SETTLE_S, Ending
 from .hearing import Hearing
 from .results import observed_end, reported_end
 from .session_program import SessionProgram
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .sessions import SessionSandbox
 
 LINKLESS_S = 1.0  # for an interpreter without a link to end by itself
-GONE_S = 10.0  # for what was killed with its container to be gone
+GONE_S = GIVE_UP_S + 1.0  # for what was killed with its container to be gone
 log = logging.getLogger("cloche.containers")
 
 
@@ -107,7 +107,9 @@ class ContainerSession(LivingSession):
     async def _judge_end(self) -> tuple[Verdict, Usage | None]:
         found = await observed_end(self.container, self._hearing.report, self._cause)
         if found is None:
-            self._lost = f"the {self.container.what} is gone, and nobody said why{self.container.last_words()}"
+            is_gone, what = not self.container.is_given_up, self.container.what
+            said = f"the {what} is gone, and nobody said why{self.container.last_words()}"
+            self._lost = said if is_gone else self.container.why_lost()
             return self._last_verdict(Observed()), None
         return self._last_verdict(found.observed), found.usage
 
