@@ -59,14 +59,29 @@ HOSTILE = {
 }
 
 
+def parent_of(process: int) -> int:
+    """Return the number of a process's parent, 0 where it is gone."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def machines_of(caller: int) -> set[int]:
+    """Return the numbers of the monitors whose keepers a process has started."""
+    return {one for one in monitors() if parent_of(parent_of(one)) == caller}
+
+
 @pytest.fixture(scope="module")
 def sandbox(image: Path) -> Iterator[Sandbox]:
     """Have one machine; closed with a session that is open, it is gone."""
-    before = monitors()
+    before = machines_of(os.getpid())
     with Sandbox(backend="microvm", memory="96m", disk="16m", pids=32, timeout=120, output_limit="2k") as one:
         yield one
         one.session("bash").run("sleep 600 &")
-    assert monitors() <= before
+        machine = machines_of(os.getpid()) - before
+    assert len(machine) == 1
+    assert not monitors() & machine
 
 
 @pytest.fixture
@@ -238,13 +253,13 @@ def test_what_cannot_be_had_is_refused(sandbox: Sandbox, session: Session) -> No
 @pytest.mark.once
 def test_a_machine_that_is_lost_ends_its_sessions_and_says_so(image: Path) -> None:
     """In the middle of a cell and between two; and what was in the workspace is gone, which is said as well."""
-    before = monitors()
+    before = machines_of(os.getpid())
     with Sandbox(backend="microvm", timeout=120) as sandbox:
         first, second = sandbox.session(), sandbox.session("bash")
         watch = jail.Watch()
         wait = jail.in_a_thread(lambda: first.run(jail.FOR_EVER, on_output=watch))
         assert watch.has_begun.wait(60)
-        (monitor,) = [one for one in monitors() - before if is_below_us(one)]
+        (monitor,) = machines_of(os.getpid()) - before
         os.kill(monitor, signal.SIGKILL)
         result = wait()
         assert (result.status, result.exit_code, result.meta["state"]) == ("signaled", 137, "lost")
@@ -257,28 +272,13 @@ def test_a_machine_that_is_lost_ends_its_sessions_and_says_so(image: Path) -> No
             second.restart()
 
 
-def is_below_us(process: int) -> bool:
-    """Tell whether a process was started by one that this one started."""
-    parent = parent_of(process)
-    return parent_of(parent) == os.getpid() if parent else False
-
-
-def parent_of(process: int) -> int:
-    """Return the number of a process's parent, 0 where it is gone."""
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
 @pytest.mark.once
 def test_a_killed_caller_leaves_no_machine(image: Path) -> None:
     """Killed in the middle of a cell, it takes its machine with it."""
-    before = monitors()
     caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)
     assert caller.stdout is not None
     assert caller.stdout.readline() == b"up\n"
-    ours = {one for one in monitors() - before if parent_of(parent_of(one)) == caller.pid}
+    ours = machines_of(caller.pid)
     assert len(ours) == 1
     caller.send_signal(signal.SIGKILL)
     caller.wait()
@@ -303,15 +303,17 @@ def test_a_start_that_nobody_waits_for_leaves_nothing(image: Path) -> None:
     async def scenario() -> None:
         async with cloche.AsyncSandbox(backend="microvm", timeout=120) as sandbox:
             await cancelled_after(sandbox, 1)
+            assert machines_of(os.getpid()) <= before
             assert (await sandbox.run("print(1)")).stdout == "1\n"
             for tenths in range(1, 2 * MOST_SESSIONS):
                 await cancelled_after(sandbox, tenths / 10)
             session = await sandbox.session()
             assert (await session.run("1 + 1")).value == 2
+            assert len(machines_of(os.getpid()) - before) == 1
 
-    before = monitors()
+    before = machines_of(os.getpid())
     asyncio.run(scenario())
-    assert monitors() <= before
+    assert machines_of(os.getpid()) <= before
 
 
 @pytest.mark.soak  # for its length
