@@ -14,10 +14,12 @@ import threading
 import time
 from typing import Protocol
 
+from cloche.core.errors import BackendUnavailable
+
 from ..containers.owner import is_dead
 from .daemon import Daemon
 
-PATIENCE_S, NAP_S = 5.0, 0.05
+PATIENCE_S, NAP_S, LISTENS_S = 5.0, 0.05, 5
 
 
 class Leaving(Protocol):
@@ -46,11 +48,14 @@ def see_out(container: Leaving, volume: str = "") -> None:
 
 def _make_sure(container: Leaving, volume: str) -> None:
     try:
+        container.daemon.check_socket(LISTENS_S)
         if not _is_gone(container):
             container.daemon.remove(container.id)
         deadline = time.monotonic() + PATIENCE_S
         while volume and not container.daemon.remove_volume(volume) and time.monotonic() < deadline:
             time.sleep(NAP_S)
+    except BackendUnavailable:
+        pass  # nobody is there to ask; what is left goes when somebody is
     finally:
         with _turn:
             _threads.discard(threading.current_thread())
