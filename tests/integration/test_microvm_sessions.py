@@ -120,7 +120,7 @@ def test_nothing_but_files_is_shared(sandbox: Sandbox, session: Session) -> None
     assert (session.run("open('f').read()").value, sandbox.read_file("f")) == ("f", b"f")
 
 
-@pytest.mark.once
+@pytest.mark.soak  # for its length
 @pytest.mark.parametrize(
     ("code", "status", "exit_code"),
     [pytest.param(*end, marks=[pytest.mark.soak] if end in docker.ENDS[:3] else []) for end in docker.ENDS],
@@ -130,7 +130,7 @@ def test_what_ends_the_interpreter(session: Session, code: str, status: str, exi
     jail.test_what_ends_the_interpreter(session, code, status, exit_code)
 
 
-@pytest.mark.once
+@pytest.mark.soak  # for its length
 def test_a_run_that_is_killed_for_its_memory_is_not_the_sessions_end(sandbox: Sandbox, session: Session) -> None:
     """Each has its own limit, also when both use most of it."""
     session.run("kept = b'x' * 60_000_000")
@@ -140,7 +140,7 @@ def test_a_run_that_is_killed_for_its_memory_is_not_the_sessions_end(sandbox: Sa
     assert session.run("len(kept)").value == 60_000_000
 
 
-@pytest.mark.once
+@pytest.mark.soak  # for its length
 @pytest.mark.parametrize(
     "code",
     [
@@ -156,7 +156,7 @@ def test_a_hostile_cell_harms_its_session_only(sandbox: Sandbox, session: Sessio
         assert other.run("echo $((n + 1))").stdout == "21\n"
 
 
-@pytest.mark.once
+@pytest.mark.soak  # for its length
 def test_who_signals_the_first_process_signals_nobody(session: Session) -> None:
     """The kernel keeps it from its own namespace."""
     result = session.run("import os, signal; os.kill(1, signal.SIGKILL); os.kill(1, signal.SIGSTOP); 5")
@@ -250,7 +250,7 @@ def test_what_cannot_be_had_is_refused(sandbox: Sandbox, session: Session) -> No
     assert session.run("1").value == 1
 
 
-@pytest.mark.once
+@pytest.mark.soak  # for its length
 def test_a_machine_that_is_lost_ends_its_sessions_and_says_so(image: Path) -> None:
     """In the middle of a cell and between two; and what was in the workspace is gone, which is said as well."""
     before = machines_of(os.getpid())
