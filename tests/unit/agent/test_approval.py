@@ -196,11 +196,28 @@ def test_a_queue_waits_for_who_decides_elsewhere(tmp_path: Path) -> None:
         other.decide(waiting[0].number, YES)
 
     thread = in_background(decide)
-    decision = asyncio.run(ApprovalQueue(path)(HIGH))
-    thread.join()
+    decision = asyncio.run(ApprovalQueue(path, patience_s=60)(HIGH))
+    thread.join(60)
     assert decision == YES
     assert asked == [HIGH]
     assert ApprovalQueue(path).waiting() == []
+
+
+def test_a_queue_is_made_by_several_at_once(tmp_path: Path) -> None:
+    """Whoever comes first; the others find it."""
+    path = tmp_path / "approvals.db"
+    failures: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            assert ApprovalQueue(path).waiting() == []
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [in_background(make) for _ in range(20)]
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
 
 
 def test_a_queue_denies_at_its_deadline_and_takes_no_late_word(tmp_path: Path) -> None:
