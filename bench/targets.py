@@ -11,6 +11,8 @@ PLAIN, BUBBLEWRAP, COLD, WARM = "plain subprocess", "bubblewrap", "cloche, cold"
 ON_DEMAND = "cloche, on demand"
 PRELOADED = "cloche, pandas preloaded"
 CELL, FORK, ROLLBACK = "cloche, session cell", "cloche, fork(1)", "cloche, rollback"
+DOCKER_RUN, DOCKER_RUN_GVISOR = "docker run", "docker run, gVisor"
+DOCKER_WARM, GVISOR_WARM = "cloche, docker warm", "cloche, gVisor warm"
 FIRST, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
 
 
@@ -32,6 +34,9 @@ TARGETS: tuple[tuple[str, str, str, float, bool, Callable[[Rows], float]], ...] 
     ("pandas", "rows", "pandas preloaded p50 / plain p50", 0.03, False, _p50(PRELOADED, PLAIN)),
     ("session", "rows", "session cell p50 / plain p50", 0.05, False, _p50(CELL, PLAIN)),
     ("session", "idle", "MiB of PSS of an idle session", 8.0, False, lambda idle: idle["session_mib"]),
+    ("containers", "rows", "warm docker p50 / docker run p50", 0.10, False, _p50(DOCKER_WARM, DOCKER_RUN)),
+    ("containers", "rows", "warm gVisor p50 / docker run --runtime=runsc p50", 0.10, False,
+     _p50(GVISOR_WARM, DOCKER_RUN_GVISOR)),
     ("data", "rows", "fork(1) at 500 MB p50 / plain p50", 2.0, False, _p50(FORK, PLAIN)),
     ("data", "rows", "rollback at 500 MB p50 / plain p50", 2.0, False, _p50(ROLLBACK, PLAIN)),
 )  # fmt: skip

@@ -83,8 +83,11 @@ start_docker() {
         fi
         say "starting a docker daemon"
         mkdir -p "$folder/docker"
+        local runsc
+        runsc=$(command -v runsc) && runsc="\"runsc\": {\"path\": \"$runsc\", \"runtimeArgs\": [\"--network=none\"]}"
+        echo "{\"runtimes\": {$runsc}}" >"$folder/docker/daemon.json"
         export DOCKER_HOST=unix://$folder/docker/socket
-        dockerd --host "$DOCKER_HOST" --data-root "$folder/docker/data" --exec-root "$folder/docker/run" \
+        dockerd --config-file "$folder/docker/daemon.json" --host "$DOCKER_HOST" --data-root "$folder/docker/data" --exec-root "$folder/docker/run" \
             --pidfile "$folder/docker/pid" --bridge=none --iptables=false --ip6tables=false --ip-forward=false \
             --ip-masq=false >"$folder/docker/log" 2>&1 &
         daemon=$!

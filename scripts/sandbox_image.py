@@ -55,8 +55,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sandbox-image-", dir="/var/tmp") as folder:
         layer = Path(folder, "layer.tar")
         with tarfile.open(layer, "w") as archive:
+            paths = sorted(files_of(closure(given.packages)))
             add_skeleton(archive)
-            for path in sorted(files_of(closure(given.packages))):
+            add_folders(archive, [*(path.lstrip("/") for path in paths), *FILES, "usr/local/bin/program"])
+            for path in paths:
                 add_file(archive, path, path.lstrip("/"))
             for program in given.program:  # /usr/local/bin is empty but for these
                 add_file(archive, str(program.resolve()), f"usr/local/bin/{program.name}")
@@ -136,6 +138,15 @@ def add_skeleton(archive: tarfile.TarFile) -> None:
         member = tarfile.TarInfo(name)
         member.size = len(text)
         archive.addfile(member, io.BytesIO(text.encode()))
+
+
+def add_folders(archive: tarfile.TarFile, names: Iterable[str]) -> None:
+    """Add the folders that files are in: where none is named, some storage drivers make one for root alone."""
+    parents = {str(parent) for name in names for parent in Path(name).parents}
+    for name in sorted(parents - {".", *FOLDERS, *LINKED_FOLDERS}):
+        member = tarfile.TarInfo(name)
+        member.type, member.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(member)
 
 
 def add_file(archive: tarfile.TarFile, path: str, name: str) -> None:

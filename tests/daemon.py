@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,9 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "cloche-test:python": (*SHELL, "python3"),
     "cloche-test:sessions": (*SHELL, "python3", "nodejs"),
     "cloche-test:small": ("ruby", "--busybox", "/usr/bin/busybox"),
+    # What Cloche itself runs in, and its tests: with the programs that they call.
+    "cloche-test:host": (*SHELL, "python3", "util-linux", "procps"),
+    "cloche-test:engine": (*SHELL, "python3", "docker.io", "mount", "util-linux"),
     "cloche-test:all": (
         *SHELL, "python3", "nodejs", "ruby", "golang-go", "rustc", "mono-mcs", "mono-runtime", "gcc", "libc6-dev",
     ),
@@ -36,7 +40,7 @@ _OFF = ("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=
 class Daemon:
     """Hold one running daemon in a folder of its own."""
 
-    def __init__(self, folder: Path, runsc: str = ""):
+    def __init__(self, folder: Path, runsc: str = "", options: Sequence[str] = ()):
         self.folder = folder
         runtimes = {"runsc": {"path": runsc, "runtimeArgs": ["--network=none"]}} if runsc else {}
         (folder / "daemon.json").write_text(json.dumps({"runtimes": runtimes}))
@@ -48,9 +52,14 @@ class Daemon:
             f"--data-root={folder}/data",
             f"--exec-root={folder}/run",
         ]
-        words += [f"--pidfile={folder}/pid", "--shutdown-timeout=2", *_OFF]
-        with open(folder / "log", "wb") as log:
-            self._process = subprocess.Popen(["dockerd", *words], stdout=log, stderr=log, start_new_session=True)
+        words += [f"--pidfile={folder}/pid", "--shutdown-timeout=2", *_OFF, *options]
+        self._words = ["dockerd", *words]
+        self.start()
+
+    def start(self) -> None:
+        """Start it; again, when it was stopped."""
+        with open(self.folder / "log", "ab") as log:
+            self._process = subprocess.Popen(self._words, stdout=log, stderr=log, start_new_session=True)
 
     def wait_until_ready(self) -> None:
         """Wait until it answers."""
@@ -97,6 +106,10 @@ class Daemon:
             time.sleep(0.1)
         return True
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the daemon itself, not to what it started."""
+        self._process.send_signal(number)
+
     def stop(self) -> None:
         """End it, with all that it started."""
         self._process.terminate()
@@ -111,10 +124,10 @@ def _control_groups() -> set[str]:
 
 
 @contextlib.contextmanager
-def open_daemon(runsc: str = "") -> Iterator[Daemon]:
+def open_daemon(runsc: str = "", options: Sequence[str] = ()) -> Iterator[Daemon]:
     """Start a daemon, and leave the machine as it was. Skips the test, naming it, when something is missing.
 
-    `runsc` is a program to register as the runtime of that name.
+    `runsc` is a program to register as the runtime of that name; `options` are further words of the daemon's.
     """
     needed = ("dockerd", "docker", "dpkg-query", *([runsc] if runsc else []))
     lacks = [name for name in needed if shutil.which(name) is None]
@@ -123,7 +136,7 @@ def open_daemon(runsc: str = "") -> Iterator[Daemon]:
         pytest.skip(f"missing: {', '.join(lacks)} (make setup-system)")
     groups = _control_groups()
     folder = Path(tempfile.mkdtemp(prefix="docker-", dir="/var/tmp"))
-    daemon = Daemon(folder, shutil.which(runsc) or "" if runsc else "")
+    daemon = Daemon(folder, shutil.which(runsc) or "" if runsc else "", options)
     try:
         daemon.wait_until_ready()
         yield daemon

@@ -26,7 +26,7 @@ from tests.contests import OURS, ROOT, event, run
 NAMES = (
     "plain subprocess", "bubblewrap", "cloche, cold", "cloche, warm", "cloche, on demand", "cloche, pandas preloaded",
     "cloche, session cell", "cloche, fork(1)", "cloche, rollback", "first cloche.run", "first cloche.run, cold",
-    "import cloche", "import asyncio",
+    "import cloche", "import asyncio", "docker run", "docker run, gVisor", "cloche, docker warm", "cloche, gVisor warm",
 )  # fmt: skip
 
 

@@ -58,7 +58,6 @@ class ApprovalQueue:
         _make_private(self._path)
         try:
             with self._database() as database:
-                database.execute("PRAGMA journal_mode=WAL")
                 database.execute(_TABLE)
         except sqlite3.Error as error:
             raise InvalidRequest(f"{self._path} is no queue of approvals, and cannot become one: {error}") from error

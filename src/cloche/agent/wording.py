@@ -45,6 +45,7 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"Network is unreachable|Name or service not known|Temporary failure in name resolution|getaddrinfo",
             "There is no network here; use files of the workspace.",
         ),
+        (r"MemoryError|Cannot allocate memory", "There was no more memory; work on less data at once."),
         (r"Read-only file system", "Only the workspace and /tmp can be written to."),
         (r"EOFError: EOF when reading a line", "Nobody can answer questions; take values from the code or from files."),
     )

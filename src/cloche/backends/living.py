@@ -45,6 +45,7 @@ class LivingSession(ABC):
         self._is_interrupted = self._is_running = self.is_closed = False
         self._request_id = 0
         self._verdict: Verdict | None = None
+        self._slowness = 1.0  # how many times longer than usual all takes there, as far as patience goes
         self.start = "cold"
         self.runtime = language
 
@@ -112,7 +113,7 @@ class LivingSession(ABC):
         """Wait until the interpreter says that it is ready. Raises StartFailed, or what `end` failed with."""
         exchange = self._exchange
         waiting: list[asyncio.Future[Any]] = [exchange.ready, exchange.lost, end]
-        await asyncio.wait(waiting, timeout=START_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waiting, timeout=START_PATIENCE_S * self._slowness, return_when=asyncio.FIRST_COMPLETED)
         if not exchange.ready.done():
             raise await self._why_not_started(end)
         self.runtime = str(exchange.ready.result().get("runtime") or self.runtime)[:100]
@@ -198,7 +199,8 @@ class LivingSession(ABC):
             return
         self._cause = self._cause or cause
         self._signal_all(self._request_id, self._interrupts.first)
-        asyncio.get_running_loop().call_later(INTERRUPT_PATIENCE_S, self._lose_patience, self._request_id)
+        patience_s = INTERRUPT_PATIENCE_S * self._slowness
+        asyncio.get_running_loop().call_later(patience_s, self._lose_patience, self._request_id)
 
     def _signal_all(self, request_id: int, words: tuple[Word, ...]) -> None:
         if not words or not self._is_running or self._request_id != request_id:

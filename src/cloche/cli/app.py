@@ -257,7 +257,7 @@ def backends(as_json: AsJson = False) -> None:
 
 @app.command("gc")
 def gc(as_json: AsJson = False) -> None:
-    """Remove the containers and workspaces that processes left which are dead."""
+    """Remove the containers, workspaces and control groups that processes left which are dead."""
 
     def work() -> int:
         from .gc import clear

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from cloche.core.errors import InvalidRequest
@@ -13,6 +14,7 @@ from cloche.runtime.options import SandboxOptions
 from cloche.sync import Sandbox, Session
 
 from .exits import exit_code_of
+from .pulling import progress_shown
 from .run import log_to_stderr, read_code, read_files, read_pairs, say_fallback, with_backend
 from .shown import Shown
 
@@ -44,9 +46,11 @@ def session_command(command: SessionCommand) -> int:
     cells = () if is_prompt else split_cells(read_code())
     options: SandboxOptions = {"warm": False, **with_backend(command.options, no_sandbox=command.no_sandbox)}
     env, files = read_pairs(command.env), read_files(command.files)
-    with Sandbox(env=env, files=files, **options) as sandbox:
-        say_fallback(sandbox.notes)
-        session = sandbox.session(command.language, idle_timeout=command.idle_timeout)
+    with ExitStack() as stack:
+        with progress_shown():
+            sandbox = stack.enter_context(Sandbox(env=env, files=files, **options))
+            say_fallback(sandbox.notes)
+            session = sandbox.session(command.language, idle_timeout=command.idle_timeout)
         if not is_prompt:
             return run_cells(session, cells, out=command.out, as_json=command.as_json)
         from .prompt import Prompt

@@ -89,7 +89,7 @@ def _namespaces() -> str:
     try:
         pid = clone(ALL_NAMESPACES)
     except OSError as error:
-        return f"clone: {error.strerror}"
+        return str(error.strerror)
     if pid == 0:
         os.read(ready, 1)
         os.write(tell, _outcome(build).encode()[:4000])

@@ -148,15 +148,18 @@ def _backend_of(name: str) -> Backend:
 def clear_remains() -> Mapping[str, Sequence[str]]:
     """Remove what dead processes left, by backend; those that cannot be had have nothing of ours to remove."""
     found: dict[str, Sequence[str]] = {}
-    for name in PROVIDERS:
-        try:
-            backend = _backend_of(name)
-            _check(backend)
-        except BackendUnavailable as error:
-            log.debug("%s", error)
-            continue
-        if isinstance(backend, SupportsClearing) and backend.name not in found:
-            found[backend.name] = backend.clear()
+    tried: set[str] = set()
+    for provider in PROVIDERS.values():
+        for target in (provider.target, provider.instead):
+            if target is None or target in tried:
+                continue
+            tried.add(target)
+            try:
+                backend = _load(target, os.getpid())
+                if isinstance(backend, SupportsClearing):
+                    found[backend.name] = backend.clear()
+            except BackendUnavailable as error:
+                log.debug("%s", error)
     return found
 
 

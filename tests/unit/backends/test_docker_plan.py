@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from cloche.backends.containers.guest import ENVIRONMENT
-from cloche.backends.containers.owner import is_dead, owner
 from cloche.backends.containers.seccomp import profile
 from cloche.backends.docker.plan import PROFILE_FILE, Plan, plan_container
 from cloche.core.limits import Limits
@@ -115,15 +113,3 @@ def test_the_profile_allows_what_the_jail_allows() -> None:
     assert rules["defaultAction"] == "SCMP_ACT_ERRNO"
     assert set(ALLOWED["x86_64"]) - {"clone3"} <= allowed
     assert not allowed & {"mount", "unshare", "setns", "ptrace", "bpf", "keyctl", "io_uring_setup", "open_by_handle_at"}
-
-
-def test_an_owner_is_dead_only_when_that_is_sure() -> None:
-    """Of this boot and seen from here: the process is gone; of another boot: surely; of another host: unknown."""
-    mine = owner()
-    machine, boot, namespace, pid, started = mine.split(":")
-    assert not is_dead(mine)
-    assert is_dead(":".join([machine, boot, namespace, pid, str(int(started) + 1)]))
-    assert is_dead(f"{machine}:another:{namespace}:{pid}:{started}")
-    assert not is_dead(f"another:{boot}:{namespace}:1:0")
-    assert not is_dead(":".join([machine, boot, "another", str(os.getpid()), "0"]))
-    assert not is_dead("something else")

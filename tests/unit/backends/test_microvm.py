@@ -19,7 +19,7 @@ from cloche.backends.microvm.image import DISK, FORMAT, INITRD, KERNEL, MANIFEST
 from cloche.backends.microvm.kernel import ENTRY_NOTES, module_order, pack_archive, unpack_kernel
 from cloche.backends.microvm.measures import measures
 from cloche.backends.microvm.packages import upstream
-from cloche.backends.microvm.plan import Descriptors, arguments, plan_machine
+from cloche.backends.microvm.plan import FULL_PLACES, Descriptors, arguments, plan_machine
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.languages import LANGUAGES
 from cloche.core.levels import Control, State
@@ -29,7 +29,7 @@ from cloche.core.units import MIB
 from cloche.runtime.factory import build_image, capabilities_of
 
 KEEPER = Path(machine.__file__).with_name("keeper.py")
-GIVEN = Descriptors(kernel=11, initrd=12, disk=13, link=14)
+GIVEN = Descriptors(kernel=11, initrd=12, disk=13, ports=(14, 15, 16))
 
 
 def words(**limits: float) -> list[str]:
@@ -48,7 +48,7 @@ def test_a_machine_has_nothing_that_is_not_listed() -> None:
     """No network, no default devices, no path of the host's; QEMU under its own filter."""
     said = words()
     devices = [said[at + 1].partition(",")[0] for at, word in enumerate(said) if word == "-device"]
-    assert devices == ["virtio-blk-device", "virtio-serial-device", "virtserialport"]
+    assert devices == ["virtio-blk-device", "virtio-serial-device", *["virtserialport"] * len(GIVEN.ports)]
     assert {"-nodefaults", "-no-user-config", "-no-reboot"} <= set(said)
     assert not [word for word in said if word.startswith(("-net", "-nic", "-virtfs", "-fsdev"))]
     assert said[said.index("-sandbox") + 1].split(",")[0] == "on"
@@ -61,10 +61,11 @@ def test_processors_are_rounded_up(cpus: float, processors: int) -> None:
 
 
 def test_a_machine_has_room_for_what_it_may_store() -> None:
-    """The memory of a machine is what a program may use, what its files may take, and what the kernel needs."""
+    """The memory of a machine is what programs may use, what their files may take, and what the kernel needs."""
     limits = Limits(memory_bytes=64 * MIB, disk_bytes=10 * MIB, tmp_bytes=5 * MIB)
     plan = plan_machine(Policy(), limits, "kvm")
     assert limits.memory_bytes + 20 * MIB < plan.memory_bytes < plan.machine_bytes
+    assert FULL_PLACES * (limits.memory_bytes + 10 * MIB) + 10 * MIB < plan.all_bytes < plan.machine_bytes
     assert plan.settings(now=1.5, seed=b"\1\2")["memory_bytes"] == plan.memory_bytes
     assert json.loads(json.dumps(plan.settings(now=1.5, seed=b"\1\2")))["seed"] == "0102"
 

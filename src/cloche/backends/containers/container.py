@@ -54,13 +54,23 @@ class Container(ABC, Generic[G]):
     ground: G
 
     def __init__(self) -> None:
-        self.is_lost = False
+        self.is_lost = self.is_given_up = False
         self.started_at, self.start_s = time.time(), 0.0
         self._listener: Listener | None = None
         self._asker: Listener | None = None
         self._ready = threading.Event()
         self._said: Mapping[str, Any] = {}
         self._link: Link | None = None
+
+    @property
+    def what(self) -> str:
+        """Name it to people."""
+        return "container"
+
+    @property
+    def slowness(self) -> float:
+        """Return how many times longer than usual one must be patient with what runs in it."""
+        return 1.0
 
     @abstractmethod
     def start(self, preload: Sequence[str]) -> None:
@@ -122,6 +132,18 @@ class Container(ABC, Generic[G]):
         """End the conversation; the container then ends by itself."""
         if self._link is not None:
             self._link.close()
+
+    def give_up(self) -> None:
+        """Take it for lost: it does not answer, and whoever was to kill it has not done so."""
+        self.is_given_up = True
+        self.hang_up()
+        self._lose()
+
+    def why_lost(self) -> str:
+        """Say what is known of a run that it was lost with."""
+        if self.is_given_up:
+            return f"the {self.what} does not answer and could not be killed; the code may still be running"
+        return f"the {self.what} was lost while the code ran, and nobody said why; it may have run to its end"
 
     def last_words(self) -> str:
         """Return what it said on standard error, for messages."""

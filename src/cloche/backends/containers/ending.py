@@ -1,5 +1,6 @@
 """End what must end: first by the first process of its container, and when that does not answer, with the container.
 
+Who kills containers may not answer either: then this one is given up, and nobody knows what becomes of it.
 Both are done in threads of their own: those that a loop shares may all be waiting for other containers.
 """
 
@@ -17,6 +18,7 @@ from .container import Container
 
 BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
 SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
+GIVE_UP_S = 10.0  # for the container to be gone when it was to be killed
 log = logging.getLogger("cloche.containers")
 
 
@@ -53,6 +55,7 @@ class Ending:
 
     def _kill_container(self) -> None:
         self._begin(self._container.kill)
+        self._timers.append(self._loop.call_later(GIVE_UP_S, self._container.give_up))
 
     def _begin(self, kill: Callable[[], None]) -> None:
         threading.Thread(target=_kill, args=(kill,), name="cloche-container-kill", daemon=True).start()

@@ -7,6 +7,8 @@ import hashlib
 import os
 from pathlib import Path
 
+HOSTS_OWN = "4026531836"  # the number that the kernel gives to its first process namespace
+
 
 @functools.cache
 def _host() -> tuple[str, str]:
@@ -28,12 +30,16 @@ def owner() -> str:
 
 
 def is_dead(name: str) -> bool:
-    """Tell whether the process that `owner` named is surely gone: of this host, and seen from here."""
+    """Tell whether the process that `owner` named is surely gone: of this host, and seen from here.
+
+    That a host has booted since says so of its own processes alone. An image gives one machine-id, or none, to all of
+    its containers, so a caller in one may live on another host, whose boot is another one, too.
+    """
     words = name.split(":")
     if len(words) != 5 or words[0] != _host()[0]:
         return False
     if words[1] != _host()[1]:
-        return True
+        return words[2] == namespace() == HOSTS_OWN
     return words[2] == namespace() and started_at(words[3]) != words[4]
 
 

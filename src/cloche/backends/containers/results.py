@@ -73,6 +73,8 @@ async def observed_end(
     """Return how a run ended; None when the container went away and nobody knows why."""
     if report is not None:
         return reported_end(report, cause)
+    if container.is_given_up:
+        return None
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
     with noted(log, "nobody said in time what a container died of", TimeoutError):

@@ -235,10 +235,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
             self._go_on(container)
         end = await observed_end(container, running.report, ending.cause)
         if end is None:
-            raise OutcomeUnknown(
-                "the container was lost while the code ran, and nobody said why; it may have run to its end. "
-                f"{self._advice}{container.last_words()}"
-            )
+            raise OutcomeUnknown(f"{container.why_lost()}. {self._advice}{container.last_words()}")
         found = await asyncio.to_thread(self._workspace.changes, running.spool, program.given(), answer)
         return make_result(
             end, running, found, program=program, limits=self._limits, enforcement=self._enforced(container),

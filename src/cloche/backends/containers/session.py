@@ -25,7 +25,7 @@ from ..noting import noted
 from ..saving import Changes
 from ..waiting import finish
 from .container import Container
-from .ending import SETTLE_S, Ending
+from .ending import GIVE_UP_S, SETTLE_S, Ending
 from .hearing import Hearing
 from .results import observed_end, reported_end
 from .session_program import SessionProgram
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .sessions import SessionSandbox
 
 LINKLESS_S = 1.0  # for an interpreter without a link to end by itself
-GONE_S = 10.0  # for what was killed with its container to be gone
+GONE_S = GIVE_UP_S + 1.0  # for what was killed with its container to be gone
 log = logging.getLogger("cloche.containers")
 
 
@@ -53,6 +53,7 @@ class ContainerSession(LivingSession):
     ):
         super().__init__(program.language.name, program.interrupt, limits)
         self.container, self.start = container, str(notes["start"])
+        self._slowness = container.slowness
         self._sandbox, self._program = sandbox, program
         self._enforced, self._notes = enforcement, notes
         self._hearing = Hearing(limits, program.new_codec(), self._on_flood, container)
@@ -67,7 +68,7 @@ class ContainerSession(LivingSession):
         try:
             await finish(asyncio.to_thread(self.container.order, self._program.order(self._limits)))
         except OSError as error:
-            why = f"the container was lost before the session began{self.container.last_words()}"
+            why = f"the {self.container.what} was lost before the session began{self.container.last_words()}"
             raise StartFailed(why, step="session") from error
         self._is_started = True
         await self._await_ready(self._hearing.end)
@@ -106,7 +107,9 @@ class ContainerSession(LivingSession):
     async def _judge_end(self) -> tuple[Verdict, Usage | None]:
         found = await observed_end(self.container, self._hearing.report, self._cause)
         if found is None:
-            self._lost = "the container is gone, and nobody said why"
+            is_gone, what = not self.container.is_given_up, self.container.what
+            said = f"the {what} is gone, and nobody said why{self.container.last_words()}"
+            self._lost = said if is_gone else self.container.why_lost()
             return self._last_verdict(Observed()), None
         return self._last_verdict(found.observed), found.usage
 
@@ -116,7 +119,7 @@ class ContainerSession(LivingSession):
 
     def _why(self) -> str:
         why = super()._why()
-        return why or (" (its container is gone)" if self.container.is_lost else "")
+        return why or (f" (its {self.container.what} is gone)" if self.container.is_lost else "")
 
     async def _changes(self) -> Changes:
         return await self._sandbox.changes_in(self.container)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -18,7 +17,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..containers.pool import close_pool
-from .daemon import Daemon, connect, rest
+from .daemon import Daemon, Key, connect, key, rest
 from .images import find_image, image_name, is_here
 from .measures import measures
 from .remains import clear, wait_for_all
@@ -159,13 +158,13 @@ def _check(policy: Policy, enforcement: Enforcement) -> None:
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
 LOOK_S = 3  # for each of three questions, where a daemon is only looked for
 ABSENT_S = 30  # an absent daemon stays absent for so long, to whoever only looks
-_absent: dict[tuple[int, str], tuple[float, str, str]] = {}  # since when, why, and what to do
+_absent: dict[Key, tuple[float, str, str]] = {}  # since when, why, and what to do
 
 
 def _look() -> Daemon:
     """Return the daemon, found within seconds or not at all. Raises BackendUnavailable, also from memory."""
-    key = (os.getpid(), os.environ.get("DOCKER_HOST", ""))
-    found = _absent.get(key)
+    named = key()
+    found = _absent.get(named)
     if found is not None and time.monotonic() - found[0] < ABSENT_S:
         raise BackendUnavailable(found[1], remedy=found[2])
     try:
@@ -173,7 +172,7 @@ def _look() -> Daemon:
         daemon.check_socket(LOOK_S)
         return daemon
     except BackendUnavailable as error:
-        _absent[key] = (time.monotonic(), error.reason, error.remedy)
+        _absent[named] = (time.monotonic(), error.reason, error.remedy)
         raise
 
 

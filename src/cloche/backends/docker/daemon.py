@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,11 @@ class Daemon:
             _knock(self.where, patience_s)
         except OSError as error:
             raise _unreachable(error, self.where) from error
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Tell whether its streams go over TLS."""
+        return str(self.api.base_url).startswith("https:")
 
     @property
     def is_id_mapped(self) -> bool:
@@ -155,7 +161,14 @@ class ignoring_absence:  # noqa: N801 - reads as the statement it is
 
 
 _turn = threading.Lock()
-_daemons: dict[tuple[int, str], Daemon] = {}
+Key = tuple[int, tuple[str, ...]]
+_daemons: dict[Key, Daemon] = {}
+_VARIABLES = ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONFIG")
+
+
+def key() -> Key:
+    """Return what a connection is kept under: this process, and what it was told of where the daemon is."""
+    return os.getpid(), tuple(os.environ.get(name, "") for name in _VARIABLES)
 
 
 def connect(*, patience_s: int = CONNECT_S) -> Daemon:
@@ -163,11 +176,11 @@ def connect(*, patience_s: int = CONNECT_S) -> Daemon:
 
     Raises BackendUnavailable saying what is missing, and what to do.
     """
-    key = (os.getpid(), os.environ.get("DOCKER_HOST", ""))
+    named = key()
     with _turn:
-        if key not in _daemons:
-            _daemons[key] = _connect(patience_s)
-        return _daemons[key]
+        if named not in _daemons:
+            _daemons[named] = _connect(patience_s)
+        return _daemons[named]
 
 
 def rest() -> None:
@@ -211,10 +224,12 @@ def _connect(patience_s: int) -> Daemon:
 
 
 def _settled(api: APIClient) -> APIClient:
-    """Let a client read the environment now or never: with each request, it would meet a caller who is changing it."""
-    if not api.base_url.startswith("http+docker:"):  # over a socket, neither proxies nor certificates matter
-        settings = api.merge_environment_settings(api.base_url, {}, None, None, None)
-        api.proxies, api.verify, api.cert = settings["proxies"], settings["verify"], settings["cert"]
+    """Let a client read the environment now or never: with each request, it would meet a caller who is changing it.
+
+    Which authority to trust is not read there: REQUESTS_CA_BUNDLE would go before the one of DOCKER_CERT_PATH.
+    """
+    if not api.base_url.startswith("http+docker:"):  # over a socket, proxies do not matter
+        api.proxies = api.merge_environment_settings(api.base_url, {}, None, None, None)["proxies"]
     api.trust_env = False
     return api
 
@@ -234,25 +249,52 @@ def _knock(where: str, patience_s: int) -> None:
 
 
 def _options() -> dict[str, Any]:
-    """Return how to reach the daemon: DOCKER_HOST and its companions, else docker's current context."""
-    import docker.utils
-    from docker.context import ContextAPI
+    """Return how to reach the daemon: DOCKER_HOST and its companions, else docker's context.
 
-    if os.environ.get("DOCKER_HOST"):
-        return dict(docker.utils.kwargs_from_env())
+    Raises BackendUnavailable for a context that is named and cannot be had: another daemon is not what was asked for.
+    """
+    import docker.errors
+    import docker.utils
+
+    if not os.environ.get("DOCKER_HOST"):
+        return _context_options(os.environ.get("DOCKER_CONTEXT", ""))
     try:
-        context = ContextAPI.get_current_context()
+        return dict(docker.utils.kwargs_from_env())
+    except docker.errors.TLSParameterError as error:
+        reason = f'backend "docker": the certificates for {os.environ["DOCKER_HOST"]} cannot be used: {error}'
+        raise BackendUnavailable(
+            reason, remedy="DOCKER_CERT_PATH names a folder with ca.pem, cert.pem and key.pem."
+        ) from error
+
+
+def _context_options(name: str) -> dict[str, Any]:
+    from docker.context import ContextAPI
+    from docker.context.config import get_current_context_name
+    from docker.utils.config import find_config_file
+
+    named = name or get_current_context_name()
+    if named == "default":
+        return {}
+    try:  # without docker's own folder, the SDK would look for contexts in the working directory
+        context = ContextAPI.get_context(named) if find_config_file() else None
     except Exception as error:
-        log.debug("docker's context cannot be read, so the default place is meant: %s", explained(error))
-        return {}
-    if not context.Host or context.Name == "default":
-        return {}
+        raise _no_context(named, f": {error}") from error
+    if context is None or not context.Host:
+        raise _no_context(named, "; docker's configuration (config.json, contexts) has none of that name")
     return {"base_url": context.Host, "tls": context.TLSConfig}
+
+
+def _no_context(name: str, why: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f'backend "docker": the context {name!r} cannot be used{why}.',
+        remedy='See "docker context ls"; "docker context use" and DOCKER_CONTEXT name one, DOCKER_HOST goes before.',
+    )
 
 
 def _why_not(error: Exception, where: str) -> tuple[str, str]:
     """Return the reason and the remedy."""
-    numbers = {one.errno for one in _chain(error) if isinstance(one, OSError)}
+    # Of TLS the number is a kind of its own, of which the first would be read as EPERM.
+    numbers = {one.errno for one in _chain(error) if isinstance(one, OSError) and not isinstance(one, ssl.SSLError)}
     if errno.EACCES in numbers or errno.EPERM in numbers:
         return f"you may not talk to the daemon at {where} (permission denied).", JOIN_THE_GROUP
     if numbers & {errno.ENOENT, errno.ECONNREFUSED}:
@@ -260,9 +302,16 @@ def _why_not(error: Exception, where: str) -> tuple[str, str]:
             f'the daemon cannot be reached: nobody answers at {where} ("docker info" fails as well).',
             'Start it ("sudo systemctl start docker"), install Docker, or name another daemon in DOCKER_HOST.',
         )
+    refusals = [one for one in _chain(error) if isinstance(one, ssl.SSLError) and one.errno is not None]
+    if refusals:
+        return f"the daemon at {where} cannot be talked to over TLS: {refusals[-1]}.", CERTIFICATES
     return f"the daemon cannot be reached at {where}: {explained(error)}.", 'See what "docker info" says.'
 
 
+CERTIFICATES = (
+    "DOCKER_CERT_PATH names a folder with ca.pem (who signed the daemon's certificate), cert.pem and key.pem (what it "
+    'takes yours to be); a context has its own. See what "docker info" says.'
+)
 JOIN_THE_GROUP = (
     'Join the group that owns its socket ("sudo usermod -aG docker $USER", then log in again; that makes you as good '
     "as root), or run a rootless daemon and name it in DOCKER_HOST."

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
+import ssl
 import struct
-from collections.abc import Iterator
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from ..containers.frames import CHUNK_BYTES, MAX_FRAME_BYTES
 from ..noting import noted
@@ -14,15 +17,82 @@ from ..noting import noted
 log = logging.getLogger("cloche.docker")
 STALL_S = 60.0  # for a container to take more of what it is sent
 
+T = TypeVar("T")
+
+
+def stream_of(connection: Any, stall_s: float = STALL_S) -> Any:  # noqa: ANN401 - whatever the SDK opened
+    """Return what sends and receives on a connection of the SDK's, from two threads, for as long as that takes.
+
+    Over TLS, `stall_s` is how long the other end may take nothing of what it is sent.
+    """
+    found: Any = getattr(connection, "_sock", connection)
+    if isinstance(found, ssl.SSLSocket):
+        return Encrypted(found, stall_s)
+    found.settimeout(None)
+    return found
+
+
+class Encrypted:
+    """Send and receive over TLS from two threads.
+
+    OpenSSL takes one call at a time, and a call that receives may wait for hours: so none waits, and whoever has to
+    does so for the socket alone. There is no way to end one direction only.
+    """
+
+    def __init__(self, wrapped: ssl.SSLSocket, stall_s: float):
+        self._socket, self._stall_s = wrapped, stall_s
+        self._turn = threading.Lock()
+        wrapped.setblocking(False)
+
+    def attempt(self, call: Callable[..., T], *args: object) -> T:
+        """Make a call that uses the socket, again and again until it need not wait. Raises OSError."""
+        while True:
+            try:
+                with self._turn:
+                    return call(*args)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, None)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, self._stall_s * 1000)
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of it. Raises OSError when nobody listens."""
+        view = memoryview(data)
+        while view:
+            view = view[self.attempt(self._socket.send, view) :]
+
+    def recv(self, most: int) -> bytes:
+        """Return what has come, at most so many bytes; empty at the end."""
+        return self.attempt(self._socket.recv, most)
+
+    def shutdown(self, how: int) -> None:
+        """End the connection below TLS, whoever waits for it: the wrapper would go on without encryption."""
+        socket.socket.shutdown(self._socket, how)
+
+    def close(self) -> None:
+        """Close it, and the answer that it came with, which would keep it open."""
+        response = getattr(self._socket, "_response", None)
+        if response is not None:
+            response.close()
+        self._socket.close()
+
+    def _wait(self, event: int, patience_ms: float | None) -> None:
+        poll = select.poll()
+        try:
+            poll.register(self._socket.fileno(), event)
+        except ValueError as error:
+            raise OSError("the connection was closed") from error
+        if not poll.poll(patience_ms):
+            raise TimeoutError(f"it took nothing of what it was sent for {self._stall_s:g} s")
+
 
 class AttachedWire:
     """Hold the connection to the attached streams of one container; see containers.frames.Wire."""
 
     def __init__(self, connection: Any, stall_s: float = STALL_S):  # noqa: ANN401 - whatever the SDK opened
         self._connection, self._stall_s = connection, stall_s
-        self._socket: Any = getattr(connection, "_sock", connection)
-        self._socket.settimeout(None)  # what is read comes when it comes
-        if hasattr(self._socket, "setsockopt"):  # over ssh, it is no socket of the kernel's
+        self._socket: Any = stream_of(connection, stall_s)
+        if hasattr(self._socket, "setsockopt"):  # over ssh, it is no socket of the kernel's; over TLS, it waits itself
             seconds, rest = divmod(stall_s, 1)
             self._socket.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1_000_000))

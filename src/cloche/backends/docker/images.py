@@ -18,7 +18,7 @@ from cloche.core.progress import Progress, tell
 
 from ..containers.boot import LEAST_PYTHON
 from ..containers.owner import owner
-from .daemon import OWNER_LABEL, Daemon, explained
+from .daemon import CONNECT_S, OWNER_LABEL, Daemon, explained
 from .plan import MAPPED_ID
 
 ANY_LANGUAGE = "*"
@@ -91,6 +91,7 @@ def find_image(daemon: Daemon, name: str) -> Image:
 
     Raises BackendUnavailable saying how to get or name one.
     """
+    daemon.check_socket(CONNECT_S)  # who is gone since the last run is said to be gone, with what to do
     with _turn:
         state = _inspect(daemon, name) or _pull(daemon, name)
         found = _known.get(f"{name} {state['Id']}")

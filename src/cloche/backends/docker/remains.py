@@ -11,13 +11,15 @@ import logging
 import time
 from typing import Protocol
 
+from cloche.core.errors import BackendUnavailable
+
 from ..containers.background import Background
 from ..containers.owner import is_dead
 from ..noting import noted
 from .daemon import Daemon
 
 log = logging.getLogger("cloche.docker")
-PATIENCE_S, NAP_S = 5.0, 0.05
+PATIENCE_S, NAP_S, LISTENS_S = 5.0, 0.05, 5
 
 
 class Leaving(Protocol):
@@ -42,11 +44,13 @@ def see_out(container: Leaving, volume: str = "") -> None:
 
 
 def _make_sure(container: Leaving, volume: str) -> None:
-    if not _is_gone(container):
-        container.daemon.remove(container.id)
-    deadline = time.monotonic() + PATIENCE_S
-    while volume and not container.daemon.remove_volume(volume) and time.monotonic() < deadline:
-        time.sleep(NAP_S)
+    with noted(log, "nobody is there to ask, and what is left goes when somebody is", BackendUnavailable):
+        container.daemon.check_socket(LISTENS_S)
+        if not _is_gone(container):
+            container.daemon.remove(container.id)
+        deadline = time.monotonic() + PATIENCE_S
+        while volume and not container.daemon.remove_volume(volume) and time.monotonic() < deadline:
+            time.sleep(NAP_S)
 
 
 def _is_gone(container: Leaving) -> bool:

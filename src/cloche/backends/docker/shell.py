@@ -14,6 +14,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..containers.archive import Spool
@@ -21,15 +22,16 @@ from ..containers.frames import CHUNK_BYTES, Link
 from ..containers.running import DATA, DONE, ENDED, ERR, FAILED, OUT, STARTED
 from .container import DockerContainer
 from .daemon import explained
-from .frames import Demultiplexer
+from .frames import Demultiplexer, Encrypted, stream_of
 
 # Each line that it reads makes it kill everything else; at the end of its input it ends, and the container with it.
 # Some shells stop reading whenever an orphan dies: only what fails thousands of times on end is the end.
 _FIRST = "trap '' CHLD; n=0; while [ $n -lt 5000 ]; do if read -r word; then n=0; kill -9 -1; else n=$((n+1)); fi; done"
 COMMAND = ("sh", "-c", _FIRST)
+# What is sent over TLS has no end of its own, so there `fed` takes as many bytes as there are.
 # The program is a child, so that what it left behind is killed when it ends: pid -1 spares the caller and the first.
-_RUN = """umask 022; echo 1000 > /proc/self/oom_score_adj; "$@"; code=$?; kill -9 -1 2>/dev/null; exit $code"""
-_UNPACK = "cd / && tar -x -f -"
+_RUN = """umask 022; echo 1000 > /proc/self/oom_score_adj; {fed}"$@"; code=$?; kill -9 -1 2>/dev/null; exit $code"""
+_UNPACK = "cd / && {fed}tar -x -f -"
 _COUNT = (
     "cd /sys/fs/cgroup && cat memory/memory.oom_control memory.events pids/pids.events pids.events 2>/dev/null; true"
 )
@@ -99,7 +101,7 @@ class ShellContainer(DockerContainer):
             if self._is_killed:
                 break
             code = self._execute(
-                ["sh", "-c", _RUN, "sh", *words],
+                ["sh", "-c", _RUN.format(fed=self._fed(stdin) if stdin else ""), "sh", *words],
                 lambda stream, data, out=out: self._say(out if stream == 1 else ERR, data),  # type: ignore[misc]
                 stdin=stdin,
                 env=order["env"],
@@ -142,8 +144,9 @@ class ShellContainer(DockerContainer):
 
     def _take_files(self, packed: bytes, order: Mapping[str, Any]) -> bool:
         said = bytearray()
+        moved = _moved(packed, order)
         code = self._execute(
-            ["sh", "-c", _UNPACK], lambda _, data: said.extend(data[:4096]), stdin=_moved(packed, order), has_stdin=True
+            ["sh", "-c", _UNPACK.format(fed=self._fed(moved))], lambda _, data: said.extend(data[:4096]), stdin=moved
         )
         if code:
             why = bytes(said).decode("utf-8", "replace").strip()
@@ -193,29 +196,31 @@ class ShellContainer(DockerContainer):
         on_piece: OnPiece,
         *,
         stdin: bytes = b"",
-        has_stdin: bool = False,
         env: Mapping[str, str] | None = None,
         workdir: str = "/",
     ) -> int:
         """Run a command in the container to its end and return its exit code."""
-        api, is_fed = self.daemon.api, bool(stdin) or has_stdin
+        api, is_fed = self.daemon.api, bool(stdin)
         made = api.exec_create(self.id, list(words), stdin=is_fed, environment=dict(env or {}), workdir=workdir)
         connection = api.exec_start(made["Id"], socket=True)
         source = getattr(connection, "_response", None)
         raw: Any = source.raw._fp.fp if source is not None else connection  # with what was read together with the head
-        plain: Any = getattr(connection, "_sock", connection)
-        plain.settimeout(None)
+        plain = stream_of(connection)
+        read = partial(plain.attempt, raw.read1) if isinstance(plain, Encrypted) else raw.read1
         try:
             if is_fed:
                 threading.Thread(target=_feed, args=(plain, stdin), name="cloche-docker-stdin", daemon=True).start()
             streams = Demultiplexer()
-            while data := raw.read1(CHUNK_BYTES):
+            while data := read(CHUNK_BYTES):
                 for stream, piece in streams.feed(data):
                     on_piece(stream, piece)
         finally:
             connection.close()
             plain.close()
         return self._exit_code(made["Id"])
+
+    def _fed(self, stdin: bytes) -> str:
+        return f"head -c {len(stdin)} | " if self.daemon.is_encrypted else ""
 
     def _exit_code(self, execution: str) -> int:
         """Return an exit code; the daemon may take a moment to know it."""
@@ -232,7 +237,8 @@ class ShellContainer(DockerContainer):
 def _feed(connection: Any, data: bytes) -> None:  # noqa: ANN401 - a socket, or what the SDK takes for one
     try:
         connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
+        if not isinstance(connection, Encrypted):
+            connection.shutdown(socket.SHUT_WR)
     except OSError:
         pass  # the program did not want it all
 

@@ -15,7 +15,7 @@ from cloche.core.policy import Policy
 
 from .counter import counter_khz
 from .image import Image, place_of_images
-from .machine import KVM, Machine, Place
+from .machine import KVM, Machine
 from .plan import Acceleration, plan_machine
 
 log = logging.getLogger("cloche.microvm")
@@ -66,13 +66,10 @@ def _why_not_opened() -> str:
 
 
 def _try_kvm(image: Image, monitor: str) -> Found:
-    place = Place(Machine(plan_machine(Policy(), Limits(), "kvm"), image, monitor))
     try:
-        place.try_out(TRIAL_S)
+        Machine(plan_machine(Policy(), Limits(), "kvm"), image, monitor).try_out(TRIAL_S)
     except StartFailed as error:
         return Found(kind="tcg", reason=f"no guest got up on KVM within {TRIAL_S:g} s ({error})")
-    place.machine.kill()
-    place.machine.wait()
     return Found(kind="kvm")
 
 

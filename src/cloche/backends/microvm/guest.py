@@ -1,13 +1,16 @@
-"""The first process of a virtual machine: it makes the place in which programs run, and sees that nothing stays.
+"""The first process of a virtual machine: it makes the places in which programs run, and sees that nothing stays.
 
-It lies on the root disk and imports nothing of Cloche. Over the only port there is it takes messages, each a length of
-nine digits and that many bytes: settings as JSON, then the program that is to live in the place (`containers.boot`),
-which from then on speaks frames over the same port. When that ends this process says so in a frame of its own,
-and waits for the next settings. When nobody is at the other end any more, the machine ends.
+It lies on the root disk and imports nothing of Cloche. Over the first port it takes messages, each a length of nine
+digits and that many bytes of JSON: make a place, or end one. A place has a port of its own. Over that comes a mark, and
+then the program that is to live in the place (`containers.boot`), which from then on speaks frames there. When a place
+has ended this process says so in a frame. When nobody is at the other end any more, the machine ends.
 
 Theory of operation: inside of the machine is what a container has, made by hand: a control group of version 2, new
 namespaces, new `/tmp`, `/dev` and `/proc`, an id that is not root, no capabilities. The workspace is a tmpfs that all
-runs of this machine share. The machine is the wall; this keeps a program off the kernel that serves it.
+places of this machine share. The machine is the wall; this keeps a program off the kernel that serves it.
+
+Ports are used again. What a place had not read, or what of it had not been taken yet, may still be in one: so in both
+directions nothing counts before the mark, which is new for each place and known to nobody else.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import fcntl
 import json
 import os
 import resource
+import select
+import signal
 import socket
 import stat
 import struct
@@ -27,13 +32,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-PORTS = ("/dev/vport0p1", "/dev/vport1p1", "/dev/vport2p1")
+PORTS = ("/dev/vport0p", "/dev/vport1p", "/dev/vport2p")
+FIRST_PORT = 1
 WORKSPACE, GROUPS = "/workspace", "/sys/fs/cgroup"
+PLACES = f"{GROUPS}/places"
 CONTROLLERS = "+memory +pids +cpu"
 PERIOD_US = 100_000
-LEFT = b"L"
-LENGTH_DIGITS = 9
-NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWPID = 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x20000000
+TRIED, LEFT = b"H", b"L"
+LENGTH_DIGITS, CHUNK = 9, 65_536
+NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+NEWPID, NEWNET = 0x20000000, 0x40000000
 READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
 DETACH, REMOUNT, BIND, RECURSIVE, PRIVATE = 2, 1 << 5, 1 << 12, 1 << 14, 1 << 18
 PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 38, 24
@@ -77,36 +85,43 @@ def prepare() -> None:
     """Put the machine in order, once."""
     mount("cgroup2", GROUPS, NO_SUID | NO_DEVICES | NO_EXEC)
     write(f"{GROUPS}/cgroup.subtree_control", CONTROLLERS)
+    os.mkdir(PLACES)
+    write(f"{PLACES}/cgroup.subtree_control", CONTROLLERS)
     for name, value in SYSCTLS.items():
         try:
             write(f"/proc/sys/{name}", value)
         except OSError:
             pass  # a kernel without it has nothing to switch off
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
-        fcntl.ioctl(anything, SET_FLAGS, struct.pack("16sh14x", b"lo", IS_UP))
-
-
-def open_port() -> int:
-    """Open the port to the host, as soon as it is there."""
-    while True:
-        for path in PORTS:
-            try:
-                return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            except OSError:
-                continue
-        time.sleep(0.005)
 
 
 class Host:
     """Read messages of whoever started the machine."""
 
-    def __init__(self, port: int):
-        self.port = port
+    def __init__(self) -> None:
+        self.name, self.port = self._find()
+        self.ports = {FIRST_PORT: self.port}
         self.is_known = False
 
-    def message(self) -> bytes:
+    def _find(self) -> tuple[str, int]:
+        """Open the first port as soon as it is there; return what the names of all begin with, and it."""
+        while True:
+            for name in PORTS:
+                try:
+                    return name, open_port(f"{name}{FIRST_PORT}")
+                except OSError:
+                    continue
+            time.sleep(0.005)
+
+    def port_number(self, number: int) -> int:
+        """Return another port, which stays open: closing it would be one more thing to wait for."""
+        if number not in self.ports:
+            self.ports[number] = open_port(f"{self.name}{number}")
+        return self.ports[number]
+
+    def message(self) -> dict[str, Any]:
         """Return the next message; ends the machine when there will be none."""
-        return self._exactly(int(self._exactly(LENGTH_DIGITS)))
+        found: dict[str, Any] = json.loads(self._exactly(int(self._exactly(LENGTH_DIGITS))))
+        return found
 
     def _exactly(self, size: int) -> bytes:
         found = b""
@@ -123,9 +138,19 @@ class Host:
     def say(self, tag: bytes, **body: Any) -> None:
         """Send one frame."""
         text = json.dumps(body).encode()
-        view = memoryview(tag + len(text).to_bytes(4, "big") + text)
-        while view:
-            view = view[os.write(self.port, view) :]
+        write_all(self.port, tag + len(text).to_bytes(4, "big") + text)
+
+
+def open_port(path: str) -> int:
+    """Open a port to the host."""
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def end() -> None:
@@ -144,15 +169,16 @@ def take_time(settings: dict[str, Any]) -> None:
 
 
 def make_workspace(settings: dict[str, Any]) -> None:
-    """Mount the workspace, once."""
+    """Mount the workspace, once, and set what all places together may have."""
     owner = f"uid={settings['user']},gid={settings['user']},mode=0700"
     options = f"size={settings['disk_bytes']},nr_inodes={settings['inodes']},{owner}"
     mount("tmpfs", WORKSPACE, NO_SUID | NO_DEVICES, options)
+    write(f"{PLACES}/memory.max", str(settings["all_bytes"]))
 
 
 def make_group(number: int, settings: dict[str, Any]) -> str:
-    """Make a control group with a run's limits, and return its folder."""
-    group = f"{GROUPS}/run-{number}"
+    """Make a control group with a place's limits, and return its folder."""
+    group = f"{PLACES}/{number}"
     os.mkdir(group)
     write(f"{group}/memory.max", str(settings["memory_bytes"]))
     write(f"{group}/memory.swap.max", "0")
@@ -161,20 +187,56 @@ def make_group(number: int, settings: dict[str, Any]) -> str:
     return group
 
 
-def run(host: Host, number: int, settings: dict[str, Any], program: bytes) -> None:
-    """Let the program live in a place of its own until it ends, and tell of its end."""
-    group = make_group(number, settings)
-    keeper = os.fork()
-    if keeper == 0:
-        call("unshare", NEWPID)
-        first = os.fork()
-        if first == 0:
-            live(host, group, settings, program)
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 0xFF)
-    _, status = os.waitpid(keeper, 0)
-    rows = dict(line.split() for line in open(f"{group}/memory.events").read().splitlines())  # noqa: SIM115 - read once
-    remove_group(group)
-    host.say(LEFT, status=os.waitstatus_to_exitcode(status), oom_kills=int(rows.get("oom_kill", 0)))
+class Places:
+    """Make places, end them, and tell of their ends."""
+
+    def __init__(self, host: Host):
+        self.host = host
+        self.groups: dict[int, str] = {}  # by the number of a place
+        self.keepers: dict[int, int] = {}  # its number, by the process that waits for its first one
+        self.has_workspace = False
+
+    def obey(self, order: dict[str, Any]) -> None:
+        """Do what the host asks for."""
+        if order["do"] == "try":
+            self.host.say(TRIED)
+        elif order["do"] == "make":
+            self.make(order)
+        elif order["number"] in self.groups:
+            write(f"{self.groups[order['number']]}/cgroup.kill", "1")
+
+    def make(self, order: dict[str, Any]) -> None:
+        """Let a program live in a place of its own until it ends."""
+        take_time(order)
+        if not self.has_workspace:
+            make_workspace(order)
+            self.has_workspace = True
+        number, port = order["number"], self.host.port_number(order["port"])
+        self.groups[number] = group = make_group(number, order)
+        keeper = os.fork()
+        if keeper == 0:
+            keep(port, group, order)
+        self.keepers[keeper] = number
+
+    def reap(self) -> None:
+        """Tell of all places that have ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self.keepers:
+                self.tell_end(self.keepers.pop(pid), os.waitstatus_to_exitcode(status))
+
+    def tell_end(self, number: int, status: int) -> None:
+        """Remove what is left of a place, and tell of its end."""
+        group = self.groups.pop(number)
+        with open(f"{group}/memory.events") as events:
+            rows = dict(line.split() for line in events)
+        remove_group(group)
+        self.host.say(LEFT, number=number, status=status, oom_kills=int(rows.get("oom_kill", 0)))
 
 
 def remove_group(group: str) -> None:
@@ -188,22 +250,57 @@ def remove_group(group: str) -> None:
             time.sleep(0.005)
 
 
-def live(host: Host, group: str, settings: dict[str, Any], program: bytes) -> None:
+def keep(port: int, group: str, settings: dict[str, Any]) -> None:
+    """Start the first process of a place in a process namespace, and wait for its end; never returns."""
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        call("unshare", NEWPID)
+        first = os.fork()
+        if first == 0:
+            live(port, group, settings)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 0xFF)
+    finally:
+        os._exit(1)
+
+
+def live(port: int, group: str, settings: dict[str, Any]) -> None:
     """Become the first process of the place; never returns."""
     try:
         write(f"{group}/cgroup.procs", "0")
-        call("unshare", NEWNS | NEWCGROUP | NEWUTS | NEWIPC)
+        call("unshare", NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWNET)
         furnish(settings)
         os.setsid()
-        os.dup2(host.port, 0)
-        os.dup2(host.port, 1)
+        os.dup2(port, 0)
+        os.dup2(port, 1)
         os.closerange(3, 1024)
         give_up(settings)
+        program = take_program(bytes.fromhex(settings["mark"]))
         exec(compile(program, "<cloche>", "exec"), {"__name__": "cloche_boot"})
     except BaseException as error:
         os.write(2, f"cloche: {type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(1)
+
+
+def take_program(mark: bytes) -> bytes:
+    """Read the program that follows the mark and a length, and send the mark before anything that it will say."""
+    found = b""
+    while mark not in found:
+        found = found[-len(mark) :] + read_some()
+    found = found.partition(mark)[2]
+    while len(found) < LENGTH_DIGITS or len(found) < LENGTH_DIGITS + int(found[:LENGTH_DIGITS]):
+        found += read_some()
+    write_all(1, mark)
+    return found[LENGTH_DIGITS:]
+
+
+def read_some() -> bytes:
+    """Read what is there. Raises EOFError when nobody is at the other end."""
+    data = os.read(0, CHUNK)
+    if not data:
+        raise EOFError("the host is gone")
+    return data
 
 
 def furnish(settings: dict[str, Any]) -> None:
@@ -225,6 +322,8 @@ def furnish(settings: dict[str, Any]) -> None:
     os.mkdir("/dev/shm")
     mount("tmpfs", "/dev/shm", NO_SUID | NO_DEVICES | NO_EXEC, common)
     call("sethostname", b"sandbox", 7)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
+        fcntl.ioctl(anything, SET_FLAGS, struct.pack("16sh14x", b"lo", IS_UP))
 
 
 def give_up(settings: dict[str, Any]) -> None:
@@ -242,20 +341,25 @@ def give_up(settings: dict[str, Any]) -> None:
 
 def main() -> None:
     """Serve the host until it is gone."""
+    wake, waker = os.pipe()
+    for fd in (wake, waker):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     prepare()
-    host = Host(open_port())
-    number = 0
+    host = Host()
+    places = Places(host)
+    places.obey(host.message())
+    poll = select.poll()
+    for fd in (host.port, wake):
+        poll.register(fd, select.POLLIN)
     while True:
-        settings = json.loads(host.message())
-        take_time(settings)
-        if settings.get("is_trial"):
-            host.say(b"H")
-            continue
-        program = host.message()
-        if number == 0:
-            make_workspace(settings)
-        number += 1
-        run(host, number, settings, program)
+        for fd, _ in poll.poll():
+            if fd == wake:
+                os.read(wake, CHUNK)
+                places.reap()
+            else:
+                places.obey(host.message())
 
 
 if __name__ == "__main__":

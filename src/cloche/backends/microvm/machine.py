@@ -1,46 +1,52 @@
-"""One virtual machine: how it is started, talked to, and ended; and the places in it that runs get.
+"""One virtual machine: how it is started, talked to, and ended.
 
 Theory of operation: a keeper (`keeper.py`) is started, which starts the monitor as somebody who may do nothing, and
-kills it when this process says so or dies. One socket pair leads to the only port of the machine, one pipe holds what
-its console says. All else is the guest's side: `guest.py` makes a place for a run, and the first process in there is
-the one of every container. A machine serves one sandbox; its runs come one after the other, each in a new place.
+kills it when this process says so or dies. One pipe holds what its console says, socket pairs lead to its ports. The
+first port is the machine's own: there `guest.py` is told to make a place, or to end one, and says when one has ended.
+Each place has one of the others, and the first process in there is the one of every container. A machine serves one
+sandbox: a place for each run and each session, and as many at once as there are ports.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import os
 import random
-import select
 import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.core.outcome import KillCause, Observed
 
-from ..containers.boot import boot_message
-from ..containers.container import Container
-from ..containers.frames import OUTPUT, Link
+from ..containers.frames import Link
+from ..containers.running import read_object
+from ..noting import noted
 from .image import DISK, INITRD, KERNEL, Image
-from .plan import Descriptors, Plan, arguments
+from .plan import PLACES, Descriptors, Plan, arguments
+from .wires import MachineWire, PortWire
 
+log = logging.getLogger("cloche.microvm")
 PROGRAM = "qemu-system-x86_64"
 KVM = Path("/dev/kvm")
 PLAIN_DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/urandom"))
-LEFT = b"L"
+TRIED, LEFT = b"H", b"L"
 # Ids that no user of a host has.
 FIRST_ID, IDS = 1_950_000_000, 100_000
+FIRST_OF_PLACES = 2  # among the ports
 BOOT_S: Mapping[str, float] = {"kvm": 20.0, "tcg": 120.0}
 LEAVE_S = 30.0
-CHUNK_BYTES, CONSOLE = 65_536, 2
+MARK_BYTES = 16
 
 
 def monitor_path() -> str:
@@ -54,44 +60,40 @@ def monitor_path() -> str:
     return found
 
 
-class SocketWire:
-    """Carry a machine's port, and what its console says as another stream."""
+class Occupant(Protocol):
+    """Be a place in a machine."""
 
-    def __init__(self, port: socket.socket, console: int, process: subprocess.Popen[bytes], kill: Callable[[], None]):
-        self._port, self._console, self._process, self._kill = port, console, process, kill
+    def hear(self, tag: bytes, body: bytes) -> None:
+        """Take one frame; in the place's reading thread."""
+        ...
 
-    def send(self, data: bytes) -> None:
-        """Send all of `data`. Raises OSError when the machine is gone, or takes longer than a boot may."""
-        self._port.sendall(data)
+    def leave(self, left: Mapping[str, Any]) -> None:
+        """Learn how it ended; in the machine's reading thread."""
+        ...
 
-    def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what comes out of the port and the console, until both have ended."""
-        poll = select.poll()
-        for fd in (self._port.fileno(), self._console):
-            poll.register(fd, select.POLLIN)
-        left = 2
-        while left:
-            for fd, _ in poll.poll():
-                try:
-                    data = os.read(fd, CHUNK_BYTES)
-                except ConnectionError:
-                    data = b""
-                if data:
-                    yield (CONSOLE if fd == self._console else OUTPUT), data
-                else:
-                    poll.unregister(fd)
-                    left -= 1
+    def lose(self) -> None:
+        """Learn that nothing more will come; in the place's reading thread."""
+        ...
 
-    def hang_up(self) -> None:
-        """End the conversation."""
-        self._port.shutdown(socket.SHUT_RDWR)
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until nothing more will come; tell whether that is so."""
+        ...
 
-    def close(self) -> None:
-        """Let go of everything: kill the monitor, and wait until it is dead."""
-        self._kill()
-        self._port.close()
-        os.close(self._console)
-        self._process.wait()
+
+@dataclass(slots=True, kw_only=True)
+class Room:
+    """Hold who has a port, and whether its end was told."""
+
+    place: Occupant
+    wire: PortWire
+    port: int
+    is_left: bool = False
+
+    def leave(self, left: Mapping[str, Any]) -> None:
+        """Tell its place that it has ended, and how."""
+        self.is_left = True
+        self.place.leave(left)
+        self.wire.hang_up()
 
 
 class Machine:
@@ -100,38 +102,49 @@ class Machine:
     def __init__(self, plan: Plan, image: Image, monitor: str):
         self.plan, self.image, self._monitor = plan, image, monitor
         self.is_lost = False
-        self.link: Link | None = None
-        self._place: Place | None = None
+        self._link: Link | None = None
+        self._numbers = itertools.count(1)
+        self._ports: list[socket.socket] = []
+        self._free = deque(range(PLACES))
+        self._rooms: dict[int, Room] = {}
         self._lifeline, self._is_killed = -1, False
         self._turn = threading.Lock()
-        self._gone = threading.Event()
+        self._change = threading.Condition(self._turn)
+        self._tried, self._gone = threading.Event(), threading.Event()
+
+    @property
+    def has_booted(self) -> bool:
+        """Tell whether it was ever started."""
+        return self._link is not None
 
     def boot(self) -> None:
         """Start it. Raises StartFailed; then nothing is left."""
-        with ExitStack() as stack:
-            opened = {name: _opened(stack, self.image.folder / name) for name in (KERNEL, INITRD, DISK)}
-            ours, theirs = socket.socketpair()
-            ours.settimeout(BOOT_S[self.plan.acceleration])  # for a machine to take what it is sent
-            stack.callback(theirs.close)
+        with ExitStack() as always, ExitStack() as on_failure:
+            opened = {name: _opened(always, self.image.folder / name) for name in (KERNEL, INITRD, DISK)}
+            pairs = [socket.socketpair() for _ in range(1 + PLACES)]
+            for ours, theirs in pairs:
+                ours.settimeout(BOOT_S[self.plan.acceleration])  # for a machine to take what it is sent
+                on_failure.callback(ours.close)
+                always.callback(theirs.close)
             lifeline = self._make_lifeline()
-            stack.callback(os.close, lifeline)
+            always.callback(os.close, lifeline)
             console, said = os.pipe()
-            stack.callback(os.close, said)
-            given = Descriptors(
-                kernel=opened[KERNEL], initrd=opened[INITRD], disk=opened[DISK], link=theirs.fileno()
-            )  # fmt: skip
+            on_failure.callback(os.close, console)
+            always.callback(os.close, said)
+            ports = tuple(theirs.fileno() for _, theirs in pairs)
+            given = Descriptors(kernel=opened[KERNEL], initrd=opened[INITRD], disk=opened[DISK], ports=ports)
             order = {"argv": arguments(self._monitor, self.plan, given), **_identity(self.plan)}
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), json.dumps(order)],
-                    stdin=lifeline, stdout=said, stderr=said, cwd="/", env={}, pass_fds=(*opened.values(), given.link),
+                    stdin=lifeline, stdout=said, stderr=said, cwd="/", env={}, pass_fds=(*opened.values(), *ports),
                 )  # fmt: skip
             except OSError as error:
-                os.close(console)
-                ours.close()
                 self.kill()
                 raise StartFailed(f"the keeper of a virtual machine cannot be started: {error}") from error
-        self.link = Link(SocketWire(ours, console, process, self.kill), self._hear, self._lose)
+            on_failure.pop_all()
+        own, *self._ports = (ours for ours, _ in pairs)
+        self._link = Link(MachineWire(own, console, process, self.kill), self._hear, self._lose)
 
     def _make_lifeline(self) -> int:
         """Make the pipe that the keeper watches, and return its end. Raises StartFailed once it was killed."""
@@ -143,23 +156,43 @@ class Machine:
 
     def words(self) -> Sequence[str]:
         """Return QEMU's words, with the files that it gets as descriptors."""
-        return arguments(self._monitor, self.plan, Descriptors(kernel=3, initrd=4, disk=5, link=6))
+        given = Descriptors(kernel=3, initrd=4, disk=5, ports=tuple(range(6, 7 + PLACES)))
+        return arguments(self._monitor, self.plan, given)
 
-    def settle(self, place: Place, preload: Sequence[str]) -> None:
-        """Make a place in it for a run. Raises OSError when the machine is gone."""
-        self._place = place
-        self._send_settings({})
-        self._connected().send_raw(boot_message(preload))
+    def make_room(self, place: Occupant) -> tuple[int, Link, bytes]:
+        """Have a place made; return its number, the link to its first process, and the mark to begin with there.
 
-    def try_out(self, place: Place) -> None:
-        """Let the first process only say that it is there. Raises OSError when the machine is gone."""
-        self._place = place
-        self._send_settings({"is_trial": True})
+        Raises OSError when the machine is gone, StartFailed when it is full.
+        """
+        mark = os.urandom(MARK_BYTES)
+        number, room = self._take_room(place, mark)
+        link = Link(room.wire, place.hear, lambda: self._clear(number))
+        try:
+            settings = self.plan.settings(now=time.time(), seed=os.urandom(32))
+            self._tell("make", number=number, port=FIRST_OF_PLACES + room.port, mark=mark.hex(), **settings)
+        except BaseException:
+            link.close()
+            raise
+        return number, link, mark
 
-    def _send_settings(self, more: Mapping[str, Any]) -> None:
-        settings = self.plan.settings(now=time.time(), seed=os.urandom(32))
-        text = json.dumps({**settings, **more}).encode()
-        self._connected().send_raw(f"{len(text):09d}".encode() + text)
+    def end_place(self, number: int) -> None:
+        """Have all that is in a place killed; its end is told as any other."""
+        with noted(log, "a machine is gone, as its places will say", OSError):
+            self._tell("end", number=number)
+
+    def try_out(self, patience_s: float) -> None:
+        """Boot it, and see that its first process answers in time; then nothing of it is left. Raises StartFailed."""
+        try:
+            self.boot()
+            self._tell("try")
+            self._tried.wait(patience_s)
+            if self.is_lost or not self._tried.is_set():
+                raise StartFailed(f"the virtual machine did not get ready{self.last_words()}", step="boot")
+        except OSError as error:
+            raise StartFailed(f"the virtual machine is gone: {error}{self.last_words()}", step="boot") from error
+        finally:
+            self.kill()
+            self.wait()
 
     def kill(self) -> None:
         """Kill it, at once; it is gone a moment later."""
@@ -175,34 +208,76 @@ class Machine:
 
     def wait(self) -> None:
         """Wait a bounded time until it is gone, once it was killed."""
-        if self.link is not None:
+        if self._link is not None:
             self._gone.wait(LEAVE_S)
+
+    def check(self) -> None:
+        """Raise StartFailed when the workspace is gone with the machine."""
+        if self.is_lost:
+            raise StartFailed(f"the workspace is gone with its machine{self.last_words()}", step="boot")
 
     def last_words(self) -> str:
         """Return what its console and its monitor said last, for messages."""
-        said = self.link.last_words.decode("utf-8", "replace").strip() if self.link is not None else ""
+        said = self._link.last_words.decode("utf-8", "replace").strip() if self._link is not None else ""
         return f": {said[-600:]}" if said else ""
 
-    def _connected(self) -> Link:
-        if self.link is None or self.is_lost:
+    def _tell(self, verb: str, **body: object) -> None:
+        """Give the first process an order. Raises OSError when the machine is gone."""
+        if self._link is None or self.is_lost:
             raise ConnectionError("the virtual machine is gone")
-        return self.link
+        text = json.dumps({"do": verb, **body}).encode()
+        self._link.send_raw(f"{len(text):09d}".encode() + text)
+
+    def _take_room(self, place: Occupant, mark: bytes) -> tuple[int, Room]:
+        """Give a place a number and a port; one may be on its way back. Raises StartFailed."""
+        with self._change:
+            if not self._change.wait_for(lambda: self._free or self.is_lost, LEAVE_S) or self.is_lost:
+                raise StartFailed(f"the virtual machine has no place left{self.last_words()}", step="boot")
+            number, port = next(self._numbers), self._free.popleft()
+            self._rooms[number] = Room(place=place, wire=PortWire(self._ports[port], mark), port=port)
+            return number, self._rooms[number]
+
+    def _clear(self, number: int) -> None:
+        """Take a port back; a place that is not heard any more, and has not ended, costs the machine."""
+        with self._change:
+            room = self._rooms.pop(number)
+            self._free.append(room.port)
+            self._change.notify_all()
+        if not room.is_left:
+            self.kill()
+        room.place.lose()
 
     def _hear(self, tag: bytes, body: bytes) -> None:
-        place = self._place
-        if place is None:
-            return
-        if tag == LEFT:
-            found = json.loads(body)
-            place.leave(found if isinstance(found, dict) else {})
-        else:
-            place.hear(tag, body)
+        if tag == TRIED:
+            self._tried.set()
+        elif tag == LEFT:
+            found = read_object(body)
+            with self._turn:
+                room = self._rooms.get(_whole(found.get("number")))
+            if room is not None:
+                room.leave(found)
 
     def _lose(self) -> None:
-        self.is_lost = True
+        """Learn that it is gone: so are all places."""
+        with self._change:
+            self.is_lost = True
+            rooms = list(self._rooms.values())
+            self._change.notify_all()
+        for room in rooms:
+            room.leave({})
+        for room in rooms:
+            room.place.wait(LEAVE_S)
+        for port in self._ports:
+            port.close()
+        self._tried.set()
         self._gone.set()
-        if self._place is not None:
-            self._place.leave({})
+
+
+def _whole(number: object) -> int:
+    """Return a number of the machine's. Raises ValueError for anything else."""
+    if not isinstance(number, int):
+        raise ValueError("the virtual machine sent what is no number of a place")
+    return number
 
 
 def _opened(stack: ExitStack, path: Path) -> int:
@@ -222,80 +297,3 @@ def _identity(plan: Plan) -> dict[str, Any]:
     user = FIRST_ID + random.SystemRandom().randrange(IDS)
     shown = (KVM, *PLAIN_DEVICES) if plan.acceleration == "kvm" else ()
     return {"user": user, "devices": {path.name: path.stat().st_rdev for path in shown}}
-
-
-class Place(Container[Image]):
-    """Hold the place of one run in a machine: what is a container elsewhere."""
-
-    def __init__(self, machine: Machine):
-        super().__init__()
-        self.machine, self.ground = machine, machine.image
-        self._left: Mapping[str, Any] = {}
-        self._over = threading.Event()
-
-    def start(self, preload: Sequence[str]) -> None:
-        """Boot the machine when it has not been, and make the place. Raises StartFailed; then nothing is left."""
-        self._begin(lambda: self.machine.settle(self, preload), BOOT_S[self.machine.plan.acceleration])
-
-    def try_out(self, patience_s: float) -> None:
-        """Boot the machine, and see that its first process answers in time. Raises StartFailed."""
-        self._begin(lambda: self.machine.try_out(self), patience_s)
-
-    def _begin(self, settle: Callable[[], None], patience_s: float) -> None:
-        machine = self.machine
-        try:
-            if machine.link is None:
-                machine.boot()
-            self._link = machine.link
-            settle()
-            self._ready.wait(patience_s)
-            if self.is_lost or not self._ready.is_set():
-                raise StartFailed(f"the virtual machine did not get ready{machine.last_words()}", step="boot")
-            self.start_s = time.time() - self.started_at
-        except OSError as error:
-            machine.kill()
-            machine.wait()
-            raise StartFailed(f"the virtual machine is gone: {error}{machine.last_words()}", step="boot") from error
-        except BaseException:
-            machine.kill()
-            machine.wait()
-            raise
-
-    def hear(self, tag: bytes, body: bytes) -> None:
-        """Take one frame; in the machine's reading thread."""
-        self._hear(tag, body)
-
-    def leave(self, left: Mapping[str, Any]) -> None:
-        """Learn how its first process ended; in the machine's reading thread."""
-        self._left = left
-        self._over.set()
-        self._lose()
-
-    def empty(self) -> None:
-        """End what is left in it, and wait until that is done. Raises StartFailed when it is not."""
-        if not self.is_lost:
-            try:
-                self.order({"do": "leave"})
-            except OSError:
-                pass  # it is lost, which is seen below
-            self._over.wait(LEAVE_S)
-        if self.machine.is_lost or not self._over.is_set():
-            raise StartFailed(f"the workspace is gone with its machine{self.machine.last_words()}", step="boot")
-
-    def kill(self) -> None:
-        """Kill the machine."""
-        self.machine.kill()
-
-    def end_by_guest(self) -> Observed | None:
-        """Say whether the kernel inside killed the first process for want of memory."""
-        count = self._left.get("oom_kills")
-        has_run_out = isinstance(count, int) and count > 0
-        return Observed(cause=KillCause.OUT_OF_MEMORY) if has_run_out else None
-
-    def see_out(self) -> None:
-        """Let the machine go."""
-        self.machine.kill()
-
-    def words(self) -> Sequence[str]:
-        """Return the words that start such a machine."""
-        return self.machine.words()

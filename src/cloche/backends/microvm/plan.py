@@ -20,7 +20,13 @@ Acceleration = Literal["kvm", "tcg"]
 
 GUEST_ID, NOBODY = 1000, 65_534
 KERNEL_BYTES = 160 * MIB  # what the kernel, the first process and the cache of the root disk need besides
+MEMORY_PER_DESCRIPTION = 64  # bytes of memory, of which the kernel takes one to describe them
 MOST_CPUS = 16
+MOST_SESSIONS = 6  # at once
+# A run's place, and one that is on its way out while its successor is made, besides those of sessions.
+PLACES = MOST_SESSIONS + 2
+# So many places can have all of their memory at once: a run's and two sessions'. More share it.
+FULL_PLACES = 3
 TRANSLATED_MIB = 128  # of the software emulation's own translations
 # `panic=-1` and `reboot=t` end the machine at once, for the monitor is told to take a restart for the end.
 KERNEL_WORDS = (
@@ -33,10 +39,14 @@ EMULATED_WORDS = ("mitigations=off", "no5lvl", "tsc=reliable")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Describe one virtual machine. An emulated processor must be told how fast it counts."""
+    """Describe one virtual machine. An emulated processor must be told how fast it counts.
+
+    `memory_bytes` is what one place may take, `all_bytes` what all of them together may.
+    """
 
     acceleration: Acceleration
     machine_bytes: int
+    all_bytes: int
     memory_bytes: int
     cpus: float
     pids: int
@@ -58,6 +68,7 @@ class Plan:
             "seed": seed.hex(),
             "user": self.user,
             "memory_bytes": self.memory_bytes,
+            "all_bytes": self.all_bytes,
             "cpus": self.cpus,
             "pids": self.pids,
             "disk_bytes": self.disk_bytes,
@@ -76,21 +87,23 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptors:
-    """Name the open files that a monitor gets: it is given no path of the host's."""
+    """Name the open files that a monitor gets: it is given no path of the host's. The first port is the machine's."""
 
     kernel: int
     initrd: int
     disk: int
-    link: int
+    ports: tuple[int, ...]
 
 
 def plan_machine(policy: Policy, limits: Limits, acceleration: Acceleration, counter_khz: int = 0) -> Plan:
     """Return the plan of one machine; its memory has room for all that its file systems may hold."""
-    stored = limits.disk_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
+    own = limits.memory_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
+    everything = FULL_PLACES * own + limits.disk_bytes
     return Plan(
         acceleration=acceleration,
-        machine_bytes=limits.memory_bytes + stored + KERNEL_BYTES,
-        memory_bytes=limits.memory_bytes + stored,
+        machine_bytes=everything + everything // MEMORY_PER_DESCRIPTION + KERNEL_BYTES,
+        all_bytes=everything,
+        memory_bytes=own + limits.disk_bytes,
         cpus=limits.cpus,
         pids=limits.pids + REAPERS,
         disk_bytes=limits.disk_bytes,
@@ -106,14 +119,15 @@ def arguments(program: str, plan: Plan, given: Descriptors) -> list[str]:
     """Return the words that start QEMU.
 
     No network device, no path of the host's but the firmware's. The disk is opened for reading alone, and stays so
-    whatever the guest does to its own mounts.
+    whatever the guest does to its own mounts. Memory is taken from the host as it is used, and not set aside.
     """
+    size = f"{math.ceil(plan.machine_bytes / MIB)}M"
     accelerator = "kvm" if plan.acceleration == "kvm" else f"tcg,tb-size={TRANSLATED_MIB}"
     return [
         program, "-name", "cloche", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
-        "-machine", "microvm,rtc=on", "-accel", accelerator,
+        "-machine", "microvm,rtc=on,memory-backend=memory", "-accel", accelerator,
         "-cpu", "host" if plan.acceleration == "kvm" else "max",
-        "-m", f"{math.ceil(plan.machine_bytes / MIB)}M", "-smp", str(plan.processors),
+        "-m", size, "-object", f"memory-backend-ram,id=memory,size={size},reserve=off", "-smp", str(plan.processors),
         "-global", "virtio-mmio.force-legacy=false",
         "-kernel", f"/proc/self/fd/{given.kernel}", "-initrd", f"/proc/self/fd/{given.initrd}",
         "-append", plan.kernel_words(),
@@ -121,8 +135,12 @@ def arguments(program: str, plan: Plan, given: Descriptors) -> list[str]:
         "-blockdev", "driver=file,node-name=file,filename=/dev/fdset/1,read-only=on,locking=off",
         "-blockdev", "driver=raw,node-name=root,file=file,read-only=on",
         "-device", "virtio-blk-device,drive=root",
-        "-device", "virtio-serial-device,max_ports=2",
-        "-chardev", f"socket,id=link,fd={given.link}", "-device", "virtserialport,chardev=link,name=cloche",
+        "-device", f"virtio-serial-device,max_ports={len(given.ports) + 1}",
+        *(word for number, fd in enumerate(given.ports, 1) for word in _port(number, fd)),
         "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
         "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
     ]  # fmt: skip
+
+
+def _port(number: int, fd: int) -> tuple[str, ...]:
+    return "-chardev", f"socket,id=port{number},fd={fd}", "-device", f"virtserialport,chardev=port{number},nr={number}"

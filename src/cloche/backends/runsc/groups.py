@@ -10,6 +10,7 @@ import functools
 import os
 import re
 import secrets
+from collections.abc import Iterable
 
 from ..containers.owner import namespace, started_at
 from ..host import Host
@@ -32,11 +33,25 @@ def is_left_over(name: str) -> bool:
 
 def clear_groups(host: Host) -> None:
     """Remove the empty groups of dead processes, once per process."""
-    _clear_once(os.getpid(), tuple(sorted(set(host.cgroup_folders.values()))))
+    _clear_once(os.getpid(), _folders(host))
+
+
+def remove_groups(host: Host) -> list[str]:
+    """Remove the empty groups of dead processes now; return the name of each, which it has with every controller."""
+    return _remove(_folders(host))
+
+
+def _folders(host: Host) -> tuple[str, ...]:
+    return tuple(sorted(set(host.cgroup_folders.values())))
 
 
 @functools.cache
 def _clear_once(_pid: int, folders: tuple[str, ...]) -> None:
+    _remove(folders)
+
+
+def _remove(folders: Iterable[str]) -> list[str]:
+    removed = set()
     for folder in folders:
         try:
             names = os.listdir(folder)
@@ -47,3 +62,5 @@ def _clear_once(_pid: int, folders: tuple[str, ...]) -> None:
                 os.rmdir(f"{folder}/{name}")
             except OSError:
                 continue  # it is not empty, or somebody else was faster
+            removed.add(name)
+    return sorted(removed)

@@ -17,12 +17,32 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 
-from .contestants import CODE, PLAIN, WARM, Entrants, Event, Setting, bubblewrap, cold, output_of, plain, warm
+from cloche.runtime.options import SandboxOptions
+
+from .contestants import (
+    CODE,
+    PLAIN,
+    WARM,
+    Entrants,
+    Event,
+    Setting,
+    bubblewrap,
+    cold,
+    library_call,
+    output_of,
+    plain,
+    warm,
+)
 from .driver import Driver, PeerFailed
+from .remains import cool_down
 from .sessions import cell
 from .turns import Contestant, LeftOut, reason_of, timed
 
+DOCKER_RUN, DOCKER_RUN_GVISOR = "docker run", "docker run, gVisor"
+LLM_DOCKER = ("llm-sandbox, docker", "llm-sandbox, docker pool")
+DOCKER_COLD, DOCKER_WARM, GVISOR_WARM = "cloche, docker cold", "cloche, docker warm", "cloche, gVisor warm"
 SLOTS = 4  # what a peer may keep ready ahead
 HERE = Path(__file__).resolve().parent
 IMAGE_NAME = "image.name"
@@ -88,6 +108,14 @@ def _docker(setting: Setting) -> list[str]:
     return [_program("docker"), "run", *DOCKER_OPTIONS, setting.image, "python3", "-c", CODE]
 
 
+def _docker_on_gvisor(setting: Setting) -> list[str]:
+    _check_image(setting)
+    docker = _program("docker")
+    if "runsc" not in output_of([docker, "info", "--format", "{{json .Runtimes}}"]).decode():
+        raise PeerFailed("this docker daemon does not know gVisor's runsc")
+    return [docker, "run", "--runtime=runsc", *DOCKER_OPTIONS, setting.image, "python3", "-c", CODE]
+
+
 def _check_image(setting: Setting) -> None:
     """Raise PeerFailed when the image was never built here: nobody may go and look for it elsewhere."""
     kept = _folder(setting) / IMAGE_NAME
@@ -109,7 +137,7 @@ def _folder(setting: Setting) -> Path:
 
 
 PEERS = (
-    Peer(name="docker run", call=f"docker run {' '.join(DOCKER_OPTIONS)} IMAGE python3 -c 'print(1)'",
+    Peer(name=DOCKER_RUN, call=f"docker run {' '.join(DOCKER_OPTIONS)} IMAGE python3 -c 'print(1)'",
          command=_docker, is_driven=False),
     Peer(name="sandlock", call="sandlock.Sandbox(fs_readable=..., clean_env=True, max_memory='256M', max_processes=64)"
          ".run([python, '-c', 'print(1)'])", command=partial(_python_driver, "sandlock")),
@@ -134,6 +162,13 @@ PEERS = (
 )  # fmt: skip
 
 
+ON_GVISOR = Peer(
+    name=DOCKER_RUN_GVISOR, call=f"docker run --runtime=runsc {' '.join(DOCKER_OPTIONS)} IMAGE python3 -c 'print(1)'",
+    command=_docker_on_gvisor, is_driven=False,
+)  # fmt: skip
+CONTAINER_PEERS = tuple(
+    peer for peer in (*PEERS, ON_GVISOR) if peer.name in (DOCKER_RUN, DOCKER_RUN_GVISOR, *LLM_DOCKER)
+)
 CELL_PEERS = (
     Peer(name="kern, warm kernel cell", call="run_code('x = 1; x') of one kern_sandbox.Sandbox(...).kernel()",
          command=partial(_python_driver, "kern-kernel")),
@@ -147,6 +182,27 @@ def peers(setting: Setting, stack: ExitStack) -> Entrants:
     yield cold()
     yield warm()
     yield from _present(PEERS, setting, stack)
+
+
+def containers(setting: Setting, stack: ExitStack) -> Entrants:
+    """Enter Cloche's containers, cold and warm, on the daemon's own runtime and on gVisor, beside others."""
+    yield plain()
+    present = list(_present(CONTAINER_PEERS, setting, stack))
+    there = {one.name for one in present if isinstance(one, Contestant)}
+    yield from present
+    if DOCKER_RUN in there:
+        stack.callback(cool_down, "docker")
+    for name, runtime, asked in (
+        (DOCKER_COLD, DOCKER_RUN, {"backend": "docker", "level": "jail", "warm": False}),
+        (DOCKER_WARM, DOCKER_RUN, {"backend": "docker", "level": "jail"}),
+        (GVISOR_WARM, DOCKER_RUN_GVISOR, {"backend": "gvisor"}),
+    ):
+        if runtime not in there:
+            yield LeftOut(name=name, reason=f'"{runtime}", which it would be held against, cannot run here')
+            continue
+        words = "".join(f", {key}={value!r}" for key, value in asked.items())
+        options = cast(SandboxOptions, {**asked, "image": setting.image})
+        yield library_call(name, f"cloche.run('print(1)', image=IMAGE{words})", CODE, b"1\n", options)
 
 
 def peer_cells(setting: Setting, stack: ExitStack) -> Entrants:
@@ -172,6 +228,14 @@ PEERS_EVENT = Event(
 )  # fmt: skip
 PEER_EVENTS = (
     PEERS_EVENT,
+    Event(
+        name="containers",
+        title="print(1), containers of one image",
+        enter=containers,
+        reference=DOCKER_RUN,
+        share=0.5,
+        least=5,
+    ),
     Event(name="peer cells", title="a cell of a live session, peers side by side", enter=peer_cells, least=5),
 )
 

@@ -107,9 +107,9 @@ def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
     return [root, *(pid for child in children.get(root, []) for pid in _tree(child, children))]
 
 
-def cool_down() -> None:
+def cool_down(name: str = "local") -> None:
     """End what is kept warm, so that the next event does not pay for the one before."""
-    backend = backend_named("local")
+    backend = backend_named(name)
     cast(_CoolsDown, backend).cool_down()
 
 

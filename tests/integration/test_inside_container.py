@@ -1,0 +1,122 @@
+"""Cloche inside a plain container, with docker's default profile and no privileges, as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon import Daemon
+from tests.inside import lay_out, run_inside
+
+pytestmark = pytest.mark.root
+USERS = pytest.mark.parametrize("user", ["0:0", "61234:61234"], ids=["root", "user"])
+# What `cloche doctor` says to do, in docker's words.
+REMEDY = ("--security-opt=seccomp=unconfined", "--security-opt=systempaths=unconfined")
+RUN = """
+import json, sys, cloche
+try:
+    result = cloche.run(**json.loads(sys.argv[1]))
+    report = {"stdout": result.stdout, "status": result.status, "enforcement": result.enforcement.as_dict()}
+except cloche.ClocheError as error:
+    report = {"error": type(error).__name__, "message": str(error)}
+print(json.dumps(report))
+"""
+LIVE = """
+import cloche
+with cloche.Sandbox() as sandbox:
+    sandbox.write_file("in", b"given")
+    result = sandbox.run("open('out', 'w').write(open('in').read() + ' back')")
+    assert result.ok and str(result.enforcement.level) == "confined", result
+    assert sandbox.read_file("out") == b"given back"
+    assert sandbox.run("cat out; read x; echo $x", language="bash", stdin="y\\n").stdout == "given backy\\n"
+    assert sandbox.run("while True: pass", timeout=0.5).timed_out
+    session = sandbox.session()
+    session.run("x = 41")
+    assert session.run("x + 1").value == 42
+print("all of it")
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give what is shown to a container."""
+    return lay_out(tmp_path_factory.mktemp("project"))
+
+
+def run(docker: Daemon, project: Path, *options: str, **keywords: object) -> dict[str, Any]:
+    """Call `cloche.run` in a container and return its report."""
+    image = docker.image("cloche-test:host")
+    done = run_inside(docker, project, ["python3", "-c", RUN, json.dumps(keywords)], image=image, options=options)
+    report: dict[str, Any] = json.loads(done.stdout or "null") or {"failed": done.stderr}
+    return report
+
+
+@USERS
+def test_it_runs_at_confined_and_says_so(docker: Daemon, project: Path, user: str) -> None:
+    """With the network refused, and what is less than in a jail named with the reason."""
+    report = run(docker, project, f"--user={user}", code="print(6 * 7)")
+    assert (report.get("stdout"), report.get("status")) == ("42\n", "ok"), report
+    told = report["enforcement"]
+    assert (told["level"], told["controls"]["network"]["state"]) == ("confined", "enforced")
+    assert told["controls"]["syscalls"]["state"] == "enforced"
+    for control in ("filesystem", "memory", "cpu", "disk"):
+        assert (told["controls"][control]["state"], bool(told["controls"][control]["reason"])) == ("partial", True)
+    assert told["controls"]["identity"]["state"] == ("enforced" if user == "0:0" else "partial")
+
+
+@USERS
+def test_requiring_a_jail_is_refused_there(docker: Daemon, project: Path, user: str) -> None:
+    """With why, and with what would help in a container."""
+    report = run(docker, project, f"--user={user}", code="print(1)", require="jail")
+    assert report.get("error") == "BackendUnavailable", report
+    assert "namespaces are refused" in report["message"]
+    assert "start it with a seccomp profile that allows unshare, and an unmasked /proc" in report["message"]
+
+
+@USERS
+def test_that_remedy_gives_a_jail(docker: Daemon, project: Path, user: str) -> None:
+    """A container that allows user namespaces, and is no more privileged than that, holds jails."""
+    report = run(docker, project, f"--user={user}", *REMEDY, code="print(1)", require="jail")
+    assert (report.get("stdout"), report["enforcement"]["level"]) == ("1\n", "jail"), report
+
+
+@USERS
+def test_the_doctor_reports_it(docker: Daemon, project: Path, user: str) -> None:
+    """By trying: no jail, a confined run, and the walls that it has."""
+    image, words = docker.image("cloche-test:host"), ["python3", "-m", "cloche", "doctor", "--json"]
+    done = run_inside(docker, project, words, image=image, options=[f"--user={user}"])
+    data = json.loads(done.stdout)
+    assert (done.returncode, data["level"]) == (0, "confined")
+    assert {trial["level"]: trial["status"] for trial in data["trials"]}["jail"] == "refused"
+    works = {feature["name"]: feature["works"] for feature in data["features"]}
+    assert (works["landlock"], works["seccomp filter"], works["user namespace"]) == (True, True, False)
+
+
+@USERS
+def test_files_and_sessions_work_there(docker: Daemon, project: Path, user: str) -> None:
+    """A sandbox keeps its files, a session its state, and a time-out ends what never would."""
+    image = docker.image("cloche-test:host")
+    done = run_inside(docker, project, ["python3", "-c", LIVE], image=image, options=[f"--user={user}"])
+    assert done.stdout == "all of it\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("user", "tests"),
+    [
+        pytest.param("0:0", "test_network.py", id="root-network"),
+        pytest.param("61234:61234", "test_files_reading.py", id="user-reading"),
+        pytest.param("0:0", "", id="root", marks=pytest.mark.soak),
+        pytest.param("61234:61234", "", id="user", marks=pytest.mark.soak),
+    ],
+)
+def test_escape_attempts_are_held_there(docker: Daemon, project: Path, user: str, tests: str) -> None:
+    """All of those at level confined, played in the container: what works in it outside a sandbox does not inside."""
+    words = ["python3", "-m", "pytest", "-p", "no:cacheprovider", "-q", f"tests/escape/{tests}", "-k", "confined"]
+    image = docker.image("cloche-test:host")
+    done = run_inside(docker, project, words, image=image, options=[f"--user={user}"], timeout_s=280)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "counted of" in done.stdout

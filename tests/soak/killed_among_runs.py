@@ -1,0 +1,42 @@
+"""A caller with a hundred runs at once, to be killed among them. Arguments: keywords of `arun` as JSON, and a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from typing import Any
+
+import cloche
+
+RUNS = 100
+CODES = (
+    "print('short')",
+    "open('f', 'wb').write(bytes(1 << 20))",
+    "import time; time.sleep(60)",
+    "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)",
+    "while True: print('x' * 1000)",
+)
+
+
+async def main(keywords: dict[str, Any], seed: int) -> None:
+    """Order them all, and say when the first has come to its end."""
+    chance = random.Random(seed)
+
+    async def once(number: int) -> None:
+        code = CODES[0] if number == 0 else chance.choice(CODES)
+        await cloche.arun(code, timeout=5, **keywords)
+        if number == 0:
+            print("ready", flush=True)
+
+    async def live() -> None:
+        async with cloche.AsyncSandbox(**keywords) as sandbox:
+            while True:
+                await sandbox.run(chance.choice(CODES), timeout=5)
+
+    await asyncio.gather(live(), *(once(number) for number in range(RUNS)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,190 @@
+"""Approvals that wait in a file: who decides elsewhere, what is cancelled, several processes."""
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloche import ApprovalDenied, InvalidRequest
+from cloche.agent.approval import ApprovalRequest, Decision, Gate
+from cloche.agent.queue import ApprovalQueue
+from cloche.agent.risk import Risk
+
+HIGH = ApprovalRequest(tool="run_code", risk=Risk.HIGH, arguments={"code": "print(1)"}, rules={"runs_on": "local"})
+YES = Decision(is_approved=True, by="test")
+
+
+def passes(gate: Gate, request: ApprovalRequest) -> bool:
+    """Tell whether a gate lets a call through."""
+    try:
+        asyncio.run(gate.pass_through(request))
+    except ApprovalDenied:
+        return False
+    return True
+
+
+def test_a_queue_waits_for_who_decides_elsewhere(tmp_path: Path) -> None:
+    """Another holder of the same file sees the request as it was asked, and decides."""
+    path = tmp_path / "approvals.db"
+    asked: list[ApprovalRequest] = []
+
+    def decide() -> None:
+        other = ApprovalQueue(path)
+        while not (waiting := other.waiting()):
+            pass
+        asked.append(waiting[0].request)
+        other.decide(waiting[0].number, YES)
+
+    thread = threading.Thread(target=decide)
+    thread.start()
+    decision = asyncio.run(ApprovalQueue(path, patience_s=60)(HIGH))
+    thread.join(60)
+    assert decision == YES
+    assert asked == [HIGH]
+    assert ApprovalQueue(path).waiting() == []
+
+
+def test_a_queue_is_made_while_another_process_writes(tmp_path: Path) -> None:
+    """Whoever comes second waits, and finds it."""
+    path = tmp_path / "approvals.db"
+    ApprovalQueue(path)
+    other = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    timer = threading.Timer(0.3, other.execute, ["COMMIT"])
+    timer.start()
+    try:
+        assert ApprovalQueue(path).waiting() == []
+    finally:
+        timer.join()
+        other.close()
+
+
+def test_a_queue_denies_at_its_deadline_and_takes_no_late_word(tmp_path: Path) -> None:
+    """Nor one about what was decided, or was never asked."""
+    queue = ApprovalQueue(tmp_path / "approvals.db", patience_s=0.1)
+    assert not asyncio.run(queue(HIGH)).is_approved
+    for number in (1, 7):
+        with pytest.raises(InvalidRequest, match=f"no approval {number} waits"):
+            queue.decide(number, YES)
+
+
+def test_what_nobody_waits_for_any_more_leaves_the_queue(tmp_path: Path) -> None:
+    """A gate that lost its patience has its request closed."""
+    queue = ApprovalQueue(tmp_path / "approvals.db")
+    assert not passes(Gate(queue, patience_s=0.2), HIGH)
+    assert queue.waiting() == []
+
+
+def test_a_file_that_is_no_queue_is_named(tmp_path: Path) -> None:
+    """Before anything waits in it."""
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, however long this text may be" * 100)
+    with pytest.raises(InvalidRequest, match=r"notes\.txt is no queue of approvals"):
+        ApprovalQueue(path)
+
+
+def test_a_queue_is_its_owners_alone(tmp_path: Path) -> None:
+    """Who may write to it may approve."""
+    path = tmp_path / "approvals.db"
+    before = os.umask(0)
+    try:
+        queue = ApprovalQueue(path)
+        assert not asyncio.run(Gate(queue, patience_s=0.1).pass_through(replace(HIGH, risk=Risk.LOW)))
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o666)
+    with pytest.raises(InvalidRequest, match="may be written to by everybody"):
+        ApprovalQueue(path)
+
+
+def test_a_row_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    """Whoever wrote it."""
+    path = tmp_path / "approvals.db"
+    queue = ApprovalQueue(path)
+    with closing(sqlite3.connect(path)) as database, database:
+        for text in ("{", "[]", "{}", '{"risk": 9}', '{"risk": 3, "more": 1}'):
+            database.execute("INSERT INTO approvals (asked_at, expires_at, request) VALUES (0, 9e9, ?)", (text,))
+    waiting: list[ApprovalRequest] = []
+
+    async def main() -> None:
+        asking = asyncio.create_task(queue(HIGH))
+        while not (found := queue.waiting()):  # noqa: ASYNC110 - what another process sees, too
+            await asyncio.sleep(0.01)
+        waiting.extend(one.request for one in found)
+        queue.decide(found[0].number, YES)
+        await asking
+
+    asyncio.run(main())
+    assert waiting == [HIGH]
+
+
+def test_what_is_cancelled_at_once_leaves_the_queue(tmp_path: Path) -> None:
+    """Also before it is known under which number it waits."""
+    queue = ApprovalQueue(tmp_path / "approvals.db")
+
+    async def main() -> None:
+        asking = asyncio.create_task(queue(HIGH))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    asyncio.run(main())
+    assert queue.waiting() == []
+
+
+def test_a_locked_queue_does_not_hold_up_who_cancels(tmp_path: Path) -> None:
+    """The loop goes on meanwhile."""
+    path = tmp_path / "approvals.db"
+    queue = ApprovalQueue(path)
+
+    async def main() -> float:
+        asking = asyncio.create_task(queue(HIGH))
+        while not queue.waiting():  # noqa: ASYNC110 - what another process sees, too
+            await asyncio.sleep(0.01)
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("BEGIN EXCLUSIVE")
+            begun = time.monotonic()
+            asking.cancel()
+            await asyncio.sleep(0.1)
+            held_up = time.monotonic() - begun
+            database.rollback()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        return held_up
+
+    assert asyncio.run(main()) < 5
+
+
+def test_several_processes_make_and_use_one_queue(tmp_path: Path) -> None:
+    """None of them finds it broken, and none of the requests is lost."""
+    program = (
+        "import asyncio, sys\n"
+        "from cloche.agent.approval import ApprovalRequest\n"
+        "from cloche.agent.queue import ApprovalQueue\n"
+        "from cloche.agent.risk import Risk\n"
+        "asked = ApprovalRequest(tool='run_code', risk=Risk.HIGH, arguments={'code': '1'})\n"
+        "print(asyncio.run(ApprovalQueue(sys.argv[1])(asked)).by)"
+    )
+    path = tmp_path / "approvals.db"
+    asking = [
+        subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True) for _ in "1234"
+    ]
+    queue = ApprovalQueue(path)
+    decided, deadline = 0, time.monotonic() + 60
+    while decided < 4:
+        assert time.monotonic() < deadline
+        for one in queue.waiting():
+            queue.decide(one.number, YES)
+            decided += 1
+    assert [process.communicate(timeout=60)[0] for process in asking] == ["test\n"] * 4

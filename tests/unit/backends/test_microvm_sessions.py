@@ -1,0 +1,93 @@
+"""Places in a virtual machine, and sessions there, decided and carried without one."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloche.backends.containers.session_program import LINK
+from cloche.backends.microvm.image import Image
+from cloche.backends.microvm.session_program import build_session_program
+from cloche.backends.microvm.wires import Beyond, PortWire
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.limits import Limits
+
+MARK = b"0123456789abcdef"
+
+
+def image(*programs: str) -> Image:
+    """Return an image whose disk holds these programs."""
+    paths = {name: f"/usr/bin/{name}" for name in programs}
+    return Image(folder=Path("/nowhere"), id="ab" * 32, python="3.11", programs=paths, versions={})
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 1000])
+def test_nothing_counts_before_the_mark(size: int) -> None:
+    """What the place before left in a port is left out, however it is cut; a mark that comes again is data."""
+    beyond, said = Beyond(MARK), b"stale 0123456" + MARK + b"new" + MARK + b"data"
+    pieces = [beyond.feed(said[at : at + size]) for at in range(0, len(said), size)]
+    assert b"".join(pieces) == b"new" + MARK + b"data"
+
+
+@pytest.fixture
+def port() -> Iterator[tuple[PortWire, socket.socket]]:
+    """Give the wire of a place, and the other end of its port."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(5)
+    with ours, theirs:
+        wire = PortWire(ours, MARK)
+        yield wire, theirs
+        wire.close()
+
+
+def test_what_was_said_before_the_end_is_heard(port: tuple[PortWire, socket.socket]) -> None:
+    """The end of a place is told elsewhere, and may overtake its last words."""
+    wire, theirs = port
+    theirs.sendall(b"stale" + MARK + b"last" * 50_000)
+    wire.hang_up()
+    assert b"".join(data for _, data in wire.pieces()) == b"last" * 50_000
+    with pytest.raises(ConnectionError):
+        wire.send(b"to nobody")
+
+
+def test_a_port_that_is_dead_ends_nothing_by_itself(port: tuple[PortWire, socket.socket]) -> None:
+    """Whoever knows why says so."""
+    wire, theirs = port
+    theirs.sendall(MARK + b"x")
+    theirs.close()
+    heard: list[bytes] = []
+    reading = threading.Thread(target=lambda: heard.extend(data for _, data in wire.pieces()))
+    reading.start()
+    reading.join(0.2)
+    assert (reading.is_alive(), heard) == (True, [b"x"])
+    wire.hang_up()
+    reading.join(5)
+    assert not reading.is_alive()
+
+
+def test_python_is_forked_and_others_are_driven() -> None:
+    """The first process of a place becomes Python's interpreter; an engine of the disk's is started with its driver."""
+    disk = image("python3", "bash", "node")
+    python = build_session_program("python", {"A": "b"}, disk)
+    assert (python.commands, python.generated, python.env["A"], python.env["HOME"]) == ((), {}, "b", "/workspace")
+    for language, program in (("javascript", "node"), ("bash", "bash")):
+        session = build_session_program(language, {}, disk)
+        (command,), (path,) = session.commands, session.generated
+        assert (command[0], command[-2:], session.python) == (f"/usr/bin/{program}", (path, str(LINK)), None)
+        assert json.loads(json.dumps(session.order(Limits())))["generated"][path]
+
+
+def test_what_the_disk_lacks_has_its_remedy() -> None:
+    """So has a language without sessions; and variables that come too late are refused."""
+    disk = image("python3", "bash")
+    with pytest.raises(BackendUnavailable, match="images build --package nodejs"):
+        build_session_program("javascript", {}, disk)
+    with pytest.raises(BackendUnavailable, match="no sessions of go"):
+        build_session_program("go", {}, disk)
+    with pytest.raises(InvalidRequest, match="PYTHON"):
+        build_session_program("python", {"PYTHONPATH": "/x"}, disk)
