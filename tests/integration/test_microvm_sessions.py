@@ -53,10 +53,7 @@ sandbox = cloche.Sandbox(backend="microvm", timeout=120).__enter__()
 session = sandbox.session()
 session.run("import time; print(1, flush=True); time.sleep(600)", on_output=lambda *_: print("up", flush=True))
 """
-HOSTILE = {
-    **{name: docker.HOSTILE[name] for name in list(docker.HOSTILE)[:4]},
-    "forks without end": "import os\nwhile os.fork() >= 0: pass",
-}
+HOSTILE = {name: docker.HOSTILE[name] for name in list(docker.HOSTILE)[:4]}
 
 
 def parent_of(process: int) -> int:
@@ -141,19 +138,26 @@ def test_a_run_that_is_killed_for_its_memory_is_not_the_sessions_end(sandbox: Sa
 
 
 @pytest.mark.soak  # for its length
-@pytest.mark.parametrize(
-    "code",
-    [
-        pytest.param(code, id=name.replace(" ", "_"), marks=[pytest.mark.soak] if number else [])
-        for number, (name, code) in enumerate(HOSTILE.items())
-    ],
-)
+@pytest.mark.parametrize("code", HOSTILE.values(), ids=[name.replace(" ", "_") for name in HOSTILE])
 def test_a_hostile_cell_harms_its_session_only(sandbox: Sandbox, session: Session, code: str) -> None:
-    """The session is lost, within seconds; another one in the same machine goes on."""
+    """The session is lost, within a time; another one in the same machine goes on."""
     with sandbox.session("bash") as other:
         other.run("n=20")
-        docker.check_hostile(session, code)
+        docker.check_hostile(session, code, within_s=200)  # emulated, and all processors may be busy
         assert other.run("echo $((n + 1))").stdout == "21\n"
+
+
+@pytest.mark.soak  # for its length
+def test_a_fork_bomb_harms_its_session_only(sandbox: Sandbox, session: Session) -> None:
+    """Whether the limit on processes or that on memory comes first: nobody else notices, and a restart begins anew."""
+    with sandbox.session("bash") as other:
+        other.run("n=20")
+        result = session.run("import os\nwhile os.fork() >= 0: pass", timeout=10)
+        assert not result.ok
+        assert other.run("echo $((n + 1))").stdout == "21\n"
+        assert sandbox.run("print(1)").stdout == "1\n"
+        session.restart()
+        assert session.run("1").value == 1
 
 
 @pytest.mark.soak  # for its length
@@ -181,46 +185,25 @@ def test_what_a_session_promises_holds_in_a_machine(session: Session, claim: Cal
 @pytest.mark.soak  # for its length
 def test_a_flood_costs_the_cell_only(session: Session) -> None:
     """Head and tail are kept of what is long; what never ends is interrupted, and the state kept."""
-    session.run("x = 1")
-    result = session.run("print('A' * 100_000 + 'Z' * 100_000)")
-    assert (result.truncated, result.stdout[:3], result.stdout[-4:]) == (True, "AAA", "ZZZ\n")
-    result = session.run("while True: print('x' * 10_000)")
-    assert (result.status, result.meta["state"]) == ("output_limit", "kept")
-    result = session.run("print(x)")
-    assert (result.stdout, result.truncated) == ("1\n", False)
+    docker.check_flood(session)
 
 
 @pytest.mark.soak  # for its length
 def test_a_long_cell_gets_there(session: Session) -> None:
     """Megabytes of code and of what is shown pass the link whole."""
-    text = "line of text\\n" * 200_000
-    assert session.run(f"text = '{text}'; len(text)").value == 13 * 200_000
-    shown = session.run("display({'text/x': text}, raw=True)").outputs[0].data["text/x"]
-    assert shown == "line of text\n" * 200_000
+    docker.check_long_cell(session)
 
 
 @pytest.mark.soak
 def test_files_that_change_while_they_are_looked_at(session: Session) -> None:
     """What a thread of the guest's does meanwhile costs nobody anything."""
-    session.run(docker.MOVES)
-    for number in range(5):
-        result = session.run(f"{number}", timeout=60)
-        assert (result.value, result.meta["state"]) == (number, "kept")
+    docker.check_moving_files(session, 5)
 
 
 @pytest.mark.soak  # for its length
 def test_an_unused_session_expires_and_leaves_the_files(sandbox: Sandbox) -> None:
     """It ends by itself, says why, and can be begun anew."""
-    with sandbox.session(idle_timeout="0.3s") as session:
-        session.run("open('f', 'w').write('kept')")
-        deadline = time.monotonic() + 60
-        while session.is_alive and time.monotonic() < deadline:
-            time.sleep(0.05)
-        with pytest.raises(cloche.InvalidRequest, match="has expired"):
-            session.run("1")
-        assert sandbox.read_file("f") == b"kept"
-        session.restart()
-        assert session.run("open('f').read()").value == "kept"
+    docker.check_expiry(sandbox)
 
 
 @pytest.mark.soak  # for its length

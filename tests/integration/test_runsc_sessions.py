@@ -105,10 +105,7 @@ def test_a_hostile_cell_harms_its_session_only(session: Session, code: str) -> N
 @pytest.mark.soak
 def test_files_that_change_while_they_are_looked_at(session: Session) -> None:
     """What a thread of the guest's does meanwhile costs nobody anything; what comes out it could read itself."""
-    session.run(docker.MOVES)
-    for number in range(10):
-        result = session.run(f"{number}", timeout=30)
-        assert (result.value, result.meta["state"]) == (number, "kept")
+    docker.check_moving_files(session, 10)
 
 
 @pytest.mark.soak  # for its length

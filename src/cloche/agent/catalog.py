@@ -102,50 +102,27 @@ def _tool(name: str, deed: Deed, description: str, **fields: Any) -> Tool:  # no
     return Tool(name=name, deed=deed, description=description, tiers=tiers, **fields)
 
 
+def _program(name: str, description: str, languages: tuple[str, ...]) -> Tool:
+    """Return a tool that runs a program in one of some languages, by default the first."""
+    language = _text("The language.", enum=list(languages), default=languages[0])
+    chosen = {"language": language} if len(languages) > 1 else {}
+    properties = {"code": _CODE, **chosen, "timeout": _TIMEOUT}
+    told = f"{description} {_SANDBOXED}"
+    return _tool(name, Deed.RUN, told, properties=properties, languages=languages)
+
+
 TOOLS: Mapping[str, Tool] = {
     tool.name: tool
     for tool in (
-        _tool(
-            "run_code",
-            Deed.RUN,
-            f"Run a program that you wrote, and get what it prints. {_SANDBOXED}",
-            properties={
-                "code": _CODE,
-                "language": _text("The language.", enum=list(DEFAULT_LANGUAGES), default="python"),
-                "timeout": _TIMEOUT,
-            },
-            languages=DEFAULT_LANGUAGES,
-        ),
-        _tool(
-            "run_python_code",
-            Deed.RUN,
-            f"Run a Python program, and get what it prints. {_SANDBOXED}",
-            properties={"code": _CODE, "timeout": _TIMEOUT},
-            languages=("python",),
-        ),
-        _tool(
+        _program("run_code", "Run a program that you wrote, and get what it prints.", DEFAULT_LANGUAGES),
+        _program("run_python_code", "Run a Python program, and get what it prints.", ("python",)),
+        _program(
             "code_exec",
-            Deed.RUN,
             "Run a program. It has no access to host files or to the agent's workspace of notes, and no package "
-            f"managers. Use the file tools for all file operations. {_SANDBOXED}",
-            properties={
-                "code": _CODE,
-                "language": _text("The language.", enum=list(DEFAULT_LANGUAGES), default="python"),
-                "timeout": _TIMEOUT,
-            },
-            languages=DEFAULT_LANGUAGES,
+            "managers. Use the file tools for all file operations.",
+            DEFAULT_LANGUAGES,
         ),
-        _tool(
-            "code.execute",
-            Deed.RUN,
-            f"Run a program in Python or C#. {_SANDBOXED}",
-            properties={
-                "code": _CODE,
-                "language": _text("The language.", enum=["python", "csharp"], default="python"),
-                "timeout": _TIMEOUT,
-            },
-            languages=("python", "csharp"),
-        ),
+        _program("code.execute", "Run a program in Python or C#.", ("python", "csharp")),
         _tool(
             "os.execute_sandboxed",
             Deed.SHELL,
