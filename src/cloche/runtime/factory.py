@@ -60,6 +60,7 @@ _LOCAL = "cloche.backends.local:LocalBackend"
 _DOCKER = "cloche.backends.docker:DockerBackend"
 _RUNSC = "cloche.backends.runsc:RunscBackend"
 _MICROVM = "cloche.backends.microvm:MicroVMBackend"
+_FIRECRACKER = "cloche.backends.microvm:FirecrackerBackend"
 
 PROVIDERS: Mapping[str, Provider] = {
     "local": Provider(summary="native Linux jail, nothing to set up", target=_LOCAL),
@@ -75,7 +76,7 @@ PROVIDERS: Mapping[str, Provider] = {
         takes_image=True,
         asks_around=True,
     ),
-    "firecracker": Provider(summary="microVM on Firecracker", needs="Firecracker"),
+    "firecracker": Provider(summary="throwaway virtual machine on Firecracker", target=_FIRECRACKER, asks_around=True),
     "microvm": Provider(summary="throwaway virtual machine on QEMU", target=_MICROVM, asks_around=True),
     "microsandbox": Provider(summary="microsandbox server", needs="its server"),
     "e2b": Provider(summary="E2B cloud", needs="a remote service"),
