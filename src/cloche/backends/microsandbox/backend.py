@@ -10,6 +10,7 @@ from typing import Any
 from cloche.core.capabilities import Capabilities
 from cloche.core.enforcement import Enforcement, shortfalls
 from cloche.core.errors import BackendUnavailable
+from cloche.core.languages import LANGUAGES
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
@@ -23,7 +24,7 @@ from .sandbox import MicrosandboxOpenSandbox
 from .trial import NEEDS_KVM, check_host
 
 ANY_LANGUAGE = "*"
-IMAGE = "python:3.12-slim"
+IMAGE = LANGUAGES["python"].image  # what has no Python could not hold our first process
 
 
 class MicrosandboxBackend:
@@ -90,6 +91,7 @@ class MicrosandboxBackend:
         return package
 
     def _image_for(self, language: str) -> str:
+        """Return the image that is configured for a language, else the usual one."""
         return self._images.get(language) or self._images.get(ANY_LANGUAGE) or IMAGE
 
 
