@@ -176,7 +176,7 @@ def test_the_monitor_is_locked_up(setting: Setting) -> None:
         (root / "new").touch()
 
 
-@pytest.mark.once
+@pytest.mark.soak
 def test_what_never_gets_up_is_no_kvm(program: Path, microvm_image: Path, tmp_path: Path) -> None:
     """A monitor that takes all calls, and whose machine hangs, is given up in time; nothing of it is left."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):

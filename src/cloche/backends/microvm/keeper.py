@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import resource
-import runpy
 import select
 import signal
 import stat
@@ -91,6 +90,8 @@ def caller_watch() -> list[int]:
 
 def has_cell(order: dict[str, Any]) -> bool:
     """Make the root that the monitor is to have; tell whether it was made."""
+    import runpy  # nobody else's start should wait for it
+
     place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cell.py")
     try:
         runpy.run_path(place)["enter"](ctypes.CDLL(None, use_errno=True), order)
@@ -105,12 +106,12 @@ def main() -> int:
     """Start the monitor and wait for its end, or the caller's."""
     order = json.loads(sys.argv[1])
     order["keeper"] = os.getpid()
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the caller's to decide about
     watched = [0, *caller_watch()]
-    if "cell" in order and not has_cell(order):
+    if "cell" in order and not has_cell(order):  # before this process is nobody's to look at, for then not even its own
         return CANNOT_START
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     child = os.fork()
     if child == 0:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
