@@ -1,7 +1,7 @@
 """Whether microsandbox can run machines here: found out by running one, in a process of its own, for five seconds.
 
-That `/dev/kvm` opens does not say it: there are hosts where it does and guests hang. The trial's machine has an empty
-folder for its root and a home of its own, so nothing is fetched and nothing of the user's is touched. What hangs is
+That `/dev/kvm` opens does not say it: there are hosts where it does and guests hang. The trial's machine has empty
+folders for its root and a home of its own, so nothing is fetched and nothing of the user's is touched. What hangs is
 killed with its process group, and the answer is kept in a file until the next boot.
 """
 
@@ -25,6 +25,7 @@ from cloche.core.errors import BackendUnavailable
 log = logging.getLogger("cloche.microsandbox")
 KVM = Path("/dev/kvm")
 TRIAL_S = 5.0
+FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp")  # what any system has places for
 NEEDS_KVM = "Use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
 USE_OTHERS = 'Or another backend: "microvm" needs no KVM, "local" nothing at all.'
 SCRIPT = """
@@ -123,7 +124,8 @@ def try_out(script: str, patience_s: float) -> str:
     """Run a script in a home of its own, and return how it failed; nothing of it is left."""
     with tempfile.TemporaryDirectory(prefix="cloche-microsandbox-", ignore_cleanup_errors=True) as home:
         root = Path(home) / "root"
-        root.mkdir()
+        for name in FOLDERS:
+            (root / name).mkdir(parents=True)
         env = {**os.environ, "HOME": home, "MSB_HOME": f"{home}/msb"}
         process = subprocess.Popen(
             [sys.executable, "-c", script, str(root)], env=env, stdin=subprocess.DEVNULL,
