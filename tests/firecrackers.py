@@ -32,17 +32,32 @@ def stand_in_backend(program: Path) -> FirecrackerBackend:
     return FirecrackerBackend(given=(Firecracker(program=str(program), pace=PACE), Found(kind="kvm")))
 
 
-def programs_of(caller: int | None = None) -> set[int]:
-    """Return the numbers of the stand-ins that run: those of one caller, or all."""
-    found = set()
-    for entry in os.listdir("/proc"):
-        try:
-            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0") if entry.isdigit() else []
-        except OSError:
-            continue
-        if b"/firecracker" in words and b"--api-sock" in words and caller in (None, _parent(_parent(int(entry)))):
-            found.add(int(entry))
-    return found
+def programs_of(caller: int) -> set[int]:
+    """Return the numbers of the stand-ins that a process has started."""
+    return {one for one in _numbers() if _is_stand_in(one) and _parent(_parent(one)) == caller}
+
+
+def machines_of(caller: int) -> set[int]:
+    """Return them with what they run machines with."""
+    programs = programs_of(caller)
+    return programs | {one for one in _numbers() if _parent(one) in programs}
+
+
+def _numbers() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def are_there(processes: set[int]) -> bool:
+    """Tell whether any of these still runs."""
+    return any(_parent(one) for one in processes)
+
+
+def _is_stand_in(process: int) -> bool:
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"/firecracker" in words and b"--api-sock" in words
 
 
 def _parent(process: int) -> int:

@@ -31,8 +31,7 @@ from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Status
 from cloche.runtime.factory import capabilities_of
-from tests.firecrackers import pack_stand_in, programs_of, stand_in_backend
-from tests.microvms import monitors
+from tests.firecrackers import are_there, machines_of, pack_stand_in, programs_of, stand_in_backend
 
 pytestmark = pytest.mark.timeout(600)
 LIMITS = Limits(memory_bytes=96 << 20, disk_bytes=16 << 20, pids=32, timeout_s=120)
@@ -78,12 +77,13 @@ async def opened(program: Path) -> AsyncIterator[MicroVMOpenSandbox]:
 @pytest.fixture(scope="module")
 def setting(program: Path) -> Iterator[Setting]:
     """Have one machine; afterwards it is gone, with its monitor."""
-    before, programs = monitors(), programs_of()
     with asyncio.Runner() as loop:
         opening = opened(program)
         yield Setting(loop, loop.run(opening.__aenter__()))
+        machine = machines_of(os.getpid())
         loop.run(opening.__aexit__(None, None, None))
-    assert (monitors() - before, programs_of() - programs) == (set(), set())
+    assert len(machine) == 2  # the monitor, and what emulates for it
+    assert not are_there(machine)
 
 
 def run(setting: Setting, code: str, **more: object) -> str:
@@ -181,26 +181,25 @@ def test_what_never_gets_up_is_no_kvm(program: Path, microvm_image: Path, tmp_pa
     """A monitor that takes all calls, and whose machine hangs, is given up in time; nothing of it is left."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         pytest.skip("missing: /dev/kvm")
-    before = programs_of()
     hanging = tmp_path / "firecracker"
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
     found = find_acceleration(find_image(), Firecracker(program=str(hanging)))
     assert found.kind == "tcg"
     assert "within 5 s" in found.reason
-    assert programs_of() == before
+    assert not programs_of(os.getpid())
 
 
 @pytest.mark.soak
 def test_a_killed_caller_leaves_nothing(program: Path) -> None:
     """Killed in the middle of a boot, it takes the machine and its monitor with it."""
-    before, programs = monitors(), programs_of()
     words = [sys.executable, "-c", CALLER, str(program), str(Path(__file__).parents[2])]
     caller = subprocess.Popen(words)
-    _wait_until(lambda: bool(monitors() - before))
+    _wait_until(lambda: len(machines_of(caller.pid)) == 2)
+    machine = machines_of(caller.pid)
     caller.send_signal(signal.SIGKILL)
     caller.wait()
-    _wait_until(lambda: not monitors() - before and not programs_of() - programs)
+    _wait_until(lambda: not are_there(machine))
 
 
 @pytest.mark.soak
