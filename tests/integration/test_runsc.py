@@ -18,7 +18,7 @@ from cloche.backends.host import measure_host
 from cloche.backends.runsc import RunscBackend
 from cloche.core.levels import Level
 from cloche.runtime.factory import capabilities_of
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.leftovers import Snapshot, wait_for_leftovers, what_stays
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "gvisor_alone")
 KERNEL = "print(open('/proc/version').read())"
@@ -193,7 +193,7 @@ def test_what_nobody_could_remove_goes_later(words: list[str]) -> None:
     caller.kill()
     caller.wait()
     caller.stdout.close()
-    left = wait_for_leftovers(before, patience_s=2)
+    left = what_stays(before, for_s=2)
     assert [line for line in left if not line.startswith("cgroup: ")] == []
     assert all(f"/cloche-{caller.pid}-" in line for line in left)
     if measure_host().cgroup_version:

@@ -20,7 +20,7 @@ KILLS, LATEST_S, PATIENCE_S = 4, 6.0, 60
 ROOT = Path(__file__).parents[2]
 IMAGE = "cloche-test:python"
 
-pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.engine, pytest.mark.timeout(600)]
 
 
 def kill_among_runs(keywords: dict[str, object], chance: random.Random) -> None:
@@ -59,7 +59,7 @@ def check(keywords: dict[str, object], is_clean: Callable[[], bool], kills: int 
 def sockets() -> set[str]:
     """Return the Unix sockets with a path that could be ours."""
     rows = Path("/proc/net/unix").read_text().splitlines()[1:]
-    return {row.split()[-1] for row in rows if "cloche" in row.split()[-1]}
+    return {path for path in (row.split()[-1] for row in rows) if path.startswith("/") and "cloche" in path}
 
 
 def test_containers_of_docker(docker: Daemon) -> None:
