@@ -6,6 +6,7 @@ suites of one user that run beside each other find nothing of one another's.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -41,11 +42,14 @@ def _end_the_others() -> None:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for one in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-            os.kill(int(one), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.kill(int(one), signal.SIGKILL)
         try:
-            os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         except ChildProcessError:
             return
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

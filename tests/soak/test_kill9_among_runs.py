@@ -20,7 +20,7 @@ KILLS, LATEST_S, PATIENCE_S = 4, 6.0, 60
 ROOT = Path(__file__).parents[2]
 IMAGE = "cloche-test:python"
 
-pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.timeout(600)]
 
 
 def kill_among_runs(keywords: dict[str, object], chance: random.Random) -> None:
@@ -73,6 +73,7 @@ def test_containers_of_docker_on_gvisor(gvisor: Daemon) -> None:
     check(asked, lambda: gvisor.is_clean(patience_s=3))
 
 
+@pytest.mark.container
 def test_containers_of_gvisor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a daemon: no process, mount, folder or control group."""
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
