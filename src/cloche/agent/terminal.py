@@ -7,10 +7,14 @@ import select
 import sys
 import termios
 import threading
-from typing import IO
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, Any
 
 from .approval import ON_HOST, ApprovalRequest, Decision, in_own_thread
 from .risk import Risk
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 YES, ALWAYS = ("y", "yes"), ("a", "always")
 LOOK_S = 0.05
@@ -58,26 +62,35 @@ class AskTerminal:
 
     def _show(self, request: ApprovalRequest) -> None:
         from rich.console import Console
-        from rich.markup import escape
-        from rich.syntax import Syntax
 
         console = Console(file=self._output or sys.stderr, emoji=False)
         asks = "Confirm once more" if request.is_confirmation else "Approve"
-        where = escape(str(request.rules.get("runs_on")))
-        console.print(f"[bold]{asks} {escape(request.tool)}[/bold] ({request.risk}, on {where})?")
-        for name, value in request.arguments.items():
-            if name in ("code", "command"):
-                language = str(request.arguments.get("language", "bash" if name == "command" else "python"))
-                console.print(Syntax(_plain(str(value)), language, word_wrap=True))
-                console.print(_cautions(str(value)), style="bold", markup=False, end="")
-            else:
-                console.print(f"{name}: {_plain(str(value))}", markup=False)
-        if rules := _rules(request):
-            console.print(f"rules: {rules}", markup=False)
-        if request.changes:
-            console.print(Syntax(_plain(request.changes), "diff", word_wrap=True))
+        where = plain(str(request.rules.get("runs_on")))
+        console.print(f"{asks} {plain(request.tool)} ({request.risk}, on {where})?", style="bold", markup=False)
+        show_request(request, console)
         remember = ", a: yes and remember" if request.risk is Risk.HIGH else ""
         console.print(f"[y: yes{remember}, anything else: no] ", end="", markup=False)
+
+
+def show_request(request: ApprovalRequest, console: Console) -> None:
+    """Print what is asked for, in colours where the console has them: the code, the rules, what changed.
+
+    Nothing of it is obeyed by a terminal; what cannot be seen is shown as an escape.
+    """
+    from rich.syntax import Syntax
+
+    for name, value in request.arguments.items():
+        if name in ("code", "command"):
+            language = str(request.arguments.get("language", "bash" if name == "command" else "python"))
+            console.print(Syntax(plain(str(value)), language, word_wrap=True))
+            console.print(_cautions(str(value)), style="bold", markup=False, end="")
+        else:
+            console.print(f"{plain(name)}: {plain(str(value))}", markup=False, highlight=False)
+    if rules := rules_in_words(request):
+        console.print(f"rules: {plain(rules)}", markup=False, highlight=False)
+    if request.changes:
+        console.print("since the last call:", style="bold", markup=False)
+        console.print(Syntax(plain(request.changes), "diff", word_wrap=True))
 
 
 async def _line(answers: IO[str]) -> str:
@@ -91,17 +104,24 @@ async def _line(answers: IO[str]) -> str:
     return answers.readline()
 
 
-def _rules(request: ApprovalRequest) -> str:
+def rules_in_words(request: ApprovalRequest) -> str:
     """Say what will hold, and where nothing does, that."""
-    policy, limits = request.rules.get("policy"), request.rules.get("limits", {})
-    told = [f"network {policy['network']}"] if policy else []
+    policy, limits = _mapping(request.rules.get("policy")), _mapping(request.rules.get("limits"))
+    told = [f"network {policy['network']}"] if "network" in policy else []
+    for name, words in (("network_allow", "to"), ("packages", "packages"), ("best_effort", "not required:")):
+        if named := policy.get(name):
+            told.append(f"{words} {named if isinstance(named, str) else ', '.join(map(str, named))}")
     if request.rules.get("runs_on") == ON_HOST:
         told.append("no sandbox: all of the host's files and network")
     if "timeout_s" in limits:
-        told.append(f"{limits['timeout_s']:g} s")
+        told.append(f"at most {limits['timeout_s']:g} s")
     if "memory_bytes" in limits:
-        told.append(f"{limits['memory_bytes'] >> 20} MiB")
+        told.append(f"{limits['memory_bytes'] >> 20} MiB of memory")
     return ", ".join(told)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _cautions(text: str) -> str:
@@ -121,7 +141,7 @@ def _is_seen(char: str) -> bool:
     return char in "\n\t" or (char.isprintable() and char not in _UNSEEN)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return text without what a terminal would obey: what is approved must be what is seen."""
     return "".join(char if _is_seen(char) else _escape(ord(char)) for char in text)
 
