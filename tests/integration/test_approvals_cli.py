@@ -4,12 +4,13 @@ import asyncio
 import io
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,10 @@ def test_a_number_or_a_queue_that_is_not_there_is_named(do: Callable[..., int], 
     with pytest.raises(InvalidRequest, match=r"there is no queue .*elsewhere\.db; it is made by whoever asks"):
         do(str(missing), 7, as_json=False)
     assert not missing.exists()
+    with closing(sqlite3.connect(missing)) as database, database:
+        database.execute("CREATE TABLE approvals (id INTEGER)")
+    with pytest.raises(InvalidRequest, match=r"elsewhere\.db cannot be used as a queue of approvals: no such column"):
+        do(str(missing), 7, as_json=False)
 
 
 def test_a_terminal_obeys_nothing_of_what_is_shown(queue: str, capsys: pytest.CaptureFixture[str]) -> None:

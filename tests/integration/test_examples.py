@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents import blocks
 from tests.scripted_openai import calls, says, scripted
 
 pytestmark = pytest.mark.once
@@ -50,6 +51,12 @@ def test_an_agent_behind_openais_protocol_runs_code() -> None:
 def test_plain_functions_are_called_like_any_other() -> None:
     """One writes, one runs what reads."""
     assert run("plain_functions.py") == "Wrote 6 characters to numbers.txt.\n12\n"
+
+
+def test_what_the_documents_show_is_what_runs() -> None:
+    """Line by line."""
+    (shown,) = blocks(EXAMPLES.parent / "docs" / "agents.md", "py")
+    assert shown in (EXAMPLES / "langchain_agent.py").read_text()
 
 
 @pytest.mark.parametrize(

@@ -128,11 +128,14 @@ class ApprovalQueue:
         found = []
         for number, asked, expires, text, decided in rows:
             try:
-                request, decision = _read_request(text), _read_decision(decided)
+                entry = Entry(
+                    number=number, asked_at=float(asked), expires_at=float(expires), request=_read_request(text),
+                    decision=_read_decision(decided),
+                )  # fmt: skip
             except (ValueError, TypeError, KeyError) as error:  # one that cannot be read shall hide no other
                 log.warning("approval %s in %s cannot be read: %s", number, self._path, error)
                 continue
-            found.append(Entry(number=number, asked_at=asked, expires_at=expires, request=request, decision=decision))
+            found.append(entry)
         return found
 
     def decide(self, number: int, decision: Decision) -> None:
@@ -242,11 +245,21 @@ def _told(request: ApprovalRequest) -> dict[str, Any]:
 
 def _read_request(text: str) -> ApprovalRequest:
     told = json.loads(text)
-    return ApprovalRequest(**{**told, "risk": Risk(told["risk"])})
+    request = ApprovalRequest(**{**told, "risk": Risk(told["risk"])})
+    kinds = {"tool": str, "arguments": dict, "rules": dict, "changes": str, "is_confirmation": bool}
+    for name, kind in kinds.items():
+        if not isinstance(getattr(request, name), kind):
+            raise TypeError(f"{name} is no {kind.__name__}")
+    return request
 
 
 def _read_decision(text: str | None) -> Decision | None:
-    return None if text is None else Decision(**json.loads(text))
+    if text is None:
+        return None
+    told: dict[str, Any] = json.loads(text)
+    if any(not isinstance(told.get(name, ""), str) for name in ("by", "reason")):
+        raise TypeError("by and reason are text")
+    return Decision(**told)
 
 
 def _as_dict(decision: Decision) -> dict[str, Any]:

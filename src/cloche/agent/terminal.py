@@ -113,9 +113,9 @@ def rules_in_words(request: ApprovalRequest) -> str:
             told.append(f"{words} {named if isinstance(named, str) else ', '.join(map(str, named))}")
     if request.rules.get("runs_on") == ON_HOST:
         told.append("no sandbox: all of the host's files and network")
-    if "timeout_s" in limits:
+    if isinstance(limits.get("timeout_s"), int | float):
         told.append(f"at most {limits['timeout_s']:g} s")
-    if "memory_bytes" in limits:
+    if isinstance(limits.get("memory_bytes"), int):
         told.append(f"{limits['memory_bytes'] >> 20} MiB of memory")
     return ", ".join(told)
 

@@ -55,7 +55,9 @@ def list_(
 @tools.command("call")
 def call(
     name: Annotated[str, typer.Argument(metavar="TOOL", help="A name of `cloche tools`.")],
-    arguments: Annotated[str, typer.Argument(metavar="JSON", help="Its arguments, as a model passes them.")] = "{}",
+    arguments: Annotated[
+        str, typer.Argument(metavar="JSON", help="Its arguments, as a model passes them; - is stdin.")
+    ] = "{}",
     approve: Annotated[
         str, typer.Option(metavar="WHO", help="terminal, queue, auto:high (or low, medium), deny.")
     ] = "terminal",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import sqlite3
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cloche.agent.approval import Decision
-from cloche.agent.queue import ApprovalQueue, Entry
+from cloche.agent.queue import ApprovalQueue, Entry, default_path
 from cloche.agent.risk import Risk
 from cloche.agent.terminal import plain, rules_in_words, show_request
 from cloche.core.errors import InvalidRequest
@@ -23,8 +26,8 @@ _STATES = {"approved": "let through", "denied": "not run", "expired": "nobody an
 
 def list_approvals(queue: str | None, *, is_all: bool, as_json: bool) -> int:
     """List what waits, or everything that is kept, the oldest first."""
-    found = _open(queue)
-    entries = found.entries() if is_all else found.waiting()
+    with _opened(queue) as found:
+        entries = found.entries() if is_all else found.waiting()
     if as_json:
         print(json.dumps([_as_dict(one) for one in entries], indent=2, default=str))
     elif entries:
@@ -36,7 +39,8 @@ def list_approvals(queue: str | None, *, is_all: bool, as_json: bool) -> int:
 
 def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
     """Show one request: what is asked for, the rules that will hold, what changed since the last one."""
-    entry = _open(queue).entry(number)
+    with _opened(queue) as found:
+        entry = found.entry(number)
     if as_json:
         print(json.dumps(_as_dict(entry), indent=2, default=str))
         return 0
@@ -58,12 +62,14 @@ def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
 
 def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "", is_remembered: bool = False) -> int:
     """Approve or deny a request that waits, and say which one it was."""
-    found = _open(queue)
-    request = found.entry(number).request
-    if is_remembered and request.risk is not Risk.HIGH:
-        raise InvalidRequest(f"approval {number} is {request.risk}: only high calls can be remembered")
-    by = f"{_user()} (command line)"
-    found.decide(number, Decision(is_approved=is_approved, by=by, reason=reason, is_remembered=is_remembered))
+    decision = Decision(
+        is_approved=is_approved, by=f"{_user()} (command line)", reason=reason, is_remembered=is_remembered
+    )
+    with _opened(queue) as found:
+        request = found.entry(number).request
+        if is_remembered and request.risk is not Risk.HIGH:
+            raise InvalidRequest(f"approval {number} is {request.risk}: only high calls can be remembered")
+        found.decide(number, decision)
     done = "approved" if is_approved else "denied"
     remembered = "; the same call is not asked for again" if is_remembered else ""
     print(f"{done} {number}: {plain(request.tool)} ({request.risk}){remembered}")
@@ -72,11 +78,15 @@ def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "
     return 0
 
 
-def _open(queue: str | None) -> ApprovalQueue:
+@contextmanager
+def _opened(queue: str | None) -> Iterator[ApprovalQueue]:
     named = queue or os.environ.get("CLOCHE_APPROVALS")
     if named and not os.path.exists(named):
         raise InvalidRequest(f"there is no queue {named}; it is made by whoever asks")
-    return ApprovalQueue(queue) if queue else ApprovalQueue()
+    try:
+        yield ApprovalQueue(queue)
+    except sqlite3.Error as error:
+        raise InvalidRequest(f"{named or default_path()} cannot be used as a queue of approvals: {error}") from error
 
 
 def _row(entry: Entry) -> dict[str, Any]:

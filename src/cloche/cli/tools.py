@@ -101,7 +101,7 @@ async def _called(
 
 def _read(arguments: str) -> object:
     try:
-        return json.loads(arguments)
+        return json.loads(sys.stdin.read() if arguments == "-" else arguments)
     except ValueError as error:
         raise InvalidRequest(f'the arguments are not JSON: {error}; for example \'{{"code": "1 + 1"}}\'') from None
 
@@ -131,12 +131,14 @@ def _keep_images(answer: Answer, out: str | None) -> None:
         if answer.images:
             say(f"figures: {len(answer.images)}; --out DIR keeps them")
         return
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, image in enumerate(answer.images, 1):
-        path = folder / f"figure-{number}.{image.mime.partition('/')[2]}"
-        path.write_bytes(base64.b64decode(image.base64))
-        say(f"wrote {path}")
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        for number, image in enumerate(answer.images, 1):
+            path = Path(out, f"figure-{number}.{image.mime.partition('/')[2]}")
+            path.write_bytes(base64.b64decode(image.base64))
+            say(f"wrote {path}")
+    except OSError as error:
+        raise InvalidRequest(f"--out {out}: the figures cannot be written: {error.strerror}") from error
 
 
 def _risk(tool: Tool, tier: int) -> Risk:

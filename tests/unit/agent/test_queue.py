@@ -111,7 +111,8 @@ def test_a_row_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     path = tmp_path / "approvals.db"
     queue = ApprovalQueue(path)
     with closing(sqlite3.connect(path)) as database, database:
-        for text in ("{", "[]", "{}", '{"risk": 9}', '{"risk": 3, "more": 1}'):
+        odd = '{"tool": "run_code", "risk": 3, "arguments": [1]}'
+        for text in ("{", "[]", "{}", '{"risk": 9}', '{"risk": 3, "more": 1}', odd):
             database.execute("INSERT INTO approvals (asked_at, expires_at, request) VALUES (0, 9e9, ?)", (text,))
     waiting: list[ApprovalRequest] = []
 
