@@ -22,7 +22,10 @@ from cloche.agent.approval import ApprovalEvent, ApprovalRequest, Decided, Gate
 from cloche.agent.queue import ApprovalQueue, Entry, default_path
 from cloche.agent.risk import Risk
 from cloche.agent.terminal import show_request
-from cloche.cli.approvals import decide, list_approvals, show_approval
+from cloche.cli.approvals import decide, list_approvals, show_approval, watch
+from tests.terminal import Terminal
+
+pytestmark = pytest.mark.once
 
 RULES = {
     "runs_on": "local",
@@ -217,6 +220,33 @@ def test_the_usual_queue_is_the_users_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert default_path() == str(tmp_path / "mine.db")
     with pytest.raises(InvalidRequest, match=r"there is no queue .*mine\.db"):
         list_approvals(None, is_all=False, as_json=False)
+
+
+def test_a_human_at_a_terminal_is_asked_about_each_call(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they come, with the code in colours; what was asked for twice is a critical one."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with Terminal("watch", "--queue", queue, verb="approvals") as terminal:
+        terminal.see("asking about each call")
+        with asked(queue, HIGH, CRITICAL) as came:
+            before = terminal.see("[y: yes, a: yes and remember, anything else: no]")
+            assert "Approve run_code (high, on local)?" in before
+            assert COLOUR.search(terminal.raw.decode("utf-8", "replace").partition("print")[2])
+            terminal.type("y\n")
+            for asks, answer in (("Approve os.execute", "y\n"), ("Confirm once more os.execute", "n\n")):
+                terminal.see(asks)
+                terminal.see("anything else: no]")
+                terminal.type(answer)
+    approved, denied = came
+    assert approved.by.endswith("(command line)")
+    assert denied.startswith("os.execute was not approved by ")
+
+
+def test_watching_takes_a_terminal(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so, and decides nothing."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    with pytest.raises(InvalidRequest, match="watch asks at a terminal, and there is none"):
+        watch(queue)
 
 
 def test_a_tool_that_is_called_on_the_command_line_waits_for_it(tmp_path: Path) -> None:

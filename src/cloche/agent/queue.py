@@ -256,8 +256,8 @@ def _read_request(text: str) -> ApprovalRequest:
 def _read_decision(text: str | None) -> Decision | None:
     if text is None:
         return None
-    told: dict[str, Any] = json.loads(text)
-    if any(not isinstance(told.get(name, ""), str) for name in ("by", "reason")):
+    told: Any = json.loads(text)
+    if not isinstance(told, dict) or any(not isinstance(told.get(name, ""), str) for name in ("by", "reason")):
         raise TypeError("by and reason are text")
     return Decision(**told)
 

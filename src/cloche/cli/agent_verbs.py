@@ -110,6 +110,18 @@ def show(number: Number, queue: Queue = None, as_json: AsJson = False) -> None:
     _finish(work, as_json=as_json)
 
 
+@approvals.command("watch")
+def watch(queue: Queue = None) -> None:
+    """Ask at this terminal about each call as it comes, until Ctrl-C."""
+
+    def work() -> int:
+        from .approvals import watch
+
+        return watch(queue)
+
+    _finish(work)
+
+
 @approvals.command("approve")
 def approve(
     number: Number,

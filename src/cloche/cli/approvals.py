@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import json
 import os
@@ -10,16 +11,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from cloche.agent.approval import Decision
 from cloche.agent.queue import ApprovalQueue, Entry, default_path
 from cloche.agent.risk import Risk
-from cloche.agent.terminal import plain, rules_in_words, show_request
+from cloche.agent.terminal import AskTerminal, plain, rules_in_words, show_request
 from cloche.core.errors import InvalidRequest
 
+from .exits import say
 from .tables import show
 
+LOOK_S = 0.2
 MOST_SHOWN = 60  # characters of a call, in the table
 _STATES = {"approved": "let through", "denied": "not run", "expired": "nobody answered in time: not run"}
 
@@ -62,9 +66,7 @@ def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
 
 def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "", is_remembered: bool = False) -> int:
     """Approve or deny a request that waits, and say which one it was."""
-    decision = Decision(
-        is_approved=is_approved, by=f"{_user()} (command line)", reason=reason, is_remembered=is_remembered
-    )
+    decision = Decision(is_approved=is_approved, by=_by(), reason=reason, is_remembered=is_remembered)
     with _opened(queue) as found:
         request = found.entry(number).request
         if is_remembered and request.risk is not Risk.HIGH:
@@ -76,6 +78,33 @@ def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "
     if is_approved and request.risk is Risk.CRITICAL and not request.is_confirmation:
         print("it is critical, and will be asked for once more")
     return 0
+
+
+def watch(queue: str | None) -> int:
+    """Ask at the terminal about each call as it comes, until Ctrl-C."""
+    if not sys.stdin.isatty():
+        raise InvalidRequest("watch asks at a terminal, and there is none; use list, show, approve and deny")
+    with _opened(queue) as found:
+        say("asking about each call that waits; Ctrl-C ends")
+        asyncio.run(_ask_about_each(found))
+    return 0
+
+
+async def _ask_about_each(queue: ApprovalQueue) -> None:
+    asked: set[int] = set()
+    while True:
+        entry = next((one for one in queue.waiting() if one.number not in asked), None)
+        if entry is None:
+            await asyncio.sleep(LOOK_S)
+            continue
+        asked.add(entry.number)
+        try:
+            decision = await asyncio.wait_for(AskTerminal()(entry.request), max(0.0, entry.expires_at - time.time()))
+            queue.decide(entry.number, replace(decision, by=_by()))
+        except TimeoutError:
+            print(f"\n{entry.number}: its time is over, which is a no")
+        except InvalidRequest as error:  # somebody else decided, or whoever asked is gone
+            print(error)
 
 
 @contextmanager
@@ -129,8 +158,8 @@ def _as_dict(entry: Entry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _user() -> str:
+def _by() -> str:
     try:
-        return getpass.getuser()
+        return f"{getpass.getuser()} (command line)"
     except (KeyError, OSError):  # a user without a name
-        return f"user {os.geteuid()}"
+        return f"user {os.geteuid()} (command line)"

@@ -114,6 +114,12 @@ def test_a_row_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
         odd = '{"tool": "run_code", "risk": 3, "arguments": [1]}'
         for text in ("{", "[]", "{}", '{"risk": 9}', '{"risk": 3, "more": 1}', odd):
             database.execute("INSERT INTO approvals (asked_at, expires_at, request) VALUES (0, 9e9, ?)", (text,))
+        good = '{"tool": "run_code", "risk": 3, "arguments": {}, "rules": {}, "changes": "", "is_confirmation": false}'
+        for text in ("{", "[]", "{}", '{"is_approved": true, "by": 1}'):
+            row = (good, text)
+            database.execute("INSERT INTO approvals (asked_at, expires_at, request, decision) VALUES (0, 0, ?, ?)", row)
+        database.execute("INSERT INTO approvals (asked_at, expires_at, request) VALUES ('when', 'later', ?)", (good,))
+    assert queue.entries() == []
     waiting: list[ApprovalRequest] = []
 
     async def main() -> None:
