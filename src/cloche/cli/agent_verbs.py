@@ -36,7 +36,10 @@ def list_(
     form: Annotated[
         str,
         typer.Option(
-            "--format", metavar="FORM", help="table, json, openai, openai-strict, openai-responses or anthropic."
+            "--format",
+            metavar="FORM",
+            help="table, json, openai, openai-strict, openai-responses or anthropic.",
+            show_default=False,
         ),
     ] = "table",
 ) -> None:
@@ -56,7 +59,7 @@ def list_(
 def call(
     name: Annotated[str, typer.Argument(metavar="TOOL", help="A name of `cloche tools`.")],
     arguments: Annotated[
-        str, typer.Argument(metavar="JSON", help="Its arguments, as a model passes them; - is stdin.")
+        str, typer.Argument(metavar="JSON", help="Its arguments; - is stdin.", show_default=False)
     ] = "{}",
     approve: Annotated[
         str, typer.Option(metavar="WHO", help="terminal, queue, auto:high (or low, medium), deny.")
@@ -71,7 +74,11 @@ def call(
     timeout: Annotated[str | None, typer.Option(metavar="TIME", help="The most that a call may take.")] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Write figures to DIR.")] = None,
 ) -> None:
-    """Call one tool as a model would, and print what the model would be told. Exit code 1 when that is an error."""
+    """Call one tool as a model would, and print its answer.
+
+    TOOL is a name of `cloche tools`, JSON its arguments as a model passes them, or - for stdin. The answer is what the
+    model would be told; exit code 1 when that is an error.
+    """
 
     def work() -> int:
         from .tools import call_tool
@@ -100,7 +107,7 @@ def list_approvals(
 
 @approvals.command("show")
 def show(number: Number, queue: Queue = None, as_json: AsJson = False) -> None:
-    """Show one call: its code, the rules that will hold, what changed since the last one."""
+    """Show one call: its code, the rules, what changed."""
 
     def work() -> int:
         from .approvals import show_approval
@@ -112,7 +119,7 @@ def show(number: Number, queue: Queue = None, as_json: AsJson = False) -> None:
 
 @approvals.command("watch")
 def watch(queue: Queue = None) -> None:
-    """Ask at this terminal about each call as it comes, until Ctrl-C."""
+    """Ask here about each call as it comes, until Ctrl-C."""
 
     def work() -> int:
         from .approvals import watch

@@ -20,6 +20,7 @@ try:
     from langchain_core.messages import ToolMessage
     from langchain_core.runnables import RunnableConfig
     from langchain_core.tools import BaseTool
+    from pydantic import Field
 except ImportError as error:
     raise BackendUnavailable(
         "LangChain's tools need the package langchain-core, 1.0 or later.",
@@ -33,8 +34,8 @@ class ToolboxTool(BaseTool):
     `ainvoke` is the one to use; `invoke` blocks, from any thread but that of the toolbox's own event loop.
     """
 
-    toolbox: Toolbox
-    called: str
+    toolbox: Toolbox = Field(exclude=True, repr=False)
+    called: str = Field(exclude=True)
     response_format: Any = "content_and_artifact"
 
     def _run(self, **arguments: Any) -> tuple[Any, Answer]:
