@@ -76,8 +76,9 @@ def default_path() -> str:
 class ApprovalQueue:
     """Keep approvals in a file, by default the user's own; pass it as `approve=`. `patience_s` is how long each waits.
 
-    Who may write to the file may decide: it is made for its owner alone, and one that everybody may write to is
-    refused. Raises InvalidRequest for that, and for a file that is no such queue.
+    Who may write to the file may decide: it is made for its owner alone, and one that everybody may write to, or
+    replace, is refused; in one of another user's nothing is asked. Raises InvalidRequest for that, and for a file that
+    is no such queue.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, patience_s: float = PATIENCE_S):
@@ -149,7 +150,9 @@ class ApprovalQueue:
                 raise InvalidRequest(f"no approval {number} waits; it was decided about, or its time is over")
 
     def _ask(self, request: ApprovalRequest) -> int:
-        now = time.time()
+        now, owner = time.time(), os.stat(self._path).st_uid
+        if owner not in (0, os.geteuid()):
+            raise InvalidRequest(f"{self._path} belongs to user {owner}, who could approve; name a queue of your own")
         request = replace(request, changes=request.changes or self._changes(request))
         with self._database() as database:
             database.execute(
@@ -219,6 +222,9 @@ def _make_private(path: str) -> None:
         raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: {error.strerror}") from error
     if not stat.S_ISREG(facts.st_mode):
         raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: it is no file")
+    folder = os.stat(os.path.dirname(path))
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        raise InvalidRequest(f"{path}: everybody may put another file in its place, and approve; chmod o-w its folder")
     if facts.st_mode & stat.S_IWOTH:
         raise InvalidRequest(f"{path} may be written to by everybody, who could approve then; chmod o-w it")
 
