@@ -224,11 +224,13 @@ class Gate:
 
     def _changes(self, request: ApprovalRequest) -> str:
         before, self._last[request.tool] = self._last.get(request.tool), request
-        return changes_between(before, request) if before is not None else ""
+        return changes_between(before, request)
 
 
-def changes_between(before: ApprovalRequest, now: ApprovalRequest) -> str:
-    """Return a unified diff of two calls' arguments and rules, empty where nothing changed."""
+def changes_between(before: ApprovalRequest | None, now: ApprovalRequest) -> str:
+    """Return a unified diff of two calls' arguments and rules, empty where nothing changed or nothing was before."""
+    if before is None:
+        return ""
     old, new = _lines_of(before), _lines_of(now)
     if old == new:
         return ""

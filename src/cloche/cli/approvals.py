@@ -15,9 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from cloche.agent.approval import Decision
+from cloche.agent.plainly import plain, rules_in_words
 from cloche.agent.queue import ApprovalQueue, Entry, default_path
 from cloche.agent.risk import Risk
-from cloche.agent.terminal import AskTerminal, plain, rules_in_words, show_request
+from cloche.agent.terminal import AskTerminal, show_request
 from cloche.core.errors import InvalidRequest
 
 from .exits import say
