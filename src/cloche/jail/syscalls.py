@@ -30,12 +30,13 @@ NUMBERS: dict[str, dict[str, int]] = {
     "aarch64": {
         "write": 64, "close": 57, "mmap": 222, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212,
         "bind": 200, "socketpair": 199, "clone": 220, "wait4": 260, "chdir": 49, "fchmod": 52, "umask": 166,
-        "setsid": 157, "setgroups": 159, "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41, "prctl": 167,
-        "mount": 40, "umount2": 39, "sethostname": 161, "sched_setaffinity": 122, "openat": 56, "mkdirat": 34, "mknodat": 33,
-        "unlinkat": 35, "symlinkat": 36, "ppoll": 73, "timerfd_create": 85, "timerfd_settime": 86, "unshare": 97,
-        "prlimit64": 261, "getcpu": 168, "setns": 268, "seccomp": 277, "open_tree": 428, "move_mount": 429,
-        "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435, "close_range": 436,
-        "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
+        "setsid": 157, "setgroups": 159, "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41,
+        "prctl": 167, "mount": 40, "umount2": 39, "sethostname": 161, "sched_setaffinity": 122, "openat": 56,
+        "mkdirat": 34, "mknodat": 33, "unlinkat": 35, "symlinkat": 36, "ppoll": 73, "timerfd_create": 85,
+        "timerfd_settime": 86, "unshare": 97, "prlimit64": 261, "getcpu": 168, "setns": 268, "seccomp": 277,
+        "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
+        "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
+        "landlock_restrict_self": 446,
     },
 }  # fmt: skip
 
