@@ -24,6 +24,8 @@ from cloche.core.presets import preset_named
 from cloche.core.tiers import parse_backend, parse_tier
 from cloche.core.units import format_size, parse_duration
 
+from .config_autofix import read_autofix, read_one
+
 Prefer = Literal["strongest", "fastest"]
 AUTO = "auto"
 
@@ -272,6 +274,7 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "best_effort": _read_best_effort,
     "prefer": _read_prefer,
     "fallback": _read_fallback,
+    "autofix": read_autofix,
 }
 
 
@@ -303,6 +306,10 @@ VARIABLE_READERS: Mapping[str, Reader] = {
         )
     },
     **{f"CLOCHE_IMAGE_{lang.upper()}": partial(_read_image, language=lang) for lang in LANGUAGES},
+    **{
+        f"CLOCHE_AUTOFIX_{key.upper()}": partial(read_one, key=key)
+        for key in ("base_url", "model", "api_key", "max_rounds", "token_budget", "time_budget")
+    },
 }  # fmt: skip
 
 
