@@ -152,6 +152,10 @@ class Scripted(ThreadingHTTPServer):
         """Return what clients are configured with."""
         return f"http://{self.host}/v1"
 
+    def script(self, answers: Iterable[Answer]) -> None:
+        """Answer with these from now on."""
+        self._script = iter(answers)
+
     def next_answer(self) -> Answer:
         """Return the next answer; a script that is used up is an error that no client tries again."""
         return next(self._script, Reply(status=403, text="the script is used up"))

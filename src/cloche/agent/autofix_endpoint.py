@@ -91,7 +91,9 @@ class Endpoint:
     ):
         self.host = host_of(base_url)
         if not model.strip():
-            raise InvalidRequest("autofix: no model is named; set autofix.model")
+            raise InvalidRequest(
+                "autofix.model: no model is named; set it in your own configuration file, or CLOCHE_AUTOFIX_MODEL"
+            )
         self.model = model.strip()
         self._base_url, self._key = base_url, api_key
         self._retries, self._retry_wait_s = retries, retry_wait_s
@@ -240,7 +242,9 @@ def host_of(base_url: object) -> str:
     """Return host and port of an endpoint's address. Raises InvalidRequest for what is no such address."""
     name = "autofix.base_url"
     if not isinstance(base_url, str) or not base_url.strip():
-        raise InvalidRequest(f"{name}: no endpoint is named; set it to an address such as http://localhost:8000/v1")
+        raise InvalidRequest(
+            f"{name}: no endpoint is named; set it in your own configuration file, or CLOCHE_AUTOFIX_BASE_URL"
+        )
     try:
         parts = urlsplit(base_url.strip())
         host, port = parts.hostname, parts.port

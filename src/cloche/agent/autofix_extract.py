@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, islice
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import language_named
@@ -20,6 +21,10 @@ from .autofix_patch import apply_patch, looks_like_patch
 
 MOST_REPLY_CHARS = 400_000
 MOST_CODE_CHARS = 200_000
+MOST_FENCES = 1_000
+MOST_FENCE_CHARS = 200
+MOST_ELISION_CHARS = 120
+MOST_LINE_CHARS = 400  # that are looked at to tell code from prose
 MOST_DEPTH = 5  # of JSON in fences in JSON
 NAMES = (
     "code", "fixed_code", "fixedCode", "corrected_code", "program", "source", "solution", "script", "answer",
@@ -33,15 +38,19 @@ _THOUGHT = re.compile(rf"\A\s*<({_THINKING})>.*?</\1>", re.DOTALL | re.IGNORECAS
 _OPEN_THOUGHT = re.compile(rf"\A\s*<({_THINKING})>", re.IGNORECASE)
 _END_OF_THOUGHT = re.compile(rf"\A.*?</(?:{_THINKING})>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"[ \t]*(?P<marks>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*?)[ \t]*")
+_TICKED = ("js", "javascript", "ts", "typescript", "go", "golang", "mjs", "jsx", "tsx")
+_QUOTED = ("", "py", "python", "python3", "py3")
+_LONG_STRINGS: Mapping[str, tuple[str, ...]] = {'"""': _QUOTED, "'''": _QUOTED, "`": _TICKED}
+_ELISION_BEGINS = ("#", "/", "-", "<", ".", "…", "[", "(")
 _WORD = re.compile(r"[\w#+.-]+")
 _ELISION = re.compile(
-    r"^[ \t]*(?:#|//|--|/\*|<!--)?[ \t]*(?:\.{3}|…)?[ \t]*[\[(<]?"
-    r"(?:the )?(?:rest|remainder|remaining|existing|previous|other|unchanged)\b[^\n]{0,60}?"
+    r"(?:#|//|--|/\*|<!--)?[ \t]*(?:\.{3}|…)?[ \t]*[\[(<]?"
+    r"(?:the )?(?:rest|remainder|remaining|existing|previous|other|unchanged)\b.{0,60}?"
     r"(?:code|program|script|file|function|class|lines|imports|unchanged|same|as before|here|goes here|omitted)"
-    r"[^\n]{0,30}?(?:\.{3}|…|\*/|-->)?[\])>]?[ \t]*$",
-    re.MULTILINE | re.IGNORECASE,
+    r".{0,30}?(?:\.{3}|…|\*/|-->)?[\])>]?",
+    re.IGNORECASE,
 )
-_SENTENCE = re.compile(r"^[A-Z][\w'\u2019]*(?:[ ,][\w'\u2019,-]+){3,}.*[.!?:]$")
+_SENTENCE = re.compile(r"[A-Z]\S*(?: \S+){2,}[.!?:]")
 _CODE_LIKE = re.compile(
     r"[{};\\]\s*$|^\s*[})\]]|\w\(.*\)|[\w\])]\s*(?:[-+*/|&%]|:)?=[^=]|^\s*(?:#|//|/\*|\*/|--|@)|=>|->|::|\$\w|^\s{2,}\S|"
     r"^\s*(?:import|from|def|class|return|for|while|if|elif|else|try|except|finally|with|func|fn|let|const|var|use|"
@@ -57,6 +66,9 @@ class Extracted:
 
     code: str = ""
     why_not: str = ""
+
+
+_NO_PROGRAM = Extracted(why_not="the answer is JSON without a program")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +90,7 @@ def _extract(reply: str, language: str, code: str, depth: int) -> Extracted:
     if not text.strip():
         return Extracted(why_not="the answer is empty")
     if depth < MOST_DEPTH and (inner := _unwrapped(text)) is not None:
-        return _extract(inner, language, code, depth + 1)
+        return _extract(inner, language, code, depth + 1) if inner else _NO_PROGRAM
     blocks = [block for block in fenced_blocks(text) if block.text.strip()]
     if not blocks:
         return _unfenced(text, code, depth)
@@ -86,7 +98,7 @@ def _extract(reply: str, language: str, code: str, depth: int) -> Extracted:
         return _checked(found)
     if depth < MOST_DEPTH:
         for block in blocks:
-            if block.tag in DATA and (inner := _unwrapped(block.text)) is not None:
+            if block.tag in DATA and (inner := _unwrapped(block.text)):
                 return _extract(inner, language, code, depth + 1)
     tags = ", ".join(dict.fromkeys(block.tag for block in blocks if block.tag))
     return Extracted(why_not=f"no block of the answer is {language}" + (f" (they are: {tags[:80]})" if tags else ""))
@@ -109,15 +121,16 @@ def _without_thinking(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str | None:
-    """Return the program that a JSON object holds under one of the usual names; None for anything else."""
+    """Return the program that JSON holds under one of the usual names, empty for none; None for what is not JSON."""
     stripped = text.strip()
     if not stripped.startswith(("{", '"', "[")):
         return None
     try:
-        found = json.loads(stripped)
-    except (ValueError, RecursionError):
+        return _program_of(json.loads(stripped), 0) or ""
+    except RecursionError:
+        return ""
+    except ValueError:
         return None
-    return _program_of(found, 0)
 
 
 def _program_of(value: object, depth: int) -> str | None:
@@ -140,46 +153,53 @@ def fenced_blocks(text: str) -> Iterator[Block]:
     A fence with an info string inside of a block of the same fence opens a nested one, which belongs to the block's
     text; so does a bare one inside of a string over several lines.
     """
-    lines = text.split("\n")
+    page = _Page(text)
     at = 0
-    while at < len(lines):
-        match = _FENCE.fullmatch(lines[at])
-        at += 1
-        if match is None:
+    for start, fence in page.fences.items():
+        if start < at:
             continue
-        end = _end_of(lines, at, match["marks"], _tag(match["info"]))
-        body = _dedented(lines[at:end], lines[at - 1])
-        yield Block(tag=_tag(match["info"]), text="\n".join(body) + "\n", is_closed=end < len(lines))
+        end = page.end_of(start, fence)
+        body = _dedented(page.lines[start + 1 : end], page.lines[start])
+        yield Block(tag=_tag(fence["info"]), text="\n".join(body) + "\n", is_closed=end < len(page.lines))
         at = end + 1
 
 
-def _end_of(lines: list[str], start: int, marks: str, tag: str) -> int:
-    """Return the number of the line that closes a block, that after the last when none does."""
-    nested = 0
-    first_bare = None
-    for at in range(start, len(lines)):
-        match = _FENCE.fullmatch(lines[at])
-        if match is None or match["marks"][0] != marks[0] or len(match["marks"]) < len(marks):
-            continue
-        if match["info"]:
-            nested += 1
-        elif nested:
-            nested -= 1
-            first_bare = at if first_bare is None else first_bare
-        elif _is_inside_text("\n".join(lines[start:at]), tag):
-            first_bare = at if first_bare is None else first_bare
-        else:
-            return at
-    return len(lines) if first_bare is None else first_bare
+class _Page:
+    """Hold an answer's lines, its fences by line, and how many marks of long strings come before each line."""
 
+    def __init__(self, text: str):
+        self.lines = text.split("\n")
+        found = ((at, _FENCE.fullmatch(line)) for at, line in enumerate(self.lines) if len(line) <= MOST_FENCE_CHARS)
+        self.fences = dict(islice(((at, match) for at, match in found if match is not None), MOST_FENCES))
+        self._before = {
+            mark: list(accumulate((0 if at in self.fences else line.count(mark) for at, line in enumerate(self.lines)),
+                                  initial=0))
+            for mark in _LONG_STRINGS
+        }  # fmt: skip
 
-def _is_inside_text(code: str, tag: str) -> bool:
-    """Tell whether a program so far is inside of a string over several lines, as far as counting tells."""
-    if tag in ("js", "javascript", "ts", "typescript", "go", "golang", "mjs", "jsx", "tsx"):
-        return code.count("`") % 2 == 1
-    if tag in ("", "py", "python", "python3", "py3"):
-        return code.count('"""') % 2 == 1 or code.count("'''") % 2 == 1
-    return False
+    def end_of(self, start: int, fence: re.Match[str]) -> int:
+        """Return the number of the line that closes a block, that after the last when none does."""
+        nested, marks, tag = 0, fence["marks"], _tag(fence["info"])
+        first_bare = None
+        for at, other in self.fences.items():
+            if at <= start or other["marks"][0] != marks[0] or len(other["marks"]) < len(marks):
+                continue
+            if other["info"]:
+                nested += 1
+            elif nested:
+                nested -= 1
+                first_bare = at if first_bare is None else first_bare
+            elif self._is_inside_string(start + 1, at, tag):
+                first_bare = at if first_bare is None else first_bare
+            else:
+                return at
+        return len(self.lines) if first_bare is None else first_bare
+
+    def _is_inside_string(self, start: int, at: int, tag: str) -> bool:
+        """Tell whether a block so far ends inside of a string over several lines, as far as counting tells."""
+        return any(
+            (before[at] - before[start]) % 2 == 1 for mark, before in self._before.items() if tag in _LONG_STRINGS[mark]
+        )
 
 
 def _tag(info: str) -> str:
@@ -252,7 +272,8 @@ def _unfenced(text: str, code: str, depth: int) -> Extracted:
 
 
 def _is_code_like(line: str) -> bool:
-    return bool(_CODE_LIKE.search(line)) and not _SENTENCE.match(line.strip())
+    head = line[:MOST_LINE_CHARS]
+    return bool(_CODE_LIKE.search(head)) and not _SENTENCE.fullmatch(line.strip()[-MOST_LINE_CHARS:])
 
 
 def _checked(code: str) -> Extracted:
@@ -263,6 +284,7 @@ def _checked(code: str) -> Extracted:
         return Extracted(why_not="the program holds NUL characters")
     if not any(line.strip() and not _COMMENT.match(line) for line in code.split("\n")):
         return Extracted(why_not="the program is empty")
-    if (match := _ELISION.search(code)) is not None:
-        return Extracted(why_not=f"the program leaves out parts: {match.group().strip()[:80]}")
+    for line in map(str.strip, code.split("\n")):
+        if len(line) <= MOST_ELISION_CHARS and line[:1] in _ELISION_BEGINS and _ELISION.fullmatch(line):
+            return Extracted(why_not=f"the program leaves out parts: {line[:80]}")
     return Extracted(code=code)

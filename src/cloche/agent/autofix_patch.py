@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MOST_HUNKS = 200
+MOST_OLD_LINES = 5_000  # of all hunks
+MOST_LINES = 20_000
 _HUNK = re.compile(r"^@@(?: -(\d+)(?:,\d+)? \+\d+(?:,\d+)?)? ?.*$")
 _HEADERS = ("diff ", "index ", "--- ", "+++ ", "new file", "old mode", "new mode", "\\ No newline")
 
@@ -34,7 +36,9 @@ def apply_patch(code: str, patch: str) -> str | None:
     lines = code.split("\n")
     shift = 0
     hunks = list(_hunks(patch))
-    if not hunks or len(hunks) > MOST_HUNKS:
+    if not hunks or len(hunks) > MOST_HUNKS or len(lines) > MOST_LINES:
+        return None
+    if sum(len(hunk.old) for hunk in hunks) > MOST_OLD_LINES:
         return None
     for hunk in hunks:
         at = _place_of(lines, hunk, hunk.line - 1 + shift)
@@ -77,7 +81,5 @@ def _place_of(lines: list[str], hunk: Hunk, wanted: int) -> int | None:
     old = [line.rstrip() for line in hunk.old]
     bare = [line.rstrip() for line in lines]
     first = old[0]
-    places = [
-        at for at, line in enumerate(bare) if line == first and bare[at : at + len(old)] == old
-    ]  # fmt: skip
+    places = [at for at, line in enumerate(bare) if line == first and bare[at : at + len(old)] == old]
     return min(places, key=lambda at: abs(at - wanted), default=None)

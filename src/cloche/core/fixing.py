@@ -13,7 +13,7 @@ from .limits import Limits
 if TYPE_CHECKING:
     from .result import Result
 
-MOST_COMPARED_LINES = 4_000  # comparing takes time with the square of it
+MOST_COMPARED_LINES = 2_000  # comparing takes time with the square of it
 # What a report's JSON says of the run of a round; the last one's enforcement and meta stand in the result itself.
 _TOLD = ("status", "exit_code", "stdout", "stderr", "duration", "truncated", "timed_out")
 

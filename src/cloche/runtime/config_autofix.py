@@ -22,12 +22,12 @@ class Secret(str):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return "(hidden)"
+        return "(hidden)" if len(self) else "none"
 
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        return "(hidden)"
+        return format(repr(self), spec)
 
     def reveal(self) -> str:
         """Return the text."""
