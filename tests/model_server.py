@@ -57,7 +57,9 @@ class Handler(BaseHTTPRequestHandler):
         """Take the next answer of the script."""
         length = int(self.headers.get("Content-Length", 0))
         self.asked = Asked(
-            path=self.path, headers=dict(self.headers.items()), body=json.loads(self.rfile.read(length) or b"{}")
+            path=self.path,
+            headers={name.title(): text for name, text in self.headers.items()},
+            body=json.loads(self.rfile.read(length) or b"{}"),
         )
         self.server.asked.append(self.asked)
         if self.asked.body.get("stream") and self.server.refuses_streams == "loudly":

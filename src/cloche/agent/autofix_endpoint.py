@@ -34,6 +34,10 @@ _WAYS: tuple[Mapping[str, Any], ...] = (
     {"stream": True},
     {},
 )
+_RAW = "x-stainless-raw-response"  # by which the package knows what it was asked for when the answer comes
+_HEADERS = (
+    "host", "connection", "accept", "content-type", "content-length", "transfer-encoding", "user-agent", _RAW,
+)  # fmt: skip
 _REFUSES_WAY = (400, 415, 422, 501)
 _WORTH_RETRYING = (408, 409, 429, 500, 502, 503, 504, 529)
 
@@ -130,20 +134,23 @@ class Endpoint:
                     await asyncio.sleep(wait_s)
 
     def _client(self, timeout_s: float) -> Any:  # noqa: ANN401 - the package is an extra
-        """Return a client that follows nobody, and believes no variable that is meant for another endpoint."""
+        """Return a client that follows no redirect, and tells an endpoint nothing that is meant for another."""
         openai = self._openai
-        http = openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [_bound]})
-        nothing = openai.Omit() if hasattr(openai, "Omit") else None
-        strangers = {"OpenAI-Organization": nothing, "OpenAI-Project": nothing} if nothing is not None else {}
-        if not self._key and nothing is not None:
-            strangers["Authorization"] = nothing
+
+        async def plain(request: Any) -> None:  # noqa: ANN401
+            for name in [name for name in request.headers if name.lower() not in _HEADERS]:
+                del request.headers[name]  # the package takes organisations and the like from the environment
+            request.headers["Accept-Encoding"] = "identity"
+            if self._key:
+                request.headers["Authorization"] = f"Bearer {self._key}"
+
+        hooks = {"request": [plain], "response": [_bound]}
         return openai.AsyncOpenAI(
             base_url=self._base_url,
             api_key=self._key or "none",
             max_retries=0,
             timeout=timeout_s,
-            default_headers={"Accept-Encoding": "identity", **strangers},
-            http_client=http,
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks=hooks),
         )
 
     async def _ask_once(self, client: Any, prompt: str, heard: Heard) -> Reply:  # noqa: ANN401
@@ -173,6 +180,7 @@ class Endpoint:
         text = f"{self.host} answered {status}: {self._clean(error)}"
         if status in _REFUSES_WAY and self._way < len(_WAYS) - 1:
             return _WayRefused(text)
+        self._way = 0 if status in _REFUSES_WAY else self._way  # it was not for the way of asking
         if 300 <= status < 400:
             return ModelFailed(f"{self.host} answered {status}, a redirect, and none is followed; correct the base URL")
         if status in _WORTH_RETRYING and getattr(error, "code", None) != "insufficient_quota":
