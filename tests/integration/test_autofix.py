@@ -433,3 +433,10 @@ def test_without_the_flag_nothing_is_sent(command: Command) -> None:
     assert (alone.returncode, unsafe.returncode) == (2, 2)
     assert "--fix" in alone.stderr
     assert "needs a sandbox" in unsafe.stderr
+
+
+def test_the_example_repairs_its_program() -> None:
+    """What stands in examples/ runs as it stands."""
+    example = Path(__file__).parents[2] / "examples" / "autofix.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True, timeout=60)
+    assert "it prints: bob\nfixed after 2 rounds\n" in done.stdout

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -387,3 +388,9 @@ def test_what_was_tried_is_told() -> None:
     assert "Earlier" not in prompts[0]
     assert "Earlier corrections failed, too:\n- exit code 1: E: two" in prompts[1]
     assert "try_1()" in prompts[1]
+
+
+def test_every_reason_to_stop_is_documented() -> None:
+    """The table in the document has each of them."""
+    text = (Path(__file__).parents[3] / "docs" / "auto-fix.md").read_text()
+    assert [stop for stop in FixStop if f"`{stop}`" not in text] == []
