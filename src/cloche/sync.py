@@ -235,10 +235,11 @@ class Session:
         on_output: OnOutput | None = None,
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
+        autofix: Fixer | None = None,
     ) -> Result:
         """Run one cell and return what came of it; see `AsyncSession.run`."""
         return _blocking(self._session.run, name="run")(
-            code, timeout=timeout, on_output=on_output, on_event=on_event, out=out
+            code, timeout=timeout, on_output=on_output, on_event=on_event, out=out, autofix=autofix
         )
 
     def interrupt(self) -> None:

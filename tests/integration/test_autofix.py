@@ -383,6 +383,26 @@ def test_out_gets_the_files_of_the_last_run(tmp_path: Path) -> None:
     assert (tmp_path / "spill" / "stdout.txt").read_text() == "right\n"
 
 
+def test_a_cell_is_repaired_in_the_state_it_left() -> None:
+    """In a session the repaired cell finds what earlier cells defined, and what the failed one did before it failed."""
+    prompts: list[str] = []
+
+    def model(prompt: str) -> str:
+        prompts.append(prompt)
+        return block("total += sum(values)\ntotal\n")
+
+    with cloche.Sandbox() as sandbox, sandbox.session() as session:
+        session.run("values = [1, 2]")
+        result = session.run("total = 10\ntotal += sum(value)\ntotal\n", autofix=AutoFix(model))
+        assert result.fix is not None
+        assert (result.value, result.fix.stop) == (13, FixStop.FIXED)
+        assert "a cell of a session" in prompts[0]
+        assert len(session.history) == 3
+        lost = session.run("import os; os._exit(3)", autofix=AutoFix(pytest.fail))
+        assert lost.fix is not None
+        assert lost.fix.stop is FixStop.LOST_STATE
+
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -34,6 +34,7 @@ from cloche.core.fixing import (
     FixStop,
     FixTask,
     FixTried,
+    StateLost,
     code_diff,
 )
 from cloche.core.levels import Level
@@ -63,7 +64,7 @@ class Model(Protocol):
 
 
 class AutoFix:
-    """Repair programs that fail: pass it as `autofix=` to `run`, `arun`, or a sandbox's `run`.
+    """Repair programs that fail: pass it as `autofix=` to `run`, `arun`, or the `run` of a sandbox or session.
 
     `model` is a function from the prompt to the answer, sync or async, or an `Endpoint`; without it the configuration
     names the endpoint (`autofix.base_url`, `autofix.model`, `autofix.api_key`). `max_rounds` is how often a model is
@@ -175,6 +176,8 @@ class _Course:
 
     async def _round(self, number: int) -> None:
         """Ask, take the code, run it. Raises _Ended when that was the last round."""
+        if self.task.keeps_state and self.result.meta.get("state") == "lost":
+            raise _Ended(FixStop.LOST_STATE, "the cell ended the interpreter, and its state is lost")
         prompt, began = self._prompt(), time.monotonic()
         left_s = self._time_left()
         fixer, error = self.fixer, self.refusal or error_line(self.result)
@@ -227,6 +230,9 @@ class _Course:
     async def _run(self, one: FixRound, code: str, began: float) -> None:
         try:
             self.result = await self.attempt(code)
+        except StateLost as error:
+            self._keep(replace(one, refusal=str(error), duration_s=time.monotonic() - began))
+            raise _Ended(FixStop.LOST_STATE, str(error)) from None
         except (PolicyDenied, InvalidRequest) as error:
             self.refusal, self.tried = f"{type(error).__name__}: {error}", code
             self._keep(replace(one, refusal=self.refusal, duration_s=time.monotonic() - began))

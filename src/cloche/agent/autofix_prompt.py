@@ -104,6 +104,10 @@ def _circumstances(task: FixTask, result: Result) -> str:
     if result.enforcement.hits:
         hits = ", ".join(f"{name} {count} times" for name, count in result.enforcement.hits.items())
         told.append(f"Limits that were reached: {hits}.")
+    if task.keeps_state:
+        told.append(
+            "It is a cell of a session: what earlier cells defined, and what this one did before it failed, is there."
+        )
     if result.truncated:
         told.append("Its output was too long and is shown in part.")
     return "\n".join(told)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from .errors import ClocheError
 from .limits import Limits
 
 if TYPE_CHECKING:
@@ -30,16 +31,25 @@ class FixStop(enum.StrEnum):
     TOKEN_BUDGET = "token_budget"  # noqa: S105 - the tokens of a language model
     TIME_BUDGET = "time_budget"
     MODEL_ERROR = "model_error"  # the endpoint or the callable failed
+    LOST_STATE = "lost_state"  # the session's interpreter has ended, and what earlier cells defined with it
     NOT_ISOLATED = "not_isolated"  # the sandbox is too weak for code that a model writes
+
+
+class StateLost(ClocheError):
+    """Report that no other code can run in the place of the first: the interpreter whose cell it was has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixTask:
-    """Hand over a program to run until it works. `notes` is what holds beside the limits: `network`, for example."""
+    """Hand over a program to run until it works.
+
+    With `keeps_state` it is a cell of a session. `notes` is what holds beside the limits: `network`, for example.
+    """
 
     code: str
     language: str
     limits: Limits
+    keeps_state: bool = False
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -123,7 +123,7 @@ class AsyncSandbox:
         With `autofix` every round finds the workspace as the failed one left it.
         """
         opened = self._require_open()
-        fixer = None if autofix is None else check_fixer(autofix, self._prepared, code)
+        fixer = None if autofix is None else self.checked_fixer(autofix, code)
         job = await make_job(
             self._prepared, code, language=language, argv=argv, stdin=stdin, env={**self._env, **(env or {})},
             files=files, timeout_s=self.timeout_s(timeout) if timeout is not None else None,
@@ -223,6 +223,10 @@ class AsyncSandbox:
         twin._stack.push_async_callback(found.close)
         self._stack.push_async_exit(twin)  # with all that was opened or forked in it
         return found
+
+    def checked_fixer(self, autofix: object, code: str | None) -> Fixer:
+        """Return what was given as `autofix`. Raises InvalidRequest, also where a model's code must not run."""
+        return check_fixer(autofix, self._prepared, code)
 
     def timeout_s(self, timeout: float | str | None) -> float:
         """Settle one run's own time-out as settings do: ceilings and the global override hold for it too."""
