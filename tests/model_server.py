@@ -15,7 +15,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 MODEL = "scripted-1"
+KEY = "sk-0123456789-secret"
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e"
 PIECE = 7  # characters of a piece of a stream
+
+
+def block(code: str, tag: str = "python") -> str:
+    """Return an answer with one block of code."""
+    return f"The mistake is a small one.\n\n```{tag}\n{code}```\n\nNow it works."
 
 
 @dataclass(frozen=True, kw_only=True)

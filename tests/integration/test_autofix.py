@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,25 +19,16 @@ from cloche.agent.autofix_endpoint import HIDDEN, Endpoint
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.fixing import FixAnswering, FixEvent, FixReport, FixStop
 from cloche.core.result import Result
-from tests.model_server import MODEL, Answer, Handler, Reply, Scripted, serving
+from tests.model_server import ESCAPES, KEY, MODEL, Answer, Handler, Reply, Scripted, block, serving
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("settings_of_nobody")]
 
-KEY = "sk-0123456789-secret"
 RIGHT = "print(6 * 7)\n"
 
 
 @pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _settings(no_variables: None) -> None:
     """Keep this machine's keys and proxies out."""
-    for name in os.environ:
-        if name.startswith(("CLOCHE_", "OPENAI_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-
-
-def block(code: str, tag: str = "python") -> str:
-    """Return an answer with one block."""
-    return f"The mistake is a small one.\n\n```{tag}\n{code}```\n\nNow it works."
 
 
 def endpoint(server: Scripted, **options: Any) -> Endpoint:
@@ -188,7 +177,6 @@ def _hang_up(handler: Handler) -> None:
     handler.close_connection = True
 
 
-ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e"
 WIDER = json.dumps({"code": "open('/proc/self/status').read(); 1/0 # b", "network": "open", "timeout": 999})
 HOSTILE: dict[str, tuple[tuple[Answer, ...], FixStop]] = {
     "prose": (("I am sorry, I cannot help with that.",), FixStop.NO_CODE),
@@ -401,58 +389,6 @@ def test_a_cell_is_repaired_in_the_state_it_left() -> None:
         lost = session.run("import os; os._exit(3)", autofix=AutoFix(pytest.fail))
         assert lost.fix is not None
         assert lost.fix.stop is FixStop.LOST_STATE
-
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Return a function that runs `cloche run` with a server named in its environment."""
-
-    def call(server: Scripted, *words: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setenv("CLOCHE_AUTOFIX_BASE_URL", server.base_url)
-        monkeypatch.setenv("CLOCHE_AUTOFIX_MODEL", MODEL)
-        monkeypatch.setenv("CLOCHE_AUTOFIX_API_KEY", KEY)
-        done = [sys.executable, "-m", "cloche", "run", *words]
-        return subprocess.run(done, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
-
-    return call
-
-
-def test_the_command_repairs_and_says_what_changed(command: Command) -> None:
-    """The output is the last program's alone, and stderr names the host, how it ended and the difference."""
-    with serving([block("print('b')\nraise SystemExit(5)\n"), block(f"print('c')  # {ESCAPES}\n")]) as server:
-        done = command(server, "-c", "print('a')\n1 / 0\n", "--fix", "--max-fix", "6")
-    assert (done.returncode, done.stdout) == (0, "c\n")
-    assert f"--fix sends its code and output to {MODEL} at {server.host}" in done.stderr
-    assert "fixed after 2 rounds" in done.stderr
-    assert "-1 / 0\n" in done.stderr
-    assert "+print('c')" in done.stderr
-    assert not set(ESCAPES) & set("\x1b\x07\u202e") & set(done.stderr)
-    assert KEY not in done.stderr
-
-
-def test_the_command_fails_as_the_last_program_does(command: Command) -> None:
-    """The exit code is the last program's; --json holds every round, and stdout nothing else."""
-    with serving([block("raise SystemExit(5)\n"), "I give up."]) as server:
-        done = command(server, "-c", "1 / 0", "--fix", "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["exit_code"]) == (5, 5)
-    assert (told["fix"]["stop"], len(told["fix"]["rounds"])) == ("no_code", 2)
-    assert told["fix"]["host"] == server.host
-
-
-def test_without_the_flag_nothing_is_sent(command: Command) -> None:
-    """Auto-fix is off, whatever is configured; --max-fix alone does not turn it on."""
-    with serving([block(RIGHT)]) as server:
-        assert command(server, "-c", "1 / 0").returncode == 1
-        alone = command(server, "-c", "1 / 0", "--max-fix", "3")
-        unsafe = command(server, "-c", "1 / 0", "--fix", "--no-sandbox")
-        assert server.asked == []
-    assert (alone.returncode, unsafe.returncode) == (2, 2)
-    assert "--fix" in alone.stderr
-    assert "needs a sandbox" in unsafe.stderr
 
 
 def test_the_example_repairs_its_program() -> None:

@@ -47,6 +47,7 @@ from .approval import in_own_thread
 from .autofix_endpoint import Endpoint, Heard, ModelFailed, Reply
 from .autofix_extract import MOST_REPLY_CHARS, Extracted, extract_code
 from .autofix_prompt import build_prompt, error_line, signature, tokens_of
+from .wording import sendable
 
 Ask = Callable[[str], str | None] | Callable[[str], Awaitable[str | None]]
 
@@ -188,6 +189,7 @@ class _Course:
             reply = await self.fixer.ask(prompt, number, left_s)
         except ModelFailed as failed:
             raise _Ended(FixStop.MODEL_ERROR, str(failed)) from None
+        reply = replace(reply, text=sendable(reply.text))
         cost = max(reply.tokens, tokens_of(prompt) + tokens_of(reply.text))
         self.tokens += cost
         one = FixRound(number=number, reply=reply.text, tokens=cost, duration_s=time.monotonic() - began)
@@ -279,11 +281,11 @@ class _Function:
 
     async def ask(self, prompt: str, *, timeout_s: float, heard: Heard) -> Reply:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as clock:
                 said = await self._call(prompt)
-        except TimeoutError:
-            raise ModelFailed(f"{self.model} did not answer within the time budget") from None
         except Exception as error:
+            if clock.expired():
+                raise ModelFailed(f"{self.model} did not answer within the time budget") from None
             raise ModelFailed(f"{self.model} failed: {type(error).__name__}: {error}") from error
         if said is not None and not isinstance(said, str):
             raise ModelFailed(f"{self.model} returned {type(said).__name__}, not text")

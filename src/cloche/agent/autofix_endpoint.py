@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -102,7 +103,11 @@ class Endpoint:
         self._base_url, self._key = base_url, api_key
         self._retries, self._retry_wait_s = retries, retry_wait_s
         self._way = 0
-        self._openai = _library()
+        if importlib.util.find_spec("openai") is None:
+            raise BackendUnavailable(
+                "auto-fix by an endpoint needs the package openai.",
+                remedy='Install it with: pip install "cloche[fix]".',
+            )
 
     def __repr__(self) -> str:
         return f"Endpoint({self._base_url!r}, {self.model!r})"
@@ -135,7 +140,7 @@ class Endpoint:
 
     def _client(self, timeout_s: float) -> Any:  # noqa: ANN401 - the package is an extra
         """Return a client that follows no redirect, and tells an endpoint nothing that is meant for another."""
-        openai = self._openai
+        openai = _library()
 
         async def plain(request: Any) -> None:  # noqa: ANN401
             for name in [name for name in request.headers if name.lower() not in _HEADERS]:
@@ -155,7 +160,7 @@ class Endpoint:
 
     async def _ask_once(self, client: Any, prompt: str, heard: Heard) -> Reply:  # noqa: ANN401
         """Ask in the way that works so far, with the package's errors in our words."""
-        openai = self._openai
+        openai = _library()
         try:
             return await self._answer(client, prompt, heard)
         except openai.APIStatusError as error:
@@ -267,12 +272,8 @@ def host_of(base_url: object) -> str:
 
 
 def _library() -> Any:  # noqa: ANN401
-    try:
-        return importlib.import_module("openai")
-    except ImportError:
-        raise BackendUnavailable(
-            "auto-fix by an endpoint needs the package openai.", remedy='Install it with: pip install "cloche[fix]".'
-        ) from None
+    """Import the package when something is asked: that takes most of a second."""
+    return importlib.import_module("openai")
 
 
 async def _bound(response: Any) -> None:  # noqa: ANN401

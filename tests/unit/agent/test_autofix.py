@@ -211,6 +211,14 @@ def test_a_useless_model_ends_it(model: Callable[[str], Any], stop: FixStop) -> 
     assert result.fix.message
 
 
+def test_half_a_character_harms_nothing() -> None:
+    """What no encoding can write is shown as an escape, in the report and in what runs."""
+    result = fixed(FakeBackend([failing("E"), OK]), lambda _: "```\nprint('\ud800')\n```\n\udfff")
+    assert result.fix is not None
+    assert result.fix.code == "print('\\ud800')\n"
+    result.fix.rounds[0].reply.encode()
+
+
 def test_an_async_model_is_awaited() -> None:
     """Functions, async functions and objects that are called all do."""
 
