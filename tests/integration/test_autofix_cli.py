@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -87,27 +88,29 @@ def test_an_interrupt_ends_the_waiting(configured: Callable[[Scripted], None]) -
     assert b"Traceback (most recent" not in said
 
 
-def test_the_command_repairs_and_says_what_changed(command: Command) -> None:
+def test_the_command_repairs_and_says_what_changed(command: Command, tmp_path: Path) -> None:
     """The output is the last program's alone, and stderr names the host, how it ended and the difference."""
     with serving([block("print('b')\nraise SystemExit(5)\n"), block(f"print('c')  # {ESCAPES}\n")]) as server:
-        done = command(server, "-c", "print('a')\n1 / 0\n", "--fix", "--max-fix", "6")
+        done = command(server, "-c", "print('a')\n1 / 0\n", "--fix", "--max-fix", "6", "--save-fix", "mended.py")
     assert (done.returncode, done.stdout) == (0, "c\n")
     assert f"--fix sends its code and output to {MODEL} at {server.host}" in done.stderr
     assert "fixed after 2 rounds" in done.stderr
+    assert (tmp_path / "mended.py").read_text() == f"print('c')  # {ESCAPES}\n"
     assert "-1 / 0\n" in done.stderr
     assert "+print('c')" in done.stderr
     assert not set(ESCAPES) & set("\x1b\x07\u202e") & set(done.stderr)
     assert KEY not in done.stderr
 
 
-def test_the_command_fails_as_the_last_program_does(command: Command) -> None:
+def test_the_command_fails_as_the_last_program_does(command: Command, tmp_path: Path) -> None:
     """The exit code is the last program's; --json holds every round, and stdout nothing else."""
     with serving([block("raise SystemExit(5)\n"), "I give up."]) as server:
-        done = command(server, "-c", "1 / 0", "--fix", "--json")
+        done = command(server, "-c", "1 / 0", "--fix", "--json", "--save-fix", "mended.py")
     told = json.loads(done.stdout)
     assert (done.returncode, told["exit_code"]) == (5, 5)
     assert (told["fix"]["stop"], len(told["fix"]["rounds"])) == ("no_code", 2)
     assert told["fix"]["host"] == server.host
+    assert not (tmp_path / "mended.py").exists()
 
 
 def test_without_the_flag_nothing_is_sent(command: Command) -> None:

@@ -132,6 +132,9 @@ def run(
     max_fix: Annotated[
         int | None, typer.Option("--max-fix", metavar="N", help="Ask at most N times. Default: 4.")
     ] = None,
+    save_fix: Annotated[
+        str | None, typer.Option("--save-fix", metavar="FILE", help="Write the program that --fix repaired to FILE.")
+    ] = None,
     as_json: AsJson = False,
     no_sandbox: NoSandbox = False,
     sandbox_debug: Annotated[
@@ -149,7 +152,7 @@ def run(
         return run_command(
             RunCommand(
                 words=tuple(words or ()), code=code, language=language, env=tuple(env or ()),
-                files=tuple(file or ()), fix=fix, max_fix=max_fix,
+                files=tuple(file or ()), fix=fix, max_fix=max_fix, save_fix=save_fix,
                 out=out, spill=spill, as_json=as_json, no_sandbox=no_sandbox, debug=sandbox_debug,
                 options={
                     "backend": backend, "image": image, "require": _joined(require),

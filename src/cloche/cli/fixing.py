@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from cloche.agent.autofix import AutoFix
+from cloche.core.errors import InvalidRequest
 from cloche.core.events import Event, OutputChunk, Started, Stream
 from cloche.core.fixing import FixAnswering, FixAsking, FixEvent, FixReport, FixRound, FixRunning, FixStop, FixTried
 from cloche.core.units import MIB
@@ -138,6 +139,18 @@ def conclude_fix(report: FixReport) -> None:
     if report.diff:
         say("what changed in the program that ran last:")
         _print_diff(report.diff)
+
+
+def save_code(report: FixReport, name: str) -> None:
+    """Write a program that was repaired to a file; without a repair there is nothing to write."""
+    if report.stop is not FixStop.FIXED:
+        return
+    try:
+        with open(name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            file.write(report.code)
+    except OSError as error:
+        raise InvalidRequest(f"--save-fix: cannot write {name!r}: {error.strerror}") from error
+    say(f"the repaired program is in {name}; nobody has read it yet")
 
 
 def _print_diff(diff: str) -> None:

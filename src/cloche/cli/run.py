@@ -54,6 +54,7 @@ class RunCommand:
     debug: bool = False
     fix: bool = False
     max_fix: int | None = None
+    save_fix: str | None = None
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
@@ -73,6 +74,8 @@ def run_command(command: RunCommand) -> int:
         log_to_stderr()
     if command.max_fix is not None and not command.fix:
         raise InvalidRequest("--max-fix says how often --fix may ask; give --fix, too")
+    if command.save_fix is not None and not command.fix:
+        raise InvalidRequest("--save-fix is for what --fix repairs; give --fix, too")
     options: SandboxOptions = {"warm": False, **with_backend(command.options, no_sandbox=command.no_sandbox)}
     source = read_source(command)
     language = command.language or _detect(source)
@@ -108,7 +111,7 @@ def _run_plainly(command: RunCommand, code: str, wanted: Mapping[str, Any], writ
 
 def _run_fixing(command: RunCommand, code: str, wanted: Mapping[str, Any], writers: dict[Stream, Writer]) -> Result:
     """Run with --fix, and pass on what the last run printed once it has ended."""
-    from .fixing import FixShown, HeldOutput, fixer_for
+    from .fixing import FixShown, HeldOutput, fixer_for, save_code
 
     with HeldOutput() as held, FixShown() as shown:
 
@@ -121,6 +124,8 @@ def _run_fixing(command: RunCommand, code: str, wanted: Mapping[str, Any], write
         result = run(code, on_event=take, autofix=fixer, **wanted)
         if not command.as_json:
             held.pass_on(writers)
+    if command.save_fix is not None and result.fix is not None:
+        save_code(result.fix, command.save_fix)
     return result
 
 
