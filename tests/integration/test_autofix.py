@@ -343,6 +343,18 @@ def test_settings_name_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert server.asked[1].headers["Authorization"] == f"Bearer {KEY}"
 
 
+def test_what_is_for_this_machine_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model on loopback is asked directly, whatever proxy there is for the rest of the world."""
+    with serving([block("print('the proxy')\n")]) as proxy, serving([block(RIGHT)]) as server:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://{proxy.host}")
+        result, _ = fix(server, "print(")
+        assert (result.stdout, len(proxy.asked)) == ("42\n", 0)
+        elsewhere = Endpoint("http://elsewhere.example/v1", MODEL, retry_wait_s=0.001)
+        result = cloche.run("print(", autofix=AutoFix(elsewhere))
+        assert (result.stdout, len(proxy.asked)) == ("the proxy\n", 1)
+
+
 @pytest.mark.parametrize(
     "url",
     ["", "localhost:8000", "ftp://host/v1", "http://", "http://user:pw@host/v1", "http://host/v1?key=a", "http://h o/",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import ipaddress
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -150,12 +151,17 @@ class Endpoint:
                 request.headers["Authorization"] = f"Bearer {self._key}"
 
         hooks = {"request": [plain], "response": [_bound]}
+        http = openai.DefaultAsyncHttpxClient(
+            follow_redirects=False,
+            event_hooks=hooks,
+            trust_env=not _is_here(self._base_url),  # what is for this machine goes through nobody's proxy
+        )
         return openai.AsyncOpenAI(
             base_url=self._base_url,
             api_key=self._key or "none",
             max_retries=0,
             timeout=timeout_s,
-            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks=hooks),
+            http_client=http,
         )
 
     async def _ask_once(self, client: Any, prompt: str, heard: Heard) -> Reply:  # noqa: ANN401
@@ -269,6 +275,17 @@ def host_of(base_url: object) -> str:
         raise InvalidRequest(f"{name}: give the address alone, and the key as autofix.api_key")
     shown = f"[{host}]" if ":" in host else host
     return f"{shown}:{port}" if port is not None else shown
+
+
+def _is_here(base_url: str) -> bool:
+    """Tell whether an address is this machine's own."""
+    host = urlsplit(base_url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _library() -> Any:  # noqa: ANN401
