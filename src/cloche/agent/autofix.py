@@ -280,8 +280,9 @@ class _Function:
         self.model = getattr(function, "__name__", type(function).__name__)
 
     async def ask(self, prompt: str, *, timeout_s: float, heard: Heard) -> Reply:
+        clock = asyncio.timeout(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s) as clock:
+            async with clock:
                 said = await self._call(prompt)
         except Exception as error:
             if clock.expired():
