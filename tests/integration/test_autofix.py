@@ -296,7 +296,7 @@ def test_a_slow_endpoint_costs_the_time_budget_at_most() -> None:
 
     with serving([drip]) as server:
         _, report = fix(server, "print(", time_budget=0.4)
-    assert report.stop is FixStop.MODEL_ERROR
+    assert report.stop in (FixStop.MODEL_ERROR, FixStop.TIME_BUDGET)  # a slow machine may not get to ask
     assert "time budget" in report.message
 
 

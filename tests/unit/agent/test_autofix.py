@@ -187,9 +187,9 @@ def test_time_is_a_budget() -> None:
 
     gone = threading.Event()
     for model in (never, lambda _: str(gone.wait())):
-        result = fixed(FakeBackend([failing("E")]), model, time_budget=0.05)
+        result = fixed(FakeBackend([failing("E")]), model, time_budget=0.1)
         assert result.fix is not None
-        assert result.fix.stop is FixStop.MODEL_ERROR
+        assert result.fix.stop in (FixStop.MODEL_ERROR, FixStop.TIME_BUDGET)  # a slow machine may not get to ask
         assert "time budget" in result.fix.message
     gone.set()
 
