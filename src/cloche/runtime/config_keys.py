@@ -272,6 +272,7 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "best_effort": _read_best_effort,
     "prefer": _read_prefer,
     "fallback": _read_fallback,
+    "skill_path": lambda value, *, name: {"skill_path": _read_list(value, name=name)},
 }
 
 

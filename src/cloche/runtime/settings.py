@@ -27,7 +27,8 @@ HOST_TIER = 4
 class Settings:
     """Hold what was configured.
 
-    `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other). `origins` says for
+    `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other). `skill_path` names folders
+    with skills, besides the platform's. `origins` says for
     every word, as one writes it in a file, which source its value came from: "default", "tier 3", "preset
     minimal (argument)", a file's path, "environment SANDBOX_TYPE" or "argument".
     """
@@ -40,6 +41,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     ceilings: Mapping[str, float] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
+    skill_path: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def image_for(self, language: str) -> str | None:
@@ -59,6 +61,7 @@ class Settings:
             "prefer": self.prefer,
             "tier": str(self.tier or "none"),
             "preset": self.preset or "none",
+            "skill_path": _listed(self.skill_path),
         }
 
     def _limits(self) -> dict[str, str]:
@@ -135,6 +138,7 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
         policy=_policy(held),
         ceilings=MappingProxyType({LIMIT_FIELDS[word]: most.value for word, most in ceilings.items()}),
         images=MappingProxyType(images),
+        skill_path=held["skill_path"].value,
         origins=MappingProxyType(_origins(held, ceilings)),
     )
 
