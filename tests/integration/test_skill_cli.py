@@ -137,6 +137,12 @@ def test_the_environment_and_the_working_directory_have_their_say(
     assert terms_for(skill, config="cloche.yaml").limits["memory"] == 1 << 30
 
 
+def test_only_a_trusted_skill_has_the_host_to_itself(looking: Skill, tmp_path: Path) -> None:
+    """Tier 4 runs code on the host, and a skill only when the operator says that it is their own."""
+    result = run_skill(looking, "say.sh", argv=("x",), tier=4, trusted=True)
+    assert (result.stdout.endswith("/scripts/say.sh x rows\n"), result.meta["level"]) == (True, "process")
+
+
 def test_nothing_starts_that_is_refused(looking: Skill, tmp_path: Path) -> None:
     """Every reason is in one error, before a backend is even looked for."""
     folder = write_skill(tmp_path, manifest="packages: [x]\nnetwork: [a.example]\ntools: [os.execute]", go__py="")
@@ -149,6 +155,8 @@ def test_nothing_starts_that_is_refused(looking: Skill, tmp_path: Path) -> None:
         run_skill(looking, files={"tool": b""})
     with pytest.raises(PolicyDenied, match="tier 1"):
         run_skill(looking, tier=1)
+    with pytest.raises(PolicyDenied, match="on the host without a sandbox"):
+        run_skill(looking, tier=4)
     with pytest.raises(InvalidRequest, match=r"its files have .* the workspace 100B; raise disk"):
         run_skill(looking, disk=100)
 

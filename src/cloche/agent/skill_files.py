@@ -181,7 +181,7 @@ def _read(fd: int, path: str, max_bytes: int) -> tuple[os.stat_result, bytes]:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
                 raise ValueError(f"is {_kind(facts.st_mode)}, not a regular file")
-            return facts, file.read(max_bytes + 1)
+            return facts, file.read(max_bytes + 1) or b""  # None: nothing is there yet, in a file of the kernel's
     finally:
         for one in opened:
             os.close(one)

@@ -77,6 +77,7 @@ def agree(skill: Skill, settings: Settings, *, strangers: Collection[str] = (), 
         *_runtimes(scripts, settings),
         *_tools(asked, settings),
         required := _require(asked, settings),
+        _backend(settings),
     ]
     refused = tuple(
         Fault(file=MANIFEST if term.asked else "", key=term.key, problem=term.why) for term in table if term.is_refused
@@ -100,20 +101,22 @@ def _limit(word: str, wish: float | None, settings: Settings, strangers: Collect
     field = LIMIT_FIELDS[word]
     held: float = getattr(settings.limits, field)
     origin, ceiling = settings.origins.get(word, "default"), settings.ceilings.get(field)
+    capped_by = settings.origins.get(f"ceilings.{word}", "") if ceiling is not None else ""
     amount, why = _weighed(wish, held, origin, strangers)
     if ceiling is not None and amount > ceiling:
-        amount, why = ceiling, "lowered to the operator's ceiling"
-    elif wish is not None and ceiling is None and amount > held and not why:
-        why = "as the skill asks; the operator has set no ceiling"
+        amount, why = ceiling, f"lowered to the operator's ceiling ({capped_by})"
+    elif wish is not None and not why:
+        has_no_bound = ceiling is None and amount > held
+        why = "as the skill asks" + ("; the operator has set no ceiling" if has_no_bound else "")
     return amount, Term(
         key=word,
         default=shown_limit(word, held),
         origin=origin,
         asked=shown_limit(word, wish) if wish is not None else "",
         ceiling=shown_limit(word, ceiling) if ceiling is not None else "",
-        ceiling_origin=settings.origins.get(f"ceilings.{word}", "") if ceiling is not None else "",
+        ceiling_origin=capped_by,
         result=shown_limit(word, amount),
-        why=why or ("as the skill asks" if wish is not None else ""),
+        why=why,
     )
 
 
@@ -215,6 +218,22 @@ def _require(asked: Asked, settings: Settings) -> Term:
         why=why,
         is_refused=bool(why),
     )
+
+
+def _backend(settings: Settings) -> Term:
+    """Say where it runs: where other code does, except that a stranger's skill has no host to itself."""
+    level = settings.policy.level
+    is_on_host = settings.backend in ("none", "subprocess") or (level is not None and level < Level.CONFINED)
+    is_refused = is_on_host and not settings.policy.trusted
+    why = (
+        f'backend "{settings.backend}" runs code on the host without a sandbox; name another backend, or, for a skill '
+        "of your own, say that it is trusted"
+    )
+    return Term(
+        key="backend", default=settings.backend, origin=settings.origins.get("backend", "default"),
+        result="" if is_refused else settings.backend, is_refused=is_refused,
+        why=why if is_refused else "on the host, without a sandbox" if is_on_host else "",
+    )  # fmt: skip
 
 
 def _required(level: Level | None, controls: tuple[Control, ...]) -> str:

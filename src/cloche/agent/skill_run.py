@@ -33,10 +33,14 @@ def terms_for(skill: Skill, script: Script | None = None, /, **options: Unpack[S
     asked = given(options)
     if asked.get("network") not in (None, False, "off"):
         raise InvalidRequest("network: a skill has no network; leave it out")
-    if not isinstance(asked.get("backend", ""), str):
+    chosen = asked.get("backend")
+    if chosen is not None and not isinstance(chosen, str):
         del asked["backend"]
+    settings = load_settings(asked)
+    if "backend" not in asked and chosen is not None:
+        settings = dataclasses.replace(settings, backend=str(getattr(chosen, "name", "")))
     places = Places(environ=os.environ, config_file=asked.get("config"))
-    return agree(skill, load_settings(asked), strangers=stranger_origins(places), script=script)
+    return agree(skill, settings, strangers=stranger_origins(places), script=script)
 
 
 async def arun_skill(

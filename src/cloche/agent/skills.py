@@ -107,6 +107,7 @@ def load_skill(name_or_path: str | os.PathLike[str], settings: Settings) -> Skil
 
 def examine_skill(folder: str) -> Examined:
     """Read a skill's folder, and find all that is wrong with it. Raises InvalidRequest where there is no folder."""
+    folder = os.path.abspath(folder)
     with open_folder(folder) as fd:
         gathered = gather(fd)
     files = {file.path: file for file in gathered.files}

@@ -132,9 +132,10 @@ def _print_skill(examined: Examined, terms: Terms | None, faults: tuple[Fault, .
         rows = [
             {
                 "key": term.key,
-                "default": one_line(f"{term.default} ({term.origin})"),
+                "default": one_line(term.default),
+                "from": "" if term.origin == "default" else one_line(term.origin),
                 "asked": one_line(term.asked),
-                "ceiling": one_line(f"{term.ceiling} ({term.ceiling_origin})") if term.ceiling else "",
+                "ceiling": one_line(term.ceiling),
                 "result": "refused" if term.is_refused else one_line(term.result),
                 "why": "see below" if term.is_refused else one_line(term.why),
             }

@@ -42,7 +42,7 @@ def term(terms: Terms, key: str) -> Term:
         (GIB, 256 * MIB, "default", None, GIB, "no ceiling"),
         (GIB, 256 * MIB, "default", 2 * GIB, GIB, "as the skill asks"),
         (GIB, 256 * MIB, "default", GIB, GIB, "as the skill asks"),
-        (4 * GIB, 256 * MIB, "default", 2 * GIB, 2 * GIB, "lowered to the operator's ceiling"),
+        (4 * GIB, 256 * MIB, "default", 2 * GIB, 2 * GIB, f"lowered to the operator's ceiling ({FILE})"),
         # A plain value in the operator's file is a default, as a preset there is; a ceiling is what binds.
         (GIB, 512 * MIB, FILE, None, GIB, "no ceiling"),
         (GIB, 512 * MIB, f"preset standard ({FILE})", None, GIB, "no ceiling"),
@@ -113,6 +113,9 @@ def test_a_preset_is_below_what_the_skill_says_itself() -> None:
         ({"tools": ("os.execute",)}, {}, "tools", "tier 3 has no os.execute"),
         ({"tools": ("run_code", "read_file")}, {"tier": 2}, "tools", "tier 2 has no run_code"),
         ({}, {"tier": 1}, "require", "tier 1 (argument) runs no code"),
+        ({}, {"tier": 4, "backend": "none"}, "backend", "on the host without a sandbox"),
+        ({}, {"backend": "subprocess"}, "backend", '"subprocess" runs code on the host'),
+        ({}, {"policy": Policy(level=Level.PROCESS)}, "backend", "on the host without a sandbox"),
     ],
 )
 def test_what_cannot_be_lowered_is_refused(
@@ -134,8 +137,15 @@ def test_all_refusals_come_at_once() -> None:
 
 def test_tools_and_languages_are_granted_where_the_operator_has_them() -> None:
     """Tier 4 has `os.execute`, and C# is a language where policy names it."""
-    settings = Settings(tier=4, policy=Policy(languages=("csharp",)))
+    settings = Settings(tier=4, backend="local", policy=Policy(languages=("csharp",)))
     assert not agree(skill_asking(tools=("os.execute",), runtime="csharp"), settings).refusals
+
+
+def test_a_skill_of_the_operators_own_may_have_the_host() -> None:
+    """Where tier 4 or an argument says the host, a skill that is marked as trusted runs there; none marks itself."""
+    settings = Settings(tier=4, backend="none", policy=Policy(trusted=True))
+    assert term(agree(skill_asking(), settings), "backend").result == "none"
+    assert "trusted" not in Asked.__dataclass_fields__
 
 
 def test_what_both_require_is_joined() -> None:
