@@ -85,12 +85,12 @@ def run_command(command: RunCommand) -> int:
             out=command.out,
             spill=command.spill,
             on_output=None if command.as_json else lambda stream, data: writers[stream](data),
-            on_event=print_plan if command.debug else None,
+            on_event=_print_plan if command.debug else None,
             **options,
         )
     stdout.finish()
     stderr.finish()
-    conclude(result, as_json=command.as_json)
+    _conclude(result, as_json=command.as_json)
     return exit_code_of(result)
 
 
@@ -192,8 +192,7 @@ def _file(text: str) -> tuple[str, Content]:
     return target or path.absolute().name, path
 
 
-def print_plan(event: Event) -> None:
-    """Print the plan of a sandbox on stderr, once it has started."""
+def _print_plan(event: Event) -> None:
     if isinstance(event, Started):
         for number, step in enumerate(event.plan, 1):
             text = neutralise(f"{number:3} {step.seconds * 1000:8.2f} ms  {step.name}: {step.description}")
@@ -207,8 +206,7 @@ def say_fallback(notes: Mapping[str, Any]) -> None:
         say(f"fallback: this ran on backend {fallback['used']} at level {fallback['level']}. {fallback['reason']}")
 
 
-def conclude(result: Result, *, as_json: bool) -> None:
-    """Print the whole result as JSON, or say what there is to be said besides its output."""
+def _conclude(result: Result, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.as_dict(), default=str), flush=True)
         return

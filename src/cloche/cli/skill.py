@@ -19,7 +19,7 @@ from cloche.runtime.settings import Settings, load_settings
 
 from .exits import exit_code_of, say
 from .pulling import progress_shown
-from .run import conclude, log_to_stderr, print_plan, read_files, read_pairs, read_stdin
+from .run import _conclude, _print_plan, log_to_stderr, read_files, read_pairs, read_stdin
 from .tables import show
 from .terminal import Writer, neutralise
 
@@ -60,12 +60,12 @@ def skill_command(command: SkillCommand) -> int:
             out=command.out,
             spill=command.spill,
             on_output=None if command.as_json else lambda stream, data: writers[stream](data),
-            on_event=print_plan if command.debug else None,
+            on_event=_print_plan if command.debug else None,
             **command.options,
         )
     stdout.finish()
     stderr.finish()
-    conclude(result, as_json=command.as_json)
+    _conclude(result, as_json=command.as_json)
     return exit_code_of(result)
 
 
