@@ -16,7 +16,7 @@ import pytest
 import cloche
 from cloche.agent.skill import Skill
 from cloche.agent.skill_run import arun_skill, run_skill, terms_for
-from cloche.agent.skills import load_skill
+from cloche.agent.skills import examine_skill, load_skill
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.result import Result, Status
 from cloche.runtime.settings import Settings
@@ -235,7 +235,10 @@ def test_nothing_that_a_skill_says_drives_a_terminal(tmp_path: Path) -> None:
         "What it is for.", quoted + f"\nlicense: {quoted}\nmetadata: {{{quoted}: {quoted}}}"
     )
     manifest = f"{{scripts: {{a: {{path: scripts/go.py, description: {quoted}}}}}, {quoted}: 1, tools: [{quoted}]}}"
-    write_skill(tmp_path, "evil", card=card, manifest=manifest, go__py="")
+    folder = write_skill(tmp_path, "evil", card=card, manifest=manifest, go__py="")
+    read = examine_skill(str(folder)).skill
+    assert read is not None
+    assert EVIL in read.card.description, "the escapes do not even get through"
     for words in (["check", "./evil"], ["list", "."], ["run", "./evil"], ["run", f"./{EVIL}"]):
         ours, theirs = pty.openpty()
         with subprocess.Popen(

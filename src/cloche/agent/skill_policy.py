@@ -161,12 +161,13 @@ def _network(asked: Asked, settings: Settings) -> Term:
 
 def _packages(asked: Asked, policy: Policy) -> Term:
     listed = "auto" if policy.packages == "auto" else ", ".join(policy.packages)
-    if not asked.packages:
-        return Term(key="packages", default=listed or "none", result="none")
     told = "auto" if asked.packages == "auto" else ", ".join(asked.packages)
+    if not told and not listed:
+        return Term(key="packages", default="none", result="none")
+    who = f"the skill asks for packages ({told})" if told else f"your configuration asks for packages ({listed})"
     why = (
-        f"the skill asks for packages ({told}), which this version of Cloche does not install yet; install them next "
-        "to Cloche, where the local backend shows them, and leave the key out"
+        f"{who}, which this version of Cloche does not install yet; install them next to Cloche, where the local "
+        "backend shows them, and leave the key out"
     )
     return Term(key="packages", default=listed or "none", asked=told, why=why, is_refused=True)
 

@@ -146,7 +146,7 @@ def _print_skill(examined: Examined, terms: Terms | None, faults: tuple[Fault, .
     for fault in faults:
         say(str(fault))
     if not faults:
-        print("This skill can run here. Nothing of it has run.")
+        print("Nothing is wrong with it, and nothing is refused. Nothing of it has run.")
 
 
 def _print_card(skill: Skill) -> None:

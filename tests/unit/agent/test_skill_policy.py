@@ -108,6 +108,7 @@ def test_a_preset_is_below_what_the_skill_says_itself() -> None:
         ({"preset": "network-allowlist"}, {}, "network", "no host named"),
         ({"packages": ("numpy",)}, {}, "packages", "numpy"),
         ({"packages": "auto"}, {}, "packages", "auto"),
+        ({}, {"policy": Policy(packages=("numpy",))}, "packages", "your configuration asks for packages (numpy)"),
         ({"runtime": "csharp"}, {}, "runtime", "csharp is not allowed here (allowed: python, "),
         ({"runtime": "bash"}, {"policy": Policy(languages=("python",))}, "runtime", "bash is not allowed here"),
         ({"tools": ("os.execute",)}, {}, "tools", "tier 3 has no os.execute"),

@@ -6,6 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -224,6 +227,41 @@ def test_what_may_not_travel_is_a_fault(tmp_path: Path, make: object, told: str)
     assert told in str(fault)
     assert str(fault).isprintable()
     assert all(b"secret" not in file.data for file in examined.skill.files) if examined.skill else True
+
+
+def test_a_folder_that_changes_meanwhile_leads_nowhere(tmp_path: Path) -> None:
+    """While a folder and a link out take turns under one name, nothing from outside is ever read, or named."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "go.py").write_text("secret")
+    folder = write_skill(tmp_path, go__py="print(1)")
+    name, aside, link = folder / "scripts", tmp_path / "aside", tmp_path / "link"
+    link.symlink_to(outside)
+    is_over = threading.Event()
+
+    def swap() -> None:
+        while not is_over.is_set():
+            os.rename(name, aside)
+            os.rename(link, name)
+            os.rename(name, link)
+            os.rename(aside, name)
+
+    swapping = threading.Thread(target=swap)
+    naive = set()
+    swapping.start()
+    try:
+        deadline, rounds = time.monotonic() + 30, 0
+        while rounds < 100 or (len(naive) < 2 and time.monotonic() < deadline):
+            rounds += 1
+            with suppress(OSError):
+                naive.add((name / "go.py").read_text())
+            examined = examine_skill(str(folder))
+            assert examined.skill is not None
+            assert all(b"secret" not in file.data for file in examined.skill.files)
+    finally:
+        is_over.set()
+        swapping.join()
+    assert "secret" in naive, "a plain read is not led out either"
 
 
 def test_a_device_is_refused(tmp_path: Path) -> None:
