@@ -14,7 +14,7 @@ from cloche.core.policy import Policy
 from cloche.core.units import GIB, MIB
 from cloche.runtime.settings import Settings
 
-FILE, CHECKOUT = "/home/op/.config/cloche/cloche.yaml", "/work/cloche.yaml"
+FILE, CHECKOUT = "/home/op/.config/cloche/cloche.yaml", "/srv/checkout/cloche.yaml"
 
 
 def skill_asking(*, runtime: str = "python", **asked: Any) -> Skill:
