@@ -66,7 +66,8 @@ def check(
 ) -> None:
     """Read a skill without running anything, and show what it asks for, the ceilings and what it gets.
 
-    Shows all faults at once, each with its file and key. Exit code 1 when the skill cannot run here as it is.
+    Shows all faults at once, each with its file and key. Exit code 1 when the skill cannot run here as it is. PATH has
+    a slash in it, NAME none.
     """
 
     def work() -> int:
@@ -92,7 +93,10 @@ def list_skills(
     config_file: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the skills of the search path: the platform's data folder, then skill_path of your own configuration."""
+    """List the skills of the search path: the platform's data folder, then skill_path of your own configuration.
+
+    With DIR, those in these folders instead.
+    """
 
     def work() -> int:
         from .skill import show_skills
@@ -138,7 +142,8 @@ def run_script(
 ) -> None:
     """Run a script of a skill in a throwaway sandbox; its arguments follow --. Exit codes are those of cloche run.
 
-    The skill's files lie in the workspace, read-only, and the script runs where it lies among them.
+    SCRIPT is a script's name or path; without one the skill's entry runs. The skill's files lie in the workspace,
+    read-only, and the script runs where it lies among them.
     """
 
     def work() -> int:
