@@ -131,10 +131,10 @@ def examine_skill(folder: str) -> Examined:
 def _subfolders(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+            names = [entry.name for entry in entries if not entry.name.startswith(".")]
     except OSError:
         return []
-    return sorted(names)[:MOST_SKILLS]
+    return sorted(name for name in names if os.path.isdir(os.path.join(folder, name)))[:MOST_SKILLS]
 
 
 def _card_of(folder: str) -> tuple[Card | None, tuple[Fault, ...]]:

@@ -377,6 +377,7 @@ def test_listing_survives_what_it_finds(tmp_path: Path) -> None:
     piped.mkdir()
     os.mkfifo(piped / "SKILL.md")
     os.symlink("/nowhere", tmp_path / "dangling")
+    os.symlink("loop", tmp_path / "loop")
     found = {one.name: [str(fault) for fault in one.faults] for one in find_skills([str(tmp_path), "/nowhere"])}
     assert list(found) == ["bad", "good", "piped"]
     assert found["good"] == []
