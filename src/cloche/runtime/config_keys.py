@@ -298,6 +298,7 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "prefer": _read_prefer,
     "fallback": _read_fallback,
     "autofix": read_autofix,
+    "skill_path": lambda value, *, name: {"skill_path": _read_list(value, name=name)},
 }
 
 

@@ -30,9 +30,9 @@ class Settings:
     """Hold what was configured.
 
     `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other), `roots` by those of
-    `memory` and `configs` that have a folder of the host. `origins` says for every word, as one writes it in a
-    file, which source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path,
-    "environment SANDBOX_TYPE" or "argument".
+    `memory` and `configs` that have a folder of the host. `skill_path` names folders with skills, besides the
+    platform's. `origins` says for every word, as one writes it in a file, which source its value came from: "default",
+    "tier 3", "preset minimal (argument)", a file's path, "environment SANDBOX_TYPE" or "argument".
     """
 
     backend: str = "local"
@@ -44,6 +44,7 @@ class Settings:
     autofix: AutoFixSettings = field(default_factory=AutoFixSettings)
     ceilings: Mapping[str, float] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
+    skill_path: tuple[str, ...] = ()
     roots: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
 
@@ -65,6 +66,7 @@ class Settings:
             "prefer": self.prefer,
             "tier": str(self.tier or "none"),
             "preset": self.preset or "none",
+            "skill_path": _listed(self.skill_path),
         }
 
     def _limits(self) -> dict[str, str]:
@@ -143,6 +145,7 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
         autofix=settings_of({word: held[word].value for word in AUTOFIX_WORDS}),
         ceilings=MappingProxyType({LIMIT_FIELDS[word]: most.value for word, most in ceilings.items()}),
         images=MappingProxyType(images),
+        skill_path=held["skill_path"].value,
         roots=MappingProxyType({root: folder for root, folder in folders.items() if folder}),
         origins=MappingProxyType(_origins(held, ceilings)),
     )
