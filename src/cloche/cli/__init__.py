@@ -8,8 +8,13 @@ import os
 def main() -> None:
     """Run the `cloche` command and exit with its code."""
     _occupy_standard_streams()
-    from .app import app
+    from cloche.runtime.audit import switch_on
 
+    from .app import app
+    from .exits import say_losses
+
+    switch_on("cli")
+    say_losses()
     app(prog_name="cloche")
 
 

@@ -29,7 +29,7 @@ class Settings:
 
     `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other). `origins` says for
     every word, as one writes it in a file, which source its value came from: "default", "tier 3", "preset
-    minimal (argument)", a file's path, "environment SANDBOX_TYPE" or "argument".
+    minimal (argument)", a file's path, "environment SANDBOX_TYPE" or "argument". `audit` None leaves it to the door.
     """
 
     backend: str = "local"
@@ -40,6 +40,9 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     ceilings: Mapping[str, float] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
+    audit: bool | None = None
+    audit_folder: str | None = None
+    audit_keep: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def image_for(self, language: str) -> str | None:
@@ -59,7 +62,14 @@ class Settings:
             "prefer": self.prefer,
             "tier": str(self.tier or "none"),
             "preset": self.preset or "none",
+            "audit": self._audit(),
+            "audit_keep": _listed(self.audit_keep),
         }
+
+    def _audit(self) -> str:
+        if self.audit is None:
+            return "on in the command line"
+        return self.audit_folder or "on" if self.audit else "off"
 
     def _limits(self) -> dict[str, str]:
         return {word: shown_limit(word, getattr(self.limits, name)) for word, name in LIMIT_FIELDS.items()}
@@ -133,6 +143,9 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
         preset=held["preset"].value,
         limits=Limits(**{field: held[word].value for word, field in LIMIT_FIELDS.items()}),
         policy=_policy(held),
+        audit=held["audit"].value,
+        audit_folder=held["audit_folder"].value,
+        audit_keep=held["audit_keep"].value,
         ceilings=MappingProxyType({LIMIT_FIELDS[word]: most.value for word, most in ceilings.items()}),
         images=MappingProxyType(images),
         origins=MappingProxyType(_origins(held, ceilings)),
