@@ -113,7 +113,7 @@ def test_a_fallback_is_an_event(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_approvals_and_denials_lead_to_executions(folder: Path) -> None:
     """Who approved stands in what ran; who denied, beside the hash of what did not."""
 
-    def answer(request: Any) -> Decision:  # noqa: ANN401
+    def answer(request: Any) -> Decision:
         is_fine = "fine" in request.arguments["code"]
         return Decision(is_approved=is_fine, by="alice", reason="" if is_fine else "token=abcd1234 in it")
 
@@ -247,7 +247,7 @@ def test_events_are_shown_as_they_are_asked_for(folder: Path, capsys: pytest.Cap
         cloche.run("1", language="csharp", audit=folder)
     place = str(folder)
 
-    def shown(**chosen: Any) -> str:  # noqa: ANN401
+    def shown(**chosen: Any) -> str:
         last, as_json = chosen.pop("last", 0), chosen.pop("as_json", False)
         assert verbs.show_events(place, verbs.Filters(**chosen), last=last, as_json=as_json) == 0
         return capsys.readouterr().out

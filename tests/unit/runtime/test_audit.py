@@ -160,7 +160,7 @@ def test_nothing_is_added_to_a_log_whose_end_was_changed(audit: Audit, folder: P
     lines = lines_of(folder)
     lines[-1] = lines[-1].replace(b'"ok"', b'"no"')
     rewrite(folder, lines)
-    with pytest.raises(AuditFailed, match="not as it was written.*cloche audit verify"):
+    with pytest.raises(AuditFailed, match=r"not as it was written.*cloche audit verify"):
         fill(audit, 1)
     assert lines_of(folder) == lines
 
@@ -237,7 +237,7 @@ def test_dropped_files_and_missing_ones_are_told_apart(folder: Path) -> None:
     """The oldest file may not be taken away by somebody else."""
     audit = Audit(str(folder), file_bytes=2000, most_files=30)
     fill(audit, 30)
-    sorted(folder.glob("audit-*.jsonl"))[0].unlink()
+    min(folder.glob("audit-*.jsonl")).unlink()
     assert "no event says that they were dropped" in str(verify(str(folder)).faults[0])
 
 
