@@ -14,7 +14,6 @@ What `acting` names (a tool, who approved) is added to every event that is recor
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import AuditFailed, ClocheError
 
-from . import audit_artifacts, audit_file
-from .audit_chain import Link
-from .redaction import Redactor
-
+# What writes is imported where something is written, so that whoever has no log does not wait for it.
 if TYPE_CHECKING:
+    from .audit_chain import Link
+    from .redaction import Redactor
     from .settings import Settings
 
 KINDS: Mapping[str, str] = {
@@ -51,26 +49,31 @@ _door: str | None = None
 
 
 class Audit:
-    """Record events in a folder. `keep` names what is kept beside their hashes: `code`, `output`."""
+    """Record events in a folder. `keep` names what is kept beside their hashes: `code`, `output`.
+
+    Of `bounds`, `file_bytes` is the size from which on a file is full, `most_files` how many full ones are kept.
+    """
 
     def __init__(
         self,
         folder: str,
         *,
         keep: Sequence[str] = (),
-        file_bytes: int = audit_file.FILE_BYTES,
-        most_files: int = audit_file.MOST_FILES,
+        **bounds: int,
     ) -> None:
         self.folder = os.fspath(folder)
         self.keep = tuple(keep)
-        self._file_bytes, self._most_files = file_bytes, most_files
+        self._bounds = bounds
 
     def record(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> Link:  # noqa: ANN401 - JSON
         """Write one event and return its number and hash. Raises AuditFailed."""
+        from .audit_file import append
+        from .redaction import Redactor
+
         told = {"door": _door or "library", "uid": os.getuid(), "pid": os.getpid(), **_acting.get(), **fields}
         clean = redactor or Redactor()
         kept = {name: _clean(clean, name, value) for name, value in told.items()}
-        return audit_file.append(self.folder, kind, kept, file_bytes=self._file_bytes, most_files=self._most_files)
+        return append(self.folder, kind, kept, **self._bounds)
 
     def note(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> str:  # noqa: ANN401 - JSON
         """Write one event of what has happened already; return what went wrong, which was said loudly, or nothing."""
@@ -89,11 +92,15 @@ class Audit:
         if what not in self.keep:
             return None
         data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-        return audit_artifacts.store(self.folder, redactor.data(data))
+        from .audit_artifacts import store
+
+        return store(self.folder, redactor.data(data))
 
     def head(self) -> Link | None:
         """Return number and hash of the last event; kept elsewhere, it shows when events were cut off."""
-        return audit_file.head(self.folder)
+        from .audit_file import head
+
+        return head(self.folder)
 
 
 def _clean(redactor: Redactor, name: str, value: Any) -> Any:  # noqa: ANN401 - JSON
@@ -102,6 +109,8 @@ def _clean(redactor: Redactor, name: str, value: Any) -> Any:  # noqa: ANN401 - 
 
 def sha256_of(text: str | bytes) -> str:
     """Return the hash that stands for code, in hex: of its UTF-8."""
+    import hashlib
+
     return hashlib.sha256(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).hexdigest()
 
 

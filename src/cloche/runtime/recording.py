@@ -9,7 +9,7 @@ nobody has imported OpenTelemetry, none of this is called.
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,9 +23,9 @@ from cloche.core.policy import Policy
 from cloche.core.result import Result
 
 from .audit import Audit, audit_for, log, sha256_of
-from .redaction import Redactor
 
 if TYPE_CHECKING:
+    from .redaction import Redactor
     from .settings import Settings
 
 _EXTRA = "opentelemetry.trace"  # nobody can collect spans without having imported it
@@ -48,7 +48,7 @@ class Execution:
     def facts(self) -> dict[str, Any]:
         """Return what both events say of it."""
         return {
-            "run": secrets.token_hex(8),
+            "run": os.urandom(8).hex(),
             "what": self.kind,
             "backend": self.backend,
             "language": self.language,
@@ -90,6 +90,8 @@ async def recorded(run: Callable[[], Awaitable[Result]], audit: Audit | None, ex
 async def _audited(run: Callable[[], Awaitable[Result]], audit: Audit | None, execution: Execution) -> Result:
     if audit is None:
         return await run()
+    from .redaction import Redactor
+
     redactor, facts = Redactor(execution.env), execution.facts()
     if execution.code is not None:
         facts["code_artifact_sha256"] = audit.store("code", execution.code, redactor)
