@@ -91,7 +91,7 @@ class Audit:
         """
         if what not in self.keep:
             return None
-        data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+        data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
         from .audit_artifacts import store
 
         return store(self.folder, redactor.data(data))
@@ -108,10 +108,16 @@ def _clean(redactor: Redactor, name: str, value: Any) -> Any:  # noqa: ANN401 - 
 
 
 def sha256_of(text: str | bytes) -> str:
-    """Return the hash that stands for code, in hex: of its UTF-8."""
+    """Return the hash that stands for code, in hex: that of the file which the code was read from."""
     import hashlib
 
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).hexdigest()
+    if isinstance(text, bytes):
+        return hashlib.sha256(text).hexdigest()
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a character pair, which no file has
+        data = text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()
 
 
 def switch_on(door: str) -> None:

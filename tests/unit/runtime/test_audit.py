@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -12,7 +13,7 @@ import pytest
 
 from cloche.core.errors import AuditFailed, InvalidRequest
 from cloche.runtime import audit as audit_module
-from cloche.runtime.audit import Audit, acting, audit_for
+from cloche.runtime.audit import Audit, acting, audit_for, sha256_of
 from cloche.runtime.audit_artifacts import load
 from cloche.runtime.audit_chain import MOST_LINE_BYTES
 from cloche.runtime.audit_reading import KeptHead, Reading, read_heads, verify
@@ -324,6 +325,14 @@ def test_what_acts_is_in_every_event_inside(audit: Audit, folder: Path) -> None:
     first, second = (json.loads(line) for line in lines_of(folder))
     assert (first["tool"], first["approved_by"]) == ("run_code", "me")
     assert "tool" not in second
+
+
+def test_code_has_the_hash_of_its_file(audit: Audit, folder: Path) -> None:
+    """Whatever its bytes are; and code that no file can hold has one, too."""
+    data = b"print('\xff')"
+    assert sha256_of(data.decode("utf-8", "surrogateescape")) == hashlib.sha256(data).hexdigest()
+    assert sha256_of("\ud800") != sha256_of("\ud801")
+    assert Audit(str(folder), keep=("code",)).store("code", "\ud800", Redactor()) is not None
 
 
 def test_the_tests_tampering_is_real() -> None:
