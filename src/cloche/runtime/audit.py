@@ -144,16 +144,15 @@ def default_folder() -> str:
 
 
 @lru_cache(maxsize=4)
-def _state_folder(_xdg: str | None, home: str) -> str:
+def _state_folder(xdg: str | None, home: str) -> str:
+    if not os.path.isabs(home) and not os.path.isabs(xdg or ""):
+        raise AuditFailed(
+            "the audit log has no place, since this user has no home folder. Where the audit is on, nothing runs without "
+            "it: name a folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
+        )
     from platformdirs import user_state_dir
 
-    found = user_state_dir("cloche", appauthor=False)
-    if not os.path.isabs(found):
-        raise AuditFailed(
-            f"the audit log has no place: there is no home folder ({home}). Name a folder (CLOCHE_AUDIT=/FOLDER), or "
-            "switch it off (CLOCHE_AUDIT=off)"
-        )
-    return found
+    return user_state_dir("cloche", appauthor=False)
 
 
 @contextmanager

@@ -317,6 +317,14 @@ def test_settings_and_doors_say_whether_it_is_on(monkeypatch: pytest.MonkeyPatch
     assert audit_for(Settings(audit=False)) is None
 
 
+def test_without_a_home_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says so, and what to do."""
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "~")
+    with pytest.raises(AuditFailed, match="no home folder.*CLOCHE_AUDIT=/FOLDER"):
+        audit_for(Settings(audit=True))
+
+
 def test_what_acts_is_in_every_event_inside(audit: Audit, folder: Path) -> None:
     """The outer fields hold for the inner events, too."""
     with acting(tool="run_code"), acting(approved_by="me"):
