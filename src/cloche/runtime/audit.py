@@ -41,7 +41,22 @@ KINDS: Mapping[str, str] = {
     "rotation": "the chain goes on here from a file that is full",
 }
 # What is ours or a hash, so that no secret of somebody's who calls it `ok` can take it away.
-_EXACT = frozenset({"status", "backend", "language", "level", "run", "call", "door", "tool", "limits", "enforcement"})
+_EXACT = frozenset(
+    {
+        "status",
+        "backend",
+        "language",
+        "level",
+        "run",
+        "call",
+        "door",
+        "tool",
+        "what",
+        "network",
+        "limits",
+        "enforcement",
+    }
+)
 
 log = logging.getLogger("cloche.audit")
 _acting: ContextVar[Mapping[str, Any]] = ContextVar("cloche_audit_acting", default={})  # noqa: B039 - never changed
@@ -104,7 +119,9 @@ class Audit:
 
 
 def _clean(redactor: Redactor, name: str, value: Any) -> Any:  # noqa: ANN401 - JSON
-    return value if name in _EXACT or name.endswith("_sha256") else redactor.plain({name: value})[name]
+    if value is None or name in _EXACT or name.endswith("_sha256"):
+        return value
+    return redactor.member(name, value)
 
 
 def sha256_of(text: str | bytes) -> str:
@@ -147,8 +164,8 @@ def default_folder() -> str:
 def _state_folder(xdg: str | None, home: str) -> str:
     if not os.path.isabs(home) and not os.path.isabs(xdg or ""):
         raise AuditFailed(
-            "the audit log has no place, since this user has no home folder. Where the audit is on, nothing runs without "
-            "it: name a folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
+            "the audit log has no place, since this user has no home folder. Where the audit is on, nothing runs "
+            "without it: name a folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
         )
     from platformdirs import user_state_dir
 

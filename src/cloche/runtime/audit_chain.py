@@ -28,6 +28,8 @@ RECOVERY, ROTATION = "recovery", "rotation"
 _ENDING = re.compile(rb',"hash":"([0-9a-f]{64})"\}')
 _BEGINNING = re.compile(rb'\{"v":1,"seq":([1-9][0-9]{0,18}),"time":"')
 _PREVIOUS = re.compile(rb',"prev":"([0-9a-f]{64})"\Z')
+_MOST_NUMBER = 1 << 63
+LISTS = (list, tuple, set, frozenset)
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ENDING_BYTES = len(b',"hash":"' + NOTHING.encode() + b'"}')
 
@@ -70,15 +72,14 @@ def line_after(last: Link, kind: str, time: str, fields: Mapping[str, Any]) -> t
     event = {"v": VERSION, "seq": last.seq + 1, "time": time, "kind": kind}
     text = _as_json({**event, **bounded(fields), "prev": last.hash})
     if len(text) > MOST_LINE_BYTES - _ENDING_BYTES:
-        short = {name: value for name, value in bounded(fields, most=64).items() if not isinstance(value, list | dict)}
+        short = {name: value for name, value in bounded(fields, most=64).items() if not isinstance(value, (list, dict))}
         text = _as_json({**event, **dict(list(short.items())[:MOST_ITEMS]), "is_clipped": True, "prev": last.hash})
     body = text[:-1].encode("ascii")
     digest = hashlib.sha256(body).hexdigest()
     return b'%b,"hash":"%b"}\n' % (body, digest.encode("ascii")), Link(seq=last.seq + 1, hash=digest)
 
 
-def _as_json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+_as_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def bounded(fields: Mapping[str, Any], *, most: int = MOST_CHARS) -> dict[str, Any]:
@@ -87,16 +88,17 @@ def bounded(fields: Mapping[str, Any], *, most: int = MOST_CHARS) -> dict[str, A
 
 
 def _plain(value: object, depth: int, most: int) -> Any:  # noqa: ANN401 - JSON
-    if value is None or isinstance(value, bool):
+    kind = type(value)
+    if kind is str and len(value) <= most:  # type: ignore[arg-type]  # what comes most often, first
+        return value
+    if value is None or kind is bool or (kind is float and math.isfinite(value)):  # type: ignore[arg-type]
         return value
     if isinstance(value, int):
-        return int(value) if abs(value) < 1 << 63 else str(value)[:most]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(value)
+        return int(value) if abs(value) < _MOST_NUMBER else str(value)[:most]
     if depth < MOST_DEPTH and isinstance(value, Mapping):
         items = list(value.items())[:MOST_ITEMS]
         return {str(name)[:64]: _plain(item, depth + 1, most) for name, item in items}
-    if depth < MOST_DEPTH and isinstance(value, list | tuple | set | frozenset):
+    if depth < MOST_DEPTH and isinstance(value, LISTS):
         return [_plain(item, depth + 1, most) for item in list(value)[:MOST_ITEMS]]
     text = value if isinstance(value, str) else str(value)
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"

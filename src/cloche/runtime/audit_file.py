@@ -102,12 +102,8 @@ def opened_folder(folder: str, *, create: bool) -> Iterator[int]:
     """Open the folder, which must be ours and nobody else's to write to; made for us alone where there is none."""
     if not os.path.isabs(folder):
         raise failure(folder, "that is no absolute path, for want of a home folder maybe")
-    if create:
-        with suppress(FileExistsError):
-            os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
-            os.mkdir(folder, 0o700)
     try:
-        at = os.open(folder, _FOLDER_FLAGS)
+        at = _open_or_make(folder) if create else os.open(folder, _FOLDER_FLAGS)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise failure(folder, "it is a symbolic link, or no folder") from error
@@ -121,6 +117,15 @@ def opened_folder(folder: str, *, create: bool) -> Iterator[int]:
         yield at
     finally:
         os.close(at)
+
+
+def _open_or_make(folder: str) -> int:
+    with suppress(FileNotFoundError):
+        return os.open(folder, _FOLDER_FLAGS)
+    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    return os.open(folder, _FOLDER_FLAGS)
 
 
 @contextmanager

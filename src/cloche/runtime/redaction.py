@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
+_AS_THEY_ARE, _LISTS = (int, float, type(None)), (list, tuple, set, frozenset)
 REDACTED = "[redacted]"
 LEAST_CHARS = 4  # a shorter value would be found everywhere
 
@@ -84,15 +85,18 @@ class Redactor:
 
     def plain(self, value: Any) -> Any:  # noqa: ANN401 - any plain data
         """Return plain data (mappings, lists, text, numbers) without the secrets in its texts."""
+        if isinstance(value, _AS_THEY_ARE):
+            return value
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {str(name): self._member(str(name), item) for name, item in value.items()}
-        if isinstance(value, list | tuple | set | frozenset):
+            return {str(name): self.member(str(name), item) for name, item in value.items()}
+        if isinstance(value, _LISTS):
             return [self.plain(item) for item in value]
-        return value if value is None or isinstance(value, bool | int | float) else self.text(str(value))
+        return self.text(str(value))
 
-    def _member(self, name: str, value: object) -> Any:  # noqa: ANN401 - any plain data
+    def member(self, name: str, value: object) -> Any:  # noqa: ANN401 - any plain data
+        """Return what stands under a name without its secrets; text under a secret's name is one."""
         if isinstance(value, str) and value and is_secret(name):
             return REDACTED
         return self.plain(value)

@@ -321,7 +321,7 @@ def test_without_a_home_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> No
     """The error says so, and what to do."""
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", "~")
-    with pytest.raises(AuditFailed, match="no home folder.*CLOCHE_AUDIT=/FOLDER"):
+    with pytest.raises(AuditFailed, match=r"no home folder.*CLOCHE_AUDIT=/FOLDER"):
         audit_for(Settings(audit=True))
 
 
