@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
@@ -28,6 +28,7 @@ from .terminal import neutralise
 
 EXIT_FAULTS = 1
 MOST_SHOWN_FAULTS = 20
+MOST_UNFINISHED = 10_000
 FORMATS = ("jsonl", "json", "csv")
 _AGO = re.compile(r"([0-9]{1,6})\s*([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -48,14 +49,16 @@ class Filters:
     kinds: Sequence[str] = ()
     statuses: Sequence[str] = ()
 
-    def pick(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield those that are wanted."""
+    def wanted(self) -> Callable[[Event], bool]:
+        """Return what tells whether an event is wanted. Raises InvalidRequest for a time that is none."""
         since = _instant(self.since) if self.since else ""
-        for event in events:
-            is_late = str(event["time"]) >= since
+
+        def is_wanted(event: Event) -> bool:
             is_kind = not self.kinds or event["kind"] in self.kinds
-            if is_late and is_kind and (not self.statuses or _status(event) in self.statuses):
-                yield event
+            is_status = not self.statuses or _status(event) in self.statuses
+            return is_kind and is_status and str(event["time"]) >= since
+
+        return is_wanted
 
 
 def folder_of(folder: str | None, config: str | None) -> str:
@@ -68,8 +71,10 @@ def folder_of(folder: str | None, config: str | None) -> str:
 def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> int:
     """Print the last events that are wanted; `start` only where no end of that run is known, unless it is asked for."""
     reading = Reading(folder)
-    wanted = filters.pick(_unfinished_or_over(reading, keeps_starts="start" in filters.kinds or as_json))
-    found = deque(wanted, maxlen=last or None)
+    events = (line.fields() for line in reading)
+    has_starts = "start" in filters.kinds or as_json
+    is_wanted = filters.wanted()
+    found = deque(filter(is_wanted, events), maxlen=last or None) if has_starts else _over(events, is_wanted, last)
     _warn(reading.report)
     if as_json:
         for event in found:
@@ -82,19 +87,22 @@ def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> i
     return 0
 
 
-def _unfinished_or_over(reading: Reading, *, keeps_starts: bool) -> Iterator[Event]:
-    if keeps_starts:
-        return (line.fields() for line in reading)
-    events: dict[int, Event] = {}
-    started: dict[str, int] = {}
-    for line in reading:
-        event = line.fields()
+def _over(events: Iterator[Event], is_wanted: Callable[[Event], bool], last: int) -> Sequence[Event]:
+    """Return the last events that are wanted, a `start` only where nothing tells how that run ended."""
+    started: dict[str, Event] = {}
+    found: deque[Event] = deque(maxlen=last or None)
+    for event in events:
         if event["kind"] == "start":
-            started[str(event.get("run"))] = line.link.seq
-        elif event["kind"] == "execution":
-            events.pop(started.pop(str(event.get("run")), 0), None)
-        events[line.link.seq] = event
-    return iter(list(events.values()))
+            started[str(event.get("run"))] = event
+            if len(started) > MOST_UNFINISHED:
+                del started[next(iter(started))]
+            continue
+        if event["kind"] == "execution":
+            started.pop(str(event.get("run")), None)
+        if is_wanted(event):
+            found.append(event)
+    every = sorted([*found, *filter(is_wanted, started.values())], key=lambda event: int(event["seq"]))
+    return every[-last:]
 
 
 def _status(event: Event) -> str:
@@ -216,7 +224,7 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
     if form not in FORMATS:
         raise InvalidRequest(f"--format {form}: use one of {', '.join(FORMATS)}")
     reading = Reading(folder, checks_artifacts=True)
-    wanted = filters.pick(line.fields() for line in reading)
+    wanted = filter(filters.wanted(), (line.fields() for line in reading))
     try:
         if out is None:
             _write(wanted, form, sys.stdout)
