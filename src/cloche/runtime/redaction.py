@@ -33,33 +33,29 @@ _PAIR = (
 )
 # What tokens look like, by text that each of them has in it: to look for that is quick, and most text has none. What
 # group 1 has found stays.
-_TOKENS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = tuple(
-    (markers, re.compile(pattern))
-    for markers, pattern in (
-        (
-            ("PRIVATE KEY-----",),
-            r"()-----BEGIN [A-Z0-9 ]{0,40}KEY-----(?:(?!-----END)[\s\S]){0,20000}(?:-----END [A-Z0-9 ]{0,40}-----)?",
-        ),
-        (("sk-", "pk-", "rk-"), r"()\b[spr]k-[A-Za-z0-9_-]{16,}"),  # OpenAI, Anthropic and those like them
-        (("_live_", "_test_"), r"()\b[spr]k_(?:live|test)_[A-Za-z0-9]{10,}"),  # Stripe
-        (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"()\bgh[pousr]_[A-Za-z0-9]{16,}"),
-        (("github_pat_",), r"()\bgithub_pat_[A-Za-z0-9_]{20,}"),
-        (("glpat-", "glrt-", "gldt-", "glptt-", "glcbt-"), r"()\bgl(?:pat|rt|dt|ptt|cbt)-[A-Za-z0-9_-]{16,}"),
-        (("AKIA", "ASIA"), r"()\bA[KS]IA[A-Z0-9]{16}\b"),
-        (("AIza", "ya29."), r"()\b(?:AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{20,})"),  # Google
-        (("xox", "xapp-"), r"()\b(?:xox[abeoprs]|xapp)-[A-Za-z0-9-]{10,}"),  # Slack
-        (("hf_", "npm_"), r"()\b(?:hf|npm)_[A-Za-z0-9]{20,}"),
-        (("pypi-",), r"()\bpypi-[A-Za-z0-9_-]{30,}"),
-        (("e2b_", "dtn_"), r"()\b(?:e2b|dtn)_[A-Za-z0-9]{16,}"),
-        (("eyJ",), r"()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),  # JSON web tokens
-        (("earer ", "asic ", "EARER "), r"((?i:\b(?:Bearer|Basic)) +)[A-Za-z0-9._~+/=-]{8,}"),
-        (("://",), r"((?<=://)[^\s/:@'\"]{0,256}:)[^\s/@'\"]{1,512}(?=@)"),
-        (
-            ("=", ":"),
-            _PAIR,
-        ),
-    )
+_TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("PRIVATE KEY-----",),
+        r"()-----BEGIN [A-Z0-9 ]{0,40}KEY-----(?:(?!-----END)[\s\S]){0,20000}(?:-----END [A-Z0-9 ]{0,40}-----)?",
+    ),
+    (("sk-", "pk-", "rk-"), r"()\b[spr]k-[A-Za-z0-9_-]{16,}"),  # OpenAI, Anthropic and those like them
+    (("_live_", "_test_"), r"()\b[spr]k_(?:live|test)_[A-Za-z0-9]{10,}"),  # Stripe
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"()\bgh[pousr]_[A-Za-z0-9]{16,}"),
+    (("github_pat_",), r"()\bgithub_pat_[A-Za-z0-9_]{20,}"),
+    (("glpat-", "glrt-", "gldt-", "glptt-", "glcbt-"), r"()\bgl(?:pat|rt|dt|ptt|cbt)-[A-Za-z0-9_-]{16,}"),
+    (("AKIA", "ASIA"), r"()\bA[KS]IA[A-Z0-9]{16}(?![A-Z0-9])"),
+    (("AIza", "ya29."), r"()\b(?:AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{20,})"),  # Google
+    (("xox", "xapp-"), r"()\b(?:xox[abeoprs]|xapp)-[A-Za-z0-9-]{10,}"),  # Slack
+    (("hf_", "npm_"), r"()\b(?:hf|npm)_[A-Za-z0-9]{20,}"),
+    (("pypi-",), r"()\bpypi-[A-Za-z0-9_-]{30,}"),
+    (("e2b_", "dtn_"), r"()\b(?:e2b|dtn)_[A-Za-z0-9]{16,}"),
+    (("eyJ",), r"()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),  # JSON web tokens
+    (("earer ", "asic ", "EARER "), r"((?i:\b(?:Bearer|Basic)) +)[A-Za-z0-9._~+/=-]{8,}"),
+    (("://",), r"((?<=://)[^\s/:@'\"]{0,256}:)[^\s/@'\"]{1,512}(?=@)"),
+    (("=", ":"), _PAIR),
 )
+# Where `\b` stands above: behind a letter there is another word, unless that letter belongs to an escape.
+_EDGE = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
 
 
 class Redactor:
@@ -76,7 +72,7 @@ class Redactor:
             text = self._known.sub(REDACTED, text)
         for markers, pattern in _TOKENS:
             if any(marker in text for marker in markers):
-                text = pattern.sub(rf"\1{REDACTED}", text)
+                text = re.sub(pattern.replace(r"\b", _EDGE), rf"\1{REDACTED}", text)  # compiled when it is first needed
         return text
 
     def data(self, data: bytes) -> bytes:

@@ -30,7 +30,13 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_token_is_known_by_its_look(shape: str) -> None:
     """Wherever it stands in a text; what is around it stays."""
-    for text in (SHAPES[shape], f"x = '{SHAPES[shape]}' # note", f"({SHAPES[shape]})"):
+    for text in (
+        SHAPES[shape],
+        f"x = '{SHAPES[shape]}' # note",
+        f"({SHAPES[shape]})",
+        f"a\\n{SHAPES[shape]}",
+        f"x_{SHAPES[shape]}",
+    ):
         clean = Redactor({}, environ={}).text(text)
         assert SHAPES[shape] not in clean
         assert clean == text.replace(SHAPES[shape], REDACTED)
