@@ -256,7 +256,8 @@ def _with_left(line: Line, left: bytes) -> Tail | None:
 
 def _changed(path: str) -> AuditFailed:
     return failure(
-        path, 'its end is not as it was written; "cloche audit verify" says more. Move it aside to begin anew'
+        path,
+        'its end is not as it was written; "cloche audit verify" says more. Move all audit*.jsonl aside to begin anew',
     )
 
 

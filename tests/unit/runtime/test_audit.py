@@ -7,6 +7,9 @@ import json
 import os
 import random
 import resource
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,19 @@ def folder(tmp_path: Path) -> Path:
 def audit(folder: Path) -> Audit:
     """Give an empty log."""
     return Audit(str(folder))
+
+
+_FORKING = """
+import os, sys
+from cloche.runtime.audit import Audit
+audit = Audit(sys.argv[1])
+audit.head()
+child = os.fork()
+for number in range(20):
+    audit.record("execution", number=number)
+if child:
+    sys.exit(os.waitpid(child, 0)[1])
+"""
 
 
 def fill(audit: Audit, count: int = 12) -> None:
@@ -261,6 +277,18 @@ def test_processes_write_at_once(folder: Path) -> None:
     events = [line.fields() for line in Reading(str(folder))]
     told = [(event["writer"], event["number"]) for event in events if event["kind"] == "execution"]
     assert sorted(told) == [(writer, number) for writer in range(4) for number in range(40)]
+
+
+def test_threads_and_forked_children_write_at_once(audit: Audit, folder: Path) -> None:
+    """Locks hold within a process, too, and a child that was forked has none of its parent's."""
+    with ThreadPoolExecutor(4) as pool:
+        writing = [pool.submit(fill, audit, 10) for _ in range(8)]
+        children = [subprocess.Popen([sys.executable, "-c", _FORKING, str(folder)]) for _ in range(2)]
+        for one in writing:
+            one.result(60)
+    assert [child.wait(60) for child in children] == [0, 0]
+    found = verify(str(folder))
+    assert (found.faults, found.events) == ([], 80 + 2 * 2 * 20)
 
 
 def test_fields_are_bounded(audit: Audit, folder: Path) -> None:
