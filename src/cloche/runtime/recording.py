@@ -108,7 +108,7 @@ async def _audited(run: Callable[[], Awaitable[Result]], audit: Audit | None, ex
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit)
+    is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit)
     reason = str(error) if isinstance(error, ClocheError) else None
     return {"status": "cancelled" if is_cancelled else "failed", "error": type(error).__name__, "reason": reason}
 
