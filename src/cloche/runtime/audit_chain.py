@@ -58,6 +58,14 @@ class Line:
         read: dict[str, Any] = json.loads(self.raw)
         return read
 
+    def is_event(self) -> bool:
+        """Tell whether the line is an event's JSON: who can compute a hash can write anything else."""
+        try:
+            read = self.fields()
+            return read["seq"] == self.link.seq and all(isinstance(read[name], str) for name in ("time", "kind"))
+        except (ValueError, RecursionError, KeyError, TypeError):
+            return False
+
 
 FIRST = Link(seq=0, hash=NOTHING)
 

@@ -170,7 +170,7 @@ class Reading:
             while size > 0 and (raw := file.readline(min(size, MOST_LINE_BYTES + 1))):
                 number, size = number + 1, size - len(raw)
                 line = read_line(raw[:-1] if raw.endswith(b"\n") else raw)
-                if line is not None:
+                if line is not None and line.is_event():
                     self._take(name, number, line)
                     yield line
                 elif size or raw.endswith(b"\n") or self._left or not is_beginning(raw, self._last or FIRST):

@@ -75,6 +75,16 @@ def test_events_are_numbered_and_each_names_the_one_before(audit: Audit, folder:
     assert verify(str(folder)).is_whole
 
 
+@pytest.mark.parametrize("text", [b'"]}', b'","kind":' + b"[" * 20_000, b'","kind":3', b'\xff","kind":"x"'])
+def test_a_line_that_is_no_event_is_a_fault_and_no_crash(audit: Audit, folder: Path, text: bytes) -> None:
+    """Whoever computes its hash can write anything."""
+    link = audit.record("start")
+    body = b'{"v":1,"seq":2,"time":"' + text + b',"prev":"' + link.hash.encode() + b'"'
+    rewrite(folder, [*lines_of(folder), body + b',"hash":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'])
+    found = verify(str(folder))
+    assert (found.events, found.fault_count) == (1, 1)
+
+
 def test_the_log_is_for_its_owner_alone(audit: Audit, folder: Path) -> None:
     """File and folder are private, whatever the umask."""
     before = os.umask(0)
