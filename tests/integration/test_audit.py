@@ -97,7 +97,12 @@ def test_what_the_rules_refuse_is_a_denial(folder: Path) -> None:
         cloche.run("import os", screen="block", audit=folder)
     with pytest.raises(cloche.PolicyDenied):
         cloche.run("1", tier=1, audit=folder)
-    assert kinds_in(folder) == ["denial"] * 3
+    with cloche.Sandbox(screen="block", languages=["python"], audit=folder) as sandbox:
+        with pytest.raises(cloche.PolicyDenied):
+            sandbox.session("bash")
+        with pytest.raises(cloche.PolicyDenied):
+            sandbox.session().run("import os")
+    assert kinds_in(folder) == ["denial"] * 5
     assert all(event["by"] == "policy" and event["reason"] for event in events_in(folder))
 
 

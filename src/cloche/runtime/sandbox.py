@@ -191,7 +191,8 @@ class AsyncSandbox:
 
         Raises PolicyDenied, InvalidRequest, BackendUnavailable, StartFailed.
         """
-        name = check_language(self.policy, language)
+        with refusals(self._prepared.settings, language=language):
+            name = check_language(self.policy, language)
         variables = {**self._env, **read_env(env)}
         limit = None if idle_timeout is None else parse_duration(idle_timeout, name="idle_timeout")
         opened = await self.open_interpreter(name, variables)
