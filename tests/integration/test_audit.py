@@ -177,8 +177,7 @@ def test_an_end_that_is_lost_is_said_loudly(folder: Path) -> None:
         if (folder / "audit.jsonl").exists():
             (folder / "audit.jsonl").chmod(0o644)
 
-    with cloche.Sandbox(audit=folder) as sandbox:
-        result = sandbox.run("print(1)", on_output=spoil)
+    result = asyncio.run(cloche.arun("print(1)", audit=folder, on_output=spoil))
     assert result.stdout == "1\n"
     assert "chmod 600" in result.meta["audit"]["lost"]
     assert kinds_in(folder) == ["start"]

@@ -9,6 +9,7 @@ import typer
 
 from cloche import __version__
 
+from .agent_verbs import approvals, tools
 from .audit_verbs import verbs as audit
 from .exits import guarded
 
@@ -32,6 +33,8 @@ app.add_typer(sandbox, name="sandbox")
 app.add_typer(config, name="config")
 app.add_typer(images, name="images")
 app.add_typer(audit, name="audit")
+app.add_typer(tools, name="tools")
+app.add_typer(approvals, name="approvals")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile = Annotated[str | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")]
