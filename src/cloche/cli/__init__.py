@@ -12,7 +12,9 @@ def main() -> None:
 
     from .app import app
     from .exits import say_losses
+    from .skill_verbs import skill
 
+    app.add_typer(skill, name="skill")
     switch_on("cli")
     say_losses()
     app(prog_name="cloche")

@@ -314,6 +314,7 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "fallback": _read_fallback,
     "audit": _read_audit,
     "audit_keep": _read_audit_keep,
+    "skill_path": lambda value, *, name: {"skill_path": _read_list(value, name=name)},
 }
 
 

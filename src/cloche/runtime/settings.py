@@ -28,9 +28,10 @@ class Settings:
     """Hold what was configured.
 
     `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other), `roots` by those of
-    `memory` and `configs` that have a folder of the host. `origins` says for every word, as one writes it in a
-    file, which source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path,
-    "environment SANDBOX_TYPE" or "argument". `audit` None leaves it to the door.
+    `memory` and `configs` that have a folder of the host. `skill_path` names folders with skills, besides the
+    platform's. `audit` None leaves it to the door. `origins` says for every word, as one writes it in a file, which
+    source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path, "environment
+    SANDBOX_TYPE" or "argument".
     """
 
     backend: str = "local"
@@ -44,6 +45,7 @@ class Settings:
     audit: bool | None = None
     audit_folder: str | None = None
     audit_keep: tuple[str, ...] = ()
+    skill_path: tuple[str, ...] = ()
     roots: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
 
@@ -67,6 +69,7 @@ class Settings:
             "preset": self.preset or "none",
             "audit": self._audit(),
             "audit_keep": _listed(self.audit_keep),
+            "skill_path": _listed(self.skill_path),
         }
 
     def _audit(self) -> str:
@@ -152,6 +155,7 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
         audit_keep=held["audit_keep"].value,
         ceilings=MappingProxyType({LIMIT_FIELDS[word]: most.value for word, most in ceilings.items()}),
         images=MappingProxyType(images),
+        skill_path=held["skill_path"].value,
         roots=MappingProxyType({root: folder for root, folder in folders.items() if folder}),
         origins=MappingProxyType(_origins(held, ceilings)),
     )
