@@ -17,6 +17,7 @@ import pytest
 
 import cloche
 from cloche.agent.approval import Decision, auto, callback
+from cloche.agent.autofix import AutoFix
 from cloche.agent.toolbox import Toolbox
 from cloche.cli import audit as verbs
 from cloche.core.errors import AuditFailed
@@ -142,6 +143,15 @@ def test_the_host_tool_is_audited_with_both_its_approvals(folder: Path) -> None:
     assert kinds_in(folder) == ["approval", "approval", "start", "execution"]
     assert [event.get("is_confirmation") for event in events_in(folder)[:2]] == [False, True]
     assert (events_in(folder)[3]["backend"], events_in(folder)[3]["level"]) == ("host", "none")
+
+
+def test_rounds_of_auto_fix_are_events(folder: Path) -> None:
+    """Which round, the hash of the model's code, and what came of it."""
+    fixer = AutoFix(model=lambda _: "```python\nprint(1)\n```")
+    assert cloche.run("1 / 0", autofix=fixer, audit=folder, warm=False).ok
+    (event,) = [event for event in events_in(folder) if event["kind"] == "fix_round"]
+    assert (event["round"], event["status"], event["is_fixed"]) == (1, "ok", True)
+    assert event["code_sha256"] == events_in(folder)[-2]["code_sha256"]
 
 
 def unwritable(tmp_path: Path) -> Path:
