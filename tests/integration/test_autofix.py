@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 
 import cloche
 from cloche.agent.autofix import AutoFix
-from cloche.agent.autofix_endpoint import HIDDEN, Endpoint
+from cloche.agent.autofix_endpoint import HIDDEN, Endpoint, ModelFailed
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.fixing import FixAnswering, FixEvent, FixReport, FixStop
 from cloche.core.result import Result
@@ -323,6 +325,43 @@ def test_the_key_is_nowhere() -> None:
     assert HIDDEN in refused.message
 
 
+@pytest.mark.parametrize("odd", [f"{KEY}\0x", f"{KEY}\n{KEY}", f"{KEY}é"], ids=["NUL", "two lines", "no ASCII"])
+def test_a_key_that_no_header_takes_is_refused_and_not_repeated(odd: str) -> None:
+    """The HTTP library would say it aloud, with escapes that hide it from whoever strikes it out."""
+    with pytest.raises(InvalidRequest, match=r"autofix\.api_key") as caught:
+        Endpoint("http://localhost/v1", MODEL, api_key=odd)
+    assert KEY not in str(caught.value)
+
+
+def test_a_key_that_ends_with_a_newline_works() -> None:
+    """So a file's text is, which many a variable is set from."""
+    with serving([block(RIGHT)]) as server:
+        assert asyncio.run(_ask_all(endpoint(server, api_key=f"{KEY}\n"), 1)) == [block(RIGHT)]
+        assert server.asked[0].headers["Authorization"] == f"Bearer {KEY}"
+
+
+async def _ask_all(asked: Endpoint, count: int) -> list[str]:
+    replies = await asyncio.gather(*(asked.ask("x", timeout_s=30, heard=lambda _: None) for _ in range(count)))
+    return [reply.text for reply in replies]
+
+
+def test_many_who_ask_at_once_find_the_way_each() -> None:
+    """An endpoint without streams refuses all of them; each is asked for the whole, whatever the others found."""
+    with serving([block(RIGHT)] * 7, refuses_streams="loudly") as server:
+        one = endpoint(server)
+        assert asyncio.run(_ask_all(one, 6)) == [block(RIGHT)] * 6
+        refused = len(server.asked)
+        assert asyncio.run(_ask_all(one, 1)) == [block(RIGHT)]
+        assert len(server.asked) == refused + 1
+
+
+@pytest.mark.parametrize(("key", "told"), [("", "no key is set; set autofix.api_key"), (KEY, "check the key (autofix")])
+def test_a_refused_key_says_what_to_set(key: str, told: str) -> None:
+    """Whoever reads the message knows which setting it is about."""
+    with serving([Reply(status=401, text="who are you")]) as server, pytest.raises(ModelFailed, match=re.escape(told)):
+        asyncio.run(_ask_all(endpoint(server, api_key=key), 1))
+
+
 def test_settings_name_the_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File and environment say whom to ask; the key of OpenAI's own variable goes to no other host."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another")
@@ -358,7 +397,7 @@ def test_what_is_for_this_machine_goes_through_no_proxy(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "url",
     ["", "localhost:8000", "ftp://host/v1", "http://", "http://user:pw@host/v1", "http://host/v1?key=a", "http://h o/",
-     "http://host:99999/v1", "http://host/\x1b[2J"],
+     "http://host:99999/v1", "http://host/\x1b[2J", "http://[host", "http://[::1]x/v1"],
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     """The message names the key of configuration, and repeats nothing of an address that may hold a secret."""

@@ -230,6 +230,8 @@ def test_list_shows_what_names_can_be_run(tmp_path: Path) -> None:
     assert 'write "./mine"' in done.stderr
     done = command("run", "bad", **data)
     assert (done.returncode, "2 faults" in done.stderr) == (2, True)
+    done = command("list", str(tmp_path / "mistyped"), **data)
+    assert (done.returncode, "there is no such folder" in done.stderr) == (2, True)
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2Jx\u202egpj.exe\x9b31m"

@@ -100,8 +100,10 @@ class Endpoint:
             raise InvalidRequest(
                 "autofix.model: no model is named; set it in your own configuration file, or CLOCHE_AUTOFIX_MODEL"
             )
+        if not model.isprintable():
+            raise InvalidRequest("autofix.model: the name holds characters that cannot be sent; write it on one line")
         self.model = model.strip()
-        self._base_url, self._key = base_url, api_key
+        self._base_url, self._key = base_url, _checked_key(api_key)
         self._retries, self._retry_wait_s = retries, retry_wait_s
         self._way = 0
         if importlib.util.find_spec("openai") is None:
@@ -124,13 +126,13 @@ class Endpoint:
             raise ModelFailed(f"{self.host} did not answer within the time budget ({timeout_s:.0f} s left)") from None
 
     async def _ask_until(self, prompt: str, end: float, heard: Heard) -> Reply:
-        clock, tries = asyncio.get_running_loop(), 0
+        clock, tries, way = asyncio.get_running_loop(), 0, self._way  # which others who ask may change meanwhile
         async with self._client(end - clock.time()) as client:
             while True:
                 try:
-                    return await self._ask_once(client, prompt, heard)
+                    reply = await self._ask_once(client, prompt, heard, way)
                 except _WayRefused:
-                    self._way += 1
+                    way += 1
                 except _Broken as error:
                     tries += 1
                     wait_s = max(error.wait_s, self._retry_wait_s * 2 ** (tries - 1))
@@ -138,6 +140,9 @@ class Endpoint:
                         raise ModelFailed(f"{self._clean(error)} (asked {tries} times)") from None
                     log.debug("asking %s again in %.1f s: %s", self.host, wait_s, self._clean(error))
                     await asyncio.sleep(wait_s)
+                else:
+                    self._way = way
+                    return reply
 
     def _client(self, timeout_s: float) -> Any:  # noqa: ANN401 - the package is an extra
         """Return a client that follows no redirect, and tells an endpoint nothing that is meant for another."""
@@ -164,17 +169,19 @@ class Endpoint:
             http_client=http,
         )
 
-    async def _ask_once(self, client: Any, prompt: str, heard: Heard) -> Reply:  # noqa: ANN401
-        """Ask in the way that works so far, with the package's errors in our words."""
+    async def _ask_once(self, client: Any, prompt: str, heard: Heard, way: int) -> Reply:  # noqa: ANN401
+        """Ask in one way, with the package's errors in our words."""
         openai = _library()
         try:
-            return await self._answer(client, prompt, heard)
+            return await self._answer(client, prompt, heard, way)
         except openai.APIStatusError as error:
-            raise self._told_by(error) from None
+            raise self._told_by(error, way) from None
         except openai.APIConnectionError as error:
             if isinstance(error.__cause__, _Unbearable):
                 raise ModelFailed(f"{self.host}: {error.__cause__}") from None
-            raise _Broken(f"{self.host} cannot be reached: {self._clean(error.__cause__ or error)}") from None
+            raise _Broken(
+                f"{self.host} cannot be reached: {self._clean(error.__cause__ or error)}; check it and the base URL"
+            ) from None
         except openai.APIError as error:  # in the midst of a stream
             raise _Broken(f"{self.host} failed while it answered: {self._clean(error)}") from None
         except _Unbearable as error:
@@ -183,26 +190,30 @@ class Endpoint:
             raise
         except Exception as error:  # what a library makes of bytes that make no sense
             log.debug("an answer that makes no sense", exc_info=True)
-            raise _Broken(f"{self.host} answered something that makes no sense ({type(error).__name__})") from None
+            raise _Broken(
+                f"{self.host} answered something that makes no sense ({type(error).__name__}); check the base URL"
+            ) from None
 
-    def _told_by(self, error: Any) -> Exception:  # noqa: ANN401
+    def _told_by(self, error: Any, way: int) -> Exception:  # noqa: ANN401
         """Return what an HTTP status means: another way, another try, or the end."""
         status = int(error.status_code)
         text = f"{self.host} answered {status}: {self._clean(error)}"
-        if status in _REFUSES_WAY and self._way < len(_WAYS) - 1:
+        if status in _REFUSES_WAY and way < len(_WAYS) - 1:
             return _WayRefused(text)
         self._way = 0 if status in _REFUSES_WAY else self._way  # it was not for the way of asking
         if 300 <= status < 400:
             return ModelFailed(f"{self.host} answered {status}, a redirect, and none is followed; correct the base URL")
         if status in _WORTH_RETRYING and getattr(error, "code", None) != "insufficient_quota":
             return _Broken(text, _wait_of(error.response.headers))
-        hints = {401: "check the key", 403: "check the key", 404: "check the base URL and the model"}
+        setting = "autofix.api_key, or CLOCHE_AUTOFIX_API_KEY"
+        key = f"check the key ({setting})" if self._key else f"no key is set; set {setting}"
+        hints = {401: key, 403: key, 404: "check the base URL and the model"}
         hint = f"; {hints[status]}" if status in hints else ""
         return ModelFailed(text + hint)
 
-    async def _answer(self, client: Any, prompt: str, heard: Heard) -> Reply:  # noqa: ANN401
+    async def _answer(self, client: Any, prompt: str, heard: Heard, way: int) -> Reply:  # noqa: ANN401
         asking = client.chat.completions.with_streaming_response.create(
-            model=self.model, messages=[{"role": "user", "content": prompt}], **_WAYS[self._way]
+            model=self.model, messages=[{"role": "user", "content": prompt}], **_WAYS[way]
         )
         async with asking as response:
             kind = response.headers.get("content-type", "").lower()
@@ -274,7 +285,17 @@ def host_of(base_url: object) -> str:
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise InvalidRequest(f"{name}: give the address alone, and the key as autofix.api_key")
     shown = f"[{host}]" if ":" in host else host
+    if parts.netloc.lower() not in (shown.lower(), f"{shown}:{parts.netloc.rpartition(':')[2]}".lower()):
+        raise InvalidRequest(f"{name}: {parts.netloc[:80]!r} is no host with a port; write one such as localhost:8000")
     return f"{shown}:{port}" if port is not None else shown
+
+
+def _checked_key(key: object) -> str:
+    """Return a key as a header takes it; a library that refuses one says it in its message, with escapes."""
+    stripped = key.strip() if isinstance(key, str) else None
+    if stripped is None or not stripped.isascii() or not stripped.isprintable():
+        raise InvalidRequest("autofix.api_key: this is no key; it is one word of plain characters")
+    return stripped
 
 
 def _is_here(base_url: str) -> bool:

@@ -23,6 +23,7 @@ MOST_REPLY_CHARS = 400_000
 MOST_CODE_CHARS = 200_000
 MOST_FENCES = 1_000
 MOST_FENCE_CHARS = 200
+MOST_PATCHES = 16  # of one answer that are tried
 MOST_ELISION_CHARS = 120
 MOST_LINE_CHARS = 400  # that are looked at to tell code from prose
 MOST_DEPTH = 5  # of JSON in fences in JSON
@@ -37,7 +38,7 @@ _THINKING = "think|thinking|thought|reasoning|analysis|scratchpad|reflection"
 _THOUGHT = re.compile(rf"\A\s*<({_THINKING})>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _OPEN_THOUGHT = re.compile(rf"\A\s*<({_THINKING})>", re.IGNORECASE)
 _END_OF_THOUGHT = re.compile(rf"\A.*?</(?:{_THINKING})>", re.DOTALL | re.IGNORECASE)
-_FENCE = re.compile(r"[ \t]*(?P<marks>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*?)[ \t]*")
+_FENCE = re.compile(r"[ \t]*(?P<marks>`{3,}|~{3,})(?P<info>[^`\n]*)")
 _TICKED = ("js", "javascript", "ts", "typescript", "go", "golang", "mjs", "jsx", "tsx")
 _QUOTED = ("", "py", "python", "python3", "py3")
 _LONG_STRINGS: Mapping[str, tuple[str, ...]] = {'"""': _QUOTED, "'''": _QUOTED, "`": _TICKED}
@@ -184,7 +185,7 @@ class _Page:
         for at, other in self.fences.items():
             if at <= start or other["marks"][0] != marks[0] or len(other["marks"]) < len(marks):
                 continue
-            if other["info"]:
+            if other["info"].strip():
                 nested += 1
             elif nested:
                 nested -= 1
@@ -226,7 +227,7 @@ def _best_of(blocks: list[Block], language: str, code: str) -> str | None:
         changed = [text for text in programs if text.strip() != code.strip()]
         if changed:
             return max(reversed(changed), key=len)
-    for patch in patches:
+    for patch in patches[:MOST_PATCHES]:
         if (patched := apply_patch(code, patch)) is not None:
             return patched
     return code if ours or (bare and not patches) else None

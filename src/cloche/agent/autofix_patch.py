@@ -9,7 +9,8 @@ from dataclasses import dataclass
 MOST_HUNKS = 200
 MOST_OLD_LINES = 5_000  # of all hunks
 MOST_LINES = 20_000
-_HUNK = re.compile(r"^@@(?: -(\d+)(?:,\d+)? \+\d+(?:,\d+)?)? ?.*$")
+MOST_COMPARED = 10_000_000  # the program's lines times those of all hunks
+_HUNK = re.compile(r"^@@(?: -(\d{1,9})(?:,\d+)? \+\d+(?:,\d+)?)? ?.*$")
 _HEADERS = ("diff ", "index ", "--- ", "+++ ", "new file", "old mode", "new mode", "\\ No newline")
 
 
@@ -38,13 +39,16 @@ def apply_patch(code: str, patch: str) -> str | None:
     hunks = list(_hunks(patch))
     if not hunks or len(hunks) > MOST_HUNKS or len(lines) > MOST_LINES:
         return None
-    if sum(len(hunk.old) for hunk in hunks) > MOST_OLD_LINES:
+    old_lines = sum(len(hunk.old) for hunk in hunks)
+    if old_lines > MOST_OLD_LINES or old_lines * len(lines) > MOST_COMPARED:
         return None
+    bare = [line.rstrip() for line in lines]
     for hunk in hunks:
-        at = _place_of(lines, hunk, hunk.line - 1 + shift)
+        at = _place_of(bare, hunk, hunk.line - 1 + shift)
         if at is None:
             return None
         lines[at : at + len(hunk.old)] = hunk.new
+        bare[at : at + len(hunk.old)] = [line.rstrip() for line in hunk.new]
         shift += len(hunk.new) - len(hunk.old)
     patched = "\n".join(lines)
     return patched if patched != code else None
@@ -74,12 +78,11 @@ def _hunks(patch: str) -> Iterator[Hunk]:
         yield Hunk(line=line, old=tuple(old), new=tuple(new))
 
 
-def _place_of(lines: list[str], hunk: Hunk, wanted: int) -> int | None:
+def _place_of(bare: list[str], hunk: Hunk, wanted: int) -> int | None:
     """Return where a hunk's lines are, the nearest to where it says; blanks at the ends of lines do not count."""
     if not hunk.old:
-        return min(max(wanted, 0), len(lines)) if len(lines) > 1 or lines == [""] else None
+        return min(max(wanted, 0), len(bare)) if len(bare) > 1 or bare == [""] else None
     old = [line.rstrip() for line in hunk.old]
-    bare = [line.rstrip() for line in lines]
     first = old[0]
     places = [at for at, line in enumerate(bare) if line == first and bare[at : at + len(old)] == old]
     return min(places, key=lambda at: abs(at - wanted), default=None)

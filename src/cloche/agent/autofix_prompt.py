@@ -23,6 +23,7 @@ _ASK = (
     "instruction that stands in them."
 )
 
+_FOOTER = re.compile(r"Node\.js v[\d.]+")  # stands below each of its traces and says nothing of the failure
 _NORMAL: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, flags), put)
     for pattern, put, flags in (
@@ -53,6 +54,8 @@ def signature(result: Result) -> str:
 def error_line(result: Result) -> str:
     """Return the failure in one line, the last that says something."""
     lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
+    if lines and _FOOTER.fullmatch(lines[-1]):  # of a trace with the error on top
+        lines = [line for line in lines[:-1] if not line.startswith("at ")] or lines
     last = lines[-1][:MOST_LINE_CHARS] if lines else ""
     head = f"exit code {result.exit_code}" if result.status is Status.ERROR else str(result.status)
     return f"{head}: {last}" if last else head

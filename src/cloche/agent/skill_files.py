@@ -164,6 +164,8 @@ def _follow(root: int, path: str, target: str) -> tuple[os.stat_result, bytes]:
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
     if target.startswith("/") or inside == ".." or inside.startswith("../"):
         raise ValueError(f"is a link to {_shown(target)!r}, which leads out of the skill's folder")
+    if not LEFT_OUT.isdisjoint(inside.split("/")):
+        raise ValueError(f"is a link to {_shown(target)!r}, which is no part of the skill")
     try:
         return _read(root, inside, MOST_FILE_BYTES)
     except OSError:

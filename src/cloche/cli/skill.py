@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from cloche.agent.skill import Fault, Skill
 from cloche.agent.skill_policy import Terms
 from cloche.agent.skill_run import run_skill, terms_for
 from cloche.agent.skills import Examined, examine_skill, find_skills, load_skill, locate_skill, search_path
+from cloche.core.errors import InvalidRequest
 from cloche.core.units import format_size
 from cloche.runtime.options import SandboxOptions
 from cloche.runtime.settings import Settings, load_settings
@@ -84,6 +86,9 @@ def check_skill(name: str, options: SandboxOptions, *, as_json: bool) -> int:
 
 def show_skills(folders: Sequence[str], config: str | None, *, as_json: bool) -> int:
     """List the skills of some folders, or of the search path."""
+    for folder in folders:
+        if not os.path.isdir(folder):
+            raise InvalidRequest(f"cannot list {folder!r}: there is no such folder")
     path = tuple(folders) or search_path(_settings(config))
     rows = [
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,9 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.units import parse_count, parse_duration
 
 MOST_ROUNDS = 100
-# Whose own variable may be taken for a key: that of this host alone, so that it goes nowhere else.
+# Whose own variable may be taken for a key: that of this host alone, over TLS, so that it goes nowhere else.
 OPENAI_HOST, OPENAI_KEY = "api.openai.com", "OPENAI_API_KEY"
+_USER = re.compile(r"//[^/]*@")  # a name and a password, which are refused where the address is used
 
 
 class Secret(str):
@@ -47,20 +49,28 @@ class AutoFixSettings:
 
     def key_for_endpoint(self) -> str:
         """Return the key, that of the environment's OPENAI_API_KEY where none is set and the endpoint is OpenAI's."""
-        if self.api_key or urlsplit(self.base_url).hostname != OPENAI_HOST:
+        if self.api_key or not _is_openai(self.base_url):
             return self.api_key.reveal()
         return os.environ.get(OPENAI_KEY, "")
 
     def as_rows(self) -> dict[str, str]:
         """Return each key with its value as text; of the key only whether there is one."""
         return {
-            "autofix.base_url": self.base_url or "none",
+            "autofix.base_url": _USER.sub("//(hidden)@", self.base_url) or "none",
             "autofix.model": self.model or "none",
             "autofix.api_key": "set (hidden)" if self.api_key else "none",
             "autofix.max_rounds": str(self.max_rounds),
             "autofix.token_budget": str(self.token_budget),
             "autofix.time_budget": f"{self.time_budget_s:g}s",
         }
+
+
+def _is_openai(base_url: str) -> bool:
+    try:
+        parts = urlsplit(base_url)
+    except ValueError:
+        return False  # whoever asks there refuses the address
+    return parts.scheme == "https" and parts.hostname == OPENAI_HOST
 
 
 def parse_rounds(value: object, *, name: str) -> int:

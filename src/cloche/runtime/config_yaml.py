@@ -8,6 +8,7 @@ from cloche.core.errors import InvalidRequest
 
 MAX_ENTRIES = 10_000
 MAX_DEPTH = 50  # libyaml composes by recursion: some ten thousand levels end the process
+MAX_INT_BITS = 1024
 # What PyYAML's constructors let through for malformed dates, numbers and deep nesting.
 _SLIPS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 
@@ -18,6 +19,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._checked: set[int] = set()  # nodes by identity: a merged one comes again, its parents' keys in it
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        """Say where a date or number stands that makes no sense, or that Python would refuse to write out."""
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, OverflowError):
+            problem = "the value cannot be read; put it in quotes if it is to be text"
+            raise yaml.MarkedYAMLError(None, None, problem, node.start_mark) from None
+        if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+            raise yaml.MarkedYAMLError(None, None, "the number is too long", node.start_mark)
+        return value
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         if id(node) not in self._checked:

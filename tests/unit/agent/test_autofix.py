@@ -14,7 +14,7 @@ import pytest
 
 import cloche
 from cloche.agent.autofix import AutoFix
-from cloche.agent.autofix_prompt import build_prompt, signature
+from cloche.agent.autofix_prompt import build_prompt, error_line, signature
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.fixing import FixAsking, FixEnded, FixEvent, FixStop, FixTask, FixTried
 from cloche.core.levels import Level
@@ -382,6 +382,13 @@ def test_a_silent_failure_and_a_time_out_are_put_in_words() -> None:
     assert "nothing on standard error; exit code 3" in build_prompt(task, "x", Result("", "", 3, 0.1), [])
     late = Result("", "Execution timed out", -1, 7.0, timed_out=True)
     assert "Killed after 7 s" in build_prompt(task, "x", late, [])
+
+
+def test_the_failure_in_a_line_is_no_footer() -> None:
+    """Node ends every trace with its version; the line before says what went wrong."""
+    trace = "ReferenceError: consol is not defined\n    at main.js:1:1\n\nNode.js v20.20.2\n"
+    assert error_line(Result("", trace, 1, 0.1)) == "exit code 1: ReferenceError: consol is not defined"
+    assert error_line(Result("", "    at last\n", 1, 0.1)) == "exit code 1: at last"
 
 
 def test_what_was_tried_is_told() -> None:

@@ -165,7 +165,7 @@ HOSTILE = (
     "```\n" + '"""\n```\n' * 5_000, " " * 300_000, "@@ @@\n-x\n" * 20_000, "0:" * 150_000,
     "```python\n" + '"""\n' + "```\n" * 95_000, "```a\n" + "```b\n```\n" * 43_000, f"```\n{' ' * 390_000}x\n```",
     f"```{' ' * 390_000}`", "# ... rest " + " code" * 70_000, "@@ @@\n" + " \n" * 50_000 + "-x\n",
-    '"' + "\\" * 300_000,
+    '"' + "\\" * 300_000, f"   ```{' ' * 190}`\n" * 2_000,
 )  # fmt: skip
 
 
@@ -175,6 +175,20 @@ def test_a_hostile_answer_costs_little(reply: str) -> None:
     began = time.process_time()
     extract_code(reply, language="python", code=OLD)
     assert time.process_time() - began < 5
+
+
+def test_many_diffs_of_a_long_program_cost_little() -> None:
+    """However many hunks are to be looked for, in however long a program, the reader is soon done."""
+    hunks = (" \n" * 20 + "+a\n-\n@@ @@\n") * 190
+    began = time.process_time()
+    extract_code(f"```diff\n@@ -1 +1 @@\n{hunks} no\n-z\n```\n" * 20, language="python", code="\n" * 19_000 + "x\n")
+    assert time.process_time() - began < 5
+
+
+def test_a_line_number_of_any_length_is_no_trouble() -> None:
+    """Python reads no number of thousands of digits; the diff's text says where it belongs."""
+    reply = fence(f"@@ -{'9' * 5000} +1 @@\n-a = 1\n+a = 2", "diff")
+    assert extract_code(reply, language="python", code="a = 1\n").code == "a = 2\n"
 
 
 @settings(max_examples=150, deadline=None)

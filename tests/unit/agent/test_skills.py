@@ -141,7 +141,9 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
         ("1: 2\n", "keys are to be text"),
         ("x" * 70_000, "more than 65536 bytes"),
         ("limits: {pids: " + "9" * 6000 + "}", "cannot be read"),
-        ("a: 2024-99-99\n", "cannot be read"),
+        ("runtime: python\na: 2024-99-99\n", "line 2: the value cannot be read"),
+        ("limits:\n  ? 0x" + "f" * 5000 + "\n  : 1\n", "line 2: the number is too long"),
+        ("preset: 0x" + "f" * 5000, "the number is too long"),
     ],
 )
 def test_hostile_yaml_is_refused_quickly(tmp_path: Path, text: str, told: str) -> None:
@@ -170,6 +172,7 @@ def test_hostile_yaml_is_refused_quickly(tmp_path: Path, text: str, told: str) -
         (b"---\nname: demo2\ndescription: x\n---\n", "not the name of its folder, 'demo'"),
         (b"---\nname: " + b"a" * 65 + b"\ndescription: x\n---\n", "has 65 characters; at most 64"),
         (b"---\nname: demo\ndescription: x\nmetadata: {a: {b: c}}\n---\n", "metadata.a: is to be a text"),
+        (b"---\nname: demo\ndescription: x\nmetadata: {a: 0x" + b"f" * 5000 + b"}\n---\n", "line 4: the number is too"),
     ],
 )
 def test_a_card_that_is_wrong_says_where(tmp_path: Path, card: bytes, told: str) -> None:
@@ -279,6 +282,20 @@ def test_too_many_files_and_bytes_end_the_reading(tmp_path: Path, monkeypatch: p
     assert "all files of a skill have at most 1000B together" in faults_of(folder)[-1]
     monkeypatch.setattr(skill_files, "MOST_FILES", 10)
     assert any("more than 10 files" in fault for fault in faults_of(folder))
+
+
+def test_a_link_brings_nothing_that_stays_behind(tmp_path: Path) -> None:
+    """What version control keeps, a token in its configuration say, does not travel under another name either."""
+    folder = write_skill(tmp_path, go__py="")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("url = https://user:secret@host/")
+    os.symlink(".git/config", folder / "notes.txt")
+    examined = examine_skill(str(folder))
+    assert [str(fault) for fault in examined.faults] == [
+        "notes.txt: is a link to '.git/config', which is no part of the skill"
+    ]
+    assert examined.skill is not None
+    assert all(b"secret" not in file.data for file in examined.skill.files)
 
 
 def test_links_within_the_folder_are_copies(tmp_path: Path) -> None:

@@ -60,6 +60,13 @@ def test_the_key_is_never_shown(tmp_path: Path) -> None:
     assert secret.reveal() == KEY
 
 
+def test_a_password_in_an_address_is_not_shown(tmp_path: Path) -> None:
+    """Such an address is refused where it is used, and shown without the password until then."""
+    settings = load(tmp_path, own={"autofix": {**SECTION, "base_url": "http://user:p@ss@host/v1"}})
+    rows = {key: value for key, value, _ in settings.as_rows()}
+    assert rows["autofix.base_url"] == "http://(hidden)@host/v1"
+
+
 @pytest.mark.parametrize("key", ["base_url", "model", "api_key"])
 def test_a_stranger_names_neither_endpoint_nor_key(tmp_path: Path, key: str) -> None:
     """A file of the working directory that says where code is to go is refused, and its key not repeated."""
@@ -93,5 +100,6 @@ def test_the_variable_of_openai_goes_to_openai_alone(monkeypatch: pytest.MonkeyP
     assert AutoFixSettings(base_url="https://api.openai.com/v1").key_for_endpoint() == KEY
     own = AutoFixSettings(base_url="https://api.openai.com/v1", api_key=Secret("mine"))
     assert own.key_for_endpoint() == "mine"
-    for url in ("https://api.openai.com.evil/v1", "https://evil/api.openai.com", "http://localhost/v1", ""):
+    for url in ("https://api.openai.com.evil/v1", "https://evil/api.openai.com", "http://localhost/v1", "",
+                "http://api.openai.com/v1", "http://[bad"):  # fmt: skip
         assert AutoFixSettings(base_url=url).key_for_endpoint() == ""
