@@ -183,6 +183,13 @@ class Gate:
         self._remembered: dict[str, Decision] = {}
         self._last: dict[str, str] = {}
 
+    def would_ask(self, request: ApprovalRequest) -> ApprovalRequest | None:
+        """Return what the approver would be asked for a call, None where nobody would be; nothing is kept of it."""
+        known = self._remembered.get(request.fingerprint) if request.risk is Risk.HIGH else None
+        if request.risk < Risk.HIGH or known is not None:
+            return None
+        return replace(request, changes=_difference(self._last.get(request.tool, ""), _as_text(request)))
+
     async def pass_through(self, request: ApprovalRequest) -> Decision | None:
         """Return the decision that lets a call through, None where none is needed. Raises ApprovalDenied."""
         if request.risk < Risk.HIGH:
@@ -223,14 +230,22 @@ class Gate:
         return await self._approver(request)
 
     def _changes(self, request: ApprovalRequest) -> str:
-        now = "\n".join(f"{name}: {value}" for name, value in request.arguments.items())
+        now = _as_text(request)
         before, self._last[request.tool] = self._last.get(request.tool, ""), now
-        if not before or before == now:
-            return ""
-        old, new = before.splitlines(), now.splitlines()
-        if max(len(old), len(new)) > MOST_COMPARED_LINES:
-            return f"(more than {MOST_COMPARED_LINES} lines: not compared)"
-        return "\n".join(difflib.unified_diff(old, new, "before", "now", lineterm=""))
+        return _difference(before, now)
+
+
+def _as_text(request: ApprovalRequest) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in request.arguments.items())
+
+
+def _difference(before: str, now: str) -> str:
+    if not before or before == now:
+        return ""
+    old, new = before.splitlines(), now.splitlines()
+    if max(len(old), len(new)) > MOST_COMPARED_LINES:
+        return f"(more than {MOST_COMPARED_LINES} lines: not compared)"
+    return "\n".join(difflib.unified_diff(old, new, "before", "now", lineterm=""))
 
 
 def _decided(asking: asyncio.Future[object]) -> Decision:

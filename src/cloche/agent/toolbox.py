@@ -23,7 +23,7 @@ from typing import Any, Self, Unpack, cast
 from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileError
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
-from cloche.core.policy import DEFAULT_LANGUAGES
+from cloche.core.policy import DEFAULT_LANGUAGES, Policy
 from cloche.core.protocols import Backend
 from cloche.core.result import Result
 from cloche.core.tiers import TIERS, parse_tier
@@ -157,9 +157,29 @@ class Toolbox:
         """Return the most that a call may use."""
         return self._sandbox.limits
 
+    @property
+    def policy(self) -> Policy:
+        """Return the rules that hold for code that runs in the sandbox."""
+        return self._sandbox.policy
+
     def risk(self, name: str) -> Risk:
         """Return the risk of a tool here. Raises InvalidRequest for one that this tier does not have."""
         return self._risk(tool_named(name, self.tier))
+
+    def would_ask(self, name: str, arguments: Mapping[str, Any] | None = None) -> ApprovalRequest | None:
+        """Return what an approver would be asked for this call, None where nobody would be: for doors that ask first.
+
+        Raises InvalidRequest for a call that would be refused before anybody is asked.
+        """
+        return self._gate.would_ask(self._request(*self._read(name, arguments)))
+
+    def _read(self, name: str, arguments: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any]]:
+        tool = tool_named(name, self.tier)
+        return tool, read_arguments(tool, {} if arguments is None else arguments)
+
+    def _request(self, tool: Tool, read: Mapping[str, Any]) -> ApprovalRequest:
+        # A copy: what runs is what was asked for, whatever an approver does to its request.
+        return ApprovalRequest(tool=tool.name, risk=self._risk(tool), arguments=dict(read), rules=self._rules(tool))
 
     def _risk(self, tool: Tool) -> Risk:
         return risk_of(tool, is_on_host=self._is_on_host)
@@ -233,11 +253,8 @@ class Toolbox:
         return dataclasses.replace(answer, text=sendable(answer.text))
 
     async def _approved_and_done(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
-        tool = tool_named(name, self.tier)
-        read = read_arguments(tool, {} if arguments is None else arguments)
-        # A copy: what runs is what was asked for, whatever an approver does to its request.
-        asked = ApprovalRequest(tool=tool.name, risk=self._risk(tool), arguments=dict(read), rules=self._rules(tool))
-        await self._gate.pass_through(asked)
+        tool, read = self._read(name, arguments)
+        await self._gate.pass_through(self._request(tool, read))
         return await _DEEDS[tool.deed](self, tool, read)
 
     async def run_code(self, code: str, language: str = "python", timeout: float = 30) -> dict[str, Any]:  # noqa: ASYNC109

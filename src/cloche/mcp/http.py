@@ -1,0 +1,110 @@
+"""Serve many clients over streamable HTTP: who may connect from where, and how it begins and ends."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+FAREWELL_S = 2
+
+
+def create_app(
+    server: MCPServer[Any],
+    *,
+    host: str = "127.0.0.1",
+    path: str = "/mcp",
+    allowed_hosts: Sequence[str] = (),
+    allowed_origins: Sequence[str] = (),
+    idle_s: float = 1800.0,
+    most_sessions: int = 64,
+) -> Starlette:
+    """Return an ASGI application that serves a server at `path`, and `/healthz` to whoever asks.
+
+    A request whose Host is none of loopback's names, `host` and `allowed_hosts` is refused, as is one that comes from a
+    web page of any other origin than those and `allowed_origins`. Raises InvalidRequest for a path that is none.
+    """
+    if not path.startswith("/"):
+        raise InvalidRequest(f"path: {path!r} does not begin with a slash, as in /mcp")
+    names = [*LOOPBACK, *([] if is_wildcard(host) else [bracketed(host)]), *allowed_hosts]
+    security = TransportSecuritySettings(
+        allowed_hosts=[form for name in names for form in (name, f"{name}:*")],
+        allowed_origins=[
+            *(f"{scheme}://{form}" for name in names for form in (name, f"{name}:*") for scheme in ("http", "https")),
+            *allowed_origins,
+        ],
+    )
+    server.custom_route("/healthz", methods=["GET"], include_in_schema=False)(_healthy)
+    return server.streamable_http_app(
+        streamable_http_path=path, transport_security=security, session_idle_timeout=idle_s, max_sessions=most_sessions,
+        host=host,
+    )  # fmt: skip
+
+
+async def _healthy(_: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def serve_http(app: Starlette, *, host: str, port: int, path: str, has_tokens: bool) -> None:
+    """Serve an application until this is cancelled or the process is told to end. Port 0 takes a free one.
+
+    Raises InvalidRequest when others could reach it and no token is needed, BackendUnavailable.
+    """
+    if not has_tokens and not is_loopback(host):
+        raise InvalidRequest(
+            f"--host {host}: whoever reaches this machine could run code on it; name a file with a bearer token "
+            "(--token-file), or listen on 127.0.0.1"
+        )
+    listener = _listen(host, port)
+    try:
+        where = f"http://{bracketed(host)}:{listener.getsockname()[1]}{path}"
+        print(f"cloche: serving MCP at {where}", file=sys.stderr, flush=True)  # noqa: T201
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=FAREWELL_S, ws="none",
+            server_header=False,
+        )  # fmt: skip
+        await uvicorn.Server(config).serve(sockets=[listener])
+    finally:
+        listener.close()
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach a host's address; a name counts when all its addresses do."""
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
+
+
+def is_wildcard(host: str) -> bool:
+    """Tell whether a host stands for all addresses."""
+    return host in ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
+def bracketed(host: str) -> str:
+    """Return a host as URLs have it."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BackendUnavailable(
+            f"cannot listen on {host} port {port}: {reason}.", remedy="Choose another with --host and --port."
+        ) from error
