@@ -82,9 +82,11 @@ class Place:
             return
         headers = {"authorization": f"Bearer {self.token}"} if self.token else {}
         timeout = httpx2.Timeout(30, read=300)
-        async with httpx2.AsyncClient(headers=headers, timeout=timeout) as http:
-            async with Client(streamable_http_client(self.url, http_client=http), mode=mode, **more) as client:
-                yield client
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
+            Client(streamable_http_client(self.url, http_client=http), mode=mode, **more) as client,
+        ):
+            yield client
 
 
 @contextmanager
