@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
+from mcp.server.streamable_http import EventStore
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -30,11 +31,15 @@ def create_app(
     allowed_origins: Sequence[str] = (),
     idle_s: float = 1800.0,
     most_sessions: int = 64,
+    event_store: EventStore | None = None,
+    retry_interval_ms: int | None = None,
 ) -> Starlette:
     """Return an ASGI application that serves a server at `path`, and `/healthz` to whoever asks.
 
     A request whose Host is none of loopback's names, `host` and `allowed_hosts` is refused, as is one that comes from a
-    web page of any other origin than those and `allowed_origins`. Raises InvalidRequest for a path that is none.
+    web page of any other origin than those and `allowed_origins`. With an `event_store` a client of 2025-11-25 whose
+    connection broke gets what it missed; it comes back after `retry_interval_ms` milliseconds. Raises InvalidRequest for
+    a path that is none.
     """
     if not path.startswith("/"):
         raise InvalidRequest(f"path: {path!r} does not begin with a slash, as in /mcp")
@@ -49,7 +54,7 @@ def create_app(
     server.custom_route("/healthz", methods=["GET"], include_in_schema=False)(_healthy)
     return server.streamable_http_app(
         streamable_http_path=path, transport_security=security, session_idle_timeout=idle_s, max_sessions=most_sessions,
-        host=host,
+        host=host, event_store=event_store, retry_interval=retry_interval_ms,
     )  # fmt: skip
 
 
