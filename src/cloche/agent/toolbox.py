@@ -166,6 +166,10 @@ class Toolbox:
         """Return the risk of a tool here. Raises InvalidRequest for one that this tier does not have."""
         return self._risk(tool_named(name, self.tier))
 
+    def has_root(self, path: str) -> bool:
+        """Tell whether a path is below a folder of the host that the file tools may use."""
+        return self._roots.has(path)
+
     def would_ask(self, name: str, arguments: Mapping[str, Any] | None = None) -> ApprovalRequest | None:
         """Return what an approver would be asked for this call, None where nobody would be: for doors that ask first.
 

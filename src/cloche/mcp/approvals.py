@@ -58,10 +58,14 @@ class Confirmation(BaseModel):
 
 @dataclass(slots=True)
 class Asking:
-    """Hold one call while its approval is settled: what is asked, by whom, and what was answered so far."""
+    """Hold one call while its approval is settled: what is asked, by whom, and what was answered so far.
+
+    With `is_kept` the call is one of a session, where a yes can be remembered.
+    """
 
     request: ApprovalRequest | None
     who: str
+    is_kept: bool
     decisions: dict[bool, Decision] = field(default_factory=dict)  # by whether it is the confirmation
 
 
@@ -76,11 +80,12 @@ def begin(asking: Asking) -> None:
 
 async def ask(context: Context[Any, Any]) -> Elicit[Any] | None:
     """Ask whether to run a call; None where nobody needs to be asked."""
-    request = _ASKING.get().request
+    asking = _ASKING.get()
+    request = asking.request
     if request is None:
         return None
     require_elicitation(context, request)
-    form = RememberedApproval if request.risk is Risk.HIGH else Approval
+    form = RememberedApproval if request.risk is Risk.HIGH and asking.is_kept else Approval
     return Elicit(question(request), form)
 
 

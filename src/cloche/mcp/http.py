@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -13,10 +15,13 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http import EventStore
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+
+from .sessions import IDLE_S, MOST_SESSIONS
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 FAREWELL_S = 2
@@ -29,8 +34,8 @@ def create_app(
     path: str = "/mcp",
     allowed_hosts: Sequence[str] = (),
     allowed_origins: Sequence[str] = (),
-    idle_s: float = 1800.0,
-    most_sessions: int = 64,
+    idle_s: float = IDLE_S,
+    most_sessions: int = MOST_SESSIONS,
     event_store: EventStore | None = None,
     retry_interval_ms: int | None = None,
 ) -> Starlette:
@@ -52,10 +57,16 @@ def create_app(
         ],
     )
     server.custom_route("/healthz", methods=["GET"], include_in_schema=False)(_healthy)
-    return server.streamable_http_app(
+    app = server.streamable_http_app(
         streamable_http_path=path, transport_security=security, session_idle_timeout=idle_s, max_sessions=most_sessions,
         host=host, event_store=event_store, retry_interval=retry_interval_ms,
     )  # fmt: skip
+    if allowed_origins:  # else no page of another origin gets so far
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(allowed_origins), allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"], expose_headers=["Mcp-Session-Id"],
+        )  # fmt: skip
+    return app
 
 
 async def _healthy(_: Request) -> Response:
@@ -77,12 +88,31 @@ async def serve_http(app: Starlette, *, host: str, port: int, path: str, has_tok
         where = f"http://{bracketed(host)}:{listener.getsockname()[1]}{path}"
         print(f"cloche: serving MCP at {where}", file=sys.stderr, flush=True)  # noqa: T201
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=FAREWELL_S, ws="none",
+            app, log_level="critical", access_log=False, timeout_graceful_shutdown=FAREWELL_S, ws="none",
             server_header=False,
         )  # fmt: skip
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await _serve(_Unsignalled(config), listener)
     finally:
         listener.close()
+
+
+class _Unsignalled(uvicorn.Server):
+    """Serve without handlers for signals: whoever started this has them."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve; cancelled, let it end orderly first."""
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        await asyncio.wait({serving})
+        raise
 
 
 def is_loopback(host: str) -> bool:

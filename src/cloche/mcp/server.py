@@ -22,12 +22,10 @@ from cloche.core.errors import InvalidRequest
 from cloche.runtime.options import SandboxOptions
 
 from .approvals import NotedStates, Spent, answered
-from .sessions import Sessions
+from .sessions import IDLE_S, MOST_SESSIONS, Sessions
 from .tokens import StaticTokens
 from .tools import Serving, offered, session_tools
 
-MOST_SESSIONS = 64
-IDLE_S = 1800.0
 INSTRUCTIONS = (
     "Runs code in a sandbox that has no access to this machine's files. Running code may have to be approved by the "
     "user. Files stay in the workspace of a session: without one, they may be gone after a call; open_session opens "
@@ -67,7 +65,7 @@ def create_server(
         async with Sessions(make, most=most_sessions, idle_s=idle_s) as sessions:
             yield Serving(
                 sessions=sessions, spent=Spent(patience_s), asks_client=approve is None, patience_s=patience_s,
-                is_single_client=is_single_client, home={},
+                is_single_client=is_single_client,
             )  # fmt: skip
 
     verifier = StaticTokens(tokens) if tokens else None

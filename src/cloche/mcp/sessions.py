@@ -21,6 +21,8 @@ from typing import Self
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
 
+MOST_SESSIONS = 64
+IDLE_S = 1800.0
 LOOK_S = 5.0
 log = logging.getLogger("cloche.mcp")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -58,6 +59,14 @@ _TITLES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Say which tools a call goes to, and whether their workspace is still there afterwards."""
+
+    toolbox: Toolbox
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """Hold what a server's calls share while it runs.
 
@@ -69,7 +78,8 @@ class Serving:
     asks_client: bool
     patience_s: float
     is_single_client: bool
-    home: dict[str, str]
+    home: dict[str, Any] = field(default_factory=dict)
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class CatalogTool(OfferedTool):
@@ -84,16 +94,28 @@ class CatalogTool(OfferedTool):
         given = dict(arguments)
         handle = given.pop("session", "")
         try:
-            async with workspace(serving, context, handle) as toolbox:
-                return await self._approved_and_done(serving, toolbox, given, context)
+            async with workspace(serving, context, handle) as place:
+                self._check_kept(place, given)
+                return await self._approved_and_done(serving, place, given, context)
         except ClocheError as error:
             return text_result(f"{type(error).__name__}: {error}", is_error=True)
 
+    def _check_kept(self, place: Place, given: Mapping[str, Any]) -> None:
+        """Refuse what makes no sense in a workspace that is gone after the call."""
+        path = given.get("path", ".")
+        if place.is_kept or self.runs_code or not isinstance(path, str) or place.toolbox.has_root(path):
+            return
+        raise InvalidRequest(
+            f"{self.tool_name}: this protocol keeps nothing between calls by itself; open a session with open_session "
+            "and pass its handle as `session`, to this tool and to those that run code"
+        )
+
     async def _approved_and_done(
-        self, serving: Serving, toolbox: Toolbox, given: dict[str, Any], context: Context[Any, Any]
+        self, serving: Serving, place: Place, given: dict[str, Any], context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
+        toolbox = place.toolbox
         request = toolbox.would_ask(self.tool_name, given) if serving.asks_client else None
-        approvals.begin(Asking(request=request, who=approvals.user_of(context)))
+        approvals.begin(Asking(request=request, who=approvals.user_of(context), is_kept=place.is_kept))
         if request is not None:
             unanswered = await self._ask(serving, toolbox, given, context)
             if unanswered is not None:
@@ -157,14 +179,14 @@ async def _never() -> None:
 
 
 @asynccontextmanager
-async def workspace(serving: Serving, context: Context[Any, Any], handle: object) -> AsyncIterator[Toolbox]:
-    """Give the tools that a call goes to. Raises InvalidRequest."""
+async def workspace(serving: Serving, context: Context[Any, Any], handle: object) -> AsyncIterator[Place]:
+    """Give the place that a call goes to. Raises InvalidRequest."""
     if not isinstance(handle, str):
         raise InvalidRequest(f"session must be of type string, not {type(handle).__name__}")
     sessions, owner = serving.sessions, owner_of()
     found = handle or await _home(serving, context, owner)
     async with sessions.use(found, owner) if found else sessions.passing(owner) as toolbox:
-        yield toolbox
+        yield Place(toolbox=toolbox, is_kept=bool(found))
 
 
 def owner_of() -> str | None:
@@ -176,22 +198,24 @@ def owner_of() -> str | None:
 async def _home(serving: Serving, context: Context[Any, Any], owner: str | None) -> str:
     """Return the handle of the session that goes with a connection, empty where every request stands alone."""
     if serving.is_single_client:
-        return await _once(serving, serving.home, owner)
+        return (await _once(serving, serving.home, owner))[0]
     version = context.protocol_version
     if version is None or is_version_at_least(version, STATELESS_VERSION):
         return ""
     connection = context.session._connection  # the one way to what ends with a connection
-    is_new = HOME not in connection.state
-    handle = await _once(serving, connection.state, owner)
+    handle, is_new = await _once(serving, connection.state, owner)
     if is_new:
         connection.exit_stack.push_async_callback(serving.sessions.forget, handle)
     return handle
 
 
-async def _once(serving: Serving, state: dict[str, Any], owner: str | None) -> str:
-    if HOME not in state:
-        state[HOME] = await serving.sessions.open(owner, idles=False)
-    return str(state[HOME])
+async def _once(serving: Serving, state: dict[str, Any], owner: str | None) -> tuple[str, bool]:
+    """Return the handle that a state holds, of a session that is opened for it the first time; and whether it was."""
+    async with serving.opening:
+        is_new = HOME not in state
+        if is_new:
+            state[HOME] = await serving.sessions.open(owner, idles=False)
+    return str(state[HOME]), is_new
 
 
 async def open_session(context: Context[Any, Any]) -> CallToolResult:
