@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from mcp_types import CallToolResult, ElicitResult, ImageContent, TextContent
 
 COMMAND = (sys.executable, "-m", "cloche", "mcp")
 MODES = ("legacy", "2026-07-28")  # 2025-11-25 by its handshake, and the revision where every request stands alone
-START_S, END_S = 30, 30
+START_S, END_S = 60, 30
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -90,26 +91,33 @@ class Place:
 
 
 @contextmanager
-def http_server(args: Sequence[str], home: Path, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def http_server(args: Sequence[str], home: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Start `cloche mcp --http` at a free port; give the process and its URL, and end it by SIGTERM."""
-    process = subprocess.Popen(
-        [*COMMAND, "--http", "--port", "0", *args],
-        env={**environment(home), **env}, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
+    with server_process([*COMMAND, "--http", "--port", "0", *args], home) as found:
+        yield found
+
+
+@contextmanager
+def server_process(command: Sequence[str], home: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Start a server that says where it is; give the process and its URL, and end it by SIGTERM."""
+    log = home / f"{time.monotonic_ns()}.log"  # a pipe that nobody empties would stop it
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, env=environment(home), stderr=stderr, stdin=subprocess.DEVNULL)
     try:
-        line = process.stderr.readline()
-        found = re.search(r"http://\S+", line)
-        assert found, line + process.stderr.read()
+        end = time.monotonic() + START_S
+        while not (found := re.search(r"http://\S+(?=\n)", log.read_text())):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.02)
         yield process, found[0]
     finally:
         process.terminate()
         try:
-            assert process.wait(END_S) == 143, process.stderr.read()
+            code = process.wait(END_S)
         finally:
             process.kill()
             process.wait()
-            process.stderr.close()
+        assert code in (143, -15), log.read_text()
 
 
 def text_of(result: CallToolResult) -> str:
@@ -138,9 +146,3 @@ def token_file(folder: Path, *tokens: str) -> str:
     path.touch(mode=0o600)
     path.write_text("".join(f"{token}\n" for token in tokens))
     return str(path)
-
-
-__all__ = [
-    "COMMAND", "MODES", "Place", "User", "accept", "environment", "http_server", "images_of", "no", "run",
-    "text_of", "token_file", "yes",
-]  # fmt: skip

@@ -25,6 +25,7 @@ from .sessions import IDLE_S, MOST_SESSIONS
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 FAREWELL_S = 2
+MOST_PORT = 65_535
 
 
 def create_app(
@@ -43,8 +44,8 @@ def create_app(
 
     A request whose Host is none of loopback's names, `host` and `allowed_hosts` is refused, as is one that comes from a
     web page of any other origin than those and `allowed_origins`. With an `event_store` a client of 2025-11-25 whose
-    connection broke gets what it missed; it comes back after `retry_interval_ms` milliseconds. Raises InvalidRequest for
-    a path that is none.
+    connection broke gets what it missed; it comes back after `retry_interval_ms` milliseconds. Raises InvalidRequest
+    for a path that is none.
     """
     if not path.startswith("/"):
         raise InvalidRequest(f"path: {path!r} does not begin with a slash, as in /mcp")
@@ -135,11 +136,13 @@ def bracketed(host: str) -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= MOST_PORT:
+        raise InvalidRequest(f"--port {port}: there is no such port; use 0 (a free one) to {MOST_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=128)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise BackendUnavailable(
             f"cannot listen on {host} port {port}: {reason}.", remedy="Choose another with --host and --port."
         ) from error
