@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 from mcp import MCPError
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, ElicitResult, InputRequiredResult
 
+from tests.documents import blocks
 from tests.mcp_clients import (
     MODES,
     Place,
@@ -175,6 +177,7 @@ def test_a_cancelled_call_kills_its_code(place: Place, mode: str) -> None:
     run(work)
 
 
+@pytest.mark.once
 def test_progress_is_told_while_code_runs(hosted: Callable[..., Any]) -> None:
     """The seconds go up, towards what the call may take."""
     told: list[tuple[float, float | None, str | None]] = []
@@ -193,6 +196,7 @@ def test_progress_is_told_while_code_runs(hosted: Callable[..., Any]) -> None:
     assert {total for _, total, _ in told} == {20.0}
 
 
+@pytest.mark.once
 def test_no_argument_widens_the_sandbox(hosted: Callable[..., Any]) -> None:
     """Options of the sandbox are no arguments of a tool: named they are refused, and nobody is asked."""
     user = User(says=yes)
@@ -216,6 +220,7 @@ def test_no_argument_widens_the_sandbox(hosted: Callable[..., Any]) -> None:
     run(work)
 
 
+@pytest.mark.once
 def test_tools_say_what_they_are(hosted: Callable[..., Any]) -> None:
     """Every tool has a title, hints that are all set, and schemas of what goes in and comes out."""
 
@@ -276,6 +281,7 @@ def test_files_belong_to_a_client(hosted: Callable[..., Any], over_http: Place) 
     run(work)
 
 
+@pytest.mark.once
 def test_a_high_call_may_be_remembered_in_a_session(hosted: Callable[..., Any]) -> None:
     """The same code is not asked for again, other code is; what changed is shown."""
 
@@ -295,6 +301,7 @@ def test_a_high_call_may_be_remembered_in_a_session(hosted: Callable[..., Any]) 
     run(work)
 
 
+@pytest.mark.once
 def test_an_approval_is_good_for_one_call(over_http: Place, tmp_path: Path) -> None:
     """Where the client brings the answers, bringing them twice, or for another call, runs nothing."""
 
@@ -335,6 +342,7 @@ HELLO = {
 ACCEPT = {"accept": "application/json, text/event-stream"}
 
 
+@pytest.mark.once
 def test_http_has_a_door_keeper(over_http: Place) -> None:
     """Without a token, with a wrong one, under another name or from another origin nobody gets in."""
     token = {"authorization": f"Bearer {TOKEN}"}
@@ -356,3 +364,29 @@ def test_http_has_a_door_keeper(over_http: Place) -> None:
                 assert answer.status_code == status, headers
         assert client.get(over_http.url.replace("/mcp", "/healthz")).json() == {"status": "ok"}
         assert client.get(over_http.url, headers=ACCEPT).status_code == 401
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "mcp.md"
+CONFIGURATIONS = [
+    server for text in blocks(DOCUMENT, "json") for table in json.loads(text).values() for server in table.values()
+]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("server", CONFIGURATIONS, ids=[f"client-{n}" for n in range(len(CONFIGURATIONS))])
+def test_the_configurations_in_the_document_work(server: dict[str, Any], over_http: Place, tmp_path: Path) -> None:
+    """What a client is told to start, or to connect to, is there and runs code."""
+    if "url" in server:
+        assert server["url"].endswith(over_http.url.rpartition("/")[2])
+        token = server["headers"]["Authorization"].removeprefix("Bearer ")
+        place = replace(over_http, token={"YOUR-TOKEN": TOKEN}[token])
+    else:
+        assert (server["command"], server["args"][0]) == ("cloche", "mcp")
+        place = Place(args=tuple(server["args"][1:]), home=tmp_path)
+
+    async def work() -> None:
+        user = None if "--approve" in place.args else User(says=yes)
+        async with place.client("legacy", user) as client:
+            assert text_of(await client.call_tool("run_code", {"code": "print(6 * 7)"})) == "42"
+
+    run(work)

@@ -46,13 +46,9 @@ def suite(url: str, revision: str, folder: Path) -> Checks:
     assert spec is not None
     assert spec.origin is not None
     node = Path(spec.origin).parent / "bin" / "node"
-    program = next(
-        found
-        for found in (ROOT / ".toolchains", ROOT.parent / "toolchains")
-        if (found / "bin" / "mcp-conformance").exists()
-    )
+    program = ROOT / ".toolchains" / "bin" / "mcp-conformance"
     done = subprocess.run(
-        [node, program / "bin" / "mcp-conformance", "server", "--url", url, "--suite", "all",
+        [node, program, "server", "--url", url, "--suite", "all",
          "--spec-version", revision, "--output-dir", folder],
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip

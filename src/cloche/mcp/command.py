@@ -20,7 +20,7 @@ from .extra import require_extra
 
 TOKEN_VARIABLE = "CLOCHE_MCP_TOKEN"  # noqa: S105 - a name
 MOST_TOKEN_BYTES = 65_536
-FAREWELL_S = 15.0
+FAREWELL_S = 8.0
 _APPROVERS: Mapping[str, Approver | None] = {"client": None, "deny": deny, "high": auto("high")}
 
 
