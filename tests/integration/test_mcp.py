@@ -245,7 +245,7 @@ def test_tools_say_what_they_are(hosted: Callable[..., Any]) -> None:
     run(work)
 
 
-def test_files_belong_to_a_client(hosted: Callable[..., Any], over_http: Place) -> None:
+def test_files_belong_to_a_client(hosted: partial[Any], over_http: Place) -> None:
     """Files stay between the calls of one session, and no other client comes near them, with whatever token."""
 
     async def work() -> None:
@@ -265,7 +265,7 @@ def test_files_belong_to_a_client(hosted: Callable[..., Any], over_http: Place) 
             assert text_of(elsewhere) == "False"
 
             thief = replace(over_http, token=OTHER_TOKEN)
-            async with thief.client("2026-07-28", User(says=yes)) as third:
+            async with thief.client(str(hosted.args[0]), User(says=yes)) as third:
                 for call in (
                     third.call_tool("read_file", {"path": "kept", **mine}),
                     third.call_tool("close_session", mine),
@@ -364,6 +364,39 @@ def test_http_has_a_door_keeper(over_http: Place) -> None:
                 assert answer.status_code == status, headers
         assert client.get(over_http.url.replace("/mcp", "/healthz")).json() == {"status": "ok"}
         assert client.get(over_http.url, headers=ACCEPT).status_code == 401
+
+
+@pytest.mark.once
+def test_a_session_that_ends_takes_its_code_along(over_http: Place) -> None:
+    """When a client of 2025-11-25 ends its session, what a call of it runs is ended, and the session is gone."""
+    word = f"6{time.monotonic_ns() % 10**9}.5"
+    hello = {**HELLO, "params": {**HELLO["params"], "capabilities": {"elicitation": {}}}}  # type: ignore[dict-item]
+    call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call",
+            "params": {"name": "os_execute_sandboxed", "arguments": {"command": f"sleep {word}"}}}  # fmt: skip
+
+    async def answer_when_asked(client: httpx2.AsyncClient) -> None:
+        async with client.stream("POST", over_http.url, json=call) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {") and json.loads(line[6:]).get("method") == "elicitation/create":
+                    yes_ = {"action": "accept", "content": {"approve": True}}
+                    reply = {"jsonrpc": "2.0", "id": json.loads(line[6:])["id"], "result": yes_}
+                    assert (await client.post(over_http.url, json=reply)).status_code == 202
+
+    async def work() -> None:
+        headers = {**ACCEPT, "authorization": f"Bearer {TOKEN}", "mcp-protocol-version": "2025-11-25"}
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as client:
+            begun = await client.post(over_http.url, json=hello)
+            client.headers["mcp-session-id"] = begun.headers["mcp-session-id"]
+            await client.post(over_http.url, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
+            calling = asyncio.ensure_future(answer_when_asked(client))
+            assert await _until(lambda: _seen(word))
+            assert (await client.delete(over_http.url)).status_code == 200
+            assert await _until(lambda: not _seen(word))
+            assert (await client.post(over_http.url, json={**call, "id": 3})).status_code == 404
+            calling.cancel()
+            await asyncio.wait({calling})
+
+    run(work)
 
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "mcp.md"

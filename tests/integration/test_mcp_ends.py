@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.leftovers import Snapshot, wait_for_leftovers
-from tests.mcp_clients import COMMAND, END_S, environment
+from tests.mcp_clients import COMMAND, END_S, Place, environment, http_server, run
 
 CALL_ID = 7
 
@@ -92,7 +93,7 @@ def _wait_until(word: str, *, runs: bool) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("way", ["the client leaves", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("way", ["the client leaves", "SIGTERM", "SIGINT", "SIGKILL"])
 def test_an_end_leaves_nothing(way: str, tmp_path: Path) -> None:
     """However it ends, a call that runs is ended first; the exit code says how."""
     before = Snapshot.take()
@@ -104,14 +105,33 @@ def test_an_end_leaves_nothing(way: str, tmp_path: Path) -> None:
             _close(process)
         else:
             process.send_signal(getattr(signal, way))
-        code = 0 if way == "the client leaves" else 128 + getattr(signal, way)
+        code = {"the client leaves": 0, "SIGTERM": 143, "SIGINT": 130, "SIGKILL": -9}[way]
         assert process.wait(END_S) == code, (tmp_path / "stderr").read_text()
         assert process.stdout is not None
         for line in process.stdout:
             assert json.loads(line)["jsonrpc"] == "2.0"
-    assert not _is_running(word)
+    _wait_until(word, runs=False)
     assert wait_for_leftovers(before, patience_s=10) == []
     assert (tmp_path / "stderr").read_text() == ""
+
+
+def test_an_end_over_http_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM ends the calls of all clients, and what they run."""
+    before = Snapshot.take()
+    word = f"5{time.monotonic_ns() % 10**9}.5"
+
+    async def work(process: subprocess.Popen[bytes], url: str) -> None:
+        async with Place(url=url).client("2026-07-28") as client:
+            calling = asyncio.ensure_future(client.call_tool("os_execute_sandboxed", {"command": f"sleep {word}"}))
+            await asyncio.to_thread(_wait_until, word, runs=True)
+            process.terminate()
+            await asyncio.to_thread(_wait_until, word, runs=False)
+            await asyncio.wait({calling})
+            assert calling.exception() is not None
+
+    with http_server(["--approve", "high"], tmp_path) as (process, url):
+        run(lambda: work(process, url))
+    assert wait_for_leftovers(before, patience_s=10) == []
 
 
 @pytest.mark.once

@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from cloche.agent.toolbox import Answer
 from cloche.agent.wording import MOST_CHARS, clip, sendable, value_text
 from cloche.core.result import Result
+
+MOST_DEPTH = 64  # what takes messages apart stops at some depth
 
 
 class Told(BaseModel):
@@ -21,8 +23,6 @@ class Told(BaseModel):
 
 class Ran(Told):
     """What a run did."""
-
-    model_config = ConfigDict(json_schema_extra={"title": "Ran"})
 
     status: str = Field(
         description="ok, error, timeout, out_of_memory, output_limit, pids_limit, disk_limit, signaled or denied."
@@ -89,16 +89,19 @@ def _ran(answer: Answer, result: Result) -> Ran:
 
 
 def _value(result: Result) -> tuple[Any, bool]:
-    """Return a value that JSON can hold and that is not long, else its text; and whether it is text about it."""
-    value = result.value
+    """Return a value that every client can read and that is not long or deep, else its text; and whether it is that."""
     try:
-        told = json.dumps(value, allow_nan=False)
-        json.loads(told)
-        if len(told) <= MOST_CHARS:
-            return json.loads(sendable(told)), result.value_is_repr
-    except (ValueError, TypeError, RecursionError):
+        told = json.dumps(result.value, allow_nan=False, ensure_ascii=False)
+        if len(told.encode()) <= MOST_CHARS and _is_shallow(result.value, MOST_DEPTH):
+            return json.loads(told), result.value_is_repr
+    except (ValueError, TypeError, RecursionError):  # half of a character pair is a ValueError, too
         pass
     return sendable(clip(value_text(result))), True
+
+
+def _is_shallow(value: object, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_is_shallow(one, depth - 1) for one in inner)
 
 
 def opened_result(handle: str) -> CallToolResult:

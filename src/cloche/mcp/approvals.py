@@ -207,10 +207,10 @@ class Spent:
         self._until: dict[bytes, float] = {}
 
     def spend(self, now: float | None = None) -> bool:
-        """Use up the state of the request at hand; False when it was used before."""
+        """Use up the state of the request at hand, which has one; False when it was used before."""
         token = _TOKEN.get()
         if token is None:
-            return True
+            return False
         at = time.monotonic() if now is None else now
         self._until = {key: until for key, until in self._until.items() if until > at}
         key = hashlib.sha256(token.encode()).digest()

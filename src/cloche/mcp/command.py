@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import stat
+import sys
 import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ def serve(command: McpCommand) -> int:
     if not command.over_http:
         from .stdio import serve_stdio
 
+        if os.isatty(0):
+            print("cloche: serving MCP on this terminal; a client starts it so, see docs/mcp.md", file=sys.stderr)  # noqa: T201
         return _until_told(serve_stdio(server))
     from .http import create_app, serve_http
 

@@ -128,7 +128,7 @@ class CatalogTool(OfferedTool):
     ) -> InputRequiredResult | None:
         """Have the client's user answer; return what the client must answer first, where that is the protocol's way."""
         try:
-            if not serving.spent.spend():
+            if context.request_state is not None and not serving.spent.spend():
                 raise ToolError("this approval was already used; call again without it")
             with anyio.fail_after(serving.patience_s):
                 resolved = await resolve_arguments(self.resolved_params, self.resolver_plans, {}, context)

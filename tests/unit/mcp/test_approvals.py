@@ -115,4 +115,4 @@ def test_a_state_is_used_once() -> None:
     assert asyncio.run(use(first, 0))
     assert not asyncio.run(use(first, 9))
     assert asyncio.run(use(second, 9))
-    assert spent.spend(9)  # a call without a state
+    assert not spent.spend(9)  # nobody knows which
