@@ -40,7 +40,10 @@ class Session:
 
 
 class Sessions:
-    """Keep the workspaces of a server, at most `most` at once; one that idles for `idle_s` seconds is closed."""
+    """Keep the workspaces of a server, at most `most` that clients opened and as many others.
+
+    Of the former, one that nobody used for `idle_s` seconds is closed.
+    """
 
     def __init__(self, make: Callable[[], Toolbox], *, most: int, idle_s: float):
         self.make, self._most, self._idle_s = make, most, idle_s
@@ -66,7 +69,8 @@ class Sessions:
 
         One that does not idle is closed by whoever opened it, and with the server.
         """
-        if len(self._open) >= self._most:
+        # Counted by kind, so that sessions that idle keep no call out.
+        if sum(session.idles is idles for session in self._open.values()) >= self._most:
             raise InvalidRequest(f"{self._most} sessions are open, as many as there may be; close one, or try later")
         toolbox, stack = self.make(), AsyncExitStack()
         handle = secrets.token_urlsafe(24)

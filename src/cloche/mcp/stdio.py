@@ -6,7 +6,9 @@ Standard input is read by a thread that nobody waits for: a read that blocks sha
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import CancelledError
@@ -18,6 +20,7 @@ from mcp.server.stdio import stdio_server
 
 MOST_LINE_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 TOO_LONG = "{}"  # in place of a line that is too long: no message, and answered as such
 
 
@@ -67,13 +70,24 @@ def _split(fd: int) -> Any:  # noqa: ANN401 - a generator of text
         *lines, end = data.split(b"\n")
         for line in lines:
             rest += line
-            yield TOO_LONG if is_too_long or len(rest) > MOST_LINE_BYTES else rest.decode("utf-8", "replace")
+            yield TOO_LONG if is_too_long or len(rest) > MOST_LINE_BYTES else _text(rest)
             rest, is_too_long = bytearray(), False
         rest += end
         if len(rest) > MOST_LINE_BYTES:
             rest, is_too_long = bytearray(), True
     if rest and not is_too_long:
-        yield rest.decode("utf-8", "replace")
+        yield _text(rest)
+
+
+def _text(line: bytearray) -> str:
+    """Return a line that can be taken apart: halves of character pairs, which some clients send, become `?`."""
+    text = line.decode("utf-8", "replace")
+    if SURROGATE.search(text) is None:
+        return text
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace").decode()
+    except (ValueError, RecursionError):
+        return text  # no message; answered as such
 
 
 def _read_some(fd: int) -> bytes:

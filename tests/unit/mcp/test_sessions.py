@@ -48,15 +48,19 @@ def test_a_session_has_one_owner() -> None:
 
 
 def test_sessions_are_counted() -> None:
-    """As many as may be are open, passing ones too; one that ends makes room."""
+    """As many as may be are open; one that ends makes room, and those that idle keep no passing call out."""
 
     async def work(sessions: Sessions) -> None:
-        handles = [await sessions.open("me") for _ in range(2)]
-        assert len(set(handles)) == 2
-        async with sessions.passing("you"):
+        handles = [await sessions.open("me") for _ in range(3)]
+        assert len(set(handles)) == 3
+        with pytest.raises(InvalidRequest, match="3 sessions are open"):
+            await sessions.open("you")
+        async with sessions.passing("you"), sessions.passing("me"), sessions.passing("me"):
             with pytest.raises(InvalidRequest, match="3 sessions are open"):
-                await sessions.open("me")
-        await sessions.open("me")
+                async with sessions.passing("you"):
+                    pass
+        await sessions.close(handles[0], "me")
+        await sessions.open("you")
 
     use(work)
 
