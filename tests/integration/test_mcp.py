@@ -94,6 +94,7 @@ def test_a_client_runs_code_and_its_user_decides(place: Place, mode: str) -> Non
     run(work)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("mode", MODES)
 def test_a_critical_call_is_approved_and_confirmed_every_time(place: Place, mode: str, tmp_path: Path) -> None:
     """On the host nothing runs before both questions were answered with yes; no answer holds for the next call."""
@@ -119,6 +120,7 @@ def test_a_critical_call_is_approved_and_confirmed_every_time(place: Place, mode
     run(work)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("mode", MODES)
 def test_a_client_that_cannot_ask_is_refused(place: Place, mode: str, tmp_path: Path) -> None:
     """Without elicitation neither HIGH nor CRITICAL runs, and the error says what is missing; LOW does."""
@@ -178,7 +180,7 @@ def test_a_cancelled_call_kills_its_code(place: Place, mode: str) -> None:
 
 
 @pytest.mark.once
-def test_progress_is_told_while_code_runs(hosted: Callable[..., Any]) -> None:
+def test_progress_is_told_while_code_runs(over_http: Place) -> None:
     """The seconds go up, towards what the call may take."""
     told: list[tuple[float, float | None, str | None]] = []
 
@@ -186,7 +188,7 @@ def test_progress_is_told_while_code_runs(hosted: Callable[..., Any]) -> None:
         told.append((progress, total, message))
 
     async def work() -> None:
-        async with hosted(User(says=yes)) as client:
+        async with over_http.client(MODES[1], User(says=yes)) as client:
             code = "import time; time.sleep(1.5)"
             await client.call_tool("run_code", {"code": code, "timeout": 20}, progress_callback=hear)
 
@@ -245,6 +247,7 @@ def test_tools_say_what_they_are(hosted: Callable[..., Any]) -> None:
     run(work)
 
 
+@pytest.mark.once
 def test_files_belong_to_a_client(hosted: partial[Any], over_http: Place) -> None:
     """Files stay between the calls of one session, and no other client comes near them, with whatever token."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,7 @@ NEEDING_FIXTURES = {
     "sep-2575-server-sends-tools-list-changed-on-subscription",
 }  # fmt: skip
 
+TIME = re.compile(r"-\d{4}-\d\d-\d\dT.*")
 Checks = Mapping[str, list[tuple[str, str]]]
 
 
@@ -55,7 +57,7 @@ def suite(url: str, revision: str, folder: Path) -> Checks:
     found = {}
     for checks in folder.glob("server-*/checks.json"):
         name = checks.parent.name.removeprefix("server-")
-        scenario = name[: name.rindex("-20")]  # what follows is the time
+        scenario = TIME.sub("", name)
         found[scenario] = [(check["id"], check["status"]) for check in json.loads(checks.read_text())]
     assert found, done.stdout + done.stderr
     return found

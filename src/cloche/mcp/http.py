@@ -24,7 +24,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from .sessions import IDLE_S, MOST_SESSIONS
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-FAREWELL_S = 2
+FAREWELL_S = 1
 MOST_PORT = 65_535
 
 
