@@ -44,11 +44,16 @@ class McpCommand:
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
+_PLAIN = McpCommand()
+
+
 def serve(command: McpCommand) -> int:
     """Serve, and return the exit code: 0 when the client has left."""
     require_extra()
     from .server import create_server
 
+    if not command.over_http:
+        _check_stdio(command)
     tokens = read_tokens(command.token_file) if command.over_http else ()
     server = create_server(
         approve=approver_of(command), patience_s=command.patience_s, roots=command.roots,
@@ -69,6 +74,14 @@ def serve(command: McpCommand) -> int:
     return _until_told(
         serve_http(app, host=command.host, port=command.port, path=command.path, has_tokens=bool(tokens))
     )
+
+
+def _check_stdio(command: McpCommand) -> None:
+    """Raise InvalidRequest for what only HTTP has: a token that guards nothing, say."""
+    for name in ("host", "port", "path", "token_file", "allowed_hosts", "allowed_origins"):
+        if getattr(command, name) != getattr(_PLAIN, name):
+            option = name.replace("_", "-").replace("allowed", "allow").removesuffix("s")
+            raise InvalidRequest(f"--{option} is for --http; add that, or leave it out")
 
 
 def approver_of(command: McpCommand) -> Approver | None:
