@@ -26,7 +26,9 @@ async def run_to_end(toolbox: Toolbox, name: str, arguments: Mapping[str, Any], 
     calling = asyncio.ensure_future(toolbox.call(name, arguments))
     try:
         while True:
-            await _report(context, min(time.monotonic() - begun, total or float("inf")), total)
+            seconds = time.monotonic() - begun
+            if total is None or seconds < total:  # a call that waits for its turn may take longer
+                await _report(context, seconds, total)
             done, _ = await asyncio.wait({calling}, timeout=TICK_S)
             if done:
                 return calling.result()
@@ -46,4 +48,6 @@ def _most_seconds(toolbox: Toolbox, arguments: Mapping[str, Any]) -> float | Non
 
 async def _report(context: Context[Any, Any], seconds: float, total: float | None) -> None:
     with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # nobody listens: the call goes on
-        await context.report_progress(seconds, total, f"running for {seconds:.0f} s" if seconds else "started")
+        await context.report_progress(
+            seconds, total, f"running for {seconds:.0f} s" if seconds >= TICK_S else "started"
+        )

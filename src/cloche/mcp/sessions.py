@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+import anyio
+
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
 
@@ -62,7 +64,7 @@ class Sessions:
             with suppress(asyncio.CancelledError):
                 await self._sweeping
         for handle in tuple(self._open):
-            await self.forget(handle)
+            await self._end(handle)
 
     async def open(self, owner: str | None, *, idles: bool = True) -> str:
         """Open a session for `owner` and return its handle, which cannot be guessed. Raises InvalidRequest.
@@ -115,10 +117,18 @@ class Sessions:
         return session
 
     async def forget(self, handle: str) -> None:
-        """End a session, if it is still there."""
+        """End a session, if it is still there; a call that is cancelled meanwhile does not keep it from ending."""
         session = self._open.pop(handle, None)
         if session is not None:
-            await session.stack.aclose()
+            with anyio.CancelScope(shield=True):
+                await session.stack.aclose()
+
+    async def _end(self, handle: str) -> None:
+        """End a session where nobody hears of it when that fails, and others have to end, too."""
+        try:
+            await self.forget(handle)
+        except Exception:
+            log.exception("a session could not be closed")
 
     async def _sweep(self) -> None:
         while True:
@@ -126,7 +136,4 @@ class Sessions:
             now = time.monotonic()
             for handle, session in tuple(self._open.items()):
                 if session.idles and not session.users and now - session.idle_since >= self._idle_s:
-                    try:
-                        await self.forget(handle)
-                    except Exception:
-                        log.exception("a session could not be closed")
+                    await self._end(handle)

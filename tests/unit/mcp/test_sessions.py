@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import pytest
 
 from cloche.agent.toolbox import Toolbox
@@ -77,6 +78,27 @@ def test_a_session_that_idles_is_closed() -> None:
         assert await _is_there(sessions, home)
 
     use(work, idle_s=0.05)
+
+
+def test_a_cancelled_call_closes_its_workspace() -> None:
+    """Cancellation, which the protocol package repeats until it is obeyed, does not cut the tidying up short."""
+    closed = []
+
+    class Slow(Toolbox):
+        async def __aexit__(self, *error: Any) -> None:
+            await asyncio.sleep(0.05)
+            await super().__aexit__(*error)
+            closed.append(self)
+
+    async def main() -> None:
+        async with Sessions(Slow, most=3, idle_s=60) as sessions:
+            with anyio.CancelScope() as scope:
+                async with sessions.passing("me"):
+                    scope.cancel()
+                    await asyncio.sleep(60)
+            assert len(closed) == 1
+
+    asyncio.run(main())
 
 
 async def _is_there(sessions: Sessions, handle: str) -> Any:
