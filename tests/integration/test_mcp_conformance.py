@@ -74,7 +74,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[tuple[
         "shipped": [*COMMAND, "--http", "--port", "0"],
     }
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        urls = {name: stack.enter_context(server_process(command, home))[1] for name, command in commands.items()}
+        started = pool.map(lambda command: stack.enter_context(server_process(command, home))[1], commands.values())
+        urls = dict(zip(commands, started, strict=True))
         running = {
             (name, revision): pool.submit(suite, url, revision, home / name / revision)
             for name, url in urls.items()
