@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,11 +66,23 @@ def hosted(request: pytest.FixtureRequest, over_http: Place) -> Callable[..., An
     return partial(over_http.client, request.param)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_client_runs_code_and_its_user_decides(place: Place, mode: str) -> None:
+def at_both(work: Callable[[str], Awaitable[None]]) -> None:
+    """Do something at both revisions, at the same time: most of it is waiting for processes."""
+
+    async def noted(mode: str) -> None:
+        try:
+            await work(mode)
+        except BaseException as error:
+            error.add_note(f"at revision {mode}")
+            raise
+
+    run(lambda: asyncio.gather(*map(noted, MODES)))
+
+
+def test_a_client_runs_code_and_its_user_decides(place: Place) -> None:
     """A HIGH call runs when its user approves, and not otherwise; the result is text, data and a figure."""
 
-    async def work() -> None:
+    async def work(mode: str) -> None:
         user = User(says=yes)
         async with place.client(mode, user) as client:
             ran = await client.call_tool("run_code", {"code": "print('out')\n6 * 7"})
@@ -91,53 +103,51 @@ def test_a_client_runs_code_and_its_user_decides(place: Place, mode: str) -> Non
                 assert denied.is_error
                 assert text_of(denied).startswith("ApprovalDenied: run_code was not approved by the user of 'mcp'")
 
-    run(work)
+    at_both(work)
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("mode", MODES)
-def test_a_critical_call_is_approved_and_confirmed_every_time(place: Place, mode: str, tmp_path: Path) -> None:
+def test_a_critical_call_is_approved_and_confirmed_every_time(place: Place, tmp_path: Path) -> None:
     """On the host nothing runs before both questions were answered with yes; no answer holds for the next call."""
 
-    async def work() -> None:
+    async def work(mode: str) -> None:
         user = User(says=yes)
         async with place.client(mode, user) as client:
-            call = {"command": f"echo once >> {tmp_path}/mark"}
+            call = {"command": f"echo once >> {tmp_path}/{mode}"}
             for count in (1, 2):
                 done = await client.call_tool("os_execute", call)
                 assert not done.is_error, text_of(done)
                 assert len(user.asked) == 2 * count
             assert user.asked[0].startswith("Approve os.execute (critical, on the host)")
             assert user.asked[1].startswith("Confirm once more")
-            assert (tmp_path / "mark").read_text() == "once\nonce\n"
+            assert (tmp_path / mode).read_text() == "once\nonce\n"
 
             user.says = accept(approve=True, remember=True)  # to the second question that is no answer
             assert (await client.call_tool("os_execute", call)).is_error
             user.says = no
             assert (await client.call_tool("os_execute", call)).is_error
-            assert (tmp_path / "mark").read_text() == "once\nonce\n"
+            assert (tmp_path / mode).read_text() == "once\nonce\n"
 
-    run(work)
+    at_both(work)
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("mode", MODES)
-def test_a_client_that_cannot_ask_is_refused(place: Place, mode: str, tmp_path: Path) -> None:
+def test_a_client_that_cannot_ask_is_refused(place: Place, tmp_path: Path) -> None:
     """Without elicitation neither HIGH nor CRITICAL runs, and the error says what is missing; LOW does."""
 
-    async def work() -> None:
+    async def work(mode: str) -> None:
         async with place.client(mode) as client:
-            calls = {"run_code": {"code": "print(1)"}, "os_execute": {"command": f"touch {tmp_path}/mark"}}
+            calls = {"run_code": {"code": "print(1)"}, "os_execute": {"command": f"touch {tmp_path}/{mode}"}}
             for name, arguments in calls.items():
                 with pytest.raises(MCPError, match="cannot ask its user") as caught:
                     await client.call_tool(name, arguments)
                 assert caught.value.error.code == MISSING_REQUIRED_CLIENT_CAPABILITY
-            assert not (tmp_path / "mark").exists()
+            assert not (tmp_path / mode).exists()
             session = (await client.call_tool("open_session", {})).structured_content or {}
             listed = await client.call_tool("list_files", {"session": session["session"]})
             assert text_of(listed) == "There are no files."
 
-    run(work)
+    at_both(work)
 
 
 def _seen(word: str) -> list[int]:
@@ -160,11 +170,10 @@ async def _until(there: Callable[[], Any], seconds: float = 20) -> Any:
     return found
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_cancelled_call_kills_its_code(place: Place, mode: str) -> None:
+def test_a_cancelled_call_kills_its_code(place: Place) -> None:
     """What a call runs, in a sandbox or on the host, is there while it runs and gone when the client gives it up."""
 
-    async def work() -> None:
+    async def work(mode: str) -> None:
         async with place.client(mode, User(says=yes)) as client:
             for tool in ("os_execute_sandboxed", "os_execute"):
                 word = f"4{time.monotonic_ns() % 10**9}.5"
@@ -176,7 +185,7 @@ def test_a_cancelled_call_kills_its_code(place: Place, mode: str) -> None:
             after = await client.call_tool("run_python_code", {"code": "print('still here')"})
             assert text_of(after) == "still here"
 
-    run(work)
+    at_both(work)
 
 
 @pytest.mark.once
@@ -409,20 +418,20 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("server", CONFIGURATIONS, ids=[f"client-{n}" for n in range(len(CONFIGURATIONS))])
-def test_the_configurations_in_the_document_work(server: dict[str, Any], over_http: Place, tmp_path: Path) -> None:
-    """What a client is told to start, or to connect to, is there and runs code."""
-    if "url" in server:
-        assert server["url"].endswith(over_http.url.rpartition("/")[2])
-        token = server["headers"]["Authorization"].removeprefix("Bearer ")
-        place = replace(over_http, token={"YOUR-TOKEN": TOKEN}[token])
-    else:
-        assert (server["command"], server["args"][0]) == ("cloche", "mcp")
-        place = Place(args=tuple(server["args"][1:]), home=tmp_path)
+def test_the_configurations_in_the_document_work(over_http: Place, tmp_path: Path) -> None:
+    """What clients are told to start, or to connect to, is there and runs code."""
 
-    async def work() -> None:
+    async def work(server: dict[str, Any]) -> None:
+        if "url" in server:
+            assert server["url"].endswith(over_http.url.rpartition("/")[2])
+            token = server["headers"]["Authorization"].removeprefix("Bearer ")
+            place = replace(over_http, token={"YOUR-TOKEN": TOKEN}[token])
+        else:
+            assert (server["command"], server["args"][0]) == ("cloche", "mcp")
+            place = Place(args=tuple(server["args"][1:]), home=tmp_path)
         user = None if "--approve" in place.args else User(says=yes)
         async with place.client("legacy", user) as client:
             assert text_of(await client.call_tool("run_code", {"code": "print(6 * 7)"})) == "42"
 
-    run(work)
+    assert len(CONFIGURATIONS) == 4
+    run(lambda: asyncio.gather(*map(work, CONFIGURATIONS)))
