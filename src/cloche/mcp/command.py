@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import stat
@@ -50,6 +51,8 @@ _PLAIN = McpCommand()
 def serve(command: McpCommand) -> int:
     """Serve, and return the exit code: 0 when the client has left."""
     require_extra()
+    # Before the protocol package does it, in colours and boxes. Nothing where the caller did.
+    logging.basicConfig(level=logging.WARNING, format="cloche: %(name)s: %(message)s")
     from .server import create_server
 
     if not command.over_http:
