@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from .approval import ON_HOST, ApprovalRequest
 
 MANY_LINES = 30  # from here on some of the code may have left the screen
@@ -13,15 +16,22 @@ _UNSEEN = frozenset(
 
 def rules_in_words(request: ApprovalRequest) -> str:
     """Say what will hold, and where nothing does, that."""
-    policy, limits = request.rules.get("policy"), request.rules.get("limits", {})
-    told = [f"network {policy['network']}"] if policy else []
+    policy, limits = _mapping(request.rules.get("policy")), _mapping(request.rules.get("limits"))
+    told = [f"network {policy['network']}"] if "network" in policy else []
+    for name, words in (("network_allow", "to"), ("packages", "packages"), ("best_effort", "not required:")):
+        if named := policy.get(name):
+            told.append(f"{words} {named if isinstance(named, str) else ', '.join(map(str, named))}")
     if request.rules.get("runs_on") == ON_HOST:
         told.append("no sandbox: all of the host's files and network")
-    if "timeout_s" in limits:
-        told.append(f"{limits['timeout_s']:g} s")
-    if "memory_bytes" in limits:
-        told.append(f"{limits['memory_bytes'] >> 20} MiB")
+    if isinstance(limits.get("timeout_s"), int | float):
+        told.append(f"at most {limits['timeout_s']:g} s")
+    if isinstance(limits.get("memory_bytes"), int):
+        told.append(f"{limits['memory_bytes'] >> 20} MiB of memory")
     return ", ".join(told)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def cautions(text: str) -> str:

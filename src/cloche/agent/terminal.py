@@ -7,11 +7,14 @@ import select
 import sys
 import termios
 import threading
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from .approval import ApprovalRequest, Decision, in_own_thread
 from .plainly import cautions, plain, rules_in_words
 from .risk import Risk
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 YES, ALWAYS = ("y", "yes"), ("a", "always")
 LOOK_S = 0.05
@@ -54,26 +57,35 @@ class AskTerminal:
 
     def _show(self, request: ApprovalRequest) -> None:
         from rich.console import Console
-        from rich.markup import escape
-        from rich.syntax import Syntax
 
         console = Console(file=self._output or sys.stderr, emoji=False)
         asks = "Confirm once more" if request.is_confirmation else "Approve"
-        where = escape(str(request.rules.get("runs_on")))
-        console.print(f"[bold]{asks} {escape(request.tool)}[/bold] ({request.risk}, on {where})?")
-        for name, value in request.arguments.items():
-            if name in ("code", "command"):
-                language = str(request.arguments.get("language", "bash" if name == "command" else "python"))
-                console.print(Syntax(plain(str(value)), language, word_wrap=True))
-                console.print(cautions(str(value)), style="bold", markup=False, end="")
-            else:
-                console.print(f"{name}: {plain(str(value))}", markup=False)
-        if rules := rules_in_words(request):
-            console.print(f"rules: {rules}", markup=False)
-        if request.changes:
-            console.print(Syntax(plain(request.changes), "diff", word_wrap=True))
+        where = plain(str(request.rules.get("runs_on")))
+        console.print(f"{asks} {plain(request.tool)} ({request.risk}, on {where})?", style="bold", markup=False)
+        show_request(request, console)
         remember = ", a: yes and remember" if request.risk is Risk.HIGH else ""
         console.print(f"[y: yes{remember}, anything else: no] ", end="", markup=False)
+
+
+def show_request(request: ApprovalRequest, console: Console) -> None:
+    """Print what is asked for, in colours where the console has them: the code, the rules, what changed.
+
+    Nothing of it is obeyed by a terminal; what cannot be seen is shown as an escape.
+    """
+    from rich.syntax import Syntax
+
+    for name, value in request.arguments.items():
+        if name in ("code", "command"):
+            language = str(request.arguments.get("language", "bash" if name == "command" else "python"))
+            console.print(Syntax(plain(str(value)), language, word_wrap=True))
+            console.print(cautions(str(value)), style="bold", markup=False, end="")
+        else:
+            console.print(f"{plain(name)}: {plain(str(value))}", markup=False, highlight=False)
+    if rules := rules_in_words(request):
+        console.print(f"rules: {plain(rules)}", markup=False, highlight=False)
+    if request.changes:
+        console.print("since the last call:", style="bold", markup=False)
+        console.print(Syntax(plain(request.changes), "diff", word_wrap=True))
 
 
 async def _line(answers: IO[str]) -> str:

@@ -59,7 +59,7 @@ def serve(command: McpCommand) -> int:
         _check_stdio(command)
     tokens = read_tokens(command.token_file) if command.over_http else ()
     server = create_server(
-        approve=approver_of(command), patience_s=command.patience_s, roots=command.roots,
+        approve=approver_of(command), patience_s=command.patience_s, roots=command.roots or None,
         tools=command.tools or None, tokens=tokens, is_single_client=not command.over_http, **command.options,
     )  # fmt: skip
     if not command.over_http:

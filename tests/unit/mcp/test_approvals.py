@@ -27,7 +27,7 @@ def test_the_whole_call_is_shown() -> None:
     """The code in a fence with its language, the other arguments, and the rules in words."""
     assert question(REQUEST) == (
         "Approve run_code (high, on local)?\n```python\nprint(1)\n```\nlanguage: python\ntimeout: 30\n"
-        "rules: network off, 30 s, 256 MiB"
+        "rules: network off, at most 30 s, 256 MiB of memory"
     )
 
 
