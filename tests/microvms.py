@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.microvm.build import build_image
-from cloche.backends.microvm.machine import FIRST_ID, IDS
+from cloche.backends.microvm.monitor import FIRST_ID, IDS
 from cloche.backends.microvm.packages import TOOLS
 from cloche.core.errors import StartFailed
 from tests.leftovers import is_of_this_suite
