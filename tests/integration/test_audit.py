@@ -18,13 +18,17 @@ import pytest
 import cloche
 from cloche.agent.approval import Decision, auto, callback
 from cloche.agent.autofix import AutoFix
+from cloche.agent.skill_run import run_skill
+from cloche.agent.skills import load_skill
 from cloche.agent.toolbox import Toolbox
 from cloche.cli import audit as verbs
 from cloche.core.errors import AuditFailed
 from cloche.runtime.audit import Audit, sha256_of
 from cloche.runtime.audit_artifacts import load
+from cloche.runtime.settings import Settings
 from tests.audits import cloche as call
 from tests.audits import lines_of, rewrite
+from tests.skills import write_skill
 
 pytestmark = pytest.mark.once
 
@@ -114,6 +118,20 @@ def test_a_fallback_is_an_event(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     event = events_in(folder)[0]
     assert (event["kind"], event["asked"], event["used"]) == ("fallback", "docker", "local")
     assert event["reason"]
+
+
+def test_a_skill_that_may_not_run_is_a_denial_and_one_that_may_is_a_run(folder: Path, tmp_path: Path) -> None:
+    """Its script is code as any other, and what it may not have is refused by the same rules."""
+    script = "print(1)\n"
+    good = write_skill(tmp_path, "good", manifest=None, go__py=script)
+    bad = write_skill(tmp_path, "bad", manifest="packages: [numpy]\n", go__py=script)
+    assert run_skill(load_skill(good, Settings()), "scripts/go.py", audit=folder).stdout == "1\n"
+    with pytest.raises(cloche.PolicyDenied):
+        run_skill(load_skill(bad, Settings()), "scripts/go.py", audit=folder)
+    start, execution, denial = events_in(folder)
+    assert (start["kind"], execution["kind"], denial["kind"]) == ("start", "execution", "denial")
+    assert start["code_sha256"] == sha256_of(script)
+    assert "packages" in denial["reason"]
 
 
 def test_approvals_and_denials_lead_to_executions(folder: Path) -> None:

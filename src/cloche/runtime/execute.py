@@ -135,11 +135,11 @@ async def arun(
     sink = make_sink(on_output, on_event)
     note_fallback(prepared.audit, prepared.notes)
     if fixer is None:
-        return await _run_once(prepared, job, sink=sink, out=out, spill=spill)
-    return await run_fixing(fixer, prepared, job, lambda one: _run_once(prepared, one, sink=sink, spill=spill), out)
+        return await run_once(prepared, job, sink=sink, out=out, spill=spill)
+    return await run_fixing(fixer, prepared, job, lambda one: run_once(prepared, one, sink=sink, spill=spill), out)
 
 
-async def _run_once(
+async def run_once(
     prepared: Prepared,
     job: Job,
     *,
