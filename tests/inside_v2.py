@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 GROUPS = "/sys/fs/cgroup"
 OWN, THEIRS = f"{GROUPS}/own", f"{GROUPS}/user"
@@ -48,6 +49,18 @@ def move(source: str, target: str) -> None:
             write(f"{target}/cgroup.procs", pid)
 
 
+def wait_for_the_last() -> list[str]:
+    """Return the groups that a caller which has ended leaves, once its helpers had the time to remove theirs."""
+    for _ in range(400):
+        left = [
+            f"{folder}/{name}" for folder, names, _ in os.walk(GROUPS) for name in names if name.startswith("cloche")
+        ]
+        if not left:
+            break
+        time.sleep(0.05)
+    return left
+
+
 def take_back() -> None:
     """Be in the group again that this began in, without others below it: whoever made that shall be able to end it."""
     for folder in (SESSION, THEIRS):
@@ -77,6 +90,7 @@ def main() -> None:
         words = ["/usr/bin/python3", *told["words"]]
         done = subprocess.run(words, env=env, cwd=told["kit"], preexec_fn=lambda: become(told["user"]), check=False)
     finally:
+        print(json.dumps({"left": wait_for_the_last()}), flush=True)
         take_back()
     sys.exit(done.returncode)
 

@@ -25,6 +25,7 @@ SHARED = ("/tmp", "/dev/shm")
 QUEUES = (("shm", "shmctl"), ("sem", "semctl"), ("msg", "msgctl"))
 
 told = json.loads(TOLD)  # noqa: F821 - from before this text
+assert os.readlink("/proc/self/ns/pid") != told["outside"], "everything that this may kill would be killed on the host"
 prelude = compile(told["prelude"], "prelude", "exec")
 home = os.path.expanduser("~")
 libc = ctypes.CDLL(None)
@@ -51,7 +52,7 @@ def perform(one: "dict[str, Any]", folder: str, ends: list[int]) -> None:
         sys.argv = ["main.py", one["argument"]]
         sys.modules["__main__"] = module = types.ModuleType("__main__")
         exec(prelude, module.__dict__)
-        exec(compile(one["code"], "main.py", "exec"), module.__dict__)
+        exec(compile(one["code"], "<attempt>", "exec"), module.__dict__)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1

@@ -9,7 +9,9 @@ guest has: so what got out, or broke, is believed only once it was played alone,
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,8 +74,9 @@ def build_script(
         }
         for attempt, token in zip(attempts, tokens, strict=True)
     ]
-    told = json.dumps({"word": word, "prelude": PRELUDE, "plays": plays, "waits": waits, "is_shown": is_shown})
-    return Script(attempts=attempts, code=f"TOLD = {told!r}\n{PLAYER}", word=word, tokens=tokens)
+    told = {"word": word, "prelude": PRELUDE, "plays": plays, "waits": waits, "is_shown": is_shown}
+    text = json.dumps({**told, "outside": os.readlink("/proc/self/ns/pid")})
+    return Script(attempts=attempts, code=f"TOLD = {text!r}\n{PLAYER}", word=word, tokens=tokens)
 
 
 def _code(code: str, language: str) -> str:
@@ -98,6 +101,11 @@ class Hearing:
             _, word, row = line.partition(self.script.word)
             if word:
                 self._take(json.loads(row))
+
+    def last_seen(self, result: cloche.Result) -> Seen:
+        """Return what was seen of the attempt with which the run ended: its end, and what nobody told of."""
+        own = "\n".join(line for line in result.stdout.splitlines() if self.script.word not in line)
+        return dataclasses.replace(as_seen(result, self.script.tokens[self.begun]), stdout=own)
 
     def _take(self, row: dict[str, Any]) -> None:
         self.begun = row.pop("begins", self.begun)
@@ -147,7 +155,7 @@ class Rounds:
             if hearing.is_over:
                 return result
             assert hearing.begun > hearing.ended, f"the player broke: {result.status} {result.stderr[-2000:]}"
-            on_seen(left[hearing.begun], as_seen(result, script.tokens[hearing.begun]))
+            on_seen(left[hearing.begun], hearing.last_seen(result))
             left = left[hearing.begun + 1 :]
 
     def prepare(self, attempts: Sequence[Attempt]) -> None:
@@ -155,7 +163,7 @@ class Rounds:
         seen: dict[str, Seen] = {}
         result = self.play(attempts, lambda attempt, one: seen.__setitem__(key_of(attempt), one), stays=True)
         for key, one in seen.items():
-            self.prepared[key] = Seen(**{name: getattr(one, name) for name in SEEN}, save=result.save)
+            self.prepared[key] = dataclasses.replace(one, save=result.save)
 
     def run(self, attempt: Attempt, *, code: str | None = None) -> Seen:
         """Return what was seen of a prepared attempt, or play it in a run of its own."""
@@ -196,6 +204,3 @@ class Rounds:
         """Return a path as it is from the workspace."""
         prepared = self.prepared.get(key_of(attempt))
         return path if prepared is None or path.startswith("/") else f"{prepared.token}/{path}"
-
-
-SEEN = ("stdout", "stderr", "exit_code", "status", "seconds", "token", "promises")
