@@ -12,9 +12,6 @@ REPORT := build/report
 INSTALLED_BY := pyproject.toml scripts/venv.sh $(wildcard requirements/*.txt)
 CHECKED := src tests scripts examples $(wildcard bench)
 
-# Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
-WITHOUT_ALARM := tests/unit/test_sync.py tests/integration/test_sessions.py tests/integration/test_crossings.py
-
 # Toolchains that only this checkout has come after the system's.
 export PATH := $(PATH):$(CURDIR)/.toolchains/bin
 
@@ -30,7 +27,7 @@ run: $(VENV)/.run ## install, then run an example: a CSV in, a table and a chart
 	@echo "The chart is $(REPORT)/sales.png"
 
 test: setup-system check ## everything but soak, as this user and, from root, as an ordinary one beside (at most 15 min)
-	scripts/test_both.sh
+	$(PYTHON_DEV) scripts/suites.py test
 
 check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass before its tests
 	$(VENV)/bin/ruff check $(CHECKED)
@@ -40,9 +37,7 @@ check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change mu
 	$(PYTHON_DEV) scripts/check_tree.py
 
 soak: setup-system $(VENV)/.dev ## hundreds of repetitions of what must never fail once (at most 30 min)
-	$(PYTHON_DEV) -m pytest -m soak --timeout 1800
-	timeout 600 $(PYTHON_DEV) -m pytest --timeout 0 $(WITHOUT_ALARM) -m "not soak"
-	scripts/test_as_user.sh soak
+	$(PYTHON_DEV) scripts/suites.py soak
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn
 	$(PYTHON_DEV) -m bench

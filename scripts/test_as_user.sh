@@ -12,12 +12,6 @@ if [[ ${1:-} == uid ]]; then
     echo "$uid"
     exit 0
 fi
-if [[ ${1:-} == soak ]]; then
-    tests=(tests/escape --timeout 1800 -m "soak and not once")
-else
-    tests=(tests/escape tests/integration tests/conformance -m "not soak and not once")
-fi
-
 if ((EUID != 0)); then
     echo "test_as_user: already an ordinary user (uid $EUID): the suite before this one was that run"
     exit 0
@@ -43,7 +37,34 @@ chmod -R go=rX "$work/venv" "$work/toolchains"
 chown -R "$uid:$uid" "$work/project" "$work/home" "$work/tmp"
 
 cd "$work/project"
-setpriv --reuid=$uid --regid=$uid --clear-groups --inh-caps=-all -- \
-    env --ignore-environment HOME="$work/home" TMPDIR="$work/tmp" LANG=C.UTF-8 ${CI:+CI="$CI"} \
-    PATH="$work/venv/bin:/usr/local/bin:/usr/bin:/bin:$work/toolchains/bin" \
-    "$work/venv/bin/python" -m pytest "${tests[@]}" </dev/null
+# Each run in a tree of processes of its own: what is left behind is looked for there (tests/leftovers.py).
+as_user() {
+    setpriv --reuid=$uid --regid=$uid --clear-groups --inh-caps=-all -- \
+        env --ignore-environment HOME="$work/home" TMPDIR="$work/tmp" LANG=C.UTF-8 ${CI:+CI="$CI"} \
+        ${TESTED_BESIDE_S:+TESTED_BESIDE_S="$TESTED_BESIDE_S"} \
+        PATH="$work/venv/bin:/usr/local/bin:/usr/bin:/bin:$work/toolchains/bin" \
+        "$work/venv/bin/python" scripts/adopt.py "$work/venv/bin/python" -m pytest -p no:cacheprovider "$@" </dev/null
+}
+
+if [[ ${1:-} == soak ]]; then
+    as_user tests/escape --timeout 1800 -m "soak and not once"
+    exit
+fi
+# With job control, each as a group of its own: a shell without it has its background ignore SIGINT, and tests send that.
+set -m
+as_user tests/escape -m "not soak and not once" >"$work/escape.log" 2>&1 &
+escape=$!
+as_user tests/integration tests/conformance -m "not soak and not once" &
+rest=$!
+stop() {
+    kill "-$1" -- "-$escape" "-$rest" 2>/dev/null || true
+    wait || true
+    exit 130
+}
+trap 'stop INT' INT
+trap 'stop TERM' TERM
+code=0
+wait "$rest" || code=$?
+wait "$escape" || code=$?
+cat "$work/escape.log"
+exit "$code"

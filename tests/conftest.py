@@ -13,8 +13,21 @@ from tests.leftovers import Snapshot, wait_for_leftovers
 IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
 
 
+# Who has one of these needs containers, or virtual machines.
+ENGINES = {
+    "docker_daemon": "container",
+    "gvisor_daemon": "container",
+    "runsc_alone": "container",
+    "microvm_image": "machine",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the other user's run is for; `make test` runs both, so nothing is lost by it."""
+    """Mark what needs an engine, and leave out what the other user's run is for: `make test` runs both."""
+    for item in items:
+        for name in ENGINES.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(ENGINES[name])
     other = "user" if os.geteuid() == 0 else "root"
     left_out = [item for item in items if item.get_closest_marker(other)]
     if left_out:

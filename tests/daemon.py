@@ -51,6 +51,7 @@ class Daemon:
             f"--host={self.url}",
             f"--data-root={folder}/data",
             f"--exec-root={folder}/run",
+            f"--cgroup-parent={_group_of(folder)}",
         ]
         words += [f"--pidfile={folder}/pid", "--shutdown-timeout=2", *_OFF, *options]
         self._words = ["dockerd", *words]
@@ -119,8 +120,13 @@ class Daemon:
         self._process.wait()
 
 
-def _control_groups() -> set[str]:
-    return {folder for folder, _, _ in os.walk("/sys/fs/cgroup") if os.path.basename(folder) == "docker"}
+def _group_of(folder: Path) -> str:
+    """Name the control group below which a daemon puts its containers: other daemons have theirs."""
+    return f"/{folder.name}"
+
+
+def _control_groups(name: str) -> list[str]:
+    return [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if os.path.basename(folder) == name]
 
 
 @contextlib.contextmanager
@@ -134,7 +140,6 @@ def open_daemon(runsc: str = "", options: Sequence[str] = ()) -> Iterator[Daemon
     lacks += ["the Python library docker"] if importlib.util.find_spec("docker") is None else []
     if lacks:
         pytest.skip(f"missing: {', '.join(lacks)} (make setup-system)")
-    groups = _control_groups()
     folder = Path(tempfile.mkdtemp(prefix="docker-", dir="/var/tmp"))
     daemon = Daemon(folder, shutil.which(runsc) or "" if runsc else "", options)
     try:
@@ -142,7 +147,7 @@ def open_daemon(runsc: str = "", options: Sequence[str] = ()) -> Iterator[Daemon
         yield daemon
     finally:
         daemon.stop()
-        for group in sorted(_control_groups() - groups):
+        for group in _control_groups(folder.name):
             for inner, _, _ in os.walk(group, topdown=False):
                 with contextlib.suppress(OSError):
                     os.rmdir(inner)

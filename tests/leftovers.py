@@ -4,9 +4,11 @@ A process is ours when its chain of parents leads to this one, or to an orphan t
 did and bears our mark: a cgroup or working directory with our name, new namespaces, or the command line of
 a helper. A machine may be shared, so what has a living parent elsewhere never counts, and what vanishes while
 we wait was not left. Names of folders carry the number of the process that made them, for the same reason. What is
-another ordinary user's does not count either: `make test` runs as root and as one of them at the same time.
+another ordinary user's does not count either: `make test` runs as root and as one of them at the same time. Nor do
+orphans that went to another adopter: `make soak` runs suites of one user beside each other, each below one of its own.
 """
 
+import functools
 import os
 import re
 import subprocess
@@ -19,8 +21,9 @@ from cloche.backends.local.warm import close_pools
 
 MARK = "cloche"
 DIRECTORY_PREFIX = "cloche-"
-# The user beside whose tests root's run, see scripts/test_both.sh.
+# The user beside whose tests root's run, and how long suites of root's own may leave something: see scripts/suites.py.
 BESIDE = os.environ.get("TESTED_BESIDE", "")
+BESIDE_S = float(os.environ.get("TESTED_BESIDE_S", "0"))
 MADE_BY = re.compile(DIRECTORY_PREFIX + r"(?:[a-z]+-)?(\d+)-")
 
 
@@ -87,8 +90,9 @@ def _processes() -> frozenset[Process]:
     return frozenset(process for process in read if process)
 
 
-def _adopter() -> int:
-    """Measure who adopts orphans here: pid 1, or a service manager that asked for them."""
+@functools.cache
+def adopter() -> int:
+    """Measure who adopts orphans here: pid 1, or who asked for them: a service manager, or scripts/adopt.py."""
     child = subprocess.run(
         ["sh", "-c", "sleep 5 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
     ).stdout
@@ -96,6 +100,14 @@ def _adopter() -> int:
     assert orphan is not None
     os.kill(orphan.pid, 9)
     return orphan.parent
+
+
+def is_of_this_suite(pid: int) -> bool:
+    """Say whether a process lives below who adopts our orphans: other suites that run now may have another."""
+    while pid not in (0, adopter()):
+        process = Process.read(pid)
+        pid = process.parent if process else 0
+    return pid != 0
 
 
 def _mounts() -> frozenset[str]:
@@ -139,7 +151,7 @@ class Snapshot:
         close_pools()
         processes = _processes()
         namespaces = frozenset(_proc_link(process.pid, "ns/mnt") for process in processes)
-        return cls(_adopter(), processes, namespaces, _mounts(), _cgroups(), _temporary_directories())
+        return cls(adopter(), processes, namespaces, _mounts(), _cgroups(), _temporary_directories())
 
     def leftovers(self) -> list[str]:
         """Return one line for everything of ours that is there now and was not then."""
@@ -181,8 +193,13 @@ class Snapshot:
 
 def wait_for_leftovers(before: Snapshot, *, patience_s: float) -> list[str]:
     """Return what stays for the whole of our patience: dying takes a moment, and others come and go."""
+    return what_stays(before, for_s=max(patience_s, BESIDE_S))
+
+
+def what_stays(before: Snapshot, *, for_s: float) -> list[str]:
+    """Return what stays for so long, of which some may be another suite's."""
     close_pools()
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + for_s
     left = before.leftovers()
     while left and time.monotonic() < deadline:
         time.sleep(0.1)

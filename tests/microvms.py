@@ -15,6 +15,7 @@ from cloche.backends.microvm.image import DISK
 from cloche.backends.microvm.machine import FIRST_ID, IDS
 from cloche.backends.microvm.packages import TOOLS
 from cloche.core.errors import StartFailed
+from tests.leftovers import is_of_this_suite
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -39,7 +40,7 @@ def build_once(cache: Path) -> Path:
 
 
 def monitors() -> set[int]:
-    """Return the numbers of the monitors that run and are this user's: root's have an id that nobody has."""
+    """Return the numbers of this suite's monitors that are this user's: root's have an id that nobody has."""
     ours = range(FIRST_ID, FIRST_ID + IDS) if os.geteuid() == 0 else (os.geteuid(),)
     found = set()
     for entry in os.listdir("/proc"):
@@ -48,7 +49,8 @@ def monitors() -> set[int]:
             is_ours = _uid(entry) in ours if words[:1] else False
         except OSError:
             continue
-        if is_ours and words[0].endswith(b"qemu-system-x86_64") and b"cloche" in words:
+        is_monitor = is_ours and words[0].endswith(b"qemu-system-x86_64") and b"cloche" in words
+        if is_monitor and is_of_this_suite(int(entry)):
             found.add(int(entry))
     return found
 

@@ -1,4 +1,4 @@
-"""A pseudo-terminal with `cloche session` in it: what a person types, and what a person sees."""
+"""A pseudo-terminal with `cloche session`, or another verb, in it: what a person types, and what a person sees."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ READLINE = re.compile(rb"\x1b\[(?:\?2004[hl]|[0-9;]*[A-HJKPm@])|\x07")
 class Terminal:
     """Type into a real pseudo-terminal, and read what a person would see."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, verb: str = "session") -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            os.execv(COMMAND[0], [*COMMAND, *words])
+            os.execv(COMMAND[0], [*COMMAND[:-1], verb, *words])
         os.set_inheritable(self._fd, False)  # else the next one would keep it open
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("4H", 50, 200, 0, 0))
         self.raw = b""

@@ -122,10 +122,18 @@ def posix_mq():
 
 def locks():
     """Lock files that everybody sees: a flock on one, a record lock on another."""
-    flocked, recorded = WANTED["locked"]
-    KEPT.append(os.open(flocked, os.O_RDONLY))
-    fcntl.flock(KEPT[-1], fcntl.LOCK_EX)
-    HELD["flocked"] = flocked
+    *candidates, recorded = WANTED["locked"]
+    for path in candidates:
+        KEPT.append(os.open(path, os.O_RDONLY))
+        try:
+            fcntl.flock(KEPT[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(KEPT.pop())
+            continue
+        HELD["flocked"] = path
+        break
+    else:
+        raise OSError(f"each of {candidates} is locked by another")
     KEPT.append(os.open(recorded, os.O_RDONLY))
     fcntl.lockf(KEPT[-1], fcntl.LOCK_SH)
     HELD["recorded"] = recorded

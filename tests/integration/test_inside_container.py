@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from tests.daemon import Daemon
 from tests.inside import lay_out, run_inside
 
 pytestmark = pytest.mark.root
-USERS = pytest.mark.parametrize("user", ["0:0", "61234:61234"], ids=["root", "user"])
+# Whom nobody else on the machine is: what a user may start at most counts all that they have, in a container or not.
+ORDINARY = f"{61_300 + os.getpid() % 3_000}:61234"
+USERS = pytest.mark.parametrize("user", ["0:0", ORDINARY], ids=["root", "user"])
 # What `cloche doctor` says to do, in docker's words.
 REMEDY = ("--security-opt=seccomp=unconfined", "--security-opt=systempaths=unconfined")
 RUN = """
@@ -107,9 +110,9 @@ def test_files_and_sessions_work_there(docker: Daemon, project: Path, user: str)
     ("user", "tests"),
     [
         pytest.param("0:0", "test_network.py", id="root-network"),
-        pytest.param("61234:61234", "test_files_reading.py", id="user-reading"),
+        pytest.param(ORDINARY, "test_files_reading.py", id="user-reading"),
         pytest.param("0:0", "", id="root", marks=pytest.mark.soak),
-        pytest.param("61234:61234", "", id="user", marks=pytest.mark.soak),
+        pytest.param(ORDINARY, "", id="user", marks=pytest.mark.soak),
     ],
 )
 def test_escape_attempts_are_held_there(docker: Daemon, project: Path, user: str, tests: str) -> None:

@@ -18,7 +18,7 @@ from cloche.backends.host import measure_host
 from cloche.backends.runsc import RunscBackend
 from cloche.core.levels import Level
 from cloche.runtime.factory import capabilities_of
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.leftovers import Snapshot, wait_for_leftovers, what_stays
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "gvisor_alone")
 KERNEL = "print(open('/proc/version').read())"
@@ -177,12 +177,8 @@ def keepers_of(caller: int) -> list[int]:
     return found
 
 
-@pytest.mark.root
-@pytest.mark.parametrize(
-    "words", [["gc"], pytest.param(["run", "-c", "print(1)", "--backend", "gvisor"], marks=pytest.mark.soak)]
-)
-def test_what_nobody_could_remove_goes_later(words: list[str]) -> None:
-    """Of a caller and a keeper killed together, empty control groups stay, until `gc` or the next start of gVisor."""
+def left_by_a_killed_caller() -> tuple[int, Snapshot, list[str]]:
+    """Kill a caller and its keeper together; return its number, what was there before, and what has stayed."""
     before = Snapshot.take()
     caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)
     assert caller.stdout is not None
@@ -193,15 +189,29 @@ def test_what_nobody_could_remove_goes_later(words: list[str]) -> None:
     caller.kill()
     caller.wait()
     caller.stdout.close()
-    left = wait_for_leftovers(before, patience_s=2)
-    assert [line for line in left if not line.startswith("cgroup: ")] == []
-    assert all(f"/cloche-{caller.pid}-" in line for line in left)
-    if measure_host().cgroup_version:
-        assert left
-    done = subprocess.run([sys.executable, "-m", "cloche", *words], capture_output=True, text=True, check=True)
-    if words == ["gc"] and left:
-        assert f"gvisor: removed control group cloche-{caller.pid}-" in done.stdout
-    assert not wait_for_leftovers(before, patience_s=10)
+    return caller.pid, before, what_stays(before, for_s=2)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "words", [["gc"], pytest.param(["run", "-c", "print(1)", "--backend", "gvisor"], marks=pytest.mark.soak)]
+)
+def test_what_nobody_could_remove_goes_later(words: list[str]) -> None:
+    """Of a caller and a keeper killed together, empty control groups stay, until `gc` or the next start of gVisor.
+
+    Somebody else on the machine may start it first, hardly ever thrice in turn.
+    """
+    has_groups = bool(measure_host().cgroup_version)
+    for _ in range(3):
+        caller, before, left = left_by_a_killed_caller()
+        assert [line for line in left if not line.startswith("cgroup: ")] == []
+        assert all(f"/cloche-{caller}-" in line for line in left)
+        done = subprocess.run([sys.executable, "-m", "cloche", *words], capture_output=True, text=True, check=True)
+        assert not wait_for_leftovers(before, patience_s=10)
+        is_seen = f"gvisor: removed control group cloche-{caller}-" in done.stdout if words == ["gc"] else left
+        if is_seen or not has_groups:
+            return
+    pytest.fail("nothing stayed that could go")
 
 
 def test_what_stops_in_the_middle_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -235,6 +235,7 @@ def test_without_a_daemon_auto_is_local(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.root
+@pytest.mark.container
 def test_a_daemon_that_has_gone_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was there a moment ago counts as little as one that never was."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

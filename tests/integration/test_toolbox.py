@@ -358,3 +358,18 @@ def test_a_toolbox_is_open_once() -> None:
                 await tools.__aenter__()
 
     asyncio.run(main())
+
+
+def test_the_configuration_names_the_hosts_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a toolbox names none; one that is not there is an error that says who named it."""
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv("CLOCHE_ROOT_MEMORY", str(tmp_path / "memory"))
+    note = {"path": "/memory/a", "content": "kept"}
+    assert not ask("write_file", note).is_error
+    assert (tmp_path / "memory/a").read_text() == "kept"
+    assert "no folder here; the operator configures one" in ask("write_file", note, roots={}).text
+    monkeypatch.setenv("CLOCHE_ROOT_CONFIGS", str(tmp_path / "missing"))
+    with pytest.raises(
+        cloche.InvalidRequest, match=r"roots\.configs \(environment CLOCHE_ROOT_CONFIGS\) is '.*missing'"
+    ):
+        Toolbox()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.leftovers import Snapshot, is_of_this_suite, wait_for_leftovers
 from tests.soak.killed_caller import WAYS
 
 KILLS, LATEST_S, AT_ONCE = 200, 0.15, 4
@@ -22,12 +22,13 @@ pytestmark = pytest.mark.soak
 
 
 def _namespaces() -> frozenset[str]:
-    """Return every namespace that some live process is in."""
+    """Return every namespace that some live process is in, of those that could be this suite's."""
     found = set()
     for name in os.listdir("/proc"):
         folder = Path("/proc", name, "ns")
         try:
-            found |= {os.readlink(link) for link in folder.iterdir()} if name.isdigit() else set()
+            is_ours = name.isdigit() and is_of_this_suite(int(name))
+            found |= {os.readlink(link) for link in folder.iterdir()} if is_ours else set()
         except OSError:
             continue  # it ended while we looked, or is another user's
     return frozenset(found)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import DIRECTORY_PREFIX, Snapshot, wait_for_leftovers
+from tests.leftovers import DIRECTORY_PREFIX, Snapshot, wait_for_leftovers, what_stays
 
 NOBODY_HERE = 61235
 # A child that leaves a grandchild behind: an orphan, in a folder of its own choice.
@@ -67,7 +67,7 @@ def test_what_another_living_process_made_is_its_own() -> None:
         try:
             assert f"directory: {folder}" not in before.leftovers()
             os.kill(maker, signal.SIGKILL)
-            assert f"directory: {folder}" in wait_for_leftovers(before, patience_s=0.5)
+            assert f"directory: {folder}" in what_stays(before, for_s=0.5)
         finally:
             folder.rmdir()
 

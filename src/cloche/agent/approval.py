@@ -39,8 +39,8 @@ log = logging.getLogger("cloche.agent")
 class ApprovalRequest:
     """Ask for one call of a tool. `arguments` are the model's; `rules` say what will hold, as plain data.
 
-    `changes` is a unified diff against what this tool was asked to do last, empty the first time. With
-    `is_confirmation` the same call was approved a moment ago and is asked for again.
+    `changes` is a unified diff of arguments and rules against what this tool was asked to do last, empty the first
+    time. With `is_confirmation` the same call was approved a moment ago and is asked for again.
     """
 
     tool: str
@@ -181,7 +181,7 @@ class Gate:
             raise InvalidRequest(f"approve: {approver!r} cannot be asked; give auto(...) or callback(...), say")
         self._approver, self._patience_s, self._on_event = approver, check_patience(patience_s), on_event
         self._remembered: dict[str, Decision] = {}
-        self._last: dict[str, str] = {}
+        self._last: dict[str, ApprovalRequest] = {}
 
     async def pass_through(self, request: ApprovalRequest) -> Decision | None:
         """Return the decision that lets a call through, None where none is needed. Raises ApprovalDenied."""
@@ -223,14 +223,34 @@ class Gate:
         return await self._approver(request)
 
     def _changes(self, request: ApprovalRequest) -> str:
-        now = "\n".join(f"{name}: {value}" for name, value in request.arguments.items())
-        before, self._last[request.tool] = self._last.get(request.tool, ""), now
-        if not before or before == now:
-            return ""
-        old, new = before.splitlines(), now.splitlines()
-        if max(len(old), len(new)) > MOST_COMPARED_LINES:
-            return f"(more than {MOST_COMPARED_LINES} lines: not compared)"
-        return "\n".join(difflib.unified_diff(old, new, "before", "now", lineterm=""))
+        before, self._last[request.tool] = self._last.get(request.tool), request
+        return changes_between(before, request)
+
+
+def changes_between(before: ApprovalRequest | None, now: ApprovalRequest) -> str:
+    """Return a unified diff of two calls' arguments and rules, empty where nothing changed or nothing was before."""
+    if before is None:
+        return ""
+    old, new = _lines_of(before), _lines_of(now)
+    if old == new:
+        return ""
+    if max(len(old), len(new)) > MOST_COMPARED_LINES:
+        return f"(more than {MOST_COMPARED_LINES} lines: not compared)"
+    return "\n".join(difflib.unified_diff(old, new, "before", "now", lineterm=""))
+
+
+def _lines_of(request: ApprovalRequest) -> list[str]:
+    """Return a call as lines of text, what is asked for before what will hold."""
+    told = [f"{name}: {value}" for name, value in request.arguments.items()]
+    for name, rule in request.rules.items():
+        parts = {f"{name}.{key}": value for key, value in rule.items()} if isinstance(rule, Mapping) else {name: rule}
+        told += [f"{key}: {_plain_value(value)}" for key, value in parts.items()]
+    return [line for text in told for line in text.splitlines()]
+
+
+def _plain_value(value: object) -> str:
+    """Return a rule's value as it is after a way through JSON, too."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _decided(asking: asyncio.Future[object]) -> Decision:

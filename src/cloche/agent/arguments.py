@@ -24,10 +24,10 @@ def read_arguments(tool: Tool, arguments: object) -> dict[str, Any]:
 
 
 def _read(tool: Tool, name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    if name not in arguments:
-        if "default" not in schema:
-            raise InvalidRequest(f"{tool.name}: the argument {name!r} is missing")
+    if "default" in schema and arguments.get(name) is None:  # null: what a strict schema has instead of leaving it out
         return schema["default"]
+    if name not in arguments:
+        raise InvalidRequest(f"{tool.name}: the argument {name!r} is missing")
     value, kinds = arguments[name], _KINDS[schema["type"]]
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise InvalidRequest(f"{tool.name}: {name} must be of type {schema['type']}, not {type(value).__name__}")

@@ -1,39 +1,76 @@
-"""The tools as model providers and agent frameworks want to be told of them."""
+"""The tools as model providers want to be told of them, as they want to be answered, and as plain functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
-from typing import Any
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Literal, Protocol
 
-from cloche.core.errors import BackendUnavailable, InvalidRequest
-
+from .catalog import Tool
 from .toolbox import Answer, Toolbox
 from .wording import clip, sendable
 
-
-def openai_tools(toolbox: Toolbox) -> list[dict[str, Any]]:
-    """Return the tools for `tools=` of OpenAI's chat completions."""
-    return [
-        {"type": "function", "function": {"name": t.wire_name, "description": t.description, "parameters": t.schema}}
-        for t in toolbox.tools
-    ]
+Tools = Toolbox | Iterable[Tool]
+ToolFunction = Callable[..., Awaitable[str]]
+# What OpenAI's strict mode takes of a property's schema, besides `type`, which may then be null.
+_STRICT_KEYS = ("description", "enum", "minimum", "exclusiveMinimum")
+_TYPES: Mapping[str, type] = {"string": str, "number": float, "integer": int}
 
 
-def anthropic_tools(toolbox: Toolbox) -> list[dict[str, Any]]:
+class Dumps(Protocol):
+    """Be an object of a provider's own package, which can become plain data."""
+
+    def model_dump(self) -> Mapping[str, Any]:
+        """Return it as plain data."""
+        ...
+
+
+def openai_tools(tools: Tools, *, is_strict: bool = False) -> list[dict[str, Any]]:
+    """Return the tools for `tools=` of OpenAI's chat completions.
+
+    With `is_strict` the provider holds the model to the schema: every argument is then required, and null where the
+    default is meant.
+    """
+    return [{"type": "function", "function": _openai_function(tool, is_strict=is_strict)} for tool in _each(tools)]
+
+
+def openai_response_tools(tools: Tools, *, is_strict: bool = False) -> list[dict[str, Any]]:
+    """Return the tools for `tools=` of OpenAI's responses."""
+    return [{"type": "function", **_openai_function(tool, is_strict=is_strict)} for tool in _each(tools)]
+
+
+def anthropic_tools(tools: Tools) -> list[dict[str, Any]]:
     """Return the tools for `tools=` of Anthropic's messages."""
-    return [{"name": t.wire_name, "description": t.description, "input_schema": t.schema} for t in toolbox.tools]
+    return [{"name": t.wire_name, "description": t.description, "input_schema": t.schema} for t in _each(tools)]
 
 
-async def answer_openai(toolbox: Toolbox, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer one entry of an assistant message's `tool_calls` (as a dict), with the message that follows it."""
+async def answer_openai(toolbox: Toolbox, call: Mapping[str, Any] | Dumps) -> dict[str, Any]:
+    """Answer one entry of an assistant message's `tool_calls`, with the message that follows it.
+
+    Such a message holds text alone, which says so where there were figures.
+    """
+    call = _plain(call)
     function = call["function"]
     answer = await _call_with_json(toolbox, function["name"], function["arguments"])
-    return {"role": "tool", "tool_call_id": call["id"], "content": answer.text}
+    return {"role": "tool", "tool_call_id": call["id"], "content": _told(answer)}
 
 
-async def answer_anthropic(toolbox: Toolbox, block: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer one `tool_use` block (as a dict), with the `tool_result` block; figures are images in it."""
+async def answer_openai_response(toolbox: Toolbox, call: Mapping[str, Any] | Dumps) -> dict[str, Any]:
+    """Answer one `function_call` of a response's output, with the item that follows it; figures are images in it."""
+    call = _plain(call)
+    answer = await _call_with_json(toolbox, call["name"], call["arguments"])
+    output: str | list[dict[str, Any]] = answer.text
+    if answer.images:
+        urls = [f"data:{image.mime};base64,{image.base64}" for image in answer.images]
+        images = [{"type": "input_image", "image_url": url, "detail": "auto"} for url in urls]
+        output = [{"type": "input_text", "text": answer.text}, *images]
+    return {"type": "function_call_output", "call_id": call["call_id"], "output": output}
+
+
+async def answer_anthropic(toolbox: Toolbox, block: Mapping[str, Any] | Dumps) -> dict[str, Any]:
+    """Answer one `tool_use` block, with the `tool_result` block; figures are images in it."""
+    block = _plain(block)
     answer = await toolbox.call(block["name"], block["input"])
     content: list[dict[str, Any]] = [{"type": "text", "text": answer.text}]
     for image in answer.images:
@@ -42,10 +79,54 @@ async def answer_anthropic(toolbox: Toolbox, block: Mapping[str, Any]) -> dict[s
     return {"type": "tool_result", "tool_use_id": block["id"], "content": content, "is_error": answer.is_error}
 
 
+def plain_functions(toolbox: Toolbox) -> dict[str, ToolFunction]:
+    """Return every tool as an async function of its arguments, by the name that providers allow.
+
+    Each has a signature with types, and a docstring with its arguments, for frameworks that read them. It returns what
+    a model is told, errors too; it never raises for what a model did.
+    """
+    return {tool.wire_name: _function(toolbox, tool) for tool in toolbox.tools}
+
+
+def _each(tools: Tools) -> Iterable[Tool]:
+    return tools.tools if isinstance(tools, Toolbox) else tools
+
+
+def _openai_function(tool: Tool, *, is_strict: bool) -> dict[str, Any]:
+    described = {"name": tool.wire_name, "description": tool.description}
+    if not is_strict:
+        return {**described, "parameters": tool.schema}
+    return {**described, "parameters": _strict(tool), "strict": True}
+
+
+def _strict(tool: Tool) -> dict[str, Any]:
+    """Return a tool's schema with every argument required; null stands for the default."""
+    schema = tool.schema
+    for name, about in schema["properties"].items():
+        kept = {key: about[key] for key in _STRICT_KEYS if key in about}
+        if "default" in about:
+            kept["type"] = [about["type"], "null"]
+            kept["description"] = f"{about.get('description', '')} Null: {about['default']}.".strip()
+            if "enum" in about:
+                kept["enum"] = [*about["enum"], None]
+        else:
+            kept["type"] = about["type"]
+        schema["properties"][name] = kept
+    return {**schema, "required": list(schema["properties"])}
+
+
+def _plain(call: Mapping[str, Any] | Dumps) -> Mapping[str, Any]:
+    return call if isinstance(call, Mapping) else call.model_dump()
+
+
+def _told(answer: Answer) -> str:
+    if not answer.images:
+        return answer.text
+    return f"{answer.text}\n[Figures that cannot be shown here: {len(answer.images)}. Print their data instead.]"
+
+
 async def _call_with_json(toolbox: Toolbox, name: str, arguments: str | Mapping[str, Any]) -> Answer:
     """Call a tool with arguments as JSON text, which a model may have got wrong; some servers send an object."""
-    import json
-
     if isinstance(arguments, Mapping):
         return await toolbox.call(name, arguments)
     try:
@@ -56,36 +137,30 @@ async def _call_with_json(toolbox: Toolbox, name: str, arguments: str | Mapping[
     return await toolbox.call(name, read)
 
 
-def langchain_tool(toolbox: Toolbox, name: str = "run_code") -> Any:  # noqa: ANN401 - of a package that may be missing
-    """Return a `StructuredTool` for LangChain, by default `run_code`.
+def _function(toolbox: Toolbox, tool: Tool) -> ToolFunction:
+    parameters = [_parameter(name, about) for name, about in tool.properties.items()]
+    signature = inspect.Signature(parameters, return_annotation=str)
 
-    Raises BackendUnavailable without the package `langchain-core`, InvalidRequest for a tool that is not here.
-    """
-    try:
-        structured_tool = import_module("langchain_core.tools").StructuredTool
-    except ImportError as error:
-        raise BackendUnavailable(
-            "LangChain's tools need the package langchain-core.", remedy='Install it with "pip install cloche[agents]".'
-        ) from error
-    tool = next((one for one in toolbox.tools if name in (one.name, one.wire_name)), None)
-    if tool is None:
-        raise InvalidRequest(
-            f"there is no tool {name!r} here; there is: {', '.join(one.name for one in toolbox.tools)}"
-        )
+    async def call(*args: Any, **named: Any) -> str:  # noqa: ANN401 - checked by the tool
+        try:
+            bound = signature.bind_partial(*args, **named)
+        except TypeError as error:
+            return sendable(clip(f"InvalidRequest: {tool.name}: {error}"))
+        return (await toolbox.call(tool.name, bound.arguments)).text
 
-    async def call(**arguments: Any) -> tuple[str, Answer]:  # noqa: ANN401 - checked by the tool
-        answer = await toolbox.call(tool.name, arguments)
-        return answer.text, answer
+    call.__name__ = call.__qualname__ = tool.wire_name
+    call.__doc__ = _docstring(tool)
+    call.__signature__ = signature  # type: ignore[attr-defined]  # what inspect looks for
+    call.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": str}
+    return call
 
-    def call_and_wait(**arguments: Any) -> tuple[str, Answer]:  # noqa: ANN401 - checked by the tool
-        answer = toolbox.call_and_wait(tool.name, arguments)
-        return answer.text, answer
 
-    return structured_tool(
-        name=tool.wire_name,
-        description=tool.description,
-        args_schema=tool.schema,
-        func=call_and_wait,
-        coroutine=call,
-        response_format="content_and_artifact",
-    )
+def _parameter(name: str, about: Mapping[str, Any]) -> inspect.Parameter:
+    kind: Any = Literal[tuple(about["enum"])] if "enum" in about else _TYPES[about["type"]]
+    default = about.get("default", inspect.Parameter.empty)
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind, default=default)
+
+
+def _docstring(tool: Tool) -> str:
+    arguments = "\n".join(f"    {name}: {about['description']}" for name, about in tool.properties.items())
+    return f"{tool.description}\n\nArgs:\n{arguments}\n"

@@ -1,12 +1,14 @@
 """Approvals that wait in a file, for a human somewhere else: another process lists them and decides.
 
 One SQLite file. What is asked outlives the process that asks, and so does what was decided; a request that nobody
-waits for any more is closed by its deadline, as a no.
+waits for any more is closed by its deadline, as a no. What has ended stays for a month, a thousand of them at most: so
+that one can look back, and see what changed since last time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import logging
 import os
@@ -14,17 +16,18 @@ import secrets
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
 
-from .approval import PATIENCE_S, ApprovalRequest, Decision, check_patience
+from .approval import PATIENCE_S, ApprovalRequest, Decision, changes_between, check_patience
 from .risk import Risk
 
 LOOK_S, MOST_LOOK_S = 0.05, 0.5
+KEPT_S, MOST_KEPT = 30 * 86_400.0, 1_000  # of what has ended
 log = logging.getLogger("cloche.agent")
 _TABLE = """
 CREATE TABLE IF NOT EXISTS approvals (
@@ -34,27 +37,54 @@ CREATE TABLE IF NOT EXISTS approvals (
     request TEXT NOT NULL,
     decision TEXT
 )"""
+_LAST_OF_TOOL = """
+WHERE id = (
+    SELECT MAX(id) FROM approvals
+    WHERE CASE WHEN json_valid(request) THEN json_extract(request, '$.tool') END = ?
+)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """Hold one request that waits: its number, and when it was asked and when it ends (seconds since 1970)."""
+class Entry:
+    """Hold one request of the queue: its number, when it was asked and when it ends (seconds since 1970), and what was
+    decided; None where nothing was.
+    """
 
     number: int
     asked_at: float
     expires_at: float
     request: ApprovalRequest
+    decision: Decision | None = None
+
+    @property
+    def state(self) -> str:
+        """Return `waiting`, `approved`, `denied`, or `expired`, which is a no."""
+        if self.decision is not None:
+            return "approved" if self.decision.is_approved is True else "denied"
+        return "waiting" if time.time() < self.expires_at else "expired"
+
+
+def default_path() -> str:
+    """Return the file that is meant where none is named: CLOCHE_APPROVALS, else one in the user's state folder."""
+    if named := os.environ.get("CLOCHE_APPROVALS"):
+        return os.path.abspath(named)
+    from platformdirs import user_state_path
+
+    return os.fspath(user_state_path("cloche") / "approvals.db")
 
 
 class ApprovalQueue:
-    """Keep approvals in a file; pass it as `approve=`. `patience_s` is how long each one waits.
+    """Keep approvals in a file, by default the user's own; pass it as `approve=`. `patience_s` is how long each waits.
 
-    Who may write to the file may decide: it is made for its owner alone, and one that everybody may write to is
-    refused. Raises InvalidRequest for that, and for a file that is no such queue.
+    Who may write to the file may decide: it is made for its owner alone, and one that everybody may write to, or
+    replace, is refused; in one of another user's nothing is asked. Raises InvalidRequest for that, and for a file that
+    is no such queue.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, patience_s: float = PATIENCE_S):
-        self._path, self._patience_s = os.path.abspath(path), check_patience(patience_s)
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, patience_s: float = PATIENCE_S):
+        self._path, self._patience_s = os.path.abspath(path or default_path()), check_patience(patience_s)
+        if path is None:
+            _make_folder(os.path.dirname(self._path))
         _make_private(self._path)
         try:
             with self._database() as database:
@@ -77,19 +107,36 @@ class ApprovalQueue:
             raise
         return decision
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[Entry]:
         """Return what waits for a decision, the oldest first."""
-        query = "SELECT id, asked_at, expires_at, request FROM approvals WHERE decision IS NULL AND expires_at > ?"
+        return self._entries("WHERE decision IS NULL AND expires_at > ?", time.time())
+
+    def entries(self) -> list[Entry]:
+        """Return what waits and what has ended, the oldest first."""
+        return self._entries("")
+
+    def entry(self, number: int) -> Entry:
+        """Return one by its number. Raises InvalidRequest when there is none (any more)."""
+        found = self._entries("WHERE id = ?", number)
+        if not found:
+            raise InvalidRequest(f"there is no approval {number} in {self._path}; `cloche approvals list` shows them")
+        return found[0]
+
+    def _entries(self, which: str, *values: object) -> list[Entry]:
+        query = f"SELECT id, asked_at, expires_at, request, decision FROM approvals {which} ORDER BY id"  # noqa: S608
         with self._database() as database:
-            rows = database.execute(f"{query} ORDER BY id", (time.time(),)).fetchall()
+            rows = database.execute(query, values).fetchall()
         found = []
-        for number, asked, expires, text in rows:
+        for number, asked, expires, text, decided in rows:
             try:
-                request = _read_request(text)
+                entry = Entry(
+                    number=number, asked_at=float(asked), expires_at=float(expires), request=_read_request(text),
+                    decision=_read_decision(decided),
+                )  # fmt: skip
             except (ValueError, TypeError, KeyError) as error:  # one that cannot be read shall hide no other
                 log.warning("approval %s in %s cannot be read: %s", number, self._path, error)
                 continue
-            found.append(Waiting(number=number, asked_at=asked, expires_at=expires, request=request))
+            found.append(entry)
         return found
 
     def decide(self, number: int, decision: Decision) -> None:
@@ -103,13 +150,28 @@ class ApprovalQueue:
                 raise InvalidRequest(f"no approval {number} waits; it was decided about, or its time is over")
 
     def _ask(self, request: ApprovalRequest) -> int:
-        now = time.time()
+        now, owner = time.time(), os.stat(self._path).st_uid
+        if owner not in (0, os.geteuid()):
+            raise InvalidRequest(f"{self._path} belongs to user {owner}, who could approve; name a queue of your own")
+        request = replace(request, changes=request.changes or self._changes(request))
         with self._database() as database:
+            database.execute(
+                "DELETE FROM approvals WHERE expires_at < ? AND (asked_at < ? OR id <= ("
+                "SELECT id FROM approvals ORDER BY id DESC LIMIT 1 OFFSET ?))",
+                (now, now - KEPT_S, MOST_KEPT),
+            )
             done = database.execute(
                 "INSERT INTO approvals (asked_at, expires_at, request) VALUES (?, ?, ?)",
-                (now, now + self._patience_s, json.dumps(_told(request), default=str)),
+                (now, now + self._patience_s, _as_text(request)),
             )
             return int(done.lastrowid or 0)
+
+    def _changes(self, request: ApprovalRequest) -> str:
+        """Compare with what this tool was asked to do last, by whichever process."""
+        if request.is_confirmation:
+            return ""
+        last = self._entries(_LAST_OF_TOOL, request.tool)
+        return changes_between(last[0].request, _read_request(_as_text(request))) if last else ""
 
     def _decision(self, number: int) -> Decision | None:
         with self._database() as database:
@@ -117,7 +179,7 @@ class ApprovalQueue:
                 "SELECT decision, expires_at FROM approvals WHERE id = ?", (number,)
             ).fetchone()
         if text is not None:
-            return Decision(**json.loads(text))
+            return _read_decision(text)
         if time.time() >= expires_at:
             return Decision(is_approved=False, by="time-out", reason=f"no answer within {self._patience_s:g} s")
         return None
@@ -125,13 +187,23 @@ class ApprovalQueue:
     def _close(self, number: int) -> None:
         """Let nobody decide about what nobody waits for."""
         with self._database() as database:
-            database.execute("UPDATE approvals SET expires_at = 0 WHERE id = ? AND decision IS NULL", (number,))
+            database.execute(
+                "UPDATE approvals SET expires_at = MIN(expires_at, ?) WHERE id = ? AND decision IS NULL",
+                (time.time(), number),
+            )
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
         """Hold a connection for one transaction: threads share none."""
         with closing(sqlite3.connect(self._path, timeout=10)) as database, database:
             yield database
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"the folder {folder} cannot be made: {error.strerror}; name a file elsewhere") from error
 
 
 def _make_private(path: str) -> None:
@@ -150,8 +222,24 @@ def _make_private(path: str) -> None:
         raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: {error.strerror}") from error
     if not stat.S_ISREG(facts.st_mode):
         raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: it is no file")
+    folder = os.stat(os.path.dirname(path))
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        raise InvalidRequest(f"{path}: everybody may put another file in its place, and approve; chmod o-w its folder")
     if facts.st_mode & stat.S_IWOTH:
         raise InvalidRequest(f"{path} may be written to by everybody, who could approve then; chmod o-w it")
+
+
+def _as_text(request: ApprovalRequest) -> str:
+    return json.dumps(_worded(_told(request)), default=str)
+
+
+def _worded(value: Any) -> Any:  # noqa: ANN401 - plain data
+    """Return plain data with words instead of numbers for what has names."""
+    if isinstance(value, Mapping):
+        return {str(name): _worded(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_worded(one) for one in value]
+    return str(value) if isinstance(value, enum.Enum) else value
 
 
 def _told(request: ApprovalRequest) -> dict[str, Any]:
@@ -163,7 +251,21 @@ def _told(request: ApprovalRequest) -> dict[str, Any]:
 
 def _read_request(text: str) -> ApprovalRequest:
     told = json.loads(text)
-    return ApprovalRequest(**{**told, "risk": Risk(told["risk"])})
+    request = ApprovalRequest(**{**told, "risk": Risk(told["risk"])})
+    kinds = {"tool": str, "arguments": dict, "rules": dict, "changes": str, "is_confirmation": bool}
+    for name, kind in kinds.items():
+        if not isinstance(getattr(request, name), kind):
+            raise TypeError(f"{name} is no {kind.__name__}")
+    return request
+
+
+def _read_decision(text: str | None) -> Decision | None:
+    if text is None:
+        return None
+    told: Any = json.loads(text)
+    if not isinstance(told, dict) or any(not isinstance(told.get(name, ""), str) for name in ("by", "reason")):
+        raise TypeError("by and reason are text")
+    return Decision(**told)
 
 
 def _as_dict(decision: Decision) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
+from typing import Self
 
 from cloche.core.errors import (
     InvalidRequest,
@@ -21,6 +22,7 @@ from cloche.core.errors import (
     SandboxFileRefused,
     SandboxFileTooLarge,
 )
+from cloche.runtime.settings import Settings
 
 MOUNTS = ("/memory", "/configs")
 MOST_LISTED = 10_000
@@ -42,6 +44,17 @@ class Roots:
             if not os.path.isdir(folder):
                 raise InvalidRequest(f"roots: {name} is to be {os.fspath(folder)!r}, which is no folder; make it first")
         self._folders = {name: os.path.realpath(folder) for name, folder in folders.items()}
+
+    @classmethod
+    def configured(cls, settings: Settings) -> Self:
+        """Return the folders that the configuration names. Raises InvalidRequest, with who named it, for one that is
+        not there.
+        """
+        for root, folder in settings.roots.items():
+            if not os.path.isdir(folder):
+                by = settings.origins[f"roots.{root}"]
+                raise InvalidRequest(f"roots.{root} ({by}) is {folder!r}, which is no folder; make it, or write none")
+        return cls({f"/{root}": folder for root, folder in settings.roots.items()})
 
     @staticmethod
     def has(path: str) -> bool:
@@ -110,7 +123,7 @@ class Roots:
     def _descend(self, path: str, mount: str, names: list[str], *, make: bool) -> int:
         """Return a descriptor of the folder that `names` lead to."""
         if mount not in self._folders:
-            raise SandboxFileNotFound(f"{mount} has no folder here; the operator gives one with roots=", path=path)
+            raise SandboxFileNotFound(f"{mount} has no folder here; the operator configures one", path=path)
         try:
             fd = os.open(self._folders[mount], _FOLDER)
         except OSError:

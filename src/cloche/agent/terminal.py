@@ -7,18 +7,17 @@ import select
 import sys
 import termios
 import threading
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from .approval import ON_HOST, ApprovalRequest, Decision, in_own_thread
+from .approval import ApprovalRequest, Decision, in_own_thread
+from .plainly import cautions, plain, rules_in_words
 from .risk import Risk
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 YES, ALWAYS = ("y", "yes"), ("a", "always")
 LOOK_S = 0.05
-MANY_LINES = 30  # from here on some of the code may have left the screen
-# Printable by the letter of Unicode, and yet not to be seen: fillers, a blank Braille cell, variation selectors.
-_UNSEEN = frozenset(
-    map(chr, (0x034F, 0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
-)
 
 
 class AskTerminal:
@@ -58,26 +57,35 @@ class AskTerminal:
 
     def _show(self, request: ApprovalRequest) -> None:
         from rich.console import Console
-        from rich.markup import escape
-        from rich.syntax import Syntax
 
         console = Console(file=self._output or sys.stderr, emoji=False)
         asks = "Confirm once more" if request.is_confirmation else "Approve"
-        where = escape(str(request.rules.get("runs_on")))
-        console.print(f"[bold]{asks} {escape(request.tool)}[/bold] ({request.risk}, on {where})?")
-        for name, value in request.arguments.items():
-            if name in ("code", "command"):
-                language = str(request.arguments.get("language", "bash" if name == "command" else "python"))
-                console.print(Syntax(_plain(str(value)), language, word_wrap=True))
-                console.print(_cautions(str(value)), style="bold", markup=False, end="")
-            else:
-                console.print(f"{name}: {_plain(str(value))}", markup=False)
-        if rules := _rules(request):
-            console.print(f"rules: {rules}", markup=False)
-        if request.changes:
-            console.print(Syntax(_plain(request.changes), "diff", word_wrap=True))
+        where = plain(str(request.rules.get("runs_on")))
+        console.print(f"{asks} {plain(request.tool)} ({request.risk}, on {where})?", style="bold", markup=False)
+        show_request(request, console)
         remember = ", a: yes and remember" if request.risk is Risk.HIGH else ""
         console.print(f"[y: yes{remember}, anything else: no] ", end="", markup=False)
+
+
+def show_request(request: ApprovalRequest, console: Console) -> None:
+    """Print what is asked for, in colours where the console has them: the code, the rules, what changed.
+
+    Nothing of it is obeyed by a terminal; what cannot be seen is shown as an escape.
+    """
+    from rich.syntax import Syntax
+
+    for name, value in request.arguments.items():
+        if name in ("code", "command"):
+            language = str(request.arguments.get("language", "bash" if name == "command" else "python"))
+            console.print(Syntax(plain(str(value)), language, word_wrap=True))
+            console.print(cautions(str(value)), style="bold", markup=False, end="")
+        else:
+            console.print(f"{plain(name)}: {plain(str(value))}", markup=False, highlight=False)
+    if rules := rules_in_words(request):
+        console.print(f"rules: {plain(rules)}", markup=False, highlight=False)
+    if request.changes:
+        console.print("since the last call:", style="bold", markup=False)
+        console.print(Syntax(plain(request.changes), "diff", word_wrap=True))
 
 
 async def _line(answers: IO[str]) -> str:
@@ -89,42 +97,3 @@ async def _line(answers: IO[str]) -> str:
     while not ready.poll(0):  # noqa: ASYNC110 - a thread that waits could not be cancelled
         await asyncio.sleep(LOOK_S)
     return answers.readline()
-
-
-def _rules(request: ApprovalRequest) -> str:
-    """Say what will hold, and where nothing does, that."""
-    policy, limits = request.rules.get("policy"), request.rules.get("limits", {})
-    told = [f"network {policy['network']}"] if policy else []
-    if request.rules.get("runs_on") == ON_HOST:
-        told.append("no sandbox: all of the host's files and network")
-    if "timeout_s" in limits:
-        told.append(f"{limits['timeout_s']:g} s")
-    if "memory_bytes" in limits:
-        told.append(f"{limits['memory_bytes'] >> 20} MiB")
-    return ", ".join(told)
-
-
-def _cautions(text: str) -> str:
-    """Say what one could overlook, a line each: code that is longer than a screen, characters that are not seen."""
-    told = ""
-    lines = text.count("\n") + 1
-    if lines > MANY_LINES:
-        told += f"{lines} lines, {len(text)} characters: scroll up for all of it\n"
-    hidden = sorted({char for char in text if not _is_seen(char)})
-    if hidden:
-        named = ", ".join(f"U+{ord(char):04X}" for char in hidden[:10])
-        told += f"careful: what cannot be seen is shown as an escape above: {named}\n"
-    return told
-
-
-def _is_seen(char: str) -> bool:
-    return char in "\n\t" or (char.isprintable() and char not in _UNSEEN)
-
-
-def _plain(text: str) -> str:
-    """Return text without what a terminal would obey: what is approved must be what is seen."""
-    return "".join(char if _is_seen(char) else _escape(ord(char)) for char in text)
-
-
-def _escape(number: int) -> str:
-    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"

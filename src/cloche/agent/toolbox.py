@@ -67,7 +67,8 @@ class Toolbox:
     """Call the tools of a tier.
 
     `approve` decides about HIGH and CRITICAL calls, and is waited for `patience_s` seconds; without it they are denied.
-    `roots` maps `/memory` and `/configs` to host folders that the file tools may use. `on_event` hears of approvals.
+    `roots` maps `/memory` and `/configs` to host folders that the file tools may use, instead of those that are
+    configured. `on_event` hears of approvals.
     Raises InvalidRequest for settings that do not fit, as `AsyncSandbox` does.
     """
 
@@ -83,7 +84,7 @@ class Toolbox:
         self.tier = _tier_of(options)
         self.tools = tools_of(self.tier)
         self._gate = Gate(approve, patience_s=patience_s, on_event=on_event)
-        self._roots = Roots(roots or {})
+        self._roots = Roots.configured(_settings_of(options)) if roots is None else Roots(roots)
         self._sandbox = AsyncSandbox(**_with_tier(options, self.tier))
         if self._sandbox.policy.languages == DEFAULT_LANGUAGES:  # nobody chose: `code.execute` brings its own
             options["languages"] = (*DEFAULT_LANGUAGES, "csharp")

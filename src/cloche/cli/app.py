@@ -9,6 +9,7 @@ import typer
 
 from cloche import __version__
 
+from .agent_verbs import approvals, tools
 from .exits import guarded
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ images = typer.Typer(help="Build what backends run in.", no_args_is_help=True, r
 app.add_typer(sandbox, name="sandbox")
 app.add_typer(config, name="config")
 app.add_typer(images, name="images")
+app.add_typer(tools, name="tools")
+app.add_typer(approvals, name="approvals")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile = Annotated[str | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")]

@@ -142,10 +142,8 @@ def _tell(fd: int, pipe: int, value: Any) -> None:
     if value is None and "matplotlib.pyplot" not in sys.modules:
         return
     if telling is None:
-        import marshal
-
         telling = type(sys)("interpreter.telling")
-        exec(marshal.loads(archive.codes[telling.__name__]), telling.__dict__)
+        exec(archive.code(telling.__name__), telling.__dict__)
     telling.tell(fd, pipe, value, archive)
 
 

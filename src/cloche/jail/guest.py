@@ -219,8 +219,8 @@ def load_notify() -> Any:  # noqa: ANN401 - a module
 
 def forget_helper(interpreter: Any) -> list[Any]:  # noqa: ANN401 - a module
     """Let the interpreter find no module of ours any more; return them to be kept, for letting them go takes time."""
-    interpreter.archive = next((finder for finder in sys.meta_path if hasattr(finder, "codes")), None)
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "codes")]  # our archive's mark
+    interpreter.archive = next((finder for finder in sys.meta_path if hasattr(finder, "places")), None)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "places")]  # our archive's mark
     ours = [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]
     return [sys.modules.pop(name) for name in ours]
 

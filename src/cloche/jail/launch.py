@@ -3,8 +3,11 @@
 from __future__ import annotations
 import __future__
 
+import errno
+import fcntl
 import functools
 import hashlib
+import itertools
 import marshal
 import os
 import socket
@@ -13,9 +16,11 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .cgroups import Cgroup
+from .syscalls import run_beside
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The top-level packages a helper may import, and nothing else of Cloche's.
@@ -27,6 +32,7 @@ NOT_FOR_HELPERS = (
 )  # fmt: skip
 _TAG = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing all of ast
+_ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
 # Modules come out of an archive of compiled code: no search, no file, and it works behind a changed root as well.
 # Those that every helper needs are made at once, in this order: the import system would take a millisecond for them.
@@ -38,13 +44,22 @@ _BOOT = """\
 import marshal, posix, sys
 from _frozen_importlib import ModuleSpec
 class Archive:
-    codes = marshal.loads(posix.read({archive}, {size}))
+    places, data = marshal.loads(posix.pread({archive}, {head}, 0)), None
+    def code(name):
+        start, end = Archive.places[name]
+        if Archive.data is None: return marshal.loads(posix.pread({archive}, end - start, start))
+        return marshal.loads(Archive.data[start:end])
     def find_spec(name, path=None, target=None):
-        if name in Archive.codes: return ModuleSpec(name, Archive, origin="cloche", is_package="." not in name)
+        if name in Archive.places: return ModuleSpec(name, Archive, origin="cloche", is_package="." not in name)
     def create_module(spec): return None
-    def exec_module(module): exec(marshal.loads(Archive.codes[module.__name__]), module.__dict__)
-posix.close({archive})
+    def exec_module(module): exec(Archive.code(module.__name__), module.__dict__)
 sys.meta_path.insert(0, Archive)
+"""
+# Those that every helper needs are read, which leaves no copy; all others stay in the file's own memory.
+_MAP_ARCHIVE = """
+import jail.syscalls
+Archive.data = jail.syscalls.map_file({archive}, {size})
+posix.close({archive})
 """
 _MAKE_MODULES = """
 for name in {modules}:
@@ -148,37 +163,76 @@ def _compile(path: str) -> types.CodeType:
     return code
 
 
-def _archive_fd(*, is_probe: bool = False) -> int:
-    """Return an inheritable memory file with the archive, at its start."""
-    fd = os.memfd_create("cloche", 0)
+@dataclass(frozen=True, slots=True)
+class _Shelf:
+    """Hold a memory file that nobody can change any more: where each module's code lies in it, then all code."""
+
+    fd: int
+    inode: int
+    head: int  # bytes
+    size: int  # bytes
+
+    def is_there(self) -> bool:
+        """Tell whether the descriptor is still ours: a caller may have closed what it did not open."""
+        try:
+            found = os.fstat(self.fd)
+        except OSError:
+            return False
+        return found.st_ino == self.inode and found.st_size == self.size
+
+    def boot(self) -> str:
+        return _BOOT.format(archive=self.fd, head=self.head)
+
+    def map(self) -> str:
+        return _MAP_ARCHIVE.format(archive=self.fd, size=self.size)
+
+
+_shelves: dict[bool, _Shelf] = {}
+
+
+def _shelf(*, is_probe: bool = False) -> _Shelf:
+    """Return what every helper (or the probe) of this process reads its modules from. Raises OSError."""
+    found = _shelves.get(is_probe)
+    if found is None or not found.is_there():
+        found = _shelves[is_probe] = _fill_shelf(marshal.loads(_archive(is_probe)))
+    return found
+
+
+def _fill_shelf(codes: Mapping[str, bytes]) -> _Shelf:
+    """Return a sealed memory file with the archive."""
+    head = 0
+    while head != (head := len(_places(codes, head))):  # numbers as long as they are at the end
+        pass
+    content = b"".join((_places(codes, head), *codes.values()))
+    fd = os.memfd_create("cloche", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.write(fd, _archive(is_probe))
-        os.lseek(fd, 0, os.SEEK_SET)
+        if os.write(fd, content) != len(content):
+            raise OSError(errno.ENOSPC, "no room for the modules of a helper")
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _ALL_SEALS)
+        return _Shelf(fd, os.fstat(fd).st_ino, head, len(content))
     except BaseException:
         os.close(fd)
         raise
-    return fd
 
 
-def _boot(archive: int, *, is_probe: bool = False) -> str:
-    return _BOOT.format(archive=archive, size=len(_archive(is_probe)))
+def _places(codes: Mapping[str, bytes], start: int) -> bytes:
+    """Return where each module's code starts and ends, all of it lying behind `start`."""
+    ends = list(itertools.accumulate(map(len, codes.values()), initial=start))
+    return marshal.dumps(dict(zip(codes, itertools.pairwise(ends), strict=True)))
 
 
 def run_probe_process(executable: str, timeout_s: float) -> bytes:
     """Run the probe process and return what it printed. Raises OSError when it cannot run or fails."""
-    archive = _archive_fd(is_probe=True)
-    try:
-        done = subprocess.run(
-            [executable, "-I", "-S", "-c", _boot(archive, is_probe=True) + _BOOT_PROBE],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=EMPTY_ENVIRONMENT,
-            pass_fds=(archive,),
-            timeout=timeout_s,
-            check=False,
-        )
-    finally:
-        os.close(archive)
+    shelf = _shelf(is_probe=True)
+    done = subprocess.run(
+        [executable, "-I", "-S", "-c", shelf.boot() + shelf.map() + _BOOT_PROBE],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=EMPTY_ENVIRONMENT,
+        pass_fds=(shelf.fd,),
+        timeout=timeout_s,
+        check=False,
+    )
     if done.returncode != 0 or not done.stdout:
         raise OSError(0, f"the probe process failed: {done.stderr.decode('utf-8', 'replace').strip()[-400:]}")
     return done.stdout
@@ -209,10 +263,10 @@ def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[byt
 def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start an interpreter with the modules of a helper; `words` gives its last words, told its end of the socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    archive = -1
     try:
-        archive = _archive_fd()
-        boot = _boot(archive) + _MAKE_MODULES.format(modules=HELPER_MODULES) + words(theirs.fileno())
+        shelf = _shelf()
+        made = _MAKE_MODULES.format(modules=HELPER_MODULES) + shelf.map()
+        boot = shelf.boot() + made + words(theirs.fileno())
         process = subprocess.Popen(
             [executable, "-I", "-S", "-c", boot],
             stdin=subprocess.DEVNULL,
@@ -220,7 +274,7 @@ def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Pop
             stderr=subprocess.DEVNULL,
             env=EMPTY_ENVIRONMENT,
             cwd="/",
-            pass_fds=(theirs.fileno(), archive),
+            pass_fds=(theirs.fileno(), shelf.fd),
             start_new_session=True,
         )
     except BaseException:
@@ -228,8 +282,7 @@ def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Pop
         raise
     finally:
         theirs.close()
-        if archive >= 0:
-            os.close(archive)
+    run_beside(process.pid)
     return process, ours
 
 

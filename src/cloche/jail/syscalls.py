@@ -18,24 +18,25 @@ if TYPE_CHECKING:
 # Numbers by machine: x86-64 is tested; aarch64 follows the kernel's generic table and is untested.
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
-        "write": 1, "close": 3, "ioctl": 16, "dup3": 292, "socket": 41, "sendmsg": 46, "recvmsg": 47, "bind": 49,
-        "socketpair": 53, "clone": 56, "wait4": 61, "chdir": 80, "fchmod": 91, "umask": 95, "setsid": 112,
+        "write": 1, "close": 3, "mmap": 9, "ioctl": 16, "dup3": 292, "socket": 41, "sendmsg": 46, "recvmsg": 47,
+        "bind": 49, "socketpair": 53, "clone": 56, "wait4": 61, "chdir": 80, "fchmod": 91, "umask": 95, "setsid": 112,
         "setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126, "pivot_root": 155, "prctl": 157,
         "mount": 165, "umount2": 166, "sethostname": 170, "sched_setaffinity": 203, "openat": 257, "mkdirat": 258,
         "mknodat": 259, "unlinkat": 263, "symlinkat": 266, "ppoll": 271, "unshare": 272, "timerfd_create": 283,
-        "timerfd_settime": 286, "prlimit64": 302, "setns": 308, "seccomp": 317, "open_tree": 428,
+        "timerfd_settime": 286, "prlimit64": 302, "setns": 308, "getcpu": 309, "seccomp": 317, "open_tree": 428,
         "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435, "close_range": 436,
         "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
     },
     "aarch64": {
-        "write": 64, "close": 57, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212, "bind": 200,
-        "socketpair": 199, "clone": 220, "wait4": 260, "chdir": 49, "fchmod": 52, "umask": 166, "setsid": 157,
-        "setgroups": 159, "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41, "prctl": 167, "mount": 40,
-        "umount2": 39, "sethostname": 161, "sched_setaffinity": 122, "openat": 56, "mkdirat": 34, "mknodat": 33,
-        "unlinkat": 35, "symlinkat": 36, "ppoll": 73, "timerfd_create": 85, "timerfd_settime": 86, "unshare": 97,
-        "prlimit64": 261, "setns": 268, "seccomp": 277, "open_tree": 428, "move_mount": 429, "fsopen": 430,
-        "fsconfig": 431, "fsmount": 432, "clone3": 435, "close_range": 436,
-        "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
+        "write": 64, "close": 57, "mmap": 222, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212,
+        "bind": 200, "socketpair": 199, "clone": 220, "wait4": 260, "chdir": 49, "fchmod": 52, "umask": 166,
+        "setsid": 157, "setgroups": 159, "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41,
+        "prctl": 167, "mount": 40, "umount2": 39, "sethostname": 161, "sched_setaffinity": 122, "openat": 56,
+        "mkdirat": 34, "mknodat": 33, "unlinkat": 35, "symlinkat": 36, "ppoll": 73, "timerfd_create": 85,
+        "timerfd_settime": 86, "unshare": 97, "prlimit64": 261, "getcpu": 168, "setns": 268, "seccomp": 277,
+        "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
+        "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
+        "landlock_restrict_self": 446,
     },
 }  # fmt: skip
 
@@ -73,6 +74,8 @@ AF_UNIX, SOCK_SEQPACKET, SOCK_DGRAM = 1, 5, 2
 MSG_NOSIGNAL, MSG_CMSG_CLOEXEC = 0x4000, 0x40000000
 POLLIN = 1
 WNOHANG = 1
+MOST_PROCESSORS = 4  # among which a blind choice of another one is a good one
+PROT_READ, MAP_PRIVATE = 1, 2
 # Of `struct cmsghdr`: its size, and level and type (SOL_SOCKET, SCM_RIGHTS); of `struct msghdr`, one field's place.
 _CMSG_HEADER, _SCM_RIGHTS, _CONTROL_LENGTH_AT = 16, bytes((1, 0, 0, 0, 1, 0, 0, 0)), 40
 
@@ -162,6 +165,33 @@ def _birth(flags: int, group_fd: int) -> bytes:
     for at, value in ((0, flags | CLONE_INTO_CGROUP), (32, SIGCHLD), (80, group_fd)):
         arguments[at : at + 8] = value.to_bytes(8, "little")
     return bytes(arguments)
+
+
+def run_beside(pid: int) -> None:
+    """Move a child that has just been made to another processor than ours; it may run wherever it might before.
+
+    The kernel often leaves it on its parent's, where it waits until the parent sleeps while the other one is idle. The
+    child must wait for a word of ours before it makes processes, which would inherit a mask that is half changed.
+    Where that cannot be had, or there are many processors to choose from, the choice is the kernel's.
+    """
+    here = fresh(4)
+    try:
+        allowed = posix.sched_getaffinity(pid)
+        if not 1 < len(allowed) <= MOST_PROCESSORS:
+            return
+        call("getcpu", here, None, None)
+        posix.sched_setaffinity(pid, allowed - {word(here, 0)})
+        posix.sched_setaffinity(pid, allowed)
+    except OSError:
+        return
+
+
+def map_file(fd: int, size: int) -> memoryview:
+    """Return the `size` bytes of a file that nobody can change, in memory that stays until the process ends."""
+    address = call("mmap", None, size, PROT_READ, MAP_PRIVATE, fd, 0)
+    letter = type("_Letter", (_ctypes._SimpleCData,), {"_type_": "c"})
+    letters: Any = type("_Letters", (_ctypes.Array,), {"_type_": letter, "_length_": size})
+    return memoryview(letters.from_address(address))
 
 
 def fresh(size: int) -> bytes:

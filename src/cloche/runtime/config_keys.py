@@ -9,6 +9,7 @@ they say the same thing.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ POLICY_WORDS = (
 )  # fmt: skip
 
 ANY_LANGUAGE = "*"
+# The agent's own folders, which the operator keeps on the host.
+ROOTS = ("memory", "configs")
 MAX_TEXT_CHARS = 4096
 
 _HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?")
@@ -176,6 +179,25 @@ def _read_images(value: object, *, name: str) -> Words:
     return words
 
 
+def _read_root(value: object, *, name: str, root: str) -> Words:
+    """Read the folder of the host behind `/memory` or `/configs`; `none` is no folder."""
+    text = _read_text(value, name=name)
+    folder = "" if text.lower() == "none" else os.path.expanduser(text)
+    if folder and (not os.path.isabs(folder) or "\0" in folder):
+        raise InvalidRequest(f"{name}: {text!r} is no absolute path; write one, such as ~/agent/{root}")
+    return {f"roots.{root}": os.path.normpath(folder) if folder else ""}
+
+
+def _read_roots(value: object, *, name: str) -> Words:
+    words: dict[str, Any] = {}
+    for key, folder in _entries(value, name=name):
+        root = key.removeprefix("/")
+        if root not in ROOTS:
+            raise InvalidRequest(f"{name}: unknown root {key!r}; known roots: {', '.join(ROOTS)}")
+        words.update(_read_root(folder, name=f"{name}.{key}", root=root))
+    return words
+
+
 def _read_prefer(value: object, *, name: str) -> Words:
     return {"prefer": _one_of(get_args(Prefer), value, name=name)}
 
@@ -265,6 +287,7 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "languages": _read_languages,
     "image": _read_image,
     "images": _read_images,
+    "roots": _read_roots,
     "screen": _read_screen,
     "warm": _read_warm,
     "preload": _read_preload,
@@ -303,6 +326,7 @@ VARIABLE_READERS: Mapping[str, Reader] = {
         )
     },
     **{f"CLOCHE_IMAGE_{lang.upper()}": partial(_read_image, language=lang) for lang in LANGUAGES},
+    **{f"CLOCHE_ROOT_{root.upper()}": partial(_read_root, root=root) for root in ROOTS},
 }  # fmt: skip
 
 

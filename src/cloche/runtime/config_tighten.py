@@ -15,7 +15,7 @@ from typing import Any
 from cloche.core.errors import InvalidRequest
 from cloche.core.presets import preset_named
 
-from .config_keys import LIMIT_FIELDS, Layer, Wish, shown_limit
+from .config_keys import LIMIT_FIELDS, ROOTS, Layer, Wish, shown_limit
 
 _FIELD_WORDS = {field: word for word, field in LIMIT_FIELDS.items()}
 _SCREENS = ("off", "warn", "block")
@@ -88,6 +88,8 @@ def effective_network(layer: Layer) -> str:
 def _loosens(word: str, wish: Wish, held: Layer) -> bool:
     if word.startswith("image."):
         return word not in held or held[word].value != wish.value
+    if word.startswith("roots."):
+        return bool(wish.value) and (word not in held or held[word].value != wish.value)
     if word == "backend":
         return _backend_loosens(wish.value, held)
     if word == "reach":
@@ -185,6 +187,7 @@ def _tightness(word: str, value: Any) -> float:  # noqa: ANN401  # as many types
         "warm": lambda is_warm: not is_warm,
         "prefer": lambda prefer: prefer == "strongest",
         "fallback": lambda fallback: fallback == "none",
+        **dict.fromkeys((f"roots.{root}" for root in ROOTS), lambda folder: not folder),
     }
     return tables[word](value) if word in tables else 0.0
 
@@ -204,6 +207,8 @@ def _refusal(word: str, wish: Wish, full: Layer) -> InvalidRequest:
 def _text(word: str, value: object) -> str:
     if word in LIMIT_FIELDS and isinstance(value, int | float):
         return shown_limit(word, value)
+    if isinstance(value, str):
+        return value or "none"
     return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value).lower()
 
 

@@ -16,7 +16,7 @@ from cloche.core.policy import Policy
 from cloche.core.tiers import TIERS
 
 from .config import settle
-from .config_keys import ANY_LANGUAGE, LIMIT_FIELDS, POLICY_WORDS, Layer, Prefer, Wish, shown_limit
+from .config_keys import ANY_LANGUAGE, LIMIT_FIELDS, POLICY_WORDS, ROOTS, Layer, Prefer, Wish, shown_limit
 from .config_sources import Places, fingerprint
 from .config_tighten import effective_network
 
@@ -27,9 +27,10 @@ HOST_TIER = 4
 class Settings:
     """Hold what was configured.
 
-    `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other). `origins` says for
-    every word, as one writes it in a file, which source its value came from: "default", "tier 3", "preset
-    minimal (argument)", a file's path, "environment SANDBOX_TYPE" or "argument".
+    `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other), `roots` by those of
+    `memory` and `configs` that have a folder of the host. `origins` says for every word, as one writes it in a
+    file, which source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path,
+    "environment SANDBOX_TYPE" or "argument".
     """
 
     backend: str = "local"
@@ -40,6 +41,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     ceilings: Mapping[str, float] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
+    roots: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def image_for(self, language: str) -> str | None:
@@ -50,6 +52,7 @@ class Settings:
         """Return key, value and origin of everything that holds, as text for `cloche config show`."""
         shown = {**self._choices(), **self._limits(), **self._rules()}
         shown |= {f"images.{language}": image for language, image in self.images.items()}
+        shown |= {f"roots.{root}": folder for root, folder in self.roots.items()}
         shown |= {f"ceilings.{_word_of(f)}": shown_limit(_word_of(f), most) for f, most in self.ceilings.items()}
         return [(key, value, self.origins.get(key, "default")) for key, value in shown.items()]
 
@@ -126,6 +129,7 @@ _settled: dict[Hashable, Settings] = {}
 def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
     held, ceilings = settle(asked, places)
     images = {word.partition(".")[2]: wish.value for word, wish in held.items() if word.startswith("image.")}
+    folders = {root: held[word].value for root in ROOTS if (word := f"roots.{root}") in held}
     return Settings(
         backend=held["backend"].value,
         prefer=held["prefer"].value,
@@ -135,6 +139,7 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
         policy=_policy(held),
         ceilings=MappingProxyType({LIMIT_FIELDS[word]: most.value for word, most in ceilings.items()}),
         images=MappingProxyType(images),
+        roots=MappingProxyType({root: folder for root, folder in folders.items() if folder}),
         origins=MappingProxyType(_origins(held, ceilings)),
     )
 

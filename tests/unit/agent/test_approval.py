@@ -313,7 +313,7 @@ def test_the_terminal_says_that_the_host_has_no_rules() -> None:
     output = io.StringIO()
     asked = replace(CRITICAL, rules={"runs_on": "the host", "limits": {"timeout_s": 30.0}})
     asyncio.run(AskTerminal(answers=io.StringIO("n\n"), output=output)(asked))
-    assert "rules: no sandbox: all of the host's files and network, 30 s" in output.getvalue()
+    assert "rules: no sandbox: all of the host's files and network, at most 30 s" in output.getvalue()
 
 
 def test_what_was_typed_before_the_question_is_no_answer() -> None:

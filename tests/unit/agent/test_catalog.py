@@ -8,6 +8,7 @@ from cloche import InvalidRequest
 from cloche.agent.arguments import read_arguments
 from cloche.agent.catalog import TOOLS, Tool, risk_of, tool_named, tools_of
 from cloche.agent.risk import Risk
+from cloche.runtime.options import SandboxOptions
 
 FILES = ["read_file", "list_files", "write_file", "edit_file"]
 SANDBOXED = ["run_code", "run_python_code", "code_exec", "code.execute", "os.execute_sandboxed"]
@@ -74,6 +75,22 @@ def test_arguments_that_do_not_fit_are_named(arguments: object, complaint: str) 
     """Nothing unknown and nothing of another kind gets further."""
     with pytest.raises(InvalidRequest, match=f"run_code: {re.escape(complaint)}"):
         read_arguments(TOOLS["run_code"], arguments)
+
+
+OF_MODELS = {
+    "code", "command", "shell", "language", "timeout", "path", "offset", "lines", "content", "old", "new",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+def test_no_tool_takes_what_makes_a_sandbox(tool: Tool) -> None:
+    """None of the operator's keywords but `timeout`, which can only be shortened; each is refused by name."""
+    assert set(tool.properties) <= OF_MODELS
+    given = {name: "x" for name, about in tool.properties.items() if "default" not in about}
+    keywords = {*SandboxOptions.__annotations__, "env", "files", "argv", "stdin", "approve", "roots", "cwd", "user"}
+    for name in keywords - {"timeout"}:
+        with pytest.raises(InvalidRequest, match=f"there is no argument '{name}'"):
+            read_arguments(tool, {**given, name: "x"})
 
 
 def test_arguments_come_complete() -> None:

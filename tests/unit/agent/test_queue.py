@@ -106,13 +106,40 @@ def test_a_queue_is_its_owners_alone(tmp_path: Path) -> None:
         ApprovalQueue(path)
 
 
+def test_a_queue_that_everybody_may_replace_is_refused(tmp_path: Path) -> None:
+    """Unless the folder is sticky, as /tmp is."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(InvalidRequest, match="everybody may put another file in its place"):
+        ApprovalQueue(tmp_path / "approvals.db")
+    tmp_path.chmod(0o1777)
+    assert ApprovalQueue(tmp_path / "approvals.db").waiting() == []
+
+
+@pytest.mark.root
+def test_nothing_is_asked_in_another_users_queue(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """That user could say yes; looking at it and deciding is root's right."""
+    path = tmp_path / "approvals.db"
+    queue = ApprovalQueue(path)
+    os.chown(path, 12345, 12345)
+    assert not passes(Gate(queue, patience_s=60), HIGH)
+    assert "belongs to user 12345, who could approve" in caplog.text
+    assert ApprovalQueue(path).waiting() == []
+
+
 def test_a_row_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     """Whoever wrote it."""
     path = tmp_path / "approvals.db"
     queue = ApprovalQueue(path)
     with closing(sqlite3.connect(path)) as database, database:
-        for text in ("{", "[]", "{}", '{"risk": 9}', '{"risk": 3, "more": 1}'):
+        odd = '{"tool": "run_code", "risk": 3, "arguments": [1]}'
+        for text in ("{", "[]", "{}", '{"risk": 9}', '{"risk": 3, "more": 1}', odd):
             database.execute("INSERT INTO approvals (asked_at, expires_at, request) VALUES (0, 9e9, ?)", (text,))
+        good = '{"tool": "run_code", "risk": 3, "arguments": {}, "rules": {}, "changes": "", "is_confirmation": false}'
+        for text in ("{", "[]", "{}", '{"is_approved": true, "by": 1}'):
+            row = (good, text)
+            database.execute("INSERT INTO approvals (asked_at, expires_at, request, decision) VALUES (0, 0, ?, ?)", row)
+        database.execute("INSERT INTO approvals (asked_at, expires_at, request) VALUES ('when', 'later', ?)", (good,))
+    assert queue.entries() == []
     waiting: list[ApprovalRequest] = []
 
     async def main() -> None:

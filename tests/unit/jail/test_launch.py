@@ -1,12 +1,15 @@
 """What helpers are started from is compiled once per installation, and a kept archive is never trusted blindly."""
 
 import marshal
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from cloche.jail import launch
+from cloche.jail.syscalls import run_beside
 
 
 @pytest.fixture
@@ -78,3 +81,50 @@ def test_a_folder_that_cannot_be_written_to_keeps_nothing(package: Path) -> None
     """A file stands where the folder should be: everything works, and is compiled each time."""
     (package / "jail" / "__pycache__").write_text("in the way")
     assert _answer() == 41
+
+
+def test_helpers_read_from_a_file_that_nobody_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One memory file serves all helpers of a process, so none of them may alter what the next one reads."""
+    monkeypatch.setattr(launch, "_shelves", {})
+    shelf = launch._fill_shelf({"jail": b"one", "jail.calls": b"three", "interpreter": b""})
+    try:
+        places = marshal.loads(os.pread(shelf.fd, shelf.head, 0))
+        found = {name: os.pread(shelf.fd, end - start, start) for name, (start, end) in places.items()}
+        assert found == {"jail": b"one", "jail.calls": b"three", "interpreter": b""}
+        assert shelf.size == os.fstat(shelf.fd).st_size == shelf.head + len(b"onethree")
+        for change in (lambda: os.pwrite(shelf.fd, b"x", 0), lambda: os.truncate(shelf.fd, 0)):
+            with pytest.raises(PermissionError):
+                change()
+    finally:
+        os.close(shelf.fd)
+
+
+def test_a_descriptor_that_the_caller_closed_is_not_used_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its number may have become another file's, whose content no helper may ever run."""
+    monkeypatch.setattr(launch, "_shelves", {})
+    first = launch._shelf()
+    os.close(first.fd)
+    (tmp_path / "other").write_bytes(bytes(first.size))
+    stranger = os.open(tmp_path / "other", os.O_RDONLY)
+    assert stranger == first.fd, "the test must give the number away"
+    try:
+        second = launch._shelf()
+        assert second.fd != stranger
+        assert launch._shelf() is second
+    finally:
+        os.close(stranger)
+    os.close(second.fd)
+
+
+def test_a_child_is_let_run_beside_us_and_may_run_anywhere() -> None:
+    """Neither it nor we keep fewer processors than before, and a child that is gone is no error."""
+    mine = os.sched_getaffinity(0)
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        for _ in range(50):
+            run_beside(child.pid)
+        assert os.sched_getaffinity(child.pid) == mine == os.sched_getaffinity(0)
+    finally:
+        child.kill()
+        child.wait()
+    run_beside(child.pid)

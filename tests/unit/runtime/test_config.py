@@ -435,3 +435,33 @@ def test_yaml_is_imported_only_for_yaml(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+def test_the_agents_folders_by_name(host: Host) -> None:
+    """A variable wins over a file, each for itself; `none` takes one away; `~` is the home."""
+    assert host.load().roots == {}
+    host.own_yaml.write_text("roots: {/memory: ~/agent/memory, configs: /var/lib/agent/../configs}")
+    settings = host.load(CLOCHE_ROOT_MEMORY="/var/lib/memory")
+    assert settings.roots == {"memory": "/var/lib/memory", "configs": "/var/lib/configs"}
+    assert settings.origins["roots.memory"] == "environment CLOCHE_ROOT_MEMORY"
+    assert ("roots.configs", "/var/lib/configs", str(host.own_yaml)) in settings.as_rows()
+    assert host.load(CLOCHE_ROOT_CONFIGS="none").roots == {"memory": str(Path("~/agent/memory").expanduser())}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            "{memory: agent/memory}",
+            r"roots\.memory: 'agent/memory' is no absolute path; write one, such as ~/agent/memory",
+        ),
+        ("{secrets: /etc}", "unknown root 'secrets'; known roots: memory, configs"),
+        ("/var/lib", "is not a mapping"),
+        ("{memory: 7}", r"roots\.memory: 7 is not text"),
+    ],
+)
+def test_a_folder_that_cannot_be_meant_is_named(host: Host, text: str, complaint: str) -> None:
+    """With what can be."""
+    host.own_yaml.write_text(f"roots: {text}")
+    with pytest.raises(InvalidRequest, match=complaint):
+        host.load()

@@ -256,3 +256,23 @@ def test_a_named_file_is_the_owners(checkout: Checkout) -> None:
     path = checkout.says("cloche.yaml", "memory: 1g")
     assert checkout.load({"config": path}).limits.memory_bytes == 1024 * MIB
     assert checkout.load(CLOCHE_CONFIG="cloche.yaml").limits.memory_bytes == 1024 * MIB
+
+
+@pytest.mark.parametrize("text", ["roots: {memory: /var/lib/other}", "sandbox: {roots: {/configs: /etc}}"])
+def test_a_checkout_names_no_folder_of_the_host(checkout: Checkout, text: str) -> None:
+    """Whatever its owner keeps there; the refusal names key and file."""
+    checkout.owner("roots: {memory: /var/lib/agent}")
+    path = checkout.says("cloche.yaml", text)
+    refusal = checkout.refusal()
+    assert refusal.startswith(f"{path}: ")
+    assert "roots asks for roots." in refusal
+    assert "may only tighten" in refusal
+
+
+def test_a_checkout_may_take_a_folder_away(checkout: Checkout) -> None:
+    """Or name the one that holds."""
+    checkout.owner("roots: {memory: /var/lib/agent, configs: /var/lib/Configs}")
+    checkout.says("cloche.yaml", "roots: {memory: none, configs: /var/lib/Configs}")
+    assert checkout.load().roots == {"configs": "/var/lib/Configs"}
+    checkout.says(".env", "CLOCHE_ROOT_CONFIGS=/var/lib/elsewhere")
+    assert "asks for roots.configs /var/lib/elsewhere; without it /var/lib/Configs holds" in checkout.refusal()

@@ -1,0 +1,60 @@
+"""What whoever approves is shown: nothing that cannot be seen, and in words what will hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .approval import ON_HOST, ApprovalRequest
+
+MANY_LINES = 30  # from here on some of the code may have left the screen
+# Printable by the letter of Unicode, and yet not to be seen: fillers, a blank Braille cell, variation selectors.
+_UNSEEN = frozenset(
+    map(chr, (0x034F, 0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
+)
+
+
+def rules_in_words(request: ApprovalRequest) -> str:
+    """Say what will hold, and where nothing does, that."""
+    policy, limits = _mapping(request.rules.get("policy")), _mapping(request.rules.get("limits"))
+    told = [f"network {policy['network']}"] if "network" in policy else []
+    for name, words in (("network_allow", "to"), ("packages", "packages"), ("best_effort", "not required:")):
+        if named := policy.get(name):
+            told.append(f"{words} {named if isinstance(named, str) else ', '.join(map(str, named))}")
+    if request.rules.get("runs_on") == ON_HOST:
+        told.append("no sandbox: all of the host's files and network")
+    if isinstance(limits.get("timeout_s"), int | float):
+        told.append(f"at most {limits['timeout_s']:g} s")
+    if isinstance(limits.get("memory_bytes"), int):
+        told.append(f"{limits['memory_bytes'] >> 20} MiB of memory")
+    return ", ".join(told)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def cautions(text: str) -> str:
+    """Say what one could overlook, a line each: code that is longer than a screen, characters that are not seen."""
+    told = ""
+    lines = text.count("\n") + 1
+    if lines > MANY_LINES:
+        told += f"{lines} lines, {len(text)} characters: scroll up for all of it\n"
+    hidden = sorted({char for char in text if not _is_seen(char)})
+    if hidden:
+        named = ", ".join(f"U+{ord(char):04X}" for char in hidden[:10])
+        told += f"careful: what cannot be seen is shown as an escape above: {named}\n"
+    return told
+
+
+def _is_seen(char: str) -> bool:
+    return char in "\n\t" or (char.isprintable() and char not in _UNSEEN)
+
+
+def plain(text: str) -> str:
+    """Return text without what a terminal would obey: what is approved must be what is seen."""
+    return "".join(char if _is_seen(char) else _escape(ord(char)) for char in text)
+
+
+def _escape(number: int) -> str:
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"
