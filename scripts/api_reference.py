@@ -8,8 +8,11 @@ from enum import Enum
 from pathlib import Path
 
 import cloche
+from cloche.agent.autofix import AutoFix
+from cloche.agent.autofix_endpoint import Endpoint
 from cloche.core.enforcement import Enforcement, Measure
 from cloche.core.events import Displayed, Ended, OutputChunk, Started
+from cloche.core.fixing import FixReport, FixRound
 from cloche.core.result import FileRecord, Output, Usage
 from cloche.runtime.options import SandboxOptions
 from cloche.runtime.session import AsyncSession, HistoryEntry
@@ -38,7 +41,7 @@ SAME_AS = {
 # What public calls take and return, without being names of the package itself.
 PARTS = (
     SandboxOptions, Session, AsyncSession, HistoryEntry, Enforcement, Measure, FileRecord, Usage, Output, Started,
-    OutputChunk, Displayed, Ended,
+    OutputChunk, Displayed, Ended, AutoFix, Endpoint, FixReport, FixRound,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cloche.backends.microvm.build import build_image
 from cloche.backends.microvm.image import DISK
-from cloche.backends.microvm.machine import FIRST_ID, IDS
+from cloche.backends.microvm.monitor import FIRST_ID, IDS
 from cloche.backends.microvm.packages import TOOLS
 from cloche.core.errors import StartFailed
 from tests.leftovers import is_of_this_suite

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from .core.events import Sink
+from .core.fixing import Fixer
 from .core.limits import Limits
 from .core.policy import Policy
 from .core.protocols import CodeSandbox
@@ -150,11 +151,12 @@ class Sandbox:
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
         spill: str | PathLike[str] | None = None,
+        autofix: Fixer | None = None,
     ) -> Result:
         """Run `code`, or the command `argv`, as `cloche.run` does, in this sandbox's workspace."""
         return _blocking(self._sandbox.run, name="run")(
             code, language=language, argv=argv, stdin=stdin, env=env, files=files, timeout=timeout,
-            on_output=on_output, on_event=on_event, out=out, spill=spill,
+            on_output=on_output, on_event=on_event, out=out, spill=spill, autofix=autofix,
         )  # fmt: skip
 
     def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
@@ -233,10 +235,11 @@ class Session:
         on_output: OnOutput | None = None,
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
+        autofix: Fixer | None = None,
     ) -> Result:
         """Run one cell and return what came of it; see `AsyncSession.run`."""
         return _blocking(self._session.run, name="run")(
-            code, timeout=timeout, on_output=on_output, on_event=on_event, out=out
+            code, timeout=timeout, on_output=on_output, on_event=on_event, out=out, autofix=autofix
         )
 
     def interrupt(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.backends.microvm import machine
+from cloche.backends.microvm import qemu
 from cloche.backends.microvm.image import DISK, INITRD, KERNEL
 from cloche.backends.microvm.plan import arguments
 from cloche.core.errors import ClocheError
@@ -58,7 +58,6 @@ OF_THE_HOST = (
     "processes/signal (host)",
     "processes/read memory",
     "processes/enter the namespaces of a process",
-    "system calls/socket: vsock",
 )
 ROOT_DISK = """
 import fcntl, stat
@@ -122,6 +121,22 @@ contained(f"only the image can tell: {steps}")
         if pci:
             escaped(f"buses {pci}")
         contained("a disk, and ports")
+        """,
+    ),
+    within(
+        name="a connection to the host past all networks",
+        code="""
+        import socket
+        for host in (socket.VMADDR_CID_HOST, 0, 1):
+            for port in (1, 22, 52, 80, 1024, 9999):
+                with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as one:
+                    one.settimeout(1)
+                    try:
+                        one.connect((host, port))
+                        escaped(f"reaches port {port} of {host}")
+                    except OSError:
+                        pass
+        contained("nobody answers")
         """,
     ),
     within(
@@ -385,8 +400,8 @@ def test_a_write_to_the_disk_would_be_seen(
     (image / DISK).chmod(0o666)
     before = digest(image)
     monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(image))
-    monkeypatch.setattr(machine, "arguments", writable_arguments)
-    monkeypatch.setattr(machine, "_opened", opened_for_writing)
+    monkeypatch.setattr(qemu, "arguments", writable_arguments)
+    monkeypatch.setattr(qemu, "opened", opened_for_writing)
     with cloche.Sandbox(**MACHINE) as sandbox:
         Rounds(sandbox, ledger.stage, slowness=SLOWNESS).play(OWN[:2], lambda *_: None)
     assert digest(image) != before

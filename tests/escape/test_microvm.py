@@ -76,6 +76,7 @@ NOT_HELD = {
     "system calls/socket: netlink: generic": SOCKETS,
     "system calls/socket: netlink: kernel events": SOCKETS,
     "system calls/socket: netlink: socket diagnosis": SOCKETS,
+    "system calls/socket: vsock": SOCKETS,
     "system calls/userfaultfd for user mode": OWN_KERNEL,
 }
 

@@ -1,5 +1,6 @@
 """What several modules of tests have in common."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,14 @@ def settings_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC", "CLOCHE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep this machine's keys, proxies and settings out of a test that asks an endpoint."""
+    for name in os.environ:
+        if name.startswith(("CLOCHE_", "OPENAI_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

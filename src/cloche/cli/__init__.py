@@ -9,7 +9,9 @@ def main() -> None:
     """Run the `cloche` command and exit with its code."""
     _occupy_standard_streams()
     from .app import app
+    from .skill_verbs import skill
 
+    app.add_typer(skill, name="skill")
     app(prog_name="cloche")
 
 

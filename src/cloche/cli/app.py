@@ -129,6 +129,15 @@ def run(
     spill: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write the full output to DIR/stdout.txt and DIR/stderr.txt.")
     ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Send a failing program to the configured model, run what it answers.")
+    ] = False,
+    max_fix: Annotated[
+        int | None, typer.Option("--max-fix", metavar="N", help="Ask at most N times. Default: 4.")
+    ] = None,
+    save_fix: Annotated[
+        str | None, typer.Option("--save-fix", metavar="FILE", help="Write the program that --fix repaired to FILE.")
+    ] = None,
     as_json: AsJson = False,
     no_sandbox: NoSandbox = False,
     sandbox_debug: Annotated[
@@ -146,7 +155,7 @@ def run(
         return run_command(
             RunCommand(
                 words=tuple(words or ()), code=code, language=language, env=tuple(env or ()),
-                files=tuple(file or ()),
+                files=tuple(file or ()), fix=fix, max_fix=max_fix, save_fix=save_fix,
                 out=out, spill=spill, as_json=as_json, no_sandbox=no_sandbox, debug=sandbox_debug,
                 options={
                     "backend": backend, "image": image, "require": _joined(require),

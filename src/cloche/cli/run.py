@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.events import Event, Started
+from cloche.core.events import Event, Started, Stream
 from cloche.core.languages import detect_language
 from cloche.core.request import MAX_STDIN_BYTES
 from cloche.core.result import Result, Status
@@ -52,6 +52,9 @@ class RunCommand:
     as_json: bool = False
     no_sandbox: bool = False
     debug: bool = False
+    fix: bool = False
+    max_fix: int | None = None
+    save_fix: str | None = None
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
 
@@ -69,29 +72,61 @@ def run_command(command: RunCommand) -> int:
     """Run what the command line says and return the exit code."""
     if command.debug:
         log_to_stderr()
+    if command.max_fix is not None and not command.fix:
+        raise InvalidRequest("--max-fix says how often --fix may ask; give --fix, too")
+    if command.save_fix is not None and not command.fix:
+        raise InvalidRequest("--save-fix is for what --fix repairs; give --fix, too")
     options: SandboxOptions = {"warm": False, **with_backend(command.options, no_sandbox=command.no_sandbox)}
     source = read_source(command)
     language = command.language or _detect(source)
     stdout, stderr = Writer(1), Writer(2)
-    writers = {"stdout": stdout.write, "stderr": stderr.write}
+    writers: dict[Stream, Writer] = {"stdout": stdout, "stderr": stderr}
+    wanted = {
+        "language": language,
+        "argv": source.argv,
+        "stdin": b"" if source.took_stdin else read_stdin(),
+        "env": read_pairs(command.env),
+        "files": read_files(command.files),
+        "out": command.out,
+        "spill": command.spill,
+        **options,
+    }
     with progress_shown():
-        result = run(
-            source.code,
-            language=language,
-            argv=source.argv,
-            stdin=b"" if source.took_stdin else read_stdin(),
-            env=read_pairs(command.env),
-            files=read_files(command.files),
-            out=command.out,
-            spill=command.spill,
-            on_output=None if command.as_json else lambda stream, data: writers[stream](data),
-            on_event=_print_plan if command.debug else None,
-            **options,
-        )
+        result = (_run_fixing if command.fix else _run_plainly)(command, source.code, wanted, writers)
     stdout.finish()
     stderr.finish()
     _conclude(result, as_json=command.as_json)
     return exit_code_of(result)
+
+
+def _run_plainly(command: RunCommand, code: str, wanted: Mapping[str, Any], writers: dict[Stream, Writer]) -> Result:
+    """Run once, and pass output on as it comes."""
+    return run(
+        code,
+        on_output=None if command.as_json else lambda stream, data: writers[stream].write(data),
+        on_event=_print_plan if command.debug else None,
+        **wanted,
+    )
+
+
+def _run_fixing(command: RunCommand, code: str, wanted: Mapping[str, Any], writers: dict[Stream, Writer]) -> Result:
+    """Run with --fix, and pass on what the last run printed once it has ended."""
+    from .fixing import FixShown, HeldOutput, fixer_for, save_code
+
+    with HeldOutput() as held, FixShown() as shown:
+
+        def take(event: Event) -> None:
+            held.take(event)
+            if command.debug:
+                _print_plan(event)
+
+        fixer = fixer_for(command.max_fix, wanted.get("config"), shown)
+        result = run(code, on_event=take, autofix=fixer, **wanted)
+        if not command.as_json:
+            held.pass_on(writers)
+    if command.save_fix is not None and result.fix is not None:
+        save_code(result.fix, command.save_fix)
+    return result
 
 
 def _detect(source: Source) -> str:
@@ -218,3 +253,7 @@ def _conclude(result: Result, *, as_json: bool) -> None:
     note = NOTES.get(result.status or Status.OK)
     if note is not None:
         say(f"{result.status}: {note} ({result.duration:.2f} s)")
+    if result.fix is not None:
+        from .fixing import conclude_fix
+
+        conclude_fix(result.fix)

@@ -32,6 +32,8 @@ class Request:
 
     With `code`, `argv` holds the program's arguments; without it, `argv` is the whole command. `timeout_s` replaces
     the sandbox's own time-out for this run. `env` is the guest's whole environment besides a fixed minimum.
+    `source_path` says where the code is in the workspace, if not under its language's usual name; that may be one of
+    `files`, with the same content, which then stays as it is.
     """
 
     code: str | None = None
@@ -41,12 +43,15 @@ class Request:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     files: tuple[InputFile, ...] = ()
     timeout_s: float | None = None
+    source_path: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "argv", tuple(self.argv))
         object.__setattr__(self, "files", tuple(self.files))
         if self.code is None and not self.argv:
             raise InvalidRequest("nothing to run: give code, or a command in argv")
+        if self.source_path is not None:
+            object.__setattr__(self, "source_path", workspace_path(self.source_path))
         if self.timeout_s is not None:
             object.__setattr__(self, "timeout_s", parse_duration(self.timeout_s, name="timeout"))
         _check_argv(self.argv)
@@ -56,6 +61,21 @@ class Request:
                 f"stdin: {len(self.stdin)} bytes exceed the limit of {MAX_STDIN_BYTES}; pass a file instead"
             )
         _check_unique(self.files)
+
+
+def source_of(request: Request, *, language: str, file_name: str) -> tuple[str, tuple[InputFile, ...]]:
+    """Return where the code of a request goes, and all files, the code among them.
+
+    `file_name` is the usual name of code in this language. Raises InvalidRequest for another file of the same name.
+    """
+    path = request.source_path or file_name
+    code = InputFile(path=path, data=(request.code or "").encode("utf-8", "surrogatepass"))
+    same = next((file for file in request.files if file.path == path), None)
+    if same is None:
+        return path, (*request.files, code)
+    if request.source_path is None or same.data != code.data:
+        raise InvalidRequest(f"file {path!r} is where the {language} code itself goes; rename yours")
+    return path, request.files
 
 
 def workspace_path(path: str) -> str:

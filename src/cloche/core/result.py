@@ -6,10 +6,13 @@ import enum
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .enforcement import Enforcement
 from .errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from .fixing import FixReport
 
 EXIT_TIMEOUT = -1
 TIMEOUT_NOTE = "Execution timed out"
@@ -70,7 +73,7 @@ class Result:
     `stdout` and `stderr` are text with undecodable bytes as U+FFFD, at most `Limits.output_bytes` each; the exact
     bytes kept are in `stdout_bytes` and `stderr_bytes`. `duration` is in seconds. `exit_code` is the program's own,
     128+n for signal n, and -1 on time-out. `value` is the last expression: decoded JSON, or its repr where
-    `value_is_repr`; it is the guest's word.
+    `value_is_repr`; it is the guest's word. `fix` says what auto-fix did, where it was asked for.
     """
 
     stdout: str
@@ -87,6 +90,7 @@ class Result:
     files: tuple[FileRecord, ...] = field(default=(), kw_only=True)
     usage: Usage = field(default_factory=Usage, kw_only=True)
     enforcement: Enforcement = field(default_factory=Enforcement, kw_only=True)
+    fix: FixReport | None = field(default=None, kw_only=True, repr=False, compare=False)
     stdout_bytes: bytes = field(default=b"", kw_only=True, repr=False)
     stderr_bytes: bytes = field(default=b"", kw_only=True, repr=False)
     save_files: SaveFiles | None = field(default=None, kw_only=True, repr=False, compare=False)
@@ -132,6 +136,7 @@ class Result:
             "usage": {name: getattr(self.usage, name) for name in Usage.__dataclass_fields__},
             "enforcement": self.enforcement.as_dict(),
             "meta": self.meta,
+            **({"fix": self.fix.as_dict()} if self.fix is not None else {}),
         }
 
     def summary(self, *, max_chars: int = 400) -> str:

@@ -19,6 +19,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.tiers import check_backend, tier_numbered
 
+from . import config_autofix
 from .config_keys import ANY_LANGUAGE, AUTO, LIMIT_FIELDS, POLICY_WORDS, Layer, Wish
 from .config_sources import Places, argument_layer, checkout_layers, operator_layers, variable_layer
 from .config_tighten import expand_preset, tightened
@@ -29,6 +30,8 @@ def _defaults() -> Layer:
     values = {word: getattr(limits, field) for word, field in LIMIT_FIELDS.items()}
     values |= {word: getattr(policy, word) for word in (*POLICY_WORDS, "network", "require_level")}
     values |= {"backend": "local", "prefer": "strongest", "tier": None, "preset": None}
+    values |= config_autofix.defaults()
+    values["skill_path"] = ()
     return MappingProxyType({word: Wish(value=v, origin="default", key=word) for word, v in values.items()})
 
 

@@ -25,6 +25,8 @@ from cloche.core.presets import preset_named
 from cloche.core.tiers import parse_backend, parse_tier
 from cloche.core.units import format_size, parse_duration
 
+from .config_autofix import read_autofix, read_one
+
 Prefer = Literal["strongest", "fastest"]
 AUTO = "auto"
 
@@ -295,6 +297,8 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "best_effort": _read_best_effort,
     "prefer": _read_prefer,
     "fallback": _read_fallback,
+    "autofix": read_autofix,
+    "skill_path": lambda value, *, name: {"skill_path": _read_list(value, name=name)},
 }
 
 
@@ -326,6 +330,10 @@ VARIABLE_READERS: Mapping[str, Reader] = {
         )
     },
     **{f"CLOCHE_IMAGE_{lang.upper()}": partial(_read_image, language=lang) for lang in LANGUAGES},
+    **{
+        f"CLOCHE_AUTOFIX_{key.upper()}": partial(read_one, key=key)
+        for key in ("base_url", "model", "api_key", "max_rounds", "token_budget", "time_budget")
+    },
     **{f"CLOCHE_ROOT_{root.upper()}": partial(_read_root, root=root) for root in ROOTS},
 }  # fmt: skip
 

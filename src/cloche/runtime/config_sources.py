@@ -230,6 +230,11 @@ def checkout_layers(places: Places) -> list[Layer]:
     return [layer for layer in layers if layer]
 
 
+def stranger_origins(places: Places) -> frozenset[str]:
+    """Return the origins of what the working directory's files say, as settings name them."""
+    return frozenset(wish.origin for layer in checkout_layers(places) for wish in layer.values())
+
+
 def _own_files(places: Places) -> set[str]:
     paths = [path for path, _ in _standing_files(places.environ, places.home)]
     return {os.path.realpath(path) for path in (*paths, places.named) if path is not None}

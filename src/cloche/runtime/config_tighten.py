@@ -15,6 +15,7 @@ from typing import Any
 from cloche.core.errors import InvalidRequest
 from cloche.core.presets import preset_named
 
+from .config_autofix import NUMBERS
 from .config_keys import LIMIT_FIELDS, ROOTS, Layer, Wish, shown_limit
 
 _FIELD_WORDS = {field: word for word, field in LIMIT_FIELDS.items()}
@@ -123,6 +124,7 @@ _RULES: Mapping[str, Callable[[Any, Any], bool]] = {
     "preload": lambda new, old: not set(new) <= set(old),
     "prefer": lambda new, old: new == "fastest" != old,
     "fallback": lambda new, old: new != "none" and new != old,
+    **dict.fromkeys(NUMBERS, lambda new, old: new > old),
 }
 
 
@@ -176,7 +178,7 @@ def _narrower(one: tuple[str, tuple[str, ...]], other: tuple[str, tuple[str, ...
 
 def _tightness(word: str, value: Any) -> float:  # noqa: ANN401  # as many types as there are words
     """Return a number that grows as an accepted value gets tighter."""
-    if word in LIMIT_FIELDS or word == "timeout_override":
+    if word in (*LIMIT_FIELDS, *NUMBERS) or word == "timeout_override":
         return -float(value)
     tables: Mapping[str, Callable[[Any], float]] = {
         "tier": lambda tier: _TIER_STRENGTH[tier],

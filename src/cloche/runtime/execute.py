@@ -15,6 +15,7 @@ from typing import Any, Literal, Unpack, cast
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.events import Event, OutputChunk, Sink, Started, Stream
+from cloche.core.fixing import Fixer
 from cloche.core.languages import language_named
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
@@ -27,6 +28,7 @@ from cloche.core.screen import apply_screen
 from .config_keys import Prefer
 from .factory import policy_for, provider_named
 from .fallback import LOCAL, check_local, fall_back
+from .fixing import check_fixer, run_fixing
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
 from .options import SandboxOptions, given
 from .selection import Found, Wish, find
@@ -96,6 +98,7 @@ async def arun(
     on_event: Sink | None = None,
     out: str | PathLike[str] | None = None,
     spill: str | PathLike[str] | None = None,
+    autofix: Fixer | None = None,
 ) -> Result:
     """Run `code` in a throwaway sandbox and return what came of it.
 
@@ -104,8 +107,10 @@ async def arun(
     (path objects), or a list of host paths. `stdin` is bytes or text. `env` is the program's environment besides
     a fixed minimum. `on_output(stream, data)` gets each piece of output as bytes while the code runs, `on_event`
     every event of `cloche.core.events`. `out` is a host directory that receives the files the run created or
-    changed, `spill` one that receives the full output as stdout.txt and stderr.txt. The other keywords are those
-    of `SandboxOptions`. Cancelling the call kills the run.
+    changed, `spill` one that receives the full output as stdout.txt and stderr.txt. With `autofix` (see
+    `cloche.agent.autofix.AutoFix`) a program that fails is repaired by a language model and run again, each time in a
+    sandbox of its own; the result is that of the last run and its `fix` says what was done, while callbacks hear every
+    run. The other keywords are those of `SandboxOptions`. Cancelling the call kills the run.
 
     What the code did is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
     StartFailed.
@@ -117,8 +122,23 @@ async def arun(
         level=level, prefer=prefer, fallback=fallback, trusted=trusted, warm=warm, preload=preload, config=config,
     )  # fmt: skip
     prepared = await prepare_beside(**options)
+    fixer = None if autofix is None else check_fixer(autofix, prepared, code)
     job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)
     sink = make_sink(on_output, on_event)
+    if fixer is None:
+        return await _run_once(prepared, job, sink=sink, out=out, spill=spill)
+    return await run_fixing(fixer, prepared, job, lambda one: _run_once(prepared, one, sink=sink, spill=spill), out)
+
+
+async def _run_once(
+    prepared: Prepared,
+    job: Job,
+    *,
+    sink: Sink | None = None,
+    out: str | PathLike[str] | None = None,
+    spill: str | PathLike[str] | None = None,
+) -> Result:
+    """Run a job in a sandbox of its own."""
     async with shared_slots().hold(), prepared.backend.open(prepared.policy, prepared.limits) as opened:
         if _supports_single_run(type(opened)):
             cast("SupportsSingleRun", opened).expect_single_run()

@@ -60,6 +60,8 @@ _LOCAL = "cloche.backends.local:LocalBackend"
 _DOCKER = "cloche.backends.docker:DockerBackend"
 _RUNSC = "cloche.backends.runsc:RunscBackend"
 _MICROVM = "cloche.backends.microvm:MicroVMBackend"
+_MICROSANDBOX = "cloche.backends.microsandbox:MicrosandboxBackend"
+_FIRECRACKER = "cloche.backends.microvm:FirecrackerBackend"
 
 PROVIDERS: Mapping[str, Provider] = {
     "local": Provider(summary="native Linux jail, nothing to set up", target=_LOCAL),
@@ -75,9 +77,11 @@ PROVIDERS: Mapping[str, Provider] = {
         takes_image=True,
         asks_around=True,
     ),
-    "firecracker": Provider(summary="microVM on Firecracker", needs="Firecracker"),
+    "firecracker": Provider(summary="throwaway virtual machine on Firecracker", target=_FIRECRACKER, asks_around=True),
     "microvm": Provider(summary="throwaway virtual machine on QEMU", target=_MICROVM, asks_around=True),
-    "microsandbox": Provider(summary="microsandbox server", needs="its server"),
+    "microsandbox": Provider(
+        summary="machine of microsandbox", target=_MICROSANDBOX, takes_image=True, asks_around=True
+    ),
     "e2b": Provider(summary="E2B cloud", needs="a remote service"),
     "daytona": Provider(summary="Daytona cloud", needs="a remote service"),
     "kubernetes": Provider(summary="pods of a cluster", needs="a cluster"),
@@ -89,6 +93,7 @@ OPTIONS: Sequence[Option] = (
     Option(backend="local", most=Level.JAIL),
     Option(backend="docker", level=Level.JAIL, most=Level.JAIL),
     Option(backend="gvisor", level=Level.GVISOR, most=Level.GVISOR),
+    Option(backend="firecracker", level=Level.VM, most=Level.VM),
     Option(backend="microvm", level=Level.VM, most=Level.VM),
 )
 

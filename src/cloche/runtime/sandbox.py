@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self, Unpack, runtime_checkable
 
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.events import Event, Sink
+from cloche.core.fixing import Fixer
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import OpenSandbox, OpenSession, SupportsBatchFiles, SupportsFork, SupportsSessions
@@ -19,6 +20,7 @@ from cloche.core.result import Result
 from cloche.core.units import MIB, parse_duration
 
 from .execute import Job, OnOutput, Prepared, check_language, make_job, make_sink, prepare, run_in
+from .fixing import check_fixer, run_fixing
 from .inputs import Files, gather_files, read_env
 from .options import SandboxOptions
 from .session import AsyncSession
@@ -114,14 +116,24 @@ class AsyncSandbox:
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
         spill: str | PathLike[str] | None = None,
+        autofix: Fixer | None = None,
     ) -> Result:
-        """Run `code`, or the command `argv`, as `cloche.arun` does, in this sandbox's workspace."""
+        """Run `code`, or the command `argv`, as `cloche.arun` does, in this sandbox's workspace.
+
+        With `autofix` every round finds the workspace as the failed one left it.
+        """
         opened = self._require_open()
+        fixer = None if autofix is None else self.checked_fixer(autofix, code)
         job = await make_job(
             self._prepared, code, language=language, argv=argv, stdin=stdin, env={**self._env, **(env or {})},
             files=files, timeout_s=self.timeout_s(timeout) if timeout is not None else None,
         )  # fmt: skip
-        return await self._take_turn(opened, job, make_sink(on_output, on_event), out, spill)
+        sink = make_sink(on_output, on_event)
+        if fixer is None:
+            return await self._take_turn(opened, job, sink, out, spill)
+        return await run_fixing(
+            fixer, self._prepared, job, lambda one: self._take_turn(opened, one, sink, spill=spill), out
+        )
 
     def stream(
         self,
@@ -211,6 +223,10 @@ class AsyncSandbox:
         twin._stack.push_async_callback(found.close)
         self._stack.push_async_exit(twin)  # with all that was opened or forked in it
         return found
+
+    def checked_fixer(self, autofix: object, code: str | None) -> Fixer:
+        """Return what was given as `autofix`. Raises InvalidRequest, also where a model's code must not run."""
+        return check_fixer(autofix, self._prepared, code)
 
     def timeout_s(self, timeout: float | str | None) -> float:
         """Settle one run's own time-out as settings do: ceilings and the global override hold for it too."""

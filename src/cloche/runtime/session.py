@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.events import Event, Sink, discard
+from cloche.core.fixing import Fixer, FixTask, StateLost
 from cloche.core.protocols import OpenSession, SupportsFork
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
@@ -109,19 +110,23 @@ class AsyncSession:
         on_output: OnOutput | None = None,
         on_event: Sink | None = None,
         out: str | PathLike[str] | None = None,
+        autofix: Fixer | None = None,
     ) -> Result:
         """Run one cell and return what came of it.
 
         `result.value` is the last expression; `result.outputs` holds what was displayed, figures and the last
         expression's own look among it, as MIME bundles. `timeout`, `on_output`, `on_event` and `out` are those of
         `Sandbox.run`; `on_event` also gets `Displayed`. Cancelling the call interrupts the cell; one that goes on all
-        the same is killed, with the session.
+        the same is killed, with the session. With `autofix` a cell that fails is repaired and run again, in the state
+        that it left.
 
         Raises InvalidRequest when the session is closed, has expired, or has ended.
         """
         if not isinstance(code, str):
             raise InvalidRequest(f"code: give text, not {type(code).__name__}")
         self._check_open()
+        if autofix is not None:
+            return await self._run_fixing(autofix, code, timeout, make_sink(on_output, on_event), out)
         limit = self._sandbox.timeout_s(timeout)
         findings = apply_screen(self._sandbox.policy.screen, self._language, code)
         sink = make_sink(on_output, on_event)
@@ -136,6 +141,32 @@ class AsyncSession:
         if findings:
             result.meta["screen"] = [str(finding) for finding in findings]
         self._remember(code, result)
+        if out is not None:
+            await copy_out(result, out)
+        return result
+
+    async def _run_fixing(
+        self,
+        autofix: Fixer,
+        code: str,
+        timeout: float | str | None,  # noqa: ASYNC109 - as in `run`
+        sink: Sink | None,
+        out: str | PathLike[str] | None,
+    ) -> Result:
+        """Run a cell until it works; every try is a cell of the history."""
+        sandbox = self._sandbox
+        fixer = sandbox.checked_fixer(autofix, code)
+
+        async def attempt(other: str) -> Result:
+            if not self.is_alive:
+                raise StateLost("the interpreter has ended, and its state is lost; restart the session")
+            return await self.run(other, timeout=timeout, on_event=sink)
+
+        limits = sandbox.limits.with_changes(timeout_s=sandbox.timeout_s(timeout))
+        notes = {"network": sandbox.policy.network}
+        result = await fixer.fix(
+            FixTask(code=code, language=self._language, limits=limits, keeps_state=True, notes=notes), attempt
+        )
         if out is not None:
             await copy_out(result, out)
         return result

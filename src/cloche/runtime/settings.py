@@ -16,6 +16,8 @@ from cloche.core.policy import Policy
 from cloche.core.tiers import TIERS
 
 from .config import settle
+from .config_autofix import WORDS as AUTOFIX_WORDS
+from .config_autofix import AutoFixSettings, settings_of
 from .config_keys import ANY_LANGUAGE, LIMIT_FIELDS, POLICY_WORDS, ROOTS, Layer, Prefer, Wish, shown_limit
 from .config_sources import Places, fingerprint
 from .config_tighten import effective_network
@@ -28,9 +30,9 @@ class Settings:
     """Hold what was configured.
 
     `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other), `roots` by those of
-    `memory` and `configs` that have a folder of the host. `origins` says for every word, as one writes it in a
-    file, which source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path,
-    "environment SANDBOX_TYPE" or "argument".
+    `memory` and `configs` that have a folder of the host. `skill_path` names folders with skills, besides the
+    platform's. `origins` says for every word, as one writes it in a file, which source its value came from: "default",
+    "tier 3", "preset minimal (argument)", a file's path, "environment SANDBOX_TYPE" or "argument".
     """
 
     backend: str = "local"
@@ -39,8 +41,10 @@ class Settings:
     preset: str | None = None
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
+    autofix: AutoFixSettings = field(default_factory=AutoFixSettings)
     ceilings: Mapping[str, float] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
+    skill_path: tuple[str, ...] = ()
     roots: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
 
@@ -50,7 +54,7 @@ class Settings:
 
     def as_rows(self) -> list[tuple[str, str, str]]:
         """Return key, value and origin of everything that holds, as text for `cloche config show`."""
-        shown = {**self._choices(), **self._limits(), **self._rules()}
+        shown = {**self._choices(), **self._limits(), **self._rules(), **self.autofix.as_rows()}
         shown |= {f"images.{language}": image for language, image in self.images.items()}
         shown |= {f"roots.{root}": folder for root, folder in self.roots.items()}
         shown |= {f"ceilings.{_word_of(f)}": shown_limit(_word_of(f), most) for f, most in self.ceilings.items()}
@@ -62,6 +66,7 @@ class Settings:
             "prefer": self.prefer,
             "tier": str(self.tier or "none"),
             "preset": self.preset or "none",
+            "skill_path": _listed(self.skill_path),
         }
 
     def _limits(self) -> dict[str, str]:
@@ -137,8 +142,10 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
         preset=held["preset"].value,
         limits=Limits(**{field: held[word].value for word, field in LIMIT_FIELDS.items()}),
         policy=_policy(held),
+        autofix=settings_of({word: held[word].value for word in AUTOFIX_WORDS}),
         ceilings=MappingProxyType({LIMIT_FIELDS[word]: most.value for word, most in ceilings.items()}),
         images=MappingProxyType(images),
+        skill_path=held["skill_path"].value,
         roots=MappingProxyType({root: folder for root, folder in folders.items() if folder}),
         origins=MappingProxyType(_origins(held, ceilings)),
     )

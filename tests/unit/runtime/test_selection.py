@@ -27,13 +27,16 @@ def found(backend: str, level: Level, controls: Mapping[Control, Measure] = ALL,
 
 
 NO_QEMU = Capabilities(backend="microvm", available=False, reason="QEMU is not here", remedy="install it")
+NO_FIRECRACKER = Capabilities(backend="firecracker", available=False, reason="it is not on PATH", remedy="install it")
 HERE: Mapping[str, Capabilities | str] = {
     "local": found("local", Level.JAIL),
     "docker": found("docker", Level.JAIL, networks=("off", "open")),
     "gvisor": found("gvisor", Level.GVISOR, PARTIAL, networks=("off", "open")),
+    "firecracker": NO_FIRECRACKER,
     "microvm": NO_QEMU,
 }
 WITH_KVM = {**HERE, "microvm": found("microvm", Level.VM)}
+WITH_BOTH = {**WITH_KVM, "firecracker": found("firecracker", Level.VM)}
 EMULATED = {**HERE, "microvm": "there is no KVM that can be used"}
 CONFINED = {**HERE, "local": found("local", Level.CONFINED, PARTIAL, reason="namespaces are refused")}
 NO_DAEMON = Capabilities(backend="docker", available=False, reason="nobody answers", remedy="start it")
@@ -83,6 +86,8 @@ def name_of(choice: Choice) -> str:
         (HERE, "strongest", {"require_level": Level.VM}, "nothing"),
         (WITH_KVM, "strongest", {}, "microvm"),
         (WITH_KVM, "fastest", {}, "local"),
+        (WITH_BOTH, "strongest", {}, "firecracker"),
+        (WITH_BOTH, "fastest", {}, "local"),
         (WITH_KVM, "fastest", {"require_level": Level.VM}, "microvm"),
         (WITH_KVM, "strongest", {"network": "open"}, "gvisor"),
         (EMULATED, "strongest", {}, "gvisor"),
@@ -105,9 +110,9 @@ def test_a_level_is_pinned_where_a_backend_has_several() -> None:
     ("prefer", "policy", "expected"),
     [
         ("fastest", {}, ["local"]),
-        ("strongest", {}, ["microvm", "gvisor"]),
+        ("strongest", {}, ["firecracker", "microvm", "gvisor"]),
         ("strongest", {"level": Level.CONFINED}, ["local"]),
-        ("strongest", {"require_level": Level.VM}, ["microvm"]),
+        ("strongest", {"require_level": Level.VM}, ["firecracker", "microvm"]),
         ("fastest", {"require_level": Level.GVISOR}, ["gvisor"]),
     ],
 )
@@ -124,6 +129,7 @@ def test_every_other_one_has_its_reason() -> None:
     """What was passed over is said with why, and with what to do about it."""
     choice = decide(ALONE, require_level=Level.GVISOR)
     assert choice.passed_over == {
+        "firecracker": "it is not on PATH; install it",
         "microvm": "QEMU is not here; install it",
         "gvisor": "nobody answers; start it",
         "local": "level gvisor is asked for, and it gives jail at most",

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cloche.core.errors import InvalidRequest
 from cloche.core.languages import Engine, Language, language_named, render, render_env, render_generated
 from cloche.core.limits import Limits
-from cloche.core.request import InputFile, Request
+from cloche.core.request import InputFile, Request, source_of
 
 from .guest import BUILD, ENVIRONMENT, NOFILE, WORKSPACE
 
@@ -76,19 +75,6 @@ def language_of(request: Request) -> Language:
     return language_named(request.language if request.code is not None else "bash")
 
 
-def source_of(language: Language) -> str:
-    """Return where the code of a language goes."""
-    return f"{WORKSPACE}/{language.file_name}"
-
-
-def files_of(request: Request, language: Language) -> tuple[InputFile, ...]:
-    """Return the files of a request, its code among them. Raises InvalidRequest for two with one name."""
-    if any(file.path == language.file_name for file in request.files):
-        raise InvalidRequest(f"file {language.file_name!r} is where the {language.name} code itself goes; rename yours")
-    code = InputFile(path=language.file_name, data=(request.code or "").encode("utf-8", "surrogatepass"))
-    return (*request.files, code)
-
-
 def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
     """Tell whether a variable is among them that takes effect when the interpreter starts."""
     return any(name.startswith("PYTHON") and name not in _HARMLESS for name in env)
@@ -113,7 +99,8 @@ def program_of(
     if request.code is None:
         return Program(commands=(request.argv,), env={**base, **request.env}, files=request.files)
     language = language_named(request.language)
-    source, files = source_of(language), files_of(request, language)
+    path, files = source_of(request, language=language.name, file_name=language.file_name)
+    source = f"{WORKSPACE}/{path}"
     engine = image.engine(language)
     version = image.version(engine)
     variables = {**base, **render_env(engine, source, BUILD), **request.env}

@@ -8,9 +8,8 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cloche.core.errors import InvalidRequest
 from cloche.core.languages import Language, language_named, render, render_env, render_generated
-from cloche.core.request import Request
+from cloche.core.request import InputFile, Request, source_of
 from cloche.jail.spec import Run
 
 from ..layout import has_customization, user_site
@@ -57,16 +56,13 @@ def python_toolchain() -> Toolchain:
 
 def build_program(request: Request, places: Places, timeout_s: float) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain."""
-    files = [(file.path, file.mode, file.data) for file in request.files]
     if request.code is None:
         run = Run(commands=[list(request.argv)], env=guest_environment(places, request.env, {}))
-        return _finished(run, files, timeout_s, None, None)
+        return _finished(run, request.files, timeout_s, None, None)
     language = language_named(request.language)
     toolchain = python_toolchain() if language.name == "python" else find_toolchain(language)
-    source = f"{places.workspace}/{language.file_name}"
-    if any(path == language.file_name for path, _, _ in files):
-        raise InvalidRequest(f"file {language.file_name!r} is where the {language.name} code itself goes; rename yours")
-    files.append((language.file_name, 0o644, request.code.encode("utf-8", "surrogatepass")))
+    path, files = source_of(request, language=language.name, file_name=language.file_name)
+    source = f"{places.workspace}/{path}"
     build = f"{places.tmp}/build"
     engine = toolchain.engine
     env = {**render_env(engine, source, build), **toolchain.env}
@@ -82,13 +78,13 @@ def build_program(request: Request, places: Places, timeout_s: float) -> Program
 
 def _finished(
     run: Run,
-    files: list[tuple[str, int, bytes]],
+    files: tuple[InputFile, ...],
     timeout_s: float,
     toolchain: Toolchain | None,
     language: Language | None,
 ) -> Program:
-    run.files, run.timeout_s = files, timeout_s
-    given = {path: hashlib.sha256(data).hexdigest() for path, _, data in files}
+    run.files, run.timeout_s = [(file.path, file.mode, file.data) for file in files], timeout_s
+    given = {file.path: hashlib.sha256(file.data).hexdigest() for file in files}
     return Program(run=run, toolchain=toolchain, language=language, given=given)
 
 

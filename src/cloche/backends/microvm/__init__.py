@@ -1,7 +1,7 @@
-"""The microvm backend: a virtual machine of its own for every sandbox, under QEMU."""
+"""The microvm backend: a virtual machine of its own for every sandbox, under QEMU or Firecracker."""
 
 from __future__ import annotations
 
-from .backend import MicroVMBackend
+from .backend import FirecrackerBackend, MicroVMBackend
 
-__all__ = ["MicroVMBackend"]
+__all__ = ["FirecrackerBackend", "MicroVMBackend"]

@@ -15,7 +15,8 @@ from cloche.core.policy import Policy
 
 from .counter import counter_khz
 from .image import Image, place_of_images
-from .machine import KVM, Machine
+from .machine import Machine
+from .monitor import KVM, Monitor
 from .plan import Acceleration, plan_machine
 
 log = logging.getLogger("cloche.microvm")
@@ -36,16 +37,16 @@ _turn = threading.Lock()
 _found: dict[tuple[int, str], Found] = {}
 
 
-def find_acceleration(image: Image, monitor: str) -> Found:
+def find_acceleration(image: Image, monitor: Monitor) -> Found:
     """Return what machines run on; the first time on a host a guest is booted on KVM, for five seconds at most."""
     with _turn:
         key = (os.getpid(), _key(image, monitor))
         if key not in _found:
             reason = _why_not_opened()
-            found = Found(kind="tcg", reason=reason) if reason else _remembered(key[1])
+            found = Found(kind="tcg", reason=reason) if reason else _remembered(monitor, key[1])
             if found is None:
                 found = _try_kvm(image, monitor)
-                _remember(key[1], found)
+                _remember(monitor, key[1], found)
             _found[key] = found if found.kind == "kvm" else replace(found, counter_khz=counter_khz())
         return _found[key]
 
@@ -65,7 +66,7 @@ def _why_not_opened() -> str:
     return "" if os.access(KVM, os.R_OK | os.W_OK) else f"user {os.geteuid()} may not open {KVM}; join the group kvm"
 
 
-def _try_kvm(image: Image, monitor: str) -> Found:
+def _try_kvm(image: Image, monitor: Monitor) -> Found:
     try:
         Machine(plan_machine(Policy(), Limits(), "kvm"), image, monitor).try_out(TRIAL_S)
     except StartFailed as error:
@@ -73,23 +74,23 @@ def _try_kvm(image: Image, monitor: str) -> Found:
     return Found(kind="kvm")
 
 
-def _key(image: Image, monitor: str) -> str:
+def _key(image: Image, monitor: Monitor) -> str:
     """Name what the answer depends on: this boot, this user, this monitor and this image."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        changed = os.stat(monitor).st_mtime_ns
+        changed = os.stat(monitor.program).st_mtime_ns
     except OSError:
         boot, changed = "", 0
-    return f"{boot} {os.geteuid()} {monitor} {changed} {image.id}"
+    return f"{boot} {os.geteuid()} {monitor.program} {changed} {image.id}"
 
 
-def _file() -> Path:
-    return place_of_images() / "acceleration.json"
+def _file(monitor: Monitor) -> Path:
+    return place_of_images() / f"acceleration-{monitor.engine}.json"
 
 
-def _remembered(key: str) -> Found | None:
+def _remembered(monitor: Monitor, key: str) -> Found | None:
     try:
-        found = json.loads(_file().read_bytes())
+        found = json.loads(_file(monitor).read_bytes())
         if found["key"] != key or found["kind"] not in ("kvm", "tcg"):
             return None
         return Found(kind=found["kind"], reason=str(found["reason"]))
@@ -97,11 +98,11 @@ def _remembered(key: str) -> Found | None:
         return None
 
 
-def _remember(key: str, found: Found) -> None:
+def _remember(monitor: Monitor, key: str, found: Found) -> None:
     try:
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        beside = _file().with_suffix(f".{os.getpid()}")
+        _file(monitor).parent.mkdir(parents=True, exist_ok=True)
+        beside = _file(monitor).with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps({"key": key, **asdict(found)}), encoding="utf-8")
-        beside.replace(_file())
+        beside.replace(_file(monitor))
     except OSError as error:
         log.debug("what machines run on cannot be kept, so the next process tries again: %s", error)

@@ -1,4 +1,4 @@
-"""The microvm backend: every sandbox in a throwaway virtual machine under QEMU."""
+"""The microvm backend: every sandbox in a throwaway virtual machine, under QEMU or under Firecracker."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from .acceleration import USE_KVM, Found, find_acceleration
+from .firecracker import find_firecracker
 from .image import Image, find_image
-from .machine import monitor_path
 from .measures import measures
+from .monitor import Monitor
+from .qemu import find_qemu
 from .sandbox import MicroVMOpenSandbox
 
+NEEDS_KVM = "Use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
+USE_QEMU = 'The backend "microvm" runs the same machines under QEMU, emulated where there is no KVM.'
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
 SLOW = (
     "there is no KVM that can be used, and emulated machines take seconds to start and run many times slower; "
@@ -28,14 +32,14 @@ SLOW = (
 
 
 class MicroVMBackend:
-    """Give sandboxes that are virtual machines."""
+    """Give sandboxes that are virtual machines under QEMU."""
 
     name = "microvm"
 
     def capabilities(self) -> Capabilities:
         """Say what a machine enforces here; the first time on a host, one is booted to find out about KVM."""
         try:
-            _, _, found = _look()
+            _, monitor, found = self._look()
         except BackendUnavailable as error:
             return Capabilities(backend=self.name, available=False, reason=error.reason, remedy=error.remedy)
         is_emulated = found.kind == "tcg"
@@ -43,21 +47,19 @@ class MicroVMBackend:
             backend=self.name,
             available=True,
             level=Level.VM,
-            controls=measures(found),
+            controls=measures(found, engine=monitor.engine),
             reason=f"software emulation, slow: {found.reason}" if is_emulated else "",
             remedy=USE_KVM if is_emulated else "",
         )
 
     def lacks(self) -> str:
         """Say why nobody should be given an emulated machine who did not ask for one."""
-        return SLOW if _look()[2].kind == "tcg" else ""
+        return SLOW if self._look()[2].kind == "tcg" else ""
 
     def check(self) -> None:
-        """Raise BackendUnavailable when QEMU or its image is missing."""
+        """Raise BackendUnavailable when the monitor or its image is missing."""
         try:
-            _check_host()
-            monitor_path()
-            find_image()
+            self._check_parts()
         except BackendUnavailable as error:
             raise BackendUnavailable(error.reason, remedy=f"{error.remedy} {USE_LOCAL}") from error
 
@@ -75,35 +77,74 @@ class MicroVMBackend:
     async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[MicroVMOpenSandbox]:
         """Open a sandbox; its machine boots at its first run.
 
-        Raises BackendUnavailable when QEMU or its image is missing, or when a machine cannot give what is required.
+        Raises BackendUnavailable when monitor or image are missing, or when a machine cannot give what is required.
         """
-        image, monitor, found = await asyncio.to_thread(_look)
-        enforcement = Enforcement(level=Level.VM, controls=measures(found))
-        _check(policy, enforcement)
+        image, monitor, found = await asyncio.to_thread(self._look)
+        enforcement = Enforcement(level=Level.VM, controls=measures(found, engine=monitor.engine))
+        _check(self.name, policy, enforcement)
         sandbox = MicroVMOpenSandbox(
-            image=image, monitor=monitor, found=found, policy=policy, limits=limits, enforcement=enforcement
-        )
+            name=self.name, image=image, monitor=monitor, found=found,
+            policy=policy, limits=limits, enforcement=enforcement,
+        )  # fmt: skip
         try:
             yield sandbox
         finally:
             await sandbox.close()
 
+    def _find_monitor(self) -> Monitor:
+        return find_qemu()
 
-def _look() -> tuple[Image, str, Found]:
-    """Return image, monitor and what it runs on. Raises BackendUnavailable."""
-    _check_host()
-    monitor, image = monitor_path(), find_image()
-    return image, monitor, find_acceleration(image, monitor)
+    def _check_parts(self) -> tuple[Image, Monitor]:
+        _check_host(self.name)
+        monitor = self._find_monitor()
+        return find_image(self.name), monitor
+
+    def _look(self) -> tuple[Image, Monitor, Found]:
+        """Return image, monitor and what it runs on. Raises BackendUnavailable."""
+        image, monitor = self._check_parts()
+        return image, monitor, find_acceleration(image, monitor)
 
 
-def _check_host() -> None:
+class FirecrackerBackend(MicroVMBackend):
+    """Give sandboxes that are virtual machines under Firecracker, on KVM alone.
+
+    `given` is a monitor with what it runs on, for whoever knows better than to look: it is not tried out.
+    """
+
+    name = "firecracker"
+
+    def __init__(self, given: tuple[Monitor, Found] | None = None):
+        self._given = given
+
+    def check(self) -> None:
+        """Raise BackendUnavailable when Firecracker, its image or KVM is missing."""
+        try:
+            self._look()
+        except BackendUnavailable as error:
+            raise BackendUnavailable(error.reason, remedy=f"{error.remedy} {USE_LOCAL}") from error
+
+    def _find_monitor(self) -> Monitor:
+        return self._given[0] if self._given else find_firecracker()
+
+    def _look(self) -> tuple[Image, Monitor, Found]:
+        """Return image, monitor and what it runs on. Raises BackendUnavailable, also where there is no KVM."""
+        image, monitor = self._check_parts()
+        found = self._given[1] if self._given else find_acceleration(image, monitor)
+        if found.kind != "kvm":
+            raise BackendUnavailable(
+                f'backend "firecracker": it runs on KVM alone, and {found.reason}.', remedy=f"{NEEDS_KVM} {USE_QEMU}"
+            )
+        return image, monitor, found
+
+
+def _check_host(name: str) -> None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise BackendUnavailable(
-            f'backend "microvm": this is {platform.system()} on {platform.machine()}, and it is for Linux on x86-64.'
+            f'backend "{name}": this is {platform.system()} on {platform.machine()}, and it is for Linux on x86-64.'
         )
 
 
-def _check(policy: Policy, enforcement: Enforcement) -> None:
+def _check(name: str, policy: Policy, enforcement: Enforcement) -> None:
     """Raise BackendUnavailable when something asked for would be missing."""
     if policy.network != "off":
         raise BackendUnavailable(
@@ -121,4 +162,4 @@ def _check(policy: Policy, enforcement: Enforcement) -> None:
         best_effort=policy.best_effort,
     )
     if missing:
-        raise BackendUnavailable(f'backend "microvm": {"; ".join(missing)}.', remedy=USE_KVM)
+        raise BackendUnavailable(f'backend "{name}": {"; ".join(missing)}.', remedy=USE_KVM)

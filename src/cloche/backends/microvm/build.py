@@ -162,13 +162,13 @@ def _write_disk(root: Path, disk: Path) -> None:
         [tool("mke2fs"), "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-N", str(count), "-O", features,
          "-E", "root_owner=0:0,no_copy_xattrs", "-L", "cloche", "-d", str(root), str(disk), str(blocks)]
     )  # fmt: skip
-    disk.chmod(0o644)
 
 
 def _write_manifest(ready: Path, root: Path, packages: Sequence[Package], python: str) -> None:
     """Write down what the image holds, and its name: that of its contents."""
     digest = hashlib.sha256()
     for name in (KERNEL, INITRD, DISK):
+        (ready / name).chmod(0o644)  # a monitor may be somebody else
         with (ready / name).open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     programs = _programs(root)

@@ -32,8 +32,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+VSOCK = "/dev/vsock"
 PORTS = ("/dev/vport0p", "/dev/vport1p", "/dev/vport2p")
 FIRST_PORT = 1
+VSOCK_PORTS = range(2, 10)  # of places; `plan.PLACES` many
+GET_LOCAL_CID, NO_CID = 0x7B9, 0xFFFFFFFF
 WORKSPACE, GROUPS = "/workspace", "/sys/fs/cgroup"
 PLACES = f"{GROUPS}/places"
 CONTROLLERS = "+memory +pids +cpu"
@@ -94,20 +97,66 @@ def prepare() -> None:
             pass  # a kernel without it has nothing to switch off
 
 
+class SerialPorts:
+    """Be the ports of a monitor that has them: they have names."""
+
+    is_there_with_host = False  # one can be opened before anybody is at its other end
+
+    def __init__(self, name: str):
+        self.name, self.first = name, open_port(f"{name}{FIRST_PORT}")
+
+    def open(self, number: int) -> int:
+        """Open another port."""
+        return open_port(f"{self.name}{number}")
+
+
+class VsockPorts:
+    """Be the ports of a monitor that has a vsock instead.
+
+    The first is a call to the host, once all others can be called from there. Their numbers are of those that no
+    program may take.
+    """
+
+    is_there_with_host = True
+
+    def __init__(self) -> None:
+        with open(VSOCK, "rb") as device:
+            (number,) = struct.unpack("I", fcntl.ioctl(device, GET_LOCAL_CID, bytes(4)))
+        if number == NO_CID:
+            raise OSError("there is no vsock device")
+        self.listeners = {port: self._listen(port) for port in VSOCK_PORTS}
+        with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as own:
+            own.connect((socket.VMADDR_CID_HOST, FIRST_PORT))
+            self.first = own.detach()
+
+    def _listen(self, port: int) -> socket.socket:
+        listener = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+        listener.bind((socket.VMADDR_CID_ANY, port))
+        listener.listen(1)
+        return listener
+
+    def open(self, number: int) -> int:
+        """Take the host's call; there is one for each, and no other."""
+        with self.listeners.pop(number) as listener:
+            taken, _ = listener.accept()
+        return taken.detach()
+
+
 class Host:
     """Read messages of whoever started the machine."""
 
     def __init__(self) -> None:
-        self.name, self.port = self._find()
+        self.all = self._find()
+        self.port = self.all.first
         self.ports = {FIRST_PORT: self.port}
-        self.is_known = False
+        self.is_known = self.all.is_there_with_host
 
-    def _find(self) -> tuple[str, int]:
-        """Open the first port as soon as it is there; return what the names of all begin with, and it."""
+    def _find(self) -> SerialPorts | VsockPorts:
+        """Open the first port as soon as it is there."""
         while True:
-            for name in PORTS:
+            for name in (*PORTS, VSOCK):
                 try:
-                    return name, open_port(f"{name}{FIRST_PORT}")
+                    return VsockPorts() if name == VSOCK else SerialPorts(name)
                 except OSError:
                     continue
             time.sleep(0.005)
@@ -115,7 +164,7 @@ class Host:
     def port_number(self, number: int) -> int:
         """Return another port, which stays open: closing it would be one more thing to wait for."""
         if number not in self.ports:
-            self.ports[number] = open_port(f"{self.name}{number}")
+            self.ports[number] = self.all.open(number)
         return self.ports[number]
 
     def message(self) -> dict[str, Any]:

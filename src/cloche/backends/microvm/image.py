@@ -12,7 +12,7 @@ from pathlib import Path
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import Engine, Language
 
-FORMAT = 2  # of the folder, and of what the first process is told
+FORMAT = 3  # of the folder, and of what the first process is told
 KERNEL, INITRD, DISK, MANIFEST, POINTER = "kernel", "initrd", "root.ext4", "manifest.json", "current"
 VARIABLE = "CLOCHE_MICROVM_IMAGE"
 BUILD_IT = 'Build them of the distribution\'s packages: "cloche images build".'
@@ -71,7 +71,7 @@ def point_to(name: str) -> None:
     beside.replace(place_of_images() / POINTER)
 
 
-def find_image() -> Image:
+def find_image(backend: str = "microvm") -> Image:
     """Return the image that is used: the folder in CLOCHE_MICROVM_IMAGE, else what was built last.
 
     Raises BackendUnavailable, saying how to get one.
@@ -84,7 +84,7 @@ def find_image() -> Image:
         where = f" in {named} ({VARIABLE})" if named else ""
         why = "" if isinstance(error, FileNotFoundError) else f": {error}"
         raise BackendUnavailable(
-            f'backend "microvm": there is no kernel and root disk{where}{why}.', remedy=BUILD_IT
+            f'backend "{backend}": there is no kernel and root disk{where}{why}.', remedy=BUILD_IT
         ) from error
 
 

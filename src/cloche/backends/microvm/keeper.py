@@ -33,13 +33,14 @@ def become_monitor(order: dict[str, Any]) -> None:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         user = order["user"]
-        if user:
+        if "cell" in order:
+            if user:
+                become_user(user)
+        elif user:
             is_apart = libc.unshare(NEWNS | NEWNET | NEWIPC) == 0  # a root without that power has its id left to give
             if is_apart and order["devices"]:
                 show_devices(libc, order["devices"], user)
-            os.setgroups([])
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
+            become_user(user)
         else:
             libc.unshare(NEWUSER | NEWNET | NEWIPC)  # where an ordinary user may not, QEMU's own filter is left
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -55,6 +56,13 @@ def become_monitor(order: dict[str, Any]) -> None:
         os.write(2, f"cannot start {order['argv'][0]}: {error}\n".encode())
     finally:
         os._exit(CANNOT_START)
+
+
+def become_user(user: int) -> None:
+    """Become somebody who has no other groups."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
 
 
 def show_devices(libc: Any, devices: dict[str, int], user: int) -> None:
@@ -80,14 +88,30 @@ def caller_watch() -> list[int]:
         return []
 
 
+def has_cell(order: dict[str, Any]) -> bool:
+    """Make the root that the monitor is to have; tell whether it was made."""
+    import runpy  # nobody else's start should wait for it
+
+    place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cell.py")
+    try:
+        runpy.run_path(place)["enter"](ctypes.CDLL(None, use_errno=True), order)
+    except OSError as error:
+        os.write(2, f"cannot make a root for {order['argv'][0]}: {error}\n".encode())
+        return False
+    order["keeper"] = 0  # seen from the process namespace that the monitor is the first in
+    return True
+
+
 def main() -> int:
     """Start the monitor and wait for its end, or the caller's."""
     order = json.loads(sys.argv[1])
     order["keeper"] = os.getpid()
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the caller's to decide about
     watched = [0, *caller_watch()]
+    if "cell" in order and not has_cell(order):  # before this process is nobody's to look at, for then not even its own
+        return CANNOT_START
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     child = os.fork()
     if child == 0:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):

@@ -25,7 +25,9 @@ ELF = b"\x7fELF"
 # The note by which a kernel says where a monitor may enter it: owner "Xen", type 18.
 ENTRY_NOTES = tuple(struct.pack("<III", 4, size, 18) + b"Xen\0" for size in (4, 8))
 # In the order in which they are loaded; what they depend on comes before them.
-WANTED_MODULES = ("virtio_mmio", "virtio_blk", "virtio_console", "crc32c_generic", "ext4")
+WANTED_MODULES = (
+    "virtio_mmio", "virtio_blk", "virtio_console", "vmw_vsock_virtio_transport", "crc32c_generic", "ext4",
+)  # fmt: skip
 _DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
 TRAILER = "TRAILER!!!"
 

@@ -13,51 +13,29 @@ import itertools
 import json
 import logging
 import os
-import random
-import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.errors import StartFailed
 
 from ..containers.frames import Link
 from ..containers.running import read_object
 from ..noting import noted
-from .image import DISK, INITRD, KERNEL, Image
-from .plan import PLACES, Descriptors, Plan, arguments
+from .image import Image
+from .monitor import Leash, Monitor
+from .plan import PLACES, Plan
 from .wires import MachineWire, PortWire
 
 log = logging.getLogger("cloche.microvm")
-PROGRAM = "qemu-system-x86_64"
-KVM = Path("/dev/kvm")
-PLAIN_DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/urandom"))
 TRIED, LEFT = b"H", b"L"
-# Ids that no user of a host has.
-FIRST_ID, IDS = 1_950_000_000, 100_000
 FIRST_OF_PLACES = 2  # among the ports
-BOOT_S: Mapping[str, float] = {"kvm": 20.0, "tcg": 120.0}
 LEAVE_S = 30.0
 MARK_BYTES = 16
-
-
-def monitor_path() -> str:
-    """Return the path of QEMU. Raises BackendUnavailable with the remedy."""
-    found = shutil.which(PROGRAM)
-    if found is None:
-        raise BackendUnavailable(
-            f'backend "microvm": {PROGRAM} is not on PATH.',
-            remedy='Install it, on Debian and Ubuntu: "apt-get install qemu-system-x86".',
-        )
-    return found
 
 
 class Occupant(Protocol):
@@ -99,8 +77,8 @@ class Room:
 class Machine:
     """Hold one running virtual machine. All methods but `kill` block, and are for any thread."""
 
-    def __init__(self, plan: Plan, image: Image, monitor: str):
-        self.plan, self.image, self._monitor = plan, image, monitor
+    def __init__(self, plan: Plan, image: Image, monitor: Monitor):
+        self.plan, self.image, self.monitor = plan, image, monitor
         self.is_lost = False
         self._link: Link | None = None
         self._numbers = itertools.count(1)
@@ -117,34 +95,25 @@ class Machine:
         """Tell whether it was ever started."""
         return self._link is not None
 
-    def boot(self) -> None:
+    @property
+    def boot_s(self) -> float:
+        """Return how long it may take to get ready, in seconds."""
+        return self.monitor.boot_s(self.plan)
+
+    def boot(self, patience_s: float | None = None) -> None:
         """Start it. Raises StartFailed; then nothing is left."""
-        with ExitStack() as always, ExitStack() as on_failure:
-            opened = {name: _opened(always, self.image.folder / name) for name in (KERNEL, INITRD, DISK)}
-            pairs = [socket.socketpair() for _ in range(1 + PLACES)]
-            for ours, theirs in pairs:
-                ours.settimeout(BOOT_S[self.plan.acceleration])  # for a machine to take what it is sent
-                on_failure.callback(ours.close)
-                always.callback(theirs.close)
-            lifeline = self._make_lifeline()
-            always.callback(os.close, lifeline)
-            console, said = os.pipe()
-            on_failure.callback(os.close, console)
-            always.callback(os.close, said)
-            ports = tuple(theirs.fileno() for _, theirs in pairs)
-            given = Descriptors(kernel=opened[KERNEL], initrd=opened[INITRD], disk=opened[DISK], ports=ports)
-            order = {"argv": arguments(self._monitor, self.plan, given), **_identity(self.plan)}
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), json.dumps(order)],
-                    stdin=lifeline, stdout=said, stderr=said, cwd="/", env={}, pass_fds=(*opened.values(), *ports),
-                )  # fmt: skip
-            except OSError as error:
-                self.kill()
-                raise StartFailed(f"the keeper of a virtual machine cannot be started: {error}") from error
-            on_failure.pop_all()
-        own, *self._ports = (ours for ours, _ in pairs)
-        self._link = Link(MachineWire(own, console, process, self.kill), self._hear, self._lose)
+        lifeline = self._make_lifeline()
+        leash = Leash(lifeline=lifeline, kill=self.kill)
+        try:
+            launched = self.monitor.launch(self.plan, self.image, leash, patience_s or self.boot_s)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            os.close(lifeline)
+        self._ports = launched.ports
+        wire = MachineWire(launched.own, launched.console, launched.process, self.kill)
+        self._link = Link(wire, self._hear, self._lose)
 
     def _make_lifeline(self) -> int:
         """Make the pipe that the keeper watches, and return its end. Raises StartFailed once it was killed."""
@@ -155,9 +124,8 @@ class Machine:
             return lifeline
 
     def words(self) -> Sequence[str]:
-        """Return QEMU's words, with the files that it gets as descriptors."""
-        given = Descriptors(kernel=3, initrd=4, disk=5, ports=tuple(range(6, 7 + PLACES)))
-        return arguments(self._monitor, self.plan, given)
+        """Return the words that start its monitor."""
+        return self.monitor.words(self.plan)
 
     def make_room(self, place: Occupant) -> tuple[int, Link, bytes]:
         """Have a place made; return its number, the link to its first process, and the mark to begin with there.
@@ -183,9 +151,10 @@ class Machine:
     def try_out(self, patience_s: float) -> None:
         """Boot it, and see that its first process answers in time; then nothing of it is left. Raises StartFailed."""
         try:
-            self.boot()
+            until = time.monotonic() + patience_s
+            self.boot(patience_s)
             self._tell("try")
-            self._tried.wait(patience_s)
+            self._tried.wait(max(0.0, until - time.monotonic()))
             if self.is_lost or not self._tried.is_set():
                 raise StartFailed(f"the virtual machine did not get ready{self.last_words()}", step="boot")
         except OSError as error:
@@ -278,22 +247,3 @@ def _whole(number: object) -> int:
     if not isinstance(number, int):
         raise ValueError("the virtual machine sent what is no number of a place")
     return number
-
-
-def _opened(stack: ExitStack, path: Path) -> int:
-    """Open a file of an image for reading. Raises StartFailed."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StartFailed(f"{path.name} of the microVM's image cannot be read: {error.strerror}") from error
-    stack.callback(os.close, fd)
-    return fd
-
-
-def _identity(plan: Plan) -> dict[str, Any]:
-    """Return who the monitor is to be: from root an id that nobody has, with its own devices, else whoever we are."""
-    if os.geteuid() != 0:
-        return {"user": 0, "devices": {}}
-    user = FIRST_ID + random.SystemRandom().randrange(IDS)
-    shown = (KVM, *PLAIN_DEVICES) if plan.acceleration == "kvm" else ()
-    return {"user": user, "devices": {path.name: path.stat().st_rdev for path in shown}}

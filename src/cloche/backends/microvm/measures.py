@@ -13,7 +13,13 @@ from .acceleration import Found
 NOT_A_WALL = "software emulation (no KVM): QEMU's authors do not call its translator a security boundary"
 
 
-def measures(found: Found, *, is_root: bool | None = None) -> Mapping[Control, Measure]:
+AROUND: Mapping[str, str] = {
+    "qemu": "QEMU under its own seccomp filter",
+    "firecracker": "Firecracker under its own seccomp filters, in a root of its own",
+}
+
+
+def measures(found: Found, *, is_root: bool | None = None, engine: str = "qemu") -> Mapping[Control, Measure]:
     """Return one measure per control."""
     root = os.geteuid() == 0 if is_root is None else is_root
     return {
@@ -29,7 +35,7 @@ def measures(found: Found, *, is_root: bool | None = None) -> Mapping[Control, M
         Control.DISK: _enforced("tmpfs with size and inode limits in the guest; no disk that could be written"),
         Control.TIME: _enforced("wall clock outside; the machine is killed when it does not obey"),
         Control.OUTPUT: _enforced("bounded buffers outside, flood limit kills"),
-        Control.SYSCALLS: _syscalls(found),
+        Control.SYSCALLS: _syscalls(found, AROUND[engine]),
         Control.IDENTITY: _identity(root),
     }
 
@@ -38,8 +44,7 @@ def _enforced(mechanism: str) -> Measure:
     return Measure(state=State.ENFORCED, mechanism=mechanism)
 
 
-def _syscalls(found: Found) -> Measure:
-    around = "QEMU under its own seccomp filter"
+def _syscalls(found: Found, around: str) -> Measure:
     if found.kind == "kvm":
         return _enforced(f"a kernel of its own on KVM; {around}")
     return Measure(

@@ -15,13 +15,11 @@ from ..containers.boot import boot_message
 from ..containers.container import Container
 from ..noting import noted
 from .image import Image
-from .machine import BOOT_S, Machine
+from .machine import Machine
 
 log = logging.getLogger("cloche.microvm")
 LEAVE_S = 20.0
 OBEY_S = 8.0  # for the machine to end a place
-# A cell of Node.js that shows without end takes up to 19 s to be interrupted, with half a processor, emulated.
-SLOWNESS = {"kvm": 1.0, "tcg": 8.0}
 
 
 class Place(Container[Image]):
@@ -42,7 +40,7 @@ class Place(Container[Image]):
     @property
     def slowness(self) -> float:
         """Return how many times longer than usual one must be patient with what runs in it."""
-        return SLOWNESS[self.machine.plan.acceleration]
+        return self.machine.monitor.slowness(self.machine.plan)
 
     def start(self, preload: Sequence[str]) -> None:
         """Boot the machine when it has not been, and make the place. Raises StartFailed; then nothing of it is left."""
@@ -53,7 +51,7 @@ class Place(Container[Image]):
                 machine.boot()
             self._number, self._link, mark = machine.make_room(self)
             self._link.send_raw(mark + boot_message(preload))
-            self._ready.wait(BOOT_S[machine.plan.acceleration])
+            self._ready.wait(machine.boot_s)
             if self.is_lost or not self._ready.is_set():
                 raise StartFailed(f"the {self.what} did not get ready{machine.last_words()}", step="boot")
             self.start_s = time.time() - self.started_at

@@ -28,6 +28,7 @@ from ..waiting import finish
 from .acceleration import Found
 from .image import Image
 from .machine import Machine
+from .monitor import Monitor
 from .place import Place
 from .plan import MOST_SESSIONS, plan_machine
 from .session_program import PATH, build_session_program
@@ -38,12 +39,14 @@ log = logging.getLogger("cloche.microvm")
 class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
     """Run requests in a virtual machine, one at a time, beside sessions; see core.protocols.OpenSandbox."""
 
-    _advice = "Nothing of it is left; a memory limit of the host may have ended QEMU"
+    _advice = "Nothing of it is left; a memory limit of the host may have ended its monitor"
 
     def __init__(
-        self, *, image: Image, monitor: str, found: Found, policy: Policy, limits: Limits, enforcement: Enforcement
-    ):
+        self, *, name: str, image: Image, monitor: Monitor, found: Found,
+        policy: Policy, limits: Limits, enforcement: Enforcement,
+    ):  # fmt: skip
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self._name = name
         self._image, self._monitor, self._found = image, monitor, found
         self._machine = self._new_machine()
 
@@ -102,7 +105,7 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
             raise
 
     def _kind(self, ground: Image) -> tuple[object, ...]:
-        return "microvm", ground.id, id(self)
+        return self._name, ground.id, id(self)
 
     def _let_go(self, container: Place, *, with_workspace: bool = False) -> None:
         if with_workspace:
@@ -115,8 +118,8 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
 
     def _notes(self, container: Place) -> dict[str, Any]:
         return {
-            "backend": "microvm",
+            "backend": self._name,
             "image": container.machine.image.name,
-            "engine": f"qemu ({self._found.kind})",
+            "engine": f"{self._monitor.engine} ({self._found.kind})",
             "start_s": round(container.start_s, 3),
         }

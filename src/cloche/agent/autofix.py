@@ -1,0 +1,318 @@
+"""Auto-fix: a program that fails is repaired by a language model and run again, for a few rounds.
+
+    from cloche.agent.autofix import AutoFix
+
+    result = cloche.run(code, autofix=AutoFix())               # the endpoint of the configuration
+    result = cloche.run(code, autofix=AutoFix(my_function))    # or a function from a prompt to an answer
+    print(result.fix.message, result.fix.diff)
+
+It sends the code and the end of its output to the model, and nothing else is sent. What the model answers is run in
+the place of the first program, by the same request under the same policy; no answer can change more than the code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import Protocol, runtime_checkable
+
+from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.fixing import (
+    Attempt,
+    FixAnswering,
+    FixAsking,
+    FixEnded,
+    FixEvent,
+    FixReport,
+    FixRound,
+    FixRunning,
+    FixSink,
+    FixStop,
+    FixTask,
+    FixTried,
+    StateLost,
+    code_diff,
+)
+from cloche.core.levels import Level
+from cloche.core.result import Result
+from cloche.core.units import parse_duration
+from cloche.runtime.config_autofix import AutoFixSettings, parse_rounds, parse_tokens
+from cloche.runtime.settings import load_settings
+
+from .approval import in_own_thread
+from .autofix_endpoint import Endpoint, Heard, ModelFailed, Reply
+from .autofix_extract import MOST_REPLY_CHARS, Extracted, extract_code
+from .autofix_prompt import build_prompt, error_line, signature, tokens_of
+from .wording import sendable
+
+Ask = Callable[[str], str | None] | Callable[[str], Awaitable[str | None]]
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Answer questions. `host` says where they go, empty for this process."""
+
+    model: str
+    host: str
+
+    async def ask(self, prompt: str, *, timeout_s: float, heard: Heard) -> Reply:
+        """Return the answer. Raises ModelFailed."""
+        ...
+
+
+class AutoFix:
+    """Repair programs that fail: pass it as `autofix=` to `run`, `arun`, or the `run` of a sandbox or session.
+
+    `model` is a function from the prompt to the answer, sync or async, or an `Endpoint`; without it the configuration
+    names the endpoint (`autofix.base_url`, `autofix.model`, `autofix.api_key`). `max_rounds` is how often a model is
+    asked, `token_budget` how many tokens all rounds may cost, `time_budget` how long they may take in all (seconds, or
+    text such as `5m`); not given, they come from the configuration. `on_event` hears of every step, see
+    `cloche.core.fixing`. One AutoFix serves any number of runs.
+
+    Raises InvalidRequest, and BackendUnavailable where the `openai` package is missing.
+    """
+
+    def __init__(
+        self,
+        model: Ask | Model | None = None,
+        *,
+        max_rounds: int | None = None,
+        token_budget: int | None = None,
+        time_budget: float | str | None = None,
+        on_event: FixSink = lambda _: None,
+        config: str | PathLike[str] | None = None,
+    ):
+        settings = load_settings({"config": config}).autofix
+        self.max_rounds = settings.max_rounds if max_rounds is None else parse_rounds(max_rounds, name="max_rounds")
+        self.token_budget = (
+            settings.token_budget if token_budget is None else parse_tokens(token_budget, name="token_budget")
+        )
+        self.time_budget_s = (
+            settings.time_budget_s if time_budget is None else parse_duration(time_budget, name="time_budget")
+        )
+        self._on_event = on_event
+        self._model = _model_of(model, settings)
+
+    @property
+    def model(self) -> str:
+        """Name the model that is asked."""
+        return self._model.model
+
+    @property
+    def host(self) -> str:
+        """Return where code and output go; empty for a function of this process."""
+        return self._model.host
+
+    async def fix(self, task: FixTask, attempt: Attempt) -> Result:
+        """Run the task's code, and what the model makes of it, until it works or there is a reason to stop."""
+        result = await attempt(task.code)
+        course = _Course(fixer=self, task=task, attempt=attempt, first=result, result=result, code=task.code)
+        result.fix = await course.go()
+        self.tell(FixEnded(report=result.fix))
+        if result is course.result:
+            return result
+        course.result.fix = result.fix
+        result.fix = None  # no report may hold itself
+        return course.result
+
+    def tell(self, event: FixEvent) -> None:
+        """Hand an event to whoever listens."""
+        self._on_event(event)
+
+    async def ask(self, prompt: str, number: int, timeout_s: float) -> Reply:
+        """Ask the model, for so long. Raises ModelFailed."""
+        return await self._model.ask(
+            prompt, timeout_s=timeout_s, heard=lambda chars: self.tell(FixAnswering(number=number, chars=chars))
+        )
+
+
+class _Ended(Exception):
+    """Carry why there will be no further round."""
+
+    def __init__(self, stop: FixStop, message: str):
+        super().__init__(message)
+        self.stop = stop
+
+
+@dataclass(slots=True, kw_only=True)
+class _Course:
+    """Follow one program from its first failure to the end."""
+
+    fixer: AutoFix
+    task: FixTask
+    attempt: Attempt
+    first: Result
+    result: Result  # of the last run
+    code: str  # that ran last
+    refusal: str = ""  # why the code after that did not run
+    tried: str = ""  # the code that was refused
+    tokens: int = 0
+    rounds: list[FixRound] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    errors: set[str] = field(default_factory=set)
+    began: float = field(default_factory=time.monotonic)
+
+    async def go(self) -> FixReport:
+        """Go round by round and report."""
+        if self.first.ok:
+            return self._report(FixStop.NOT_NEEDED, "the program ended well, and no model was asked")
+        self.seen.add(self.code.strip())
+        self.errors.add(signature(self.first))
+        try:
+            if self.first.enforcement.level < Level.CONFINED:
+                raise _Ended(
+                    FixStop.NOT_ISOLATED,
+                    f"level {self.first.enforcement.level} does not isolate what a model writes; use another backend",
+                )
+            for number in range(1, self.fixer.max_rounds + 1):
+                await self._round(number)
+        except _Ended as ended:
+            return self._report(ended.stop, str(ended))
+        last = self.refusal or error_line(self.result)
+        return self._report(FixStop.MAX_ROUNDS, f"not fixed after {_times(len(self.rounds))}; the last: {last}")
+
+    async def _round(self, number: int) -> None:
+        """Ask, take the code, run it. Raises _Ended when that was the last round."""
+        if self.task.keeps_state and self.result.meta.get("state") == "lost":
+            raise _Ended(FixStop.LOST_STATE, "the cell ended the interpreter, and its state is lost")
+        prompt, began = self._prompt(), time.monotonic()
+        left_s = self._time_left()
+        fixer, error = self.fixer, self.refusal or error_line(self.result)
+        fixer.tell(
+            FixAsking(number=number, max_rounds=fixer.max_rounds, model=fixer.model, host=fixer.host, error=error)
+        )
+        try:
+            reply = await self.fixer.ask(prompt, number, left_s)
+        except ModelFailed as failed:
+            raise _Ended(FixStop.MODEL_ERROR, str(failed)) from None
+        reply = replace(reply, text=sendable(reply.text))
+        cost = max(reply.tokens, tokens_of(prompt) + tokens_of(reply.text))
+        self.tokens += cost
+        one = FixRound(number=number, reply=reply.text, tokens=cost, duration_s=time.monotonic() - began)
+        code = self._code_of(reply, one)
+        self.fixer.tell(FixRunning(number=number, code=code))
+        before = self.tried or self.code
+        one = replace(one, code=code, diff=code_diff(before, code))
+        await self._run(one, code, began)
+
+    def _prompt(self) -> str:
+        prompt = build_prompt(self.task, self.tried or self.code, self.result, self.rounds, self.refusal)
+        cost, left = tokens_of(prompt), self.fixer.token_budget - self.tokens
+        if cost > left:
+            raise _Ended(
+                FixStop.TOKEN_BUDGET,
+                f"asking would take about {cost} tokens, and {max(left, 0)} of {self.fixer.token_budget} are left",
+            )
+        return prompt
+
+    def _time_left(self) -> float:
+        left_s = self.began + self.fixer.time_budget_s - time.monotonic()
+        if left_s <= 0:
+            raise _Ended(FixStop.TIME_BUDGET, f"the time budget of {self.fixer.time_budget_s:g} s is used up")
+        return left_s
+
+    def _code_of(self, reply: Reply, one: FixRound) -> str:
+        """Return the program of an answer. Raises _Ended for none, and for one that was there before."""
+        found = Extracted(why_not="the answer was cut off before its end")
+        if not reply.is_cut:
+            found = extract_code(reply.text, language=self.task.language, code=self.tried or self.code)
+        if not found.code:
+            self._keep(replace(one, refusal=found.why_not))
+            raise _Ended(FixStop.NO_CODE, f"nothing to run came back: {found.why_not}")
+        if found.code.strip() in self.seen:
+            self._keep(replace(one, code=found.code, refusal="the code did not change"))
+            raise _Ended(FixStop.UNCHANGED_CODE, "the model returned code that had failed already")
+        self.seen.add(found.code.strip())
+        return found.code
+
+    async def _run(self, one: FixRound, code: str, began: float) -> None:
+        try:
+            self.result = await self.attempt(code)
+        except StateLost as error:
+            self._keep(replace(one, refusal=str(error), duration_s=time.monotonic() - began))
+            raise _Ended(FixStop.LOST_STATE, str(error)) from None
+        except (PolicyDenied, InvalidRequest) as error:
+            self.refusal, self.tried = f"{type(error).__name__}: {error}", code
+            self._keep(replace(one, refusal=self.refusal, duration_s=time.monotonic() - began))
+            self._end_if_repeated(self.refusal, self.refusal)
+            return
+        self.refusal, self.tried, self.code = "", "", code
+        self._keep(replace(one, result=self.result, duration_s=time.monotonic() - began))
+        if self.result.ok:
+            raise _Ended(FixStop.FIXED, f"fixed after {_times(one.number)}")
+        self._end_if_repeated(signature(self.result), error_line(self.result))
+
+    def _end_if_repeated(self, error: str, shown: str) -> None:
+        if error in self.errors:
+            raise _Ended(FixStop.SAME_ERROR, f"the same error came again: {shown}")
+        self.errors.add(error)
+
+    def _keep(self, one: FixRound) -> None:
+        self.rounds.append(one)
+        self.fixer.tell(FixTried(round=one))
+
+    def _report(self, stop: FixStop, message: str) -> FixReport:
+        return FixReport(
+            stop=stop,
+            message=message,
+            code=self.code,
+            diff=code_diff(self.task.code, self.code),
+            first=self.first,
+            rounds=tuple(self.rounds),
+            model=self.fixer.model,
+            host=self.fixer.host,
+            tokens=self.tokens,
+            duration_s=time.monotonic() - self.began,
+        )
+
+
+class _Function:
+    """Ask a function of this process; one that is not async is called in a thread of its own."""
+
+    host = ""
+
+    def __init__(self, function: Ask):
+        self._function = function
+        self.model = getattr(function, "__name__", type(function).__name__)
+
+    async def ask(self, prompt: str, *, timeout_s: float, heard: Heard) -> Reply:
+        clock = asyncio.timeout(timeout_s)
+        try:
+            async with clock:
+                said = await self._call(prompt)
+        except Exception as error:
+            if clock.expired():
+                raise ModelFailed(f"{self.model} did not answer within the time budget") from None
+            raise ModelFailed(f"{self.model} failed: {type(error).__name__}: {error}") from error
+        if said is not None and not isinstance(said, str):
+            raise ModelFailed(f"{self.model} returned {type(said).__name__}, not text")
+        text = said or ""
+        heard(len(text))
+        return Reply(text=text[:MOST_REPLY_CHARS], is_cut=len(text) > MOST_REPLY_CHARS)
+
+    async def _call(self, prompt: str) -> object:
+        function = self._function
+        called = getattr(function, "__call__", None)  # noqa: B004 - of an object whose call is async
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called):
+            said: object = function(prompt)
+        else:
+            said = await in_own_thread(function, prompt)
+        return await said if inspect.isawaitable(said) else said
+
+
+def _model_of(model: Ask | Model | None, settings: AutoFixSettings) -> Model:
+    if model is None:
+        return Endpoint(settings.base_url, settings.model, api_key=settings.key_for_endpoint())
+    if isinstance(model, Model):
+        return model
+    if not callable(model):
+        raise InvalidRequest(f"model: give a function or an Endpoint, not {type(model).__name__}")
+    return _Function(model)
+
+
+def _times(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"

@@ -1,0 +1,192 @@
+"""Firecracker as the monitor: what it is asked for, decided purely, and how a machine of it is started.
+
+Theory of operation: the keeper makes a root for it that holds the image's files, for reading alone, the monitor itself,
+and one folder that it may write to, in memory (`cell.py`). It hands a descriptor of that folder to the caller, who
+reaches the sockets in there by it; no path of the host's leads to them, so nothing is left to remove. Over the API's
+socket the machine is described and started. When its first process is up it calls the host, over the vsock, and then
+the host calls the ports of all places. From there on a machine is the same as under QEMU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.units import MIB
+
+from .firecracker_link import Patience, accepted, called_port, joined, listening, put, received_folder
+from .image import DISK, INITRD, KERNEL, Image
+from .monitor import Launched, Leash, identity, start_keeper
+from .plan import KERNEL_WORDS, PLACES, Plan
+
+PROGRAM, VARIABLE = "firecracker", "CLOCHE_FIRECRACKER"
+INSTALL = "Install Firecracker 1.8 or later and put it on PATH, or name the file in CLOCHE_FIRECRACKER."
+BOOT_S = 20.0
+# Inside the monitor's own root.
+RUN, FILES = "/run", "/image"
+API_SOCKET, VSOCK_SOCKET = "api", "vsock"
+OWN_PORT, GUEST_CID = 1, 3
+EVEN_FROM = 2
+FOUND_BY_LINKER = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")  # for a program that is not whole
+# Its keyboard controller is how a guest tells it that it ends; it has no PCI.
+OWN_WORDS = ("reboot=k", "pci=off", "i8042.noaux", "i8042.nomux", "i8042.dumbkbd")
+_ELF, _PROGRAM_HEADERS_AT, _INTERPRETER = b"\x7fELF", 32, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Hold one call of its API: always PUT."""
+
+    path: str
+    body: Mapping[str, Any]
+
+
+def kernel_words() -> str:
+    """Return the kernel's command line."""
+    return " ".join((*(word for word in KERNEL_WORDS if not word.startswith("reboot=")), *OWN_WORDS))
+
+
+def processors(plan: Plan) -> int:
+    """Return how many processors the machine gets: it takes one, or an even number."""
+    count = plan.processors
+    return count if count < EVEN_FROM else count + count % 2
+
+
+def calls(plan: Plan) -> Sequence[Call]:
+    """Return what describes a machine and starts it: no network device, a disk for reading alone."""
+    return (
+        Call(
+            path="/machine-config",
+            body={"vcpu_count": processors(plan), "mem_size_mib": math.ceil(plan.machine_bytes / MIB), "smt": False},
+        ),
+        Call(
+            path="/boot-source",
+            body={
+                "kernel_image_path": f"{FILES}/{KERNEL}",
+                "initrd_path": f"{FILES}/{INITRD}",
+                "boot_args": kernel_words(),
+            },
+        ),
+        Call(
+            path="/drives/root",
+            body={
+                "drive_id": "root",
+                "path_on_host": f"{FILES}/{DISK}",
+                "is_root_device": False,  # the first file system mounts it
+                "is_read_only": True,
+                "cache_type": "Unsafe",
+                "io_engine": "Sync",
+            },
+        ),
+        Call(path="/vsock", body={"guest_cid": GUEST_CID, "uds_path": f"{RUN}/{VSOCK_SOCKET}"}),
+        Call(path="/actions", body={"action_type": "InstanceStart"}),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Firecracker:
+    """Run machines under Firecracker; `program` is its path, `pace` how many times slower than on KVM they run."""
+
+    program: str
+    pace: float = field(default=1.0)
+    engine: str = "firecracker"
+    can_emulate: bool = False
+
+    def boot_s(self, plan: Plan) -> float:  # noqa: ARG002 - there is KVM alone
+        """Return how long a machine may take to get ready, in seconds."""
+        return BOOT_S * self.pace
+
+    def slowness(self, plan: Plan) -> float:  # noqa: ARG002
+        """Return how many times longer than usual one must be patient with what runs inside."""
+        return self.pace
+
+    def words(self, plan: Plan) -> Sequence[str]:  # noqa: ARG002
+        """Return the words that start it."""
+        return (f"/{PROGRAM}", "--api-sock", f"{RUN}/{API_SOCKET}", "--id", "cloche")
+
+    def order(self, plan: Plan, image: Image, hand: int) -> dict[str, Any]:
+        """Return what the keeper is told: who the monitor is to be, and what its root holds."""
+        files = {f"{FILES}/{name}": str(image.folder / name) for name in (KERNEL, INITRD, DISK)}
+        return {
+            "argv": list(self.words(plan)),
+            **identity(has_kvm=False),
+            "cell": {
+                "hand": hand,
+                "run": RUN,
+                "files": {**files, f"/{PROGRAM}": self.program},
+                "folders": [] if _is_whole(self.program) else list(FOUND_BY_LINKER),
+                "devices": ["/dev/kvm", "/dev/null", "/dev/zero", "/dev/urandom"],
+            },
+        }
+
+    def launch(self, plan: Plan, image: Image, leash: Leash, patience_s: float) -> Launched:
+        """Start a machine; it has booted when this returns. Raises StartFailed."""
+        with ExitStack() as always, ExitStack() as on_failure:
+            hand, theirs = socket.socketpair()
+            always.callback(hand.close)
+            console, said = os.pipe()
+            on_failure.callback(os.close, console)
+            try:
+                process = start_keeper(self.order(plan, image, theirs.fileno()), leash, said, (theirs.fileno(),))
+            finally:
+                theirs.close()
+                os.close(said)
+            on_failure.callback(process.wait)
+            on_failure.callback(leash.kill)
+            patience = Patience(console=console, s=patience_s)
+            try:
+                streams = _streams(hand, plan, patience, always, on_failure)
+            except (OSError, ValueError) as error:
+                raise StartFailed(f"Firecracker does not answer: {error}{patience.words()}", step="boot") from error
+            on_failure.pop_all()
+        own, *ports = streams
+        return Launched(own=own, ports=ports, console=console, process=process)
+
+
+def _streams(
+    hand: socket.socket, plan: Plan, patience: Patience, always: ExitStack, on_failure: ExitStack
+) -> list[socket.socket]:
+    """Describe a machine to a monitor that has just been started, and return the streams that lead there."""
+    folder = received_folder(hand, patience)
+    always.callback(os.close, folder)
+    listener = listening(folder, f"{VSOCK_SOCKET}_{OWN_PORT}")
+    always.callback(listener.close)
+    with joined(folder, API_SOCKET, patience) as api:
+        for one in calls(plan):
+            put(api, one.path, one.body, patience)
+    streams = [accepted(listener, folder, f"{VSOCK_SOCKET}_{OWN_PORT}", patience)]
+    on_failure.callback(streams[0].close)
+    for port in range(OWN_PORT + 1, OWN_PORT + 1 + PLACES):
+        streams.append(called_port(folder, VSOCK_SOCKET, port, patience))
+        on_failure.callback(streams[-1].close)
+    return streams
+
+
+def find_firecracker() -> Firecracker:
+    """Return Firecracker: the file in CLOCHE_FIRECRACKER, else the one on PATH. Raises BackendUnavailable."""
+    named = os.environ.get(VARIABLE)
+    found = shutil.which(named or PROGRAM)
+    if found is None:
+        where = f"{named} ({VARIABLE}) is no program" if named else f"{PROGRAM} is not on PATH"
+        raise BackendUnavailable(f'backend "firecracker": {where}.', remedy=INSTALL)
+    return Firecracker(program=str(Path(found).resolve()))
+
+
+def _is_whole(program: str) -> bool:
+    """Tell whether a program needs no other file: an ELF file without an interpreter, as Firecracker's releases are."""
+    with open(program, "rb") as file:
+        head = file.read(4096)
+    if not head.startswith(_ELF):
+        return False
+    start = int.from_bytes(head[_PROGRAM_HEADERS_AT : _PROGRAM_HEADERS_AT + 8], "little")
+    size, count = (int.from_bytes(head[at : at + 2], "little") for at in (54, 56))
+    kinds = (int.from_bytes(head[at : at + 4], "little") for at in range(start, start + size * count, size))
+    return _INTERPRETER not in kinds
