@@ -68,6 +68,14 @@ def _nothing_is_left_behind() -> Iterator[None]:
     assert not left, "the session left behind:\n" + "\n".join(left)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _audit_logs_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the command line write its audit log to a folder of the tests'."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def docker_daemon() -> Iterator[Daemon]:
     """Give a docker daemon of the tests' own."""

@@ -20,6 +20,7 @@ from .core.policy import Policy
 from .core.protocols import CodeSandbox
 from .core.result import Result
 from .runtime import bridge, here
+from .runtime.audit import Audit
 from .runtime.execute import OnOutput, arun, prepare
 from .runtime.inputs import Files
 from .runtime.options import SandboxOptions, given
@@ -115,6 +116,11 @@ class Sandbox:
     def notes(self) -> Mapping[str, Any]:
         """Return what results say of how the backend was found: `choice` of `auto`, `fallback`."""
         return self._sandbox.notes
+
+    @property
+    def audit(self) -> Audit | None:
+        """Return the log in which runs are recorded, None where that is off."""
+        return self._sandbox.audit
 
     def __enter__(self) -> Self:
         keeper = self._keeper = _Keeper(self._sandbox)

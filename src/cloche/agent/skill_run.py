@@ -15,11 +15,11 @@ from cloche.core.result import Result
 from cloche.core.units import format_size
 from cloche.runtime import bridge
 from cloche.runtime.config_sources import Places, stranger_origins
-from cloche.runtime.execute import Job, OnOutput, Prepared, make_job, make_sink, prepare_beside, run_in
+from cloche.runtime.execute import Job, OnOutput, Prepared, make_job, make_sink, prepare_beside, run_once
 from cloche.runtime.inputs import Files
 from cloche.runtime.options import SandboxOptions, given
-from cloche.runtime.settings import load_settings
-from cloche.runtime.slots import shared_slots
+from cloche.runtime.recording import note_fallback, refusals
+from cloche.runtime.settings import Settings, load_settings
 
 from .skill import Script, Skill
 from .skill_policy import Terms, agree
@@ -30,6 +30,10 @@ def terms_for(skill: Skill, script: Script | None = None, /, **options: Unpack[S
 
     Raises InvalidRequest for keywords or a configuration that is wrong.
     """
+    return _agree(skill, _settings_for(options), options, script)
+
+
+def _settings_for(options: SandboxOptions) -> Settings:
     asked = given(options)
     if asked.get("network") not in (None, False, "off"):
         raise InvalidRequest("network: a skill has no network; leave it out")
@@ -39,7 +43,11 @@ def terms_for(skill: Skill, script: Script | None = None, /, **options: Unpack[S
     settings = load_settings(asked)
     if "backend" not in asked and chosen is not None:
         settings = dataclasses.replace(settings, backend=str(getattr(chosen, "name", "")))
-    places = Places(environ=os.environ, config_file=asked.get("config"))
+    return settings
+
+
+def _agree(skill: Skill, settings: Settings, options: SandboxOptions, script: Script | None) -> Terms:
+    places = Places(environ=os.environ, config_file=options.get("config"))
     return agree(skill, settings, strangers=stranger_origins(places), script=script)
 
 
@@ -64,14 +72,16 @@ async def arun_skill(
     run here, and whatever `cloche.run` raises.
     """
     chosen = skill.script(script)
-    terms = terms_for(skill, chosen, **options)
-    if terms.refusals:
-        raise PolicyDenied(f"skill {skill.name}: {'; '.join(map(str, terms.refusals))}")
+    settings = _settings_for(options)
+    terms = _agree(skill, settings, options, chosen)
+    with refusals(settings, language=chosen.runtime):
+        if terms.refusals:
+            raise PolicyDenied(f"skill {skill.name}: {'; '.join(map(str, terms.refusals))}")
     prepared = await prepare_beside(**_agreed(options, terms))
     job = await _job(skill, chosen, prepared, argv=argv, stdin=stdin, env=env, files=files)
     sink = make_sink(on_output, on_event)
-    async with shared_slots().hold(), prepared.backend.open(prepared.policy, prepared.limits) as opened:
-        return await run_in(opened, prepared, job, sink=sink, out=out, spill=spill)
+    note_fallback(prepared.audit, prepared.notes)
+    return await run_once(prepared, job, sink=sink, out=out, spill=spill)
 
 
 def run_skill(skill: Skill, script: str | None = None, **keywords: Any) -> Result:  # noqa: ANN401 - those of arun_skill

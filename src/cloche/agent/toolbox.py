@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
-from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileError
+from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest, SandboxFileError
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import DEFAULT_LANGUAGES
@@ -29,7 +31,9 @@ from cloche.core.result import Result
 from cloche.core.tiers import TIERS, parse_tier
 from cloche.core.units import MIB
 from cloche.runtime import bridge
+from cloche.runtime.audit import Audit, acting
 from cloche.runtime.options import SandboxOptions, given
+from cloche.runtime.recording import Execution, recorded
 from cloche.runtime.sandbox import AsyncSandbox
 from cloche.runtime.settings import Settings, load_settings
 
@@ -39,6 +43,7 @@ from .catalog import Deed, Tool, risk_of, told_on_host, tool_named, tools_of
 from .host import run_on_host
 from .risk import Risk
 from .roots import Roots
+from .telling import record_decision, told_model, traced_call
 from .wording import MOST_CHARS, MOST_IMAGES, Image, clip, images_of, sendable, value_text, what_happened
 
 DEFAULT_TIER = 3
@@ -68,7 +73,7 @@ class Toolbox:
 
     `approve` decides about HIGH and CRITICAL calls, and is waited for `patience_s` seconds; without it they are denied.
     `roots` maps `/memory` and `/configs` to host folders that the file tools may use, instead of those that are
-    configured. `on_event` hears of approvals.
+    configured. `on_event` hears of approvals; with `audit=True` they are recorded, and so is what runs.
     Raises InvalidRequest for settings that do not fit, as `AsyncSandbox` does.
     """
 
@@ -83,7 +88,8 @@ class Toolbox:
     ):
         self.tier = _tier_of(options)
         self.tools = tools_of(self.tier)
-        self._gate = Gate(approve, patience_s=patience_s, on_event=on_event)
+        self._gate = Gate(approve, patience_s=patience_s, on_event=self._heard)
+        self._on_event = on_event
         self._roots = Roots.configured(_settings_of(options)) if roots is None else Roots(roots)
         self._sandbox = AsyncSandbox(**_with_tier(options, self.tier))
         if self._sandbox.policy.languages == DEFAULT_LANGUAGES:  # nobody chose: `code.execute` brings its own
@@ -158,6 +164,15 @@ class Toolbox:
         """Return the most that a call may use."""
         return self._sandbox.limits
 
+    @property
+    def audit(self) -> Audit | None:
+        """Return the log in which decisions and runs are recorded, None where that is off."""
+        return self._sandbox.audit
+
+    def _heard(self, event: ApprovalEvent) -> None:
+        record_decision(self.audit, event)
+        self._on_event(event)
+
     def risk(self, name: str) -> Risk:
         """Return the risk of a tool here. Raises InvalidRequest for one that this tier does not have."""
         return self._risk(tool_named(name, self.tier))
@@ -226,6 +241,8 @@ class Toolbox:
     async def _answered(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
         try:
             answer = await self._approved_and_done(name, arguments)
+        except AuditFailed as error:
+            answer = Answer(text=told_model(error), is_error=True)
         except ClocheError as error:
             answer = Answer(text=clip(f"{type(error).__name__}: {error}"), is_error=True)
         except Exception as error:
@@ -238,8 +255,14 @@ class Toolbox:
         read = read_arguments(tool, {} if arguments is None else arguments)
         # A copy: what runs is what was asked for, whatever an approver does to its request.
         asked = ApprovalRequest(tool=tool.name, risk=self._risk(tool), arguments=dict(read), rules=self._rules(tool))
-        await self._gate.pass_through(asked)
-        return await _DEEDS[tool.deed](self, tool, read)
+        call = secrets.token_hex(8)
+        with traced_call(tool, call) as failed, acting(tool=tool.name, call=call):
+            decision = await self._gate.pass_through(asked)
+            with acting(approved_by=decision.by) if decision else nullcontext():
+                answer = await _DEEDS[tool.deed](self, tool, read)
+            if answer.is_error:
+                failed(str(answer.result.status) if answer.result else "error")
+            return answer
 
     async def run_code(self, code: str, language: str = "python", timeout: float = 30) -> dict[str, Any]:  # noqa: ASYNC109
         """Run code, and return `output` (what a model is told), stdout, stderr, value, status and exit_code."""
@@ -294,7 +317,9 @@ class Toolbox:
 
     async def _run_on_host(self, _: Tool, read: Mapping[str, Any]) -> Answer:
         limits = self.limits.with_changes(timeout_s=self._timeout_s(read))
-        result = await run_on_host(read["shell"], read["command"], limits)
+        running = partial(run_on_host, read["shell"], read["command"], limits)
+        told = Execution(kind="host", backend="host", language=read["shell"], code=read["command"], limits=limits)
+        result = await recorded(running, self.audit, told)
         return await self._answer(result, limits, is_kept=False)
 
     def _timeout_s(self, read: Mapping[str, Any]) -> float:

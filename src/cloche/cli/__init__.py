@@ -8,10 +8,15 @@ import os
 def main() -> None:
     """Run the `cloche` command and exit with its code."""
     _occupy_standard_streams()
+    from cloche.runtime.audit import switch_on
+
     from .app import app
+    from .exits import say_losses
     from .skill_verbs import skill
 
     app.add_typer(skill, name="skill")
+    switch_on("cli")
+    say_losses()
     app(prog_name="cloche")
 
 

@@ -10,6 +10,7 @@ import typer
 from cloche import __version__
 
 from .agent_verbs import approvals, tools
+from .audit_verbs import verbs as audit
 from .exits import guarded
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ images = typer.Typer(help="Build what backends run in.", no_args_is_help=True, r
 app.add_typer(sandbox, name="sandbox")
 app.add_typer(config, name="config")
 app.add_typer(images, name="images")
+app.add_typer(audit, name="audit")
 app.add_typer(tools, name="tools")
 app.add_typer(approvals, name="approvals")
 

@@ -7,6 +7,7 @@ it, 2 wrong usage, 130 Ctrl-C, 143 terminated, 141 nobody reads the output any m
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -56,6 +57,18 @@ def say(text: str) -> None:
     """Print one line about the run on stderr."""
     line = neutralise(" ".join(text.splitlines()))
     print(f"cloche: {line}", file=sys.stderr, flush=True)
+
+
+class _Losses(logging.Handler):
+    """Say what the audit log has lost."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
+def say_losses() -> None:
+    """Print a line on stderr for every event that is missing from the audit log."""
+    logging.getLogger("cloche.audit").addHandler(_Losses())
 
 
 def _report(error: Exception, text: str, *, debug: bool, as_json: bool) -> None:

@@ -51,6 +51,10 @@ class StartFailed(ClocheError):
         self.errno = errno
 
 
+class AuditFailed(ClocheError):
+    """Blame the environment: the audit log cannot be written, and where it is on nothing runs without it."""
+
+
 class OutcomeUnknown(ClocheError):
     """Report a link lost after the code was sent: it may or may not have run. Do not retry blindly."""
 

@@ -51,6 +51,7 @@ POLICY_WORDS = (
 )  # fmt: skip
 
 ANY_LANGUAGE = "*"
+AUDIT_KEEPS = ("code", "output")
 # The agent's own folders, which the operator keeps on the host.
 ROOTS = ("memory", "configs")
 MAX_TEXT_CHARS = 4096
@@ -146,6 +147,22 @@ def _read_warm(value: object, *, name: str) -> Words:
     if word is None or not isinstance(value, bool | str):
         raise InvalidRequest(f"{name}: {_shown(value)} is neither true nor false")
     return {"warm": word}
+
+
+def _read_audit(value: object, *, name: str) -> Words:
+    """Read on or off; a folder means on, in that folder."""
+    word = {"true": True, "on": True, "false": False, "off": False}.get(str(value).strip().lower())
+    if word is not None and isinstance(value, bool | str):
+        return {"audit": word}
+    folder = os.path.expanduser(_read_text(os.fspath(value) if isinstance(value, os.PathLike) else value, name=name))
+    if not os.path.isabs(folder) or "\0" in folder:
+        raise InvalidRequest(f"{name}: {_shown(value)} is neither on nor off, nor the absolute path of a folder")
+    return {"audit": True, "audit_folder": os.path.normpath(folder)}
+
+
+def _read_audit_keep(value: object, *, name: str) -> Words:
+    listed = [] if value is False or value == "none" else _read_list(value, name=name)
+    return {"audit_keep": tuple(_one_of(AUDIT_KEEPS, what, name=name) for what in listed)}
 
 
 def _read_preload(value: object, *, name: str) -> Words:
@@ -297,6 +314,8 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "best_effort": _read_best_effort,
     "prefer": _read_prefer,
     "fallback": _read_fallback,
+    "audit": _read_audit,
+    "audit_keep": _read_audit_keep,
     "autofix": read_autofix,
     "skill_path": lambda value, *, name: {"skill_path": _read_list(value, name=name)},
 }
@@ -315,7 +334,7 @@ ARGUMENT_READERS: Mapping[str, Reader] = {
     if key in {
         "timeout", "memory", "cpus", "pids", "disk", "network", "network_allow", "preset", "tier",
         "backend", "image", "require", "best_effort", "packages", "output_limit", "screen",
-        "level", "languages", "warm", "preload", "prefer", "fallback", "trusted",
+        "level", "languages", "warm", "preload", "prefer", "fallback", "trusted", "audit",
     }
 }  # fmt: skip
 VARIABLE_READERS: Mapping[str, Reader] = {
@@ -326,7 +345,7 @@ VARIABLE_READERS: Mapping[str, Reader] = {
         for word in (
             "memory", "cpus", "pids", "disk", "network",
             "preset", "tier", "require", "screen", "output_limit", "warm", "preload",
-            "prefer", "fallback",
+            "prefer", "fallback", "audit", "audit_keep",
         )
     },
     **{f"CLOCHE_IMAGE_{lang.upper()}": partial(_read_image, language=lang) for lang in LANGUAGES},

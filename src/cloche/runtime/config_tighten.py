@@ -124,6 +124,7 @@ _RULES: Mapping[str, Callable[[Any, Any], bool]] = {
     "preload": lambda new, old: not set(new) <= set(old),
     "prefer": lambda new, old: new == "fastest" != old,
     "fallback": lambda new, old: new != "none" and new != old,
+    "audit": lambda new, old: not new and old is not False,  # where and what is kept is the owner's choice alone
     **dict.fromkeys(NUMBERS, lambda new, old: new > old),
 }
 
@@ -189,6 +190,7 @@ def _tightness(word: str, value: Any) -> float:  # noqa: ANN401  # as many types
         "warm": lambda is_warm: not is_warm,
         "prefer": lambda prefer: prefer == "strongest",
         "fallback": lambda fallback: fallback == "none",
+        "audit": bool,
         **dict.fromkeys((f"roots.{root}" for root in ROOTS), lambda folder: not folder),
     }
     return tables[word](value) if word in tables else 0.0

@@ -25,12 +25,14 @@ from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 
+from .audit import Audit, audit_for
 from .config_keys import Prefer
 from .factory import policy_for, provider_named
 from .fallback import LOCAL, check_local, fall_back
 from .fixing import check_fixer, run_fixing
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
 from .options import SandboxOptions, given
+from .recording import Execution, is_wanted, note_fallback, recorded, refusals
 from .selection import Found, Wish, find
 from .settings import Settings, check_runnable, load_settings
 from .slots import shared_slots
@@ -45,13 +47,17 @@ log = logging.getLogger("cloche.runtime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Hold everything that is settled before a sandbox opens; results carry `notes` in their meta."""
+    """Hold everything that is settled before a sandbox opens; results carry `notes` in their meta.
+
+    `audit` is where it is recorded, None where that is off.
+    """
 
     settings: Settings
     backend: Backend
     policy: Policy
     limits: Limits
     notes: Mapping[str, Any] = field(default_factory=dict)
+    audit: Audit | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,7 @@ async def arun(
     trusted: bool | None = None,
     warm: bool | None = None,
     preload: Sequence[str] | None = None,
+    audit: bool | str | PathLike[str] | None = None,
     config: str | PathLike[str] | None = None,
     on_output: OnOutput | None = None,
     on_event: Sink | None = None,
@@ -119,18 +126,20 @@ async def arun(
         timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, output_limit=output_limit,
         network=network, network_allow=network_allow, preset=preset, tier=tier, backend=backend, image=image,
         require=require, best_effort=best_effort, packages=packages, languages=languages, screen=screen,
-        level=level, prefer=prefer, fallback=fallback, trusted=trusted, warm=warm, preload=preload, config=config,
+        level=level, prefer=prefer, fallback=fallback, trusted=trusted, warm=warm, preload=preload, audit=audit,
+        config=config,
     )  # fmt: skip
     prepared = await prepare_beside(**options)
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
     job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)
     sink = make_sink(on_output, on_event)
+    note_fallback(prepared.audit, prepared.notes)
     if fixer is None:
-        return await _run_once(prepared, job, sink=sink, out=out, spill=spill)
-    return await run_fixing(fixer, prepared, job, lambda one: _run_once(prepared, one, sink=sink, spill=spill), out)
+        return await run_once(prepared, job, sink=sink, out=out, spill=spill)
+    return await run_fixing(fixer, prepared, job, lambda one: run_once(prepared, one, sink=sink, spill=spill), out)
 
 
-async def _run_once(
+async def run_once(
     prepared: Prepared,
     job: Job,
     *,
@@ -189,13 +198,19 @@ def _read_order(options: SandboxOptions) -> Order:
     else:
         chosen = None
     settings = load_settings(arguments)
-    check_runnable(settings)
+    with refusals(settings):
+        check_runnable(settings)
     _check_packages(settings.policy)
     return Order(settings=settings, given=chosen, wants_image="image" in arguments)
 
 
 def _find(order: Order) -> Found:
     """Return the backend with the policy for it, that of a fallback where the policy has one."""
+    with refusals(order.settings):
+        return _find_backend(order)
+
+
+def _find_backend(order: Order) -> Found:
     settings = order.settings
     if order.given is not None:
         return Found(backend=order.given, policy=settings.policy)
@@ -212,8 +227,9 @@ def _prepared(order: Order, found: Found) -> Prepared:
     limits = order.settings.limits
     log.debug("backend %s, policy %s, limits %s", found.backend.name, found.policy, limits)
     return Prepared(
-        settings=order.settings, backend=found.backend, policy=found.policy, limits=limits, notes=found.notes
-    )
+        settings=order.settings, backend=found.backend, policy=found.policy, limits=limits, notes=found.notes,
+        audit=audit_for(order.settings),
+    )  # fmt: skip
 
 
 async def make_job(
@@ -230,8 +246,9 @@ async def make_job(
     """Check the arguments of one run against the rules, and read what they name."""
     if code is not None and not isinstance(code, str):
         raise InvalidRequest(f"code: give text, not {type(code).__name__}")
-    name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
-    findings = apply_screen(prepared.policy.screen, name, code) if code is not None else ()
+    with refusals(prepared.settings, language=language, code=code):
+        name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
+        findings = apply_screen(prepared.policy.screen, name, code) if code is not None else ()
     inputs = await _gather(files, prepared.limits)
     request = Request(
         code=code,
@@ -293,7 +310,30 @@ async def run_in(
     out: str | PathLike[str] | None = None,
     spill: str | PathLike[str] | None = None,
 ) -> Result:
-    """Run a job in an open sandbox, complete the result's meta, and copy its files to `out` when given."""
+    """Run a job in an open sandbox, complete the result's meta, and copy its files to `out` when given.
+
+    Raises AuditFailed, with nothing run, where the audit is on and cannot be written.
+    """
+    if is_wanted(prepared.audit):
+        running = functools.partial(_run_job, opened, prepared, job, sink, spill)
+        result = await recorded(running, prepared.audit, _execution(prepared, job.request))
+    else:
+        result = await _run_job(opened, prepared, job, sink, spill)
+    if out is not None:
+        await copy_out(result, out)
+    return result
+
+
+def _execution(prepared: Prepared, request: Request) -> Execution:
+    return Execution(
+        kind="run", backend=prepared.backend.name, language=request.language, code=request.code, argv=request.argv,
+        env=request.env, limits=prepared.limits, timeout_s=request.timeout_s, policy=prepared.policy,
+    )  # fmt: skip
+
+
+async def _run_job(
+    opened: OpenSandbox, prepared: Prepared, job: Job, sink: Sink | None, spill: str | PathLike[str] | None
+) -> Result:
     notes = dict(job.notes)
     if spill is not None:
         with Spill(spill, sink) as spilling:
@@ -317,8 +357,6 @@ async def run_in(
         result.exit_code,
         result.duration,
     )
-    if out is not None:
-        await copy_out(result, out)
     return result
 
 

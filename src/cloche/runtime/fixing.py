@@ -17,6 +17,8 @@ from cloche.core.levels import Level
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 
+from .audit import sha256_of
+
 if TYPE_CHECKING:
     from .execute import Job, Prepared
 
@@ -54,16 +56,27 @@ async def run_fixing(
     """Let `fixer` run the job with its own code and with other code; the files of the last run go to `out`."""
     from .execute import copy_out
 
-    request = job.request
+    request, tried = job.request, 0
 
     async def attempt(code: str) -> Result:
+        nonlocal tried
         if not isinstance(code, str):
             raise InvalidRequest(f"code: give text, not {type(code).__name__}")
         findings = apply_screen(prepared.policy.screen, request.language, code)
         notes = {name: value for name, value in job.notes.items() if name != "screen"}
         if findings:
             notes["screen"] = [str(finding) for finding in findings]
-        return await run(replace(job, request=replace(request, code=code), notes=notes))
+        result = await run(replace(job, request=replace(request, code=code), notes=notes))
+        if prepared.audit is not None and tried:
+            prepared.audit.note(
+                "fix_round",
+                round=tried,
+                code_sha256=sha256_of(code),
+                status=str(result.status),
+                is_fixed=result.ok,
+            )
+        tried += 1
+        return result
 
     limits = prepared.limits.with_changes(timeout_s=request.timeout_s)
     notes = {"network": prepared.policy.network}

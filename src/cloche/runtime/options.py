@@ -34,6 +34,7 @@ class SandboxOptions(TypedDict, total=False):
     - languages: the names that may be run; csharp is not among the default ones.
     - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
     - preload: modules that are already loaded when the code starts ("numpy", "pandas").
+    - audit: true writes an audit log, and a path does so in that folder; false does not.
     - screen: the look at Python's syntax tree before a run: "off", "warn" or "block".
     """
 
@@ -60,6 +61,7 @@ class SandboxOptions(TypedDict, total=False):
     prefer: Prefer | None
     fallback: Fallback | None
     trusted: bool | None
+    audit: bool | str | PathLike[str] | None
     config: str | PathLike[str] | None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from os import PathLike
 from types import TracebackType
@@ -17,12 +17,15 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import OpenSandbox, OpenSession, SupportsBatchFiles, SupportsFork, SupportsSessions
 from cloche.core.request import InputFile
 from cloche.core.result import Result
+from cloche.core.screen import Finding, apply_screen
 from cloche.core.units import MIB, parse_duration
 
+from .audit import Audit
 from .execute import Job, OnOutput, Prepared, check_language, make_job, make_sink, prepare, run_in
 from .fixing import check_fixer, run_fixing
 from .inputs import Files, gather_files, read_env
 from .options import SandboxOptions
+from .recording import Execution, is_wanted, note_fallback, recorded, refusals
 from .session import AsyncSession
 from .slots import shared_slots
 from .streaming import streamed
@@ -85,9 +88,15 @@ class AsyncSandbox:
         """Return what results say of how the backend was found: `choice` of `auto`, `fallback`."""
         return self._prepared.notes
 
+    @property
+    def audit(self) -> Audit | None:
+        """Return the log in which runs are recorded, None where that is off."""
+        return self._prepared.audit
+
     async def __aenter__(self) -> Self:
         if self._opened is not None:
             raise InvalidRequest("this sandbox is already open; make another one")
+        note_fallback(self.audit, self.notes)
         async with AsyncExitStack() as on_failure:
             prepared = self._prepared
             opened = await on_failure.enter_async_context(prepared.backend.open(prepared.policy, prepared.limits))
@@ -194,7 +203,8 @@ class AsyncSandbox:
 
         Raises PolicyDenied, InvalidRequest, BackendUnavailable, StartFailed.
         """
-        name = check_language(self.policy, language)
+        with refusals(self._prepared.settings, language=language):
+            name = check_language(self.policy, language)
         variables = {**self._env, **read_env(env)}
         limit = None if idle_timeout is None else parse_duration(idle_timeout, name="idle_timeout")
         opened = await self.open_interpreter(name, variables)
@@ -208,6 +218,23 @@ class AsyncSandbox:
         if not isinstance(opened, SupportsSessions):
             raise BackendUnavailable(f"backend {self.backend!r} has no sessions; use run, or another backend")
         return await opened.open_session(language, env)
+
+    def screened(self, code: str, language: str) -> Sequence[Finding]:
+        """Return what the screen finds in a session's cell. Raises PolicyDenied."""
+        with refusals(self._prepared.settings, language=language, code=code):
+            return apply_screen(self.policy.screen, language, code)
+
+    async def run_cell(
+        self, run: Callable[[], Awaitable[Result]], code: str, language: str, env: Mapping[str, str], timeout_s: float
+    ) -> Result:
+        """Run a session's cell and record it, where anybody wants to know."""
+        if not is_wanted(self.audit):
+            return await run()
+        execution = Execution(
+            kind="cell", backend=self.backend, language=language, code=code, env=env, limits=self.limits,
+            timeout_s=timeout_s, policy=self.policy,
+        )  # fmt: skip
+        return await recorded(run, self.audit, execution)
 
     def adopt(self, session: AsyncSession, fork: OpenSession) -> AsyncSession:
         """Return the session of a fork, in a sandbox that closes with this one."""

@@ -15,7 +15,6 @@ from cloche.core.events import Event, Sink, discard
 from cloche.core.fixing import Fixer, FixTask, StateLost
 from cloche.core.protocols import OpenSession, SupportsFork
 from cloche.core.result import Result
-from cloche.core.screen import apply_screen
 
 from .execute import OnOutput, copy_out, make_sink, with_sink
 from .slots import shared_slots
@@ -128,12 +127,14 @@ class AsyncSession:
         if autofix is not None:
             return await self._run_fixing(autofix, code, timeout, make_sink(on_output, on_event), out)
         limit = self._sandbox.timeout_s(timeout)
-        findings = apply_screen(self._sandbox.policy.screen, self._language, code)
+        findings = self._sandbox.screened(code, self._language)
         sink = make_sink(on_output, on_event)
         async with shared_slots().hold():
             self._running += 1
             try:
-                result = await self._run(code, limit, sink)
+                result = await self._sandbox.run_cell(
+                    lambda: self._run(code, limit, sink), code, self._language, self._env, limit
+                )
             finally:
                 self._running -= 1
                 self._last_used = time.monotonic()

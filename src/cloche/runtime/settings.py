@@ -31,8 +31,9 @@ class Settings:
 
     `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other), `roots` by those of
     `memory` and `configs` that have a folder of the host. `skill_path` names folders with skills, besides the
-    platform's. `origins` says for every word, as one writes it in a file, which source its value came from: "default",
-    "tier 3", "preset minimal (argument)", a file's path, "environment SANDBOX_TYPE" or "argument".
+    platform's. `audit` None leaves it to the door. `origins` says for every word, as one writes it in a file, which
+    source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path, "environment
+    SANDBOX_TYPE" or "argument".
     """
 
     backend: str = "local"
@@ -44,6 +45,9 @@ class Settings:
     autofix: AutoFixSettings = field(default_factory=AutoFixSettings)
     ceilings: Mapping[str, float] = field(default_factory=dict)
     images: Mapping[str, str] = field(default_factory=dict)
+    audit: bool | None = None
+    audit_folder: str | None = None
+    audit_keep: tuple[str, ...] = ()
     skill_path: tuple[str, ...] = ()
     roots: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -66,8 +70,15 @@ class Settings:
             "prefer": self.prefer,
             "tier": str(self.tier or "none"),
             "preset": self.preset or "none",
+            "audit": self._audit(),
+            "audit_keep": _listed(self.audit_keep),
             "skill_path": _listed(self.skill_path),
         }
+
+    def _audit(self) -> str:
+        if self.audit is None:
+            return "on in the command line"
+        return self.audit_folder or "on" if self.audit else "off"
 
     def _limits(self) -> dict[str, str]:
         return {word: shown_limit(word, getattr(self.limits, name)) for word, name in LIMIT_FIELDS.items()}
@@ -142,6 +153,9 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
         preset=held["preset"].value,
         limits=Limits(**{field: held[word].value for word, field in LIMIT_FIELDS.items()}),
         policy=_policy(held),
+        audit=held["audit"].value,
+        audit_folder=held["audit_folder"].value,
+        audit_keep=held["audit_keep"].value,
         autofix=settings_of({word: held[word].value for word in AUTOFIX_WORDS}),
         ceilings=MappingProxyType({LIMIT_FIELDS[word]: most.value for word, most in ceilings.items()}),
         images=MappingProxyType(images),

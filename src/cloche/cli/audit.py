@@ -1,0 +1,275 @@
+"""`cloche audit`: what the log says, whether it is whole, and the head that has to be kept elsewhere for that.
+
+What is printed may be anybody's words (a reason, a tool's name): on a terminal none of it is obeyed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any
+
+from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.runtime import audit
+from cloche.runtime.audit_reading import Reading, Report, read_heads, verify
+from cloche.runtime.settings import load_settings
+
+from .exits import say
+from .tables import show
+from .terminal import neutralise
+
+EXIT_FAULTS = 1
+MOST_SHOWN_FAULTS = 20
+MOST_UNFINISHED = 10_000
+FORMATS = ("jsonl", "json", "csv")
+_AGO = re.compile(r"([0-9]{1,6})\s*([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+# The columns of CSV; whatever else an event has is in the last one, as JSON.
+COLUMNS = (
+    "seq", "time", "kind", "status", "exit_code", "duration_s", "what", "language", "backend", "level", "code_sha256",
+    "tool", "risk", "by", "approved_by", "reason", "run", "call", "door", "uid", "pid", "prev", "hash",
+)  # fmt: skip
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """Say which events are wanted; nothing said is all."""
+
+    since: str | None = None
+    kinds: Sequence[str] = ()
+    statuses: Sequence[str] = ()
+
+    def wanted(self) -> Callable[[Event], bool]:
+        """Return what tells whether an event is wanted. Raises InvalidRequest for a time that is none."""
+        since = _instant(self.since) if self.since else ""
+
+        def is_wanted(event: Event) -> bool:
+            is_kind = not self.kinds or event["kind"] in self.kinds
+            is_status = not self.statuses or _status(event) in self.statuses
+            return is_kind and is_status and str(event["time"]) >= since
+
+        return is_wanted
+
+
+def folder_of(folder: str | None, config: str | None) -> str:
+    """Return the folder of the log: the one that is named, else the configured one, else this user's."""
+    if folder is not None:
+        return os.path.abspath(os.path.expanduser(folder))
+    return load_settings({"config": config}).audit_folder or audit.default_folder()
+
+
+def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> int:
+    """Print the last events that are wanted; `start` only where no end of that run is known, unless it is asked for."""
+    reading = Reading(folder)
+    events = (line.fields() for line in reading)
+    has_starts = "start" in filters.kinds or as_json
+    is_wanted = filters.wanted()
+    found = deque(filter(is_wanted, events), maxlen=last or None) if has_starts else _over(events, is_wanted, last)
+    _warn(reading.report)
+    if as_json:
+        for event in found:
+            print(json.dumps(event))
+        return 0
+    if not found:
+        print(f"no such events in {folder}" if reading.report.events else f"no events in {folder}")
+        return 0
+    show([_row(event) for event in found], as_json=False)
+    return 0
+
+
+def _over(events: Iterator[Event], is_wanted: Callable[[Event], bool], last: int) -> Sequence[Event]:
+    """Return the last events that are wanted, a `start` only where nothing tells how that run ended."""
+    started: dict[str, Event] = {}
+    found: deque[Event] = deque(maxlen=last or None)
+    for event in events:
+        if event["kind"] == "start":
+            started[str(event.get("run"))] = event
+            if len(started) > MOST_UNFINISHED:
+                del started[next(iter(started))]
+            continue
+        if event["kind"] == "execution":
+            started.pop(str(event.get("run")), None)
+        if is_wanted(event):
+            found.append(event)
+    every = sorted([*found, *filter(is_wanted, started.values())], key=lambda event: int(event["seq"]))
+    return every[-last:]
+
+
+def _status(event: Event) -> str:
+    words = {"approval": "approved", "denial": "denied", "start": "unfinished"}
+    return str(event.get("status") or words.get(str(event["kind"]), ""))
+
+
+def _row(event: Event) -> dict[str, str]:
+    code, duration = event.get("code_sha256"), event.get("duration_s")
+    told = {
+        "event": event["seq"],
+        "time": str(event["time"])[:19].replace("T", " "),
+        "kind": event["kind"],
+        "status": _status(event),
+        "exit": event.get("exit_code"),
+        "seconds": f"{duration:.2f}" if isinstance(duration, int | float) else None,
+        "what": " ".join(str(event[name]) for name in ("tool", "what", "language") if event.get(name)),
+        "where": " ".join(str(event[name]) for name in ("backend", "level") if event.get(name)),
+        "code": str(code)[:12] if code else None,
+        "by": event.get("by") or event.get("approved_by") or event.get("door"),
+        "reason": event.get("reason"),
+    }
+    return {
+        name: "" if value is None else neutralise(" ".join(str(value).split()))[:200] for name, value in told.items()
+    }
+
+
+def _instant(text: str) -> str:
+    """Return a moment as events give it: from one (2026-01-31, with a time or without), or how long ago (2h, 7d)."""
+    ago = _AGO.fullmatch(text.strip().lower())
+    try:
+        if ago is not None:
+            moment = datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        else:
+            moment = datetime.fromisoformat(text.strip())
+            moment = moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise InvalidRequest(
+            f"--since {text}: give a date (2026-01-31, 2026-01-31T12:00), or a time ago (2h, 7d)"
+        ) from None
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str | None, as_json: bool) -> int:
+    """Say whether a log is whole; exit code 1 when it is not, or when there is none."""
+    kept = [head for text in heads for head in read_heads(text, name="--head")]
+    if head_file is not None:
+        kept += read_heads(_read(head_file), name=head_file)
+    found = verify(folder, heads=kept, file=file)
+    is_good = found.is_whole and found.events > 0
+    if as_json:
+        print(json.dumps(_as_dict(found, is_good=is_good), indent=2))
+        return 0 if is_good else EXIT_FAULTS
+    place = file or folder
+    if not found.events and found.is_whole:
+        print(f"there is no audit log in {place}")
+    for fault in found.faults[:MOST_SHOWN_FAULTS]:
+        print(neutralise(str(fault)))
+    if found.fault_count > MOST_SHOWN_FAULTS:
+        print(f"and {found.fault_count - MOST_SHOWN_FAULTS} more")
+    for note in _notes(found):
+        print(note)
+    if found.last is not None:
+        told = (
+            "whole" if is_good else f"NOT whole, {found.fault_count} {'fault' if found.fault_count == 1 else 'faults'}"
+        )
+        print(f"{found.events} events from {found.first_time} to {found.last_time}: {told}")
+        print(f"head {found.last}")
+    return 0 if is_good else EXIT_FAULTS
+
+
+def _notes(found: Report) -> Iterator[str]:
+    if found.dropped:
+        yield f"events 1 to {found.dropped} were dropped with files that were too many, as the log says"
+    if found.interrupted:
+        writes = "write was" if found.interrupted == 1 else "writes were"
+        yield f"{found.interrupted} {writes} interrupted, as the log says"
+    if found.is_cut_off:
+        yield "the last write was interrupted; the next event will say so"
+    yield from found.notes
+
+
+def _as_dict(found: Report, *, is_good: bool) -> dict[str, Any]:
+    return {
+        "is_whole": is_good,
+        "events": found.events,
+        "first": str(found.first) if found.first else None,
+        "head": str(found.last) if found.last else None,
+        "first_time": found.first_time or None,
+        "last_time": found.last_time or None,
+        "interrupted_writes": found.interrupted,
+        "is_cut_off": found.is_cut_off,
+        "dropped": found.dropped,
+        "notes": found.notes,
+        "fault_count": found.fault_count,
+        "faults": [{"file": fault.file, "line": fault.line, "what": fault.what} for fault in found.faults],
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 20)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+
+
+def print_head(folder: str) -> int:
+    """Print number and hash of the last event."""
+    found = audit.Audit(folder).head()
+    if found is None:
+        raise InvalidRequest(f"there is no audit log in {folder}")
+    print(found)
+    return 0
+
+
+def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
+    """Write events out, and check them on the way; exit code 1 when the log is not whole."""
+    if form not in FORMATS:
+        raise InvalidRequest(f"--format {form}: use one of {', '.join(FORMATS)}")
+    reading = Reading(folder, checks_artifacts=True)
+    wanted = filter(filters.wanted(), (line.fields() for line in reading))
+    try:
+        if out is None:
+            _write(wanted, form, sys.stdout)
+            sys.stdout.flush()
+        else:
+            with open(out, "w", encoding="utf-8", newline="", opener=_private) as file:
+                _write(wanted, form, file)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ClocheError(f"cannot write {out or 'the output'}: {error.strerror}") from error
+    _warn(reading.report)
+    return 0 if reading.report.is_whole else EXIT_FAULTS
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _write(events: Iterator[Event], form: str, to: IO[str]) -> None:
+    if form == "csv":
+        to.write(_csv_line((*COLUMNS, "more")))
+        for event in events:
+            more = {name: value for name, value in event.items() if name not in COLUMNS and name != "v"}
+            to.write(_csv_line([*(event.get(name) for name in COLUMNS), json.dumps(more) if more else None]))
+        return
+    before, between, after = ("[\n", ",\n", "\n]\n") if form == "json" else ("", "\n", "\n")
+    is_first = True
+    for event in events:
+        to.write((before if is_first else between) + json.dumps(event, separators=(",", ":")))
+        is_first = False
+    to.write(after if not is_first else "[]\n" if form == "json" else "")
+
+
+def _csv_line(values: Sequence[object]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(map(_cell, values))
+    return line.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Return what a spreadsheet takes for text: what begins like a formula would be one."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _warn(found: Report) -> None:
+    if not found.is_whole:
+        say(f"the audit log is NOT whole: {found.faults[0]}; cloche audit verify says all")

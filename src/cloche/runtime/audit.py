@@ -1,0 +1,182 @@
+"""The audit log: what was run, what was allowed and what was refused, in a chain that shows when it was changed.
+
+Whoever has something to tell does this, with a word of the kind and plain data; nothing else has to be known:
+
+    audit = audit_for(settings)                     # None where it is off; `AsyncSandbox.audit` is the same
+    if audit is not None:
+        audit.record("fix_round", round=2, code_sha256=sha256_of(code), error="NameError", is_fixed=False)
+
+`record` redacts secrets, writes one line under a lock, and raises AuditFailed when it cannot: before something is run
+that is the end of it. `note` is for what has happened already: it raises nothing, says loudly what is lost, and returns
+that as text. The kinds that Cloche writes are in `KINDS`. Doors that are on by default call `switch_on("name")` once.
+What `acting` names (a tool, who approved) is added to every event that is recorded inside of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import AuditFailed, ClocheError
+
+# What writes is imported where something is written, so that whoever has no log does not wait for it.
+if TYPE_CHECKING:
+    from .audit_chain import Link
+    from .redaction import Redactor
+    from .settings import Settings
+
+KINDS: Mapping[str, str] = {
+    "start": "code is about to run: its hash, the backend, the rules",
+    "execution": "how that ended, what was enforced, which limits held",
+    "approval": "a call of a tool was approved: by whom",
+    "denial": "a call was not approved, or the rules refused it: by whom, and why",
+    "fallback": "something else runs it than what was asked for: what, and why",
+    "fix_round": "a model repaired code: which round, and what came of it",
+    "recovery": "a write before this one was interrupted: length and hash of what it left",
+    "rotation": "the chain goes on here from a file that is full",
+}
+# What is ours or a hash, so that no secret of somebody's who calls it `ok` can take it away.
+_EXACT = frozenset(
+    {
+        "status",
+        "backend",
+        "language",
+        "level",
+        "run",
+        "call",
+        "door",
+        "tool",
+        "what",
+        "network",
+        "limits",
+        "enforcement",
+    }
+)
+
+log = logging.getLogger("cloche.audit")
+_acting: ContextVar[Mapping[str, Any]] = ContextVar("cloche_audit_acting", default={})  # noqa: B039 - never changed
+_door: str | None = None
+
+
+class Audit:
+    """Record events in a folder. `keep` names what is kept beside their hashes: `code`, `output`.
+
+    Of `bounds`, `file_bytes` is the size from which on a file is full, `most_files` how many full ones are kept.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        keep: Sequence[str] = (),
+        **bounds: int,
+    ) -> None:
+        self.folder = os.fspath(folder)
+        self.keep = tuple(keep)
+        self._bounds = bounds
+
+    def record(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> Link:  # noqa: ANN401 - JSON
+        """Write one event and return its number and hash. Raises AuditFailed."""
+        from .audit_file import append
+        from .redaction import Redactor
+
+        told = {"door": _door or "library", "uid": os.getuid(), "pid": os.getpid(), **_acting.get(), **fields}
+        clean = redactor or Redactor()
+        kept = {name: _clean(clean, name, value) for name, value in told.items()}
+        return append(self.folder, kind, kept, **self._bounds)
+
+    def note(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> str:  # noqa: ANN401 - JSON
+        """Write one event of what has happened already; return what went wrong, which was said loudly, or nothing."""
+        try:
+            self.record(kind, redactor=redactor, **fields)
+        except ClocheError as error:
+            log.critical("an event (%s) is not in the audit log: %s", kind, error)
+            return str(error)
+        return ""
+
+    def store(self, what: str, content: str | bytes, redactor: Redactor) -> str | None:
+        """Keep content without its secrets where `keep` names it; return its SHA-256, None where it is not kept.
+
+        Raises AuditFailed.
+        """
+        if what not in self.keep:
+            return None
+        data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+        from .audit_artifacts import store
+
+        return store(self.folder, redactor.data(data))
+
+    def head(self) -> Link | None:
+        """Return number and hash of the last event; kept elsewhere, it shows when events were cut off."""
+        from .audit_file import head
+
+        return head(self.folder)
+
+
+def _clean(redactor: Redactor, name: str, value: Any) -> Any:  # noqa: ANN401 - JSON
+    if value is None or name in _EXACT or name.endswith("_sha256"):
+        return value
+    return redactor.member(name, value)
+
+
+def sha256_of(text: str | bytes) -> str:
+    """Return the hash that stands for code, in hex: that of the file which the code was read from."""
+    import hashlib
+
+    if isinstance(text, bytes):
+        return hashlib.sha256(text).hexdigest()
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a character pair, which no file has
+        data = text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()
+
+
+def switch_on(door: str) -> None:
+    """Have the audit on from now on in this process wherever nobody switched it off; `door` names who runs it."""
+    global _door
+    _door = door
+
+
+def audit_for(settings: Settings) -> Audit | None:
+    """Return the log that these settings ask for; None where it is off."""
+    if not (settings.audit if settings.audit is not None else _door is not None):
+        return None
+    return _audit_in(settings.audit_folder or default_folder(), settings.audit_keep)
+
+
+@lru_cache(maxsize=16)
+def _audit_in(folder: str, keep: tuple[str, ...]) -> Audit:
+    return Audit(folder, keep=keep)
+
+
+def default_folder() -> str:
+    """Return the platform's folder for state, that of this user."""
+    return _state_folder(os.environ.get("XDG_STATE_HOME"), os.path.expanduser("~"))
+
+
+@lru_cache(maxsize=4)
+def _state_folder(xdg: str | None, home: str) -> str:
+    if not os.path.isabs(home) and not os.path.isabs(xdg or ""):
+        raise AuditFailed(
+            "the audit log has no place, since this user has no home folder. Where the audit is on, nothing runs "
+            "without it: name a folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
+        )
+    from platformdirs import user_state_dir
+
+    return user_state_dir("cloche", appauthor=False)
+
+
+@contextmanager
+def acting(**fields: Any) -> Iterator[None]:  # noqa: ANN401 - JSON
+    """Add these fields to every event that is recorded inside, in this task and those that it starts."""
+    token = _acting.set({**_acting.get(), **fields})
+    try:
+        yield
+    finally:
+        _acting.reset(token)

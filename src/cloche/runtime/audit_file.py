@@ -1,0 +1,326 @@
+"""Where the lines are: a private folder, one file that grows, and the files that are full.
+
+Theory of operation: whoever appends opens the file anew, so that locks tell threads and forked processes apart, holds
+its lock, and reads no more than its end: the last line says number and hash. A line is written by one call, and at the
+end, so that the file may be append-only for everybody (`chattr +a`). What a crash cut off stays, its line is ended, and
+an event says so. A file that is full gets the number of its first event as its name; the new one begins with an event
+that says how the chain goes on, and which files were dropped for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from cloche.core.errors import AuditFailed
+from cloche.core.units import MIB
+
+from .audit_chain import FIRST, MOST_LINE_BYTES, RECOVERY, ROTATION, Line, Link, is_beginning, line_after, read_line
+
+NAME = "audit.jsonl"
+FILE_BYTES = 32 * MIB
+MOST_FILES = 32  # full ones that are kept
+PATIENCE_S = 10.0
+_FULL = re.compile(r"audit-([0-9]{12,})\.jsonl")
+_TAIL_BYTES = 4096
+_FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """Say how a file ends: its last whole line, and what an interrupted write left behind that."""
+
+    last: Link
+    left: bytes = b""
+    lacks_newline: bool = False
+
+
+def append(
+    folder: str, kind: str, fields: Mapping[str, Any], *, file_bytes: int = FILE_BYTES, most_files: int = MOST_FILES
+) -> Link:
+    """Write one event to the end of the chain and return its link.
+
+    Raises AuditFailed, with the log as it was: for a folder or a file that is not ours alone, one that was changed,
+    one that stays locked, a full disk.
+    """
+    try:
+        with opened_folder(folder, create=True) as at, _locked(at, folder) as file:
+            size = os.fstat(file).st_size
+            if size == 0:
+                return _begin(at, file, folder, kind, fields, most_files)
+            tail = _end(at, file, folder)
+            if size >= file_bytes and not tail.left and _set_aside(at, file):
+                with _locked(at, folder) as fresh:
+                    return _begin(at, fresh, folder, kind, fields, most_files)
+            return _write(file, size, tail, [(kind, fields)])
+    except OSError as error:
+        raise failure(f"{folder}/{NAME}", f"{_reason(error)}") from error
+
+
+def head(folder: str) -> Link | None:
+    """Return the last link of a chain, None where there is no event. Raises AuditFailed."""
+    try:
+        with opened_folder(folder, create=False) as at:
+            last = FIRST
+            with suppress(FileNotFoundError), opened_file(at, NAME, folder) as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                last = _end(at, file, folder).last
+            last = last if last.seq else _last_of_full(at, folder)
+            return last if last.seq else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise failure(f"{folder}/{NAME}", _reason(error), is_read=True) from error
+
+
+def failure(path: str, why: str, *, is_read: bool = False) -> AuditFailed:
+    """Return the error that says which file, why, and what to do."""
+    if is_read:
+        return AuditFailed(f"the audit log {path} cannot be read: {why}")
+    return AuditFailed(
+        f"the audit log {path} cannot be written: {why}. Where the audit is on, nothing runs without it: put that "
+        "right, name another folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
+    )
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+@contextmanager
+def opened_folder(folder: str, *, create: bool) -> Iterator[int]:
+    """Open the folder, which must be ours and nobody else's to write to; made for us alone where there is none."""
+    if not os.path.isabs(folder):
+        raise failure(folder, "that is no absolute path, for want of a home folder maybe")
+    try:
+        at = _open_or_make(folder) if create else os.open(folder, _FOLDER_FLAGS)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise failure(folder, "it is a symbolic link, or no folder") from error
+        raise
+    try:
+        facts = os.fstat(at)
+        if facts.st_uid != os.geteuid():
+            raise failure(folder, f"the folder belongs to user {facts.st_uid}, not to {os.geteuid()}")
+        if facts.st_mode & 0o022:
+            raise failure(folder, "others may write to the folder; chmod go-w it")
+        yield at
+    finally:
+        os.close(at)
+
+
+def _open_or_make(folder: str) -> int:
+    with suppress(FileNotFoundError):
+        return os.open(folder, _FOLDER_FLAGS)
+    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    return os.open(folder, _FOLDER_FLAGS)
+
+
+@contextmanager
+def opened_file(at: int, name: str, folder: str, *, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a file of the folder, which must be a plain one, ours, and private."""
+    path = f"{folder}/{name}"
+    try:
+        file = os.open(name, flags | _FILE_FLAGS, 0o600, dir_fd=at)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise failure(path, "it is a symbolic link") from error
+        raise
+    try:
+        facts = os.fstat(file)
+        if not stat.S_ISREG(facts.st_mode):
+            raise failure(path, "it is no regular file")
+        if facts.st_uid != os.geteuid():
+            raise failure(path, f"it belongs to user {facts.st_uid}, not to {os.geteuid()}")
+        if facts.st_nlink > 1:
+            raise failure(path, "it has a second name (a hard link)")
+        if facts.st_mode & 0o077:
+            raise failure(path, "others may read or write it; chmod 600 it")
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _locked(at: int, folder: str) -> Iterator[int]:
+    """Open the file that grows, and hold its lock: the lock of that name's file, not of one that was set aside."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        with opened_file(at, NAME, folder, flags=os.O_RDWR | os.O_APPEND | os.O_CREAT) as file:
+            _lock(file, until, f"{folder}/{NAME}")
+            try:
+                if _is_named(at, file):
+                    yield file
+                    return
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _lock(file: int, until: float, path: str) -> None:
+    pause_s = 0.0002
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise failure(path, f"another process has held its lock for {PATIENCE_S:g} s") from None
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.005)
+
+
+def _is_named(at: int, file: int) -> bool:
+    try:
+        named = os.stat(NAME, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    facts = os.fstat(file)
+    return (named.st_ino, named.st_dev) == (facts.st_ino, facts.st_dev)
+
+
+def _end(at: int, file: int, folder: str) -> Tail:
+    """Return how the file that grows ends; the end is all that is read. Raises AuditFailed where it was changed."""
+    size = os.fstat(file).st_size
+    tail = _read_tail(file, size)
+    if tail is None and size <= MOST_LINE_BYTES:  # the very first write to this file was cut off
+        before, data = _last_of_full(at, folder), os.pread(file, size, 0)
+        if all(is_beginning(piece, before) for piece in data.split(b"\n")):
+            return Tail(last=before, left=data)
+    if tail is None:
+        raise _changed(f"{folder}/{NAME}")
+    return tail
+
+
+def _last_of_full(at: int, folder: str) -> Link:
+    """Return the last link of the files that are full; FIRST where there are none."""
+    full = full_files(at)
+    if not full:
+        return FIRST
+    with opened_file(at, full[-1][1], folder) as file:
+        tail = _read_tail(file, os.fstat(file).st_size)
+        if tail is None or tail.left:
+            raise _changed(f"{folder}/{full[-1][1]}")
+        return tail.last
+
+
+def _read_tail(file: int, size: int) -> Tail | None:
+    """Return how a file ends, None where that is not as it was written."""
+    for length in (_TAIL_BYTES, 2 * MOST_LINE_BYTES, 8 * MOST_LINE_BYTES):
+        data = os.pread(file, length, max(0, size - length))
+        is_all = length >= size
+        found = _last_line(data, is_all=is_all)
+        if found is not None:
+            line, left = found
+            return _with_left(line, left) if left else Tail(last=line.link)
+        if is_all:
+            break
+    return None
+
+
+def _last_line(data: bytes, *, is_all: bool) -> tuple[Line, bytes] | None:
+    """Return the last whole line in the end of a file, and all bytes behind its newline."""
+    end = len(data)
+    while (newline := data.rfind(b"\n", 0, end)) >= 0:
+        start = data.rfind(b"\n", 0, newline) + 1
+        if start == 0 and not is_all:
+            return None
+        line = read_line(data[start:newline])
+        if line is not None:
+            return line, data[newline + 1 :]
+        end = newline
+    return None
+
+
+def _with_left(line: Line, left: bytes) -> Tail | None:
+    """Tell what an interrupted write left from what somebody changed."""
+    *ended, rest = left.split(b"\n")
+    whole = None if ended else read_line(rest)
+    if whole is not None and whole.prev == line.link.hash:
+        return Tail(last=whole.link, lacks_newline=True)
+    if rest and all(is_beginning(piece, line.link) for piece in (*ended, rest)):
+        return Tail(last=line.link, left=left)
+    return None
+
+
+def _changed(path: str) -> AuditFailed:
+    return failure(
+        path,
+        'its end is not as it was written; "cloche audit verify" says more. Move all audit*.jsonl aside to begin anew',
+    )
+
+
+def _write(file: int, size: int, tail: Tail, events: list[tuple[str, Mapping[str, Any]]]) -> Link:
+    """Write events by one call, or nothing of them."""
+    data, last = b"", tail.last
+    if tail.left:
+        data = b"\n"
+        told = {"left_bytes": len(tail.left), "left_sha256": hashlib.sha256(tail.left).hexdigest()}
+        events = [(RECOVERY, told), *events]
+    elif tail.lacks_newline:
+        data = b"\n"
+    for kind, fields in events:
+        line, last = line_after(last, kind, _now(), fields)
+        data += line
+    try:
+        written = os.write(file, data)
+        if written < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with suppress(OSError):  # an append-only file keeps it, and the next writer says so
+            os.ftruncate(file, size)
+        raise
+    return last
+
+
+def _now() -> str:
+    seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{nanoseconds // 1000:06d}Z"
+
+
+def full_files(at: int) -> list[tuple[int, str]]:
+    """Return the files that are full, oldest first, each with the number of its first event."""
+    return sorted((int(found[1]), name) for name in os.listdir(at) if (found := _FULL.fullmatch(name)))
+
+
+def _set_aside(at: int, file: int) -> bool:
+    """Give a full file its own name; it simply goes on growing where that is not allowed."""
+    first = re.match(rb'\{"v":1,"seq":([0-9]+),', os.pread(file, 64, 0))
+    if first is None:
+        return False
+    name = f"audit-{int(first[1]):012d}.jsonl"
+    try:
+        os.stat(name, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        with suppress(OSError):
+            os.rename(NAME, name, src_dir_fd=at, dst_dir_fd=at)
+            return True
+    return False
+
+
+def _begin(at: int, file: int, folder: str, kind: str, fields: Mapping[str, Any], most_files: int) -> Link:
+    """Begin a file: the first of all, or one in which the chain goes on."""
+    size = os.fstat(file).st_size  # another process may have begun it meanwhile
+    if size:
+        return _write(file, size, _end(at, file, folder), [(kind, fields)])
+    full = full_files(at)
+    events: list[tuple[str, Mapping[str, Any]]] = [(kind, fields)]
+    dropped, kept = full[:-most_files], full[-most_files:]
+    if kept:
+        told = {"file": full[-1][1], "first_seq": full[-1][0], "oldest_seq": kept[0][0]}
+        events = [(ROTATION, told), *events]
+    link = _write(file, 0, Tail(last=_last_of_full(at, folder)), events)
+    for _, name in dropped:
+        os.unlink(name, dir_fd=at)
+    return link
