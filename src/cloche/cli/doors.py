@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cloche.core.errors import InvalidRequest
 from cloche.mcp.command import McpCommand, serve
+from cloche.runtime.audit import switch_on
 
 from .run import log_to_stderr
 
@@ -12,6 +13,7 @@ def serve_mcp(command: McpCommand, *, debug: bool) -> int:
     """Serve MCP as the command line says."""
     if debug:
         log_to_stderr()
+    switch_on("mcp")
     return serve(command)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from cloche.agent.approval import Approver, auto, deny
 from cloche.agent.queue import ApprovalQueue
 from cloche.core.errors import InvalidRequest
-from cloche.runtime.audit import switch_on
 from cloche.runtime.options import SandboxOptions
 
 from .extra import require_extra
@@ -56,7 +55,6 @@ def serve(command: McpCommand) -> int:
     logging.basicConfig(level=logging.WARNING, format="cloche: %(name)s: %(message)s")
     from .server import create_server
 
-    switch_on("mcp")
     if not command.over_http:
         _check_stdio(command)
     tokens = read_tokens(command.token_file) if command.over_http else ()
