@@ -65,12 +65,21 @@ class Entry:
 
 
 def default_path() -> str:
-    """Return the file that is meant where none is named: CLOCHE_APPROVALS, else one in the user's state folder."""
+    """Return the file that is meant where none is named: CLOCHE_APPROVALS, else one in the user's state folder.
+
+    Raises InvalidRequest where there is neither.
+    """
     if named := os.environ.get("CLOCHE_APPROVALS"):
         return os.path.abspath(named)
     from platformdirs import user_state_path
 
-    return os.fspath(user_state_path("cloche") / "approvals.db")
+    with suppress(RuntimeError):  # what it says for a user without a home, or one whose HOME is empty
+        path = os.fspath(user_state_path("cloche") / "approvals.db")
+        if os.path.isabs(path):
+            return path
+    raise InvalidRequest(
+        "the queue of approvals has no place, since this user has no home folder; name a file (CLOCHE_APPROVALS=/FILE)"
+    )
 
 
 class ApprovalQueue:

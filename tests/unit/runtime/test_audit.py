@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche.agent.queue import default_path
 from cloche.core.errors import AuditFailed, InvalidRequest
 from cloche.runtime import audit as audit_module
 from cloche.runtime import audit_file, audit_reading
@@ -23,7 +24,7 @@ from cloche.runtime.audit_artifacts import load
 from cloche.runtime.audit_chain import MOST_LINE_BYTES
 from cloche.runtime.audit_reading import KeptHead, Reading, read_heads, verify
 from cloche.runtime.redaction import Redactor
-from cloche.runtime.settings import Settings
+from cloche.runtime.settings import Settings, load_settings
 from tests.audits import (
     TAMPERINGS,
     be_killed_while_writing,
@@ -354,6 +355,16 @@ def test_fields_are_bounded(audit: Audit, folder: Path) -> None:
         audit.record("Fix round")
 
 
+def test_data_that_cannot_be_written_down_is_a_failure_of_the_log(audit: Audit, folder: Path) -> None:
+    """Before a run that is the end of it; afterwards it ends nothing."""
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(AuditFailed, match=r"an event \(start\) cannot be written down: RecursionError"):
+        audit.record("start", data=endless)
+    assert "RecursionError" in audit.note("execution", data=endless)
+    assert audit.record("start").seq == 1
+
+
 def test_secrets_never_reach_the_file(audit: Audit, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither those of this process nor those that the program was given, in whatever field."""
     monkeypatch.setenv("DEPLOY_TOKEN", "correct-horse")
@@ -409,11 +420,16 @@ def test_settings_and_doors_say_whether_it_is_on(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_a_home_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says so, and what to do."""
-    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    monkeypatch.setenv("HOME", "~")
-    with pytest.raises(AuditFailed, match=r"no home folder.*CLOCHE_AUDIT=/FOLDER"):
-        audit_for(Settings(audit=True))
+    """The error says so, and what to do; the queue of approvals says the same, and settings need none."""
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "CLOCHE_APPROVALS"):
+        monkeypatch.delenv(name, raising=False)
+    for home in ("~", ""):
+        monkeypatch.setenv("HOME", home)
+        with pytest.raises(AuditFailed, match=r"no home folder.*CLOCHE_AUDIT=/FOLDER"):
+            audit_for(Settings(audit=True))
+        assert load_settings().audit_folder is None
+    with pytest.raises(InvalidRequest, match=r"no home folder.*CLOCHE_APPROVALS=/FILE"):
+        default_path()
 
 
 def test_what_acts_is_in_every_event_inside(audit: Audit, folder: Path) -> None:
