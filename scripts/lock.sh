@@ -16,3 +16,13 @@ done
 
 cd ../toolchains
 npm install --package-lock-only --ignore-scripts --no-audit --no-fund --omit-lockfile-registry-resolved
+# Whom one could give money stands in a lock, too; nothing but names, versions and hashes may.
+python3 - <<'END'
+import json, pathlib
+
+path = pathlib.Path("package-lock.json")
+lock = json.loads(path.read_text())
+for package in lock["packages"].values():
+    package.pop("funding", None)
+path.write_text(json.dumps(lock, indent=2) + "\n")
+END

@@ -270,11 +270,11 @@ def as_seen(result: cloche.Result, token: str) -> Seen:
     )
 
 
-def run_on_terminal(request: dict[str, Any], token: str) -> Seen:
+def run_on_terminal(request: dict[str, Any], token: str, *, patience_s: float = CONTROL_SECONDS) -> Seen:
     """Run from a process that has a controlling terminal: the keywords of `cloche.run`, or cells with a sandbox's."""
     command = [sys.executable, str(HERE / "driver.py"), json.dumps(request)]
     with started(command, has_terminal=True) as process:
-        out, err = read_to_the_end(process, CONTROL_SECONDS)
+        out, err = read_to_the_end(process, patience_s)
     report = json.loads(out.splitlines()[-1]) if out else {"stdout": "", "stderr": err.decode(), "exit_code": 1}
     return Seen(**{"status": "error", "seconds": 0.0, **report}, token=token, save=lambda _: ())
 

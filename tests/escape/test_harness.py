@@ -7,11 +7,12 @@ from contextlib import closing
 import pytest
 
 import cloche
-from tests.escape.attempts import FORK, IS_ROOT, JAIL, SESSION, Attempt, play
+from tests.escape.attempts import FORK, IS_ROOT, JAIL, SESSION, Attempt, Verdict, judge, play
 from tests.escape.cells import Cells
 from tests.escape.ledger import Ledger, all_attempts
 from tests.escape.left_out import FOUND_OPEN, NOT_AS_CELL, key_of, places_of
 from tests.escape.places import Inside, new_token, survivors, whole_program
+from tests.escape.rounds import Rounds
 
 LEAST_COUNTED = 100 if IS_ROOT else 80
 WITHOUT_WALLS = [
@@ -85,3 +86,26 @@ def test_a_survivor_of_a_run_would_be_seen(ledger: Ledger) -> None:
     )
     assert found
     assert not survivors(token)
+
+
+def test_a_round_sees_what_a_run_would(ledger: Ledger) -> None:
+    """Of attempts that follow one another in one run: a success, a crash, a refusal, and one that ends the run."""
+    codes = {
+        "success": "escaped('by name')",
+        "secret": f"print({ledger.stage.secrets['a file in /tmp']!r})",
+        "crash": "1 / 0",
+        "refusal": "os.rmdir('/')",
+        "end": "os.kill(os.getppid(), 9)\nimport time\ntime.sleep(20)",
+        "last": "contained('at last')",
+    }
+    attempts = [Attempt(name=name, family="harness", code=code) for name, code in codes.items()]
+    seen: dict[str, Verdict] = {}
+    with cloche.Sandbox() as sandbox:
+        place = Rounds(sandbox, ledger.stage, slowness=1)
+        place.play(attempts, lambda attempt, one: seen.__setitem__(attempt.name, judge(one, ledger.stage)))
+        believed = place.verdicts(attempts[:1] + attempts[4:])
+    assert [name for name, verdict in seen.items() if verdict.breach] == ["success", "secret"]
+    assert [name for name, verdict in seen.items() if verdict.stopped_by] == ["refusal", "end", "last"]
+    assert "ZeroDivisionError" in seen["crash"].trace
+    assert believed["harness/success"].breach
+    assert believed["harness/last"].stopped_by == "CONTAINED at last"

@@ -183,6 +183,13 @@ class Gate:
         self._remembered: dict[str, Decision] = {}
         self._last: dict[str, ApprovalRequest] = {}
 
+    def would_ask(self, request: ApprovalRequest) -> ApprovalRequest | None:
+        """Return what the approver would be asked for a call, None where nobody would be; nothing is kept of it."""
+        known = self._remembered.get(request.fingerprint) if request.risk is Risk.HIGH else None
+        if request.risk < Risk.HIGH or known is not None:
+            return None
+        return replace(request, changes=changes_between(self._last.get(request.tool), request))
+
     async def pass_through(self, request: ApprovalRequest) -> Decision | None:
         """Return the decision that lets a call through, None where none is needed. Raises ApprovalDenied."""
         if request.risk < Risk.HIGH:

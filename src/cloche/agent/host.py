@@ -37,7 +37,7 @@ async def run_on_host(shell: str, command: str, limits: Limits) -> Result:
     if path is None:
         raise BackendUnavailable(f"this host has no {shell}.", remedy="Name another shell.")
     begun = time.monotonic()
-    process = await _start(path, *_ARGUMENTS[shell], command)
+    process = await _started(path, *_ARGUMENTS[shell], command)
     kept = [HeadTail(limits.output_bytes), HeadTail(limits.output_bytes)]
     streams = zip((process.stdout, process.stderr), kept, strict=True)
     reading = [asyncio.ensure_future(_read(stream, into)) for stream, into in streams if stream is not None]
@@ -54,6 +54,20 @@ async def run_on_host(shell: str, command: str, limits: Limits) -> Result:
         for one in reading:
             one.cancel()
     return _result(process.returncode or 0, kept, time.monotonic() - begun, timed_out=timed_out)
+
+
+async def _started(*argv: str) -> asyncio.subprocess.Process:
+    """Start a process; cancelled meanwhile, with all that it may have started itself by then."""
+    starting = asyncio.ensure_future(_start(*argv))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait({starting})
+        if not starting.cancelled() and starting.exception() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(starting.result().pid, signal.SIGKILL)
+            await starting.result().wait()
+        raise
 
 
 async def _start(*argv: str) -> asyncio.subprocess.Process:

@@ -25,7 +25,7 @@ from typing import Any, Self, Unpack, cast
 from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest, SandboxFileError
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
-from cloche.core.policy import DEFAULT_LANGUAGES
+from cloche.core.policy import DEFAULT_LANGUAGES, Policy
 from cloche.core.protocols import Backend
 from cloche.core.result import Result
 from cloche.core.tiers import TIERS, parse_tier
@@ -165,6 +165,11 @@ class Toolbox:
         return self._sandbox.limits
 
     @property
+    def policy(self) -> Policy:
+        """Return the rules that hold for code that runs in the sandbox."""
+        return self._sandbox.policy
+
+    @property
     def audit(self) -> Audit | None:
         """Return the log in which decisions and runs are recorded, None where that is off."""
         return self._sandbox.audit
@@ -176,6 +181,25 @@ class Toolbox:
     def risk(self, name: str) -> Risk:
         """Return the risk of a tool here. Raises InvalidRequest for one that this tier does not have."""
         return self._risk(tool_named(name, self.tier))
+
+    def has_root(self, path: str) -> bool:
+        """Tell whether a path is below a folder of the host that the file tools may use."""
+        return self._roots.has(path)
+
+    def would_ask(self, name: str, arguments: Mapping[str, Any] | None = None) -> ApprovalRequest | None:
+        """Return what an approver would be asked for this call, None where nobody would be: for doors that ask first.
+
+        Raises InvalidRequest for a call that would be refused before anybody is asked.
+        """
+        return self._gate.would_ask(self._request(*self._read(name, arguments)))
+
+    def _read(self, name: str, arguments: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any]]:
+        tool = tool_named(name, self.tier)
+        return tool, read_arguments(tool, {} if arguments is None else arguments)
+
+    def _request(self, tool: Tool, read: Mapping[str, Any]) -> ApprovalRequest:
+        # A copy: what runs is what was asked for, whatever an approver does to its request.
+        return ApprovalRequest(tool=tool.name, risk=self._risk(tool), arguments=dict(read), rules=self._rules(tool))
 
     def _risk(self, tool: Tool) -> Risk:
         return risk_of(tool, is_on_host=self._is_on_host)
@@ -251,13 +275,10 @@ class Toolbox:
         return dataclasses.replace(answer, text=sendable(answer.text))
 
     async def _approved_and_done(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
-        tool = tool_named(name, self.tier)
-        read = read_arguments(tool, {} if arguments is None else arguments)
-        # A copy: what runs is what was asked for, whatever an approver does to its request.
-        asked = ApprovalRequest(tool=tool.name, risk=self._risk(tool), arguments=dict(read), rules=self._rules(tool))
+        tool, read = self._read(name, arguments)
         call = secrets.token_hex(8)
         with traced_call(tool, call) as failed, acting(tool=tool.name, call=call):
-            decision = await self._gate.pass_through(asked)
+            decision = await self._gate.pass_through(self._request(tool, read))
             with acting(approved_by=decision.by) if decision else nullcontext():
                 answer = await _DEEDS[tool.deed](self, tool, read)
             if answer.is_error:

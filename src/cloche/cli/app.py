@@ -233,6 +233,82 @@ def session(
     _finish(work, debug=sandbox_debug, as_json=as_json)
 
 
+@app.command("mcp", context_settings=_SETTINGS)
+def mcp(
+    over_http: Annotated[bool, typer.Option("--http", help="Serve HTTP instead of standard input and output.")] = False,
+    host: Annotated[str, typer.Option(metavar="HOST", help="With --http: where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="With --http: the port; 0 takes a free one.")] = 8000,
+    path: Annotated[str, typer.Option(metavar="PATH", help="With --http: the endpoint.")] = "/mcp",
+    token_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="With --http: bearer tokens, one a line. Or CLOCHE_MCP_TOKEN."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A name that clients may call this host. Repeatable.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="An origin whose web pages may connect. Repeatable.")
+    ] = None,
+    approve: Annotated[
+        str, typer.Option(metavar="WHO", help="client: its user is asked; high: all but critical calls pass; deny.")
+    ] = "client",
+    approvals: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Have another process decide, through this queue.")
+    ] = None,
+    patience: Annotated[str, typer.Option(metavar="TIME", help="How long an approval is waited for.")] = "5m",
+    tool: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Offer this tool only. Repeatable. Default: all.")
+    ] = None,
+    root: Annotated[
+        list[str] | None, typer.Option(metavar="/memory=DIR", help="A folder for the file tools. Repeatable.")
+    ] = None,
+    backend: BackendName = None,
+    prefer: Preference = None,
+    image: Image = None,
+    require: Require = None,
+    best_effort: BestEffort = None,
+    preset: PresetName = None,
+    tier: TierNumber = None,
+    config_file: ConfigFile = None,
+    timeout: Timeout = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    pids: Pids = None,
+    disk: Disk = None,
+    output_limit: OutputLimit = None,
+    network: Network = None,
+    no_sandbox: NoSandbox = False,
+    sandbox_debug: Annotated[bool, typer.Option("--sandbox-debug", help="Print debug log.")] = False,
+) -> None:
+    """Serve the tools of an agent to a client of the Model Context Protocol.
+
+    The sandbox is yours: no argument of a tool can widen it. --timeout is the most that a call may ask for. Tier 3, the
+    default, asks the client's user before code runs.
+    """
+
+    def work() -> int:
+        from cloche.core.units import parse_duration
+
+        from .doors import McpCommand, read_roots, serve_mcp
+        from .run import with_backend
+
+        options: SandboxOptions = {
+            "backend": backend, "image": image, "require": _joined(require), "best_effort": _joined(best_effort) or (),
+            "preset": preset, "tier": tier, "config": config_file, "timeout": timeout, "memory": memory, "cpus": cpus,
+            "pids": pids, "disk": disk, "network": network, "output_limit": output_limit,
+            **_choice(prefer, None, trusted=False),
+        }  # fmt: skip
+        command = McpCommand(
+            over_http=over_http, host=host, port=port, path=path, token_file=token_file,
+            allowed_hosts=tuple(allow_host or ()), allowed_origins=tuple(allow_origin or ()), approve=approve,
+            approvals=approvals, patience_s=parse_duration(patience, name="patience"), tools=tuple(tool or ()),
+            roots=read_roots(tuple(root or ())), options=with_backend(options, no_sandbox=no_sandbox),
+        )  # fmt: skip
+        return serve_mcp(command, debug=sandbox_debug)
+
+    _finish(work, debug=sandbox_debug)
+
+
 @app.command("languages")
 def languages(as_json: AsJson = False) -> None:
     """List the languages, and what runs them."""

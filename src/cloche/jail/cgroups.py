@@ -91,6 +91,11 @@ class Cgroup:
         for folder in self.folders.values():
             _write(f"{folder}/tasks", "0")
 
+    def open(self) -> int:
+        """Open the group, for a child to be born in. Version 2 only. Raises OSError."""
+        folder = next(iter(self.folders.values()))
+        return posix.open(folder, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
+
     def attach(self, pid: int) -> None:
         """Move a process in; whatever it forks is born inside."""
         for folder in dict.fromkeys(self.folders.values()):

@@ -51,8 +51,9 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-# The one word with which a live session may be cloned into a jail of its own; 17 is SIGCHLD.
-FORK_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | 17
+CLONE_INTO_CGROUP, CLONE_ARGS_BYTES, SIGCHLD = 0x200000000, 88, 17
+# The one word with which a live session may be cloned into a jail of its own.
+FORK_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | SIGCHLD
 FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
 
@@ -136,22 +137,34 @@ def close_range(first: int, last: int = 0xFFFFFFFF) -> None:
     call("close_range", first, last, 0)
 
 
-def clone(flags: int) -> int:
-    """Fork into new namespaces: 0 in the child, its pid in the parent.
+def clone(flags: int, group_fd: int = -1) -> int:
+    """Fork into new namespaces and, with the open folder of a control group of version 2, into that group.
 
-    A raw clone skips the C library's fork handlers, so the child must only ever become a process that forks once
-    more with `os.fork()` before it runs anything of a guest's (the library's idea of the thread id is stale here).
+    Returns 0 in the child, its pid in the parent. A raw clone skips the C library's fork handlers, so the child must
+    only ever become a process that forks once more with `os.fork()` before it runs anything of a guest's (the
+    library's idea of the thread id is stale here).
     """
     _before_fork()
     pid = -1
     try:
-        pid = call("clone", flags | 17, 0, 0, 0, 0)  # 17 is SIGCHLD
+        if group_fd < 0:
+            pid = call("clone", flags | SIGCHLD, 0, 0, 0, 0)
+        else:
+            pid = call("clone3", _birth(flags, group_fd), CLONE_ARGS_BYTES)
     finally:
         if pid == 0:
             _after_fork_child()
         else:
             _after_fork_parent()
     return pid
+
+
+def _birth(flags: int, group_fd: int) -> bytes:
+    """Return the kernel's `struct clone_args`: flags, the signal at the end, and the group."""
+    arguments = bytearray(CLONE_ARGS_BYTES)
+    for at, value in ((0, flags | CLONE_INTO_CGROUP), (32, SIGCHLD), (80, group_fd)):
+        arguments[at : at + 8] = value.to_bytes(8, "little")
+    return bytes(arguments)
 
 
 def run_beside(pid: int) -> None:

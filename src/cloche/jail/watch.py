@@ -41,6 +41,7 @@ SETUP_PATIENCE_S, ETIMEDOUT, EPIPE = 60.0, 110, 32
 GO = b"g"
 FOR_THE_NEXT = ("open", "prepare", "run")  # words that are not about the run that is watched
 SIGKILL = 9
+NO_SUCH_BIRTH = (1, 7, 22, 38)  # EPERM, E2BIG, EINVAL, ENOSYS
 
 
 class Watch:
@@ -76,16 +77,16 @@ class Watch:
         cgroup = self.helper.cgroup
         waiting, go = posix.pipe()
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
-        self.reaper = clone(NAMESPACES_AT_BIRTH) if is_jail else posix.fork()
+        self.reaper, must_move = self._bear(NAMESPACES_AT_BIRTH if is_jail else 0)
         if self.reaper == 0:
             posix.close(go)
-            return self._be_reaper(plan_fd, waiting)
+            return self._be_reaper(plan_fd, waiting, must_be_moved=must_move)
         prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         posix.close(self._reaper_link)
         posix.close(waiting)
         private: list[int] = []
         try:
-            if cgroup is not None and cgroup.version == 2:
+            if cgroup is not None and must_move:
                 cgroup.attach(self.reaper)
             if is_jail:
                 self._map_ids()
@@ -99,7 +100,25 @@ class Watch:
         self._count()
         return None
 
-    def _be_reaper(self, plan_fd: int, waiting: int) -> Callable[[], None]:
+    def _bear(self, namespaces: int) -> tuple[int, bool]:
+        """Fork the reaper, into its control group where that is one of version 2; tell whether it must be moved there.
+
+        It must where the kernel or a filter around us has no call for it: before Linux 5.7, or in a plain container.
+        """
+        cgroup = self.helper.cgroup
+        is_born_outside = cgroup is not None and cgroup.version == 2
+        if cgroup is not None and is_born_outside:
+            group = cgroup.open()
+            try:
+                return clone(namespaces, group), False
+            except OSError as error:
+                if error.errno not in NO_SUCH_BIRTH:
+                    raise
+            finally:
+                posix.close(group)
+        return clone(namespaces) if namespaces else posix.fork(), is_born_outside
+
+    def _be_reaper(self, plan_fd: int, waiting: int, *, must_be_moved: bool) -> Callable[[], None]:
         """Enter the control group, and live as the reaper."""
         helper = self.helper
         posix.close(self.link)
@@ -113,8 +132,7 @@ class Watch:
                 helper.keeper.forget()
             if helper.workspace_fd >= 0:
                 registers["ticket" if self.is_nursing else "workspace"] = helper.workspace_fd
-            in_version_2 = helper.cgroup is not None and helper.cgroup.version == 2
-            if helper.cgroup is not None and not in_version_2:
+            if helper.cgroup is not None and helper.cgroup.version == 1:
                 helper.cgroup.enter()
             ends = {"plan_fd": plan_fd, "link": self._reaper_link, "go": waiting}
             if self.is_nursing:
@@ -126,7 +144,7 @@ class Watch:
                 kept.extend((helper, self, nursery, ends, said))
                 return nursery.live(helper.door, helper.slate, said)
             reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
-            return reaper.live(must_wait_first=in_version_2)
+            return reaper.live(must_wait_first=must_be_moved)
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
             try:
                 wire.send(self._reaper_link, "failed", failure(f"{type(error).__name__}: {error}", "reaper"))

@@ -1,0 +1,151 @@
+"""Serve as the command line says, until the client leaves or a signal comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloche.agent.approval import Approver, auto, deny
+from cloche.agent.queue import ApprovalQueue
+from cloche.core.errors import InvalidRequest
+from cloche.runtime.options import SandboxOptions
+
+from .extra import require_extra
+
+TOKEN_VARIABLE = "CLOCHE_MCP_TOKEN"  # noqa: S105 - a name
+MOST_TOKEN_BYTES = 65_536
+FAREWELL_S = 8.0
+_APPROVERS: Mapping[str, Approver | None] = {"client": None, "deny": deny, "high": auto("high")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpCommand:
+    """Hold the command line of `cloche mcp`, parsed and not yet checked."""
+
+    over_http: bool = False
+    host: str = "127.0.0.1"
+    port: int = 8000
+    path: str = "/mcp"
+    token_file: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    approve: str = "client"
+    approvals: str | None = None
+    patience_s: float = 300.0
+    tools: tuple[str, ...] = ()
+    roots: Mapping[str, str] = field(default_factory=dict)
+    options: SandboxOptions = field(default_factory=SandboxOptions)
+
+
+_PLAIN = McpCommand()
+
+
+def serve(command: McpCommand) -> int:
+    """Serve, and return the exit code: 0 when the client has left."""
+    require_extra()
+    # Before the protocol package does it, in colours and boxes. Nothing where the caller did.
+    logging.basicConfig(level=logging.WARNING, format="cloche: %(name)s: %(message)s")
+    from .server import create_server
+
+    if not command.over_http:
+        _check_stdio(command)
+    tokens = read_tokens(command.token_file) if command.over_http else ()
+    server = create_server(
+        approve=approver_of(command), patience_s=command.patience_s, roots=command.roots or None,
+        tools=command.tools or None, tokens=tokens, is_single_client=not command.over_http, **command.options,
+    )  # fmt: skip
+    if not command.over_http:
+        from .stdio import serve_stdio
+
+        if os.isatty(0):
+            print("cloche: serving MCP on this terminal; a client starts it so, see docs/mcp.md", file=sys.stderr)  # noqa: T201
+        return _until_told(serve_stdio(server))
+    from .http import create_app, serve_http
+
+    app = create_app(
+        server, host=command.host, path=command.path, allowed_hosts=command.allowed_hosts,
+        allowed_origins=command.allowed_origins,
+    )  # fmt: skip
+    return _until_told(
+        serve_http(app, host=command.host, port=command.port, path=command.path, has_tokens=bool(tokens))
+    )
+
+
+def _check_stdio(command: McpCommand) -> None:
+    """Raise InvalidRequest for what only HTTP has: a token that guards nothing, say."""
+    for name in ("host", "port", "path", "token_file", "allowed_hosts", "allowed_origins"):
+        if getattr(command, name) != getattr(_PLAIN, name):
+            option = name.replace("_", "-").replace("allowed", "allow").removesuffix("s")
+            raise InvalidRequest(f"--{option} is for --http; add that, or leave it out")
+
+
+def approver_of(command: McpCommand) -> Approver | None:
+    """Return who approves, None for the client's user. Raises InvalidRequest."""
+    if command.approvals is not None:
+        if command.approve not in ("client", "queue"):
+            raise InvalidRequest(f"--approvals and --approve {command.approve} exclude each other; give one")
+        return ApprovalQueue(command.approvals, patience_s=command.patience_s)
+    if command.approve not in _APPROVERS:
+        raise InvalidRequest(f"--approve {command.approve}: use one of {', '.join(_APPROVERS)}, or --approvals FILE")
+    return _APPROVERS[command.approve]
+
+
+def read_tokens(path: str | None) -> tuple[str, ...]:
+    """Return the tokens of a file, one a line, or of the environment. Raises InvalidRequest.
+
+    The variable is taken away from what this process starts.
+    """
+    from_environment = os.environ.pop(TOKEN_VARIABLE, "")
+    if path is None:
+        return (from_environment,) if from_environment else ()
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode, text = os.fstat(file.fileno()).st_mode, file.read(MOST_TOKEN_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--token-file {path}: cannot be read: {getattr(error, 'strerror', error)}") from error
+    if stat.S_ISREG(mode) and mode & 0o077:
+        raise InvalidRequest(f"--token-file {path}: others may read it; chmod 600 {path}")
+    tokens = tuple(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    if not tokens:
+        raise InvalidRequest(f"--token-file {path}: there is no token in it; write one a line")
+    return tokens
+
+
+def _until_told(serving: Coroutine[Any, Any, None]) -> int:
+    """Serve until the end, or until a signal; then everything that runs is ended first."""
+    told: list[int] = []
+
+    async def work() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(serving)
+
+        def end(number: int) -> None:
+            told.append(number)
+            _leave_at_last(128 + number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, end, number)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not told:
+                raise
+
+    asyncio.run(work())
+    return 128 + told[0] if told else 0
+
+
+def _leave_at_last(code: int) -> None:
+    """End the process in any case: a client that takes no more output must not keep it. No sandbox outlives it."""
+    timer = threading.Timer(FAREWELL_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()

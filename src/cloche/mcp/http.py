@@ -1,0 +1,148 @@
+"""Serve many clients over streamable HTTP: who may connect from where, and how it begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.streamable_http import EventStore
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+
+from .sessions import IDLE_S, MOST_SESSIONS
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+FAREWELL_S = 1
+MOST_PORT = 65_535
+
+
+def create_app(
+    server: MCPServer[Any],
+    *,
+    host: str = "127.0.0.1",
+    path: str = "/mcp",
+    allowed_hosts: Sequence[str] = (),
+    allowed_origins: Sequence[str] = (),
+    idle_s: float = IDLE_S,
+    most_sessions: int = MOST_SESSIONS,
+    event_store: EventStore | None = None,
+    retry_interval_ms: int | None = None,
+) -> Starlette:
+    """Return an ASGI application that serves a server at `path`, and `/healthz` to whoever asks.
+
+    A request whose Host is none of loopback's names, `host` and `allowed_hosts` is refused, as is one that comes from a
+    web page of any other origin than those and `allowed_origins`. With an `event_store` a client of 2025-11-25 whose
+    connection broke gets what it missed; it comes back after `retry_interval_ms` milliseconds. Raises InvalidRequest
+    for a path that is none.
+    """
+    if not path.startswith("/"):
+        raise InvalidRequest(f"path: {path!r} does not begin with a slash, as in /mcp")
+    names = [*LOOPBACK, *([] if is_wildcard(host) else [bracketed(host)]), *allowed_hosts]
+    security = TransportSecuritySettings(
+        allowed_hosts=[form for name in names for form in (name, f"{name}:*")],
+        allowed_origins=[
+            *(f"{scheme}://{form}" for name in names for form in (name, f"{name}:*") for scheme in ("http", "https")),
+            *allowed_origins,
+        ],
+    )
+    server.custom_route("/healthz", methods=["GET"], include_in_schema=False)(_healthy)
+    app = server.streamable_http_app(
+        streamable_http_path=path, transport_security=security, session_idle_timeout=idle_s, max_sessions=most_sessions,
+        host=host, event_store=event_store, retry_interval=retry_interval_ms,
+    )  # fmt: skip
+    if allowed_origins:  # else no page of another origin gets so far
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(allowed_origins), allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"], expose_headers=["Mcp-Session-Id"],
+        )  # fmt: skip
+    return app
+
+
+async def _healthy(_: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def serve_http(app: Starlette, *, host: str, port: int, path: str, has_tokens: bool) -> None:
+    """Serve an application until this is cancelled or the process is told to end. Port 0 takes a free one.
+
+    Raises InvalidRequest when others could reach it and no token is needed, BackendUnavailable.
+    """
+    if not has_tokens and not is_loopback(host):
+        raise InvalidRequest(
+            f"--host {host}: whoever reaches this machine could run code on it; name a file with a bearer token "
+            "(--token-file), or listen on 127.0.0.1"
+        )
+    listener = _listen(host, port)
+    try:
+        where = f"http://{bracketed(host)}:{listener.getsockname()[1]}{path}"
+        print(f"cloche: serving MCP at {where}", file=sys.stderr, flush=True)  # noqa: T201
+        config = uvicorn.Config(
+            app, log_level="critical", access_log=False, timeout_graceful_shutdown=FAREWELL_S, ws="none",
+            server_header=False,
+        )  # fmt: skip
+        await _serve(_Unsignalled(config), listener)
+    finally:
+        listener.close()
+
+
+class _Unsignalled(uvicorn.Server):
+    """Serve without handlers for signals: whoever started this has them."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve; cancelled, let it end orderly first."""
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        await asyncio.wait({serving})
+        raise
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach a host's address; a name counts when all its addresses do."""
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
+
+
+def is_wildcard(host: str) -> bool:
+    """Tell whether a host stands for all addresses."""
+    return host in ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
+def bracketed(host: str) -> str:
+    """Return a host as URLs have it."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= MOST_PORT:
+        raise InvalidRequest(f"--port {port}: there is no such port; use 0 (a free one) to {MOST_PORT}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BackendUnavailable(
+            f"cannot listen on {host} port {port}: {reason}.", remedy="Choose another with --host and --port."
+        ) from error

@@ -1,0 +1,107 @@
+"""Make a server: whose sandbox it is, who approves, and which tools it offers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from os import PathLike
+from typing import Any, Unpack
+
+from mcp.server.auth.settings import AuthSettings
+from mcp.server.mcpserver import MCPServer
+from mcp.server.request_state import RequestStateSecurity
+from pydantic import AnyHttpUrl
+
+from cloche import __version__
+from cloche.agent.approval import PATIENCE_S, ApprovalEvent, Approver, check_patience
+from cloche.agent.catalog import Tool, tool_named
+from cloche.agent.risk import Risk
+from cloche.agent.toolbox import Toolbox
+from cloche.core.errors import InvalidRequest
+from cloche.runtime.options import SandboxOptions
+
+from .approvals import NotedStates, Spent, answered
+from .sessions import IDLE_S, MOST_SESSIONS, Sessions
+from .tokens import StaticTokens
+from .tools import Serving, offered, session_tools
+
+INSTRUCTIONS = (
+    "Runs code in a sandbox that has no access to this machine's files. Running code may have to be approved by the "
+    "user. Files stay in the workspace of a session: without one, they may be gone after a call; open_session opens "
+    "one, and its handle is passed as `session`."
+)
+
+
+def create_server(
+    *,
+    approve: Approver | None = None,
+    patience_s: float = PATIENCE_S,
+    roots: Mapping[str, str | PathLike[str]] | None = None,
+    tools: Sequence[str] | None = None,
+    tokens: Sequence[str] = (),
+    most_sessions: int = MOST_SESSIONS,
+    idle_s: float = IDLE_S,
+    is_single_client: bool = False,
+    on_event: Callable[[ApprovalEvent], None] = lambda _: None,
+    **options: Unpack[SandboxOptions],
+) -> MCPServer[Serving]:
+    """Return a server that offers the tools of a tier; `create_app` serves it over HTTP, `serve_stdio` over pipes.
+
+    `approve` decides about HIGH and CRITICAL calls; without it the client's user is asked, and a client that cannot ask
+    is refused. Each answer is waited for `patience_s` seconds. `tools` are the names to offer, by default all that the
+    tier has. `tokens` are the bearer tokens that HTTP requests must have one of. At most `most_sessions` workspaces are
+    open at once; one that a client opened and did not use for `idle_s` seconds is closed. The other keywords are those
+    of `Toolbox`. Raises InvalidRequest for settings that do not fit.
+    """
+    patience_s = check_patience(patience_s)
+
+    def make() -> Toolbox:
+        approver = answered if approve is None else approve
+        return Toolbox(approve=approver, patience_s=patience_s, roots=roots, on_event=on_event, **options)
+
+    @asynccontextmanager
+    async def lifespan(_: MCPServer[Serving]) -> AsyncIterator[Serving]:
+        async with Sessions(make, most=most_sessions, idle_s=idle_s) as sessions:
+            yield Serving(
+                sessions=sessions, spent=Spent(patience_s), asks_client=approve is None, patience_s=patience_s,
+                is_single_client=is_single_client,
+            )  # fmt: skip
+
+    verifier = StaticTokens(tokens) if tokens else None
+    return MCPServer(
+        "cloche",
+        title="Cloche",
+        description="Runs code that a language model wrote, so that it cannot hurt this machine.",
+        instructions=INSTRUCTIONS,
+        version=__version__,
+        tools=[*_offered(make(), tools), *session_tools()],
+        log_level="WARNING",
+        lifespan=lifespan,
+        request_state_security=RequestStateSecurity(codec=NotedStates([os.urandom(32)]), ttl=patience_s),
+        token_verifier=verifier,
+        auth=_auth() if verifier else None,
+    )
+
+
+def _offered(toolbox: Toolbox, names: Sequence[str] | None) -> list[Any]:
+    """Return the tools to offer. Raises InvalidRequest for a name that the tier does not have."""
+    wanted = None if names is None else {tool_named(name, toolbox.tier).name for name in names}
+    if wanted is not None and not wanted:
+        raise InvalidRequest("tools: name at least one, or leave it out for all")
+    return [
+        offered(tool, reaches_out=_reaches_out(toolbox, tool))
+        for tool in toolbox.tools
+        if wanted is None or tool.name in wanted
+    ]
+
+
+def _reaches_out(toolbox: Toolbox, tool: Tool) -> bool:
+    """Tell whether a tool can act on more than its workspace."""
+    is_on_host = toolbox.risk(tool.name) is Risk.CRITICAL
+    return tool.runs_code and (is_on_host or toolbox.policy.network != "off")
+
+
+def _auth() -> AuthSettings:
+    """Return what the protocol package wants to hear of tokens that nobody issues: no metadata is served of it."""
+    return AuthSettings(issuer_url=AnyHttpUrl("http://localhost"), resource_server_url=None)

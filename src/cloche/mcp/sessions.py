@@ -1,0 +1,139 @@
+"""Workspaces that outlive a call: one for each connection that is one, and those that a client opened by name.
+
+Theory of operation: up to 2025-11-25 a connection is a session, and its workspace lives and dies with it. From
+2026-07-28 on every request stands alone. There a client that wants to keep files opens a session with a tool and passes
+its handle; without one, a call has a workspace of its own, which is gone afterwards. A process that serves one client
+over its standard streams is that client's session at every revision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from cloche.agent.toolbox import Toolbox
+from cloche.core.errors import InvalidRequest
+
+MOST_SESSIONS = 64
+IDLE_S = 1800.0
+LOOK_S = 5.0
+log = logging.getLogger("cloche.mcp")
+
+
+@dataclass(slots=True)
+class Session:
+    """Hold one workspace: whose it is, how many calls use it now, and since when nobody does."""
+
+    toolbox: Toolbox
+    owner: str | None
+    stack: AsyncExitStack
+    idles: bool
+    users: int = 0
+    idle_since: float = field(default_factory=time.monotonic)
+
+
+class Sessions:
+    """Keep the workspaces of a server, at most `most` that clients opened and as many others.
+
+    Of the former, one that nobody used for `idle_s` seconds is closed.
+    """
+
+    def __init__(self, make: Callable[[], Toolbox], *, most: int, idle_s: float):
+        self.make, self._most, self._idle_s = make, most, idle_s
+        self._open: dict[str, Session] = {}
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._sweeping = asyncio.create_task(self._sweep())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeping
+        for handle in tuple(self._open):
+            await self._end(handle)
+
+    async def open(self, owner: str | None, *, idles: bool = True) -> str:
+        """Open a session for `owner` and return its handle, which cannot be guessed. Raises InvalidRequest.
+
+        One that does not idle is closed by whoever opened it, and with the server.
+        """
+        # Counted by kind, so that sessions that idle keep no call out.
+        if sum(session.idles is idles for session in self._open.values()) >= self._most:
+            raise InvalidRequest(f"{self._most} sessions are open, as many as there may be; close one, or try later")
+        toolbox, stack = self.make(), AsyncExitStack()
+        handle = secrets.token_urlsafe(24)
+        self._open[handle] = Session(toolbox, owner, stack, idles)  # counted before anything is waited for
+        try:
+            await stack.enter_async_context(toolbox)
+        except BaseException:
+            del self._open[handle]
+            raise
+        return handle
+
+    async def close(self, handle: str, owner: str | None) -> None:
+        """End a session and what runs in it. Raises InvalidRequest when `owner` has none of that handle."""
+        self._find(handle, owner)
+        await self.forget(handle)
+
+    @asynccontextmanager
+    async def use(self, handle: str, owner: str | None) -> AsyncIterator[Toolbox]:
+        """Give a session's tools; while they are used it does not idle. Raises InvalidRequest, as `close` does."""
+        session = self._find(handle, owner)
+        session.users += 1
+        try:
+            yield session.toolbox
+        finally:
+            session.users -= 1
+            session.idle_since = time.monotonic()
+
+    @asynccontextmanager
+    async def passing(self, owner: str | None) -> AsyncIterator[Toolbox]:
+        """Give tools whose workspace is gone afterwards. Raises InvalidRequest when too many sessions are open."""
+        handle = await self.open(owner, idles=False)
+        try:
+            async with self.use(handle, owner) as toolbox:
+                yield toolbox
+        finally:
+            await self.forget(handle)
+
+    def _find(self, handle: str, owner: str | None) -> Session:
+        session = self._open.get(handle)
+        if session is None or session.owner != owner:
+            raise InvalidRequest("there is no such session (any more); open_session opens one")
+        return session
+
+    async def forget(self, handle: str) -> None:
+        """End a session, if it is still there; a call that is cancelled meanwhile does not keep it from ending."""
+        session = self._open.pop(handle, None)
+        if session is not None:
+            with anyio.CancelScope(shield=True):
+                await session.stack.aclose()
+
+    async def _end(self, handle: str) -> None:
+        """End a session where nobody hears of it when that fails, and others have to end, too."""
+        try:
+            await self.forget(handle)
+        except Exception:
+            log.exception("a session could not be closed")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(LOOK_S, self._idle_s))
+            now = time.monotonic()
+            for handle, session in tuple(self._open.items()):
+                if session.idles and not session.users and now - session.idle_since >= self._idle_s:
+                    await self._end(handle)

@@ -1,0 +1,263 @@
+"""The tools of the catalog as the protocol offers them: names, schemas, hints, and what happens on a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from mcp.server.auth.middleware.auth_context import get_access_token
+from mcp.server.mcpserver import Context, Resolve
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.resolve import build_resolver_plans, resolve_arguments
+from mcp.server.mcpserver.tools import Tool as OfferedTool
+from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult, InputRequiredResult, ToolAnnotations
+from mcp_types.version import is_version_at_least
+from pydantic import BaseModel
+
+from cloche.agent import catalog
+from cloche.agent.catalog import Deed
+from cloche.agent.toolbox import Toolbox
+from cloche.core.errors import ClocheError, InvalidRequest
+
+from . import approvals
+from .answers import Opened, Ran, Told, opened_result, result_of, text_result
+from .approvals import Asking, Spent
+from .running import run_to_end
+from .sessions import Sessions
+
+STATELESS_VERSION = "2026-07-28"
+HOME = "cloche.session"  # where a connection keeps the handle of its own session
+
+_SESSION = {
+    "type": "string",
+    "description": "The handle of a session that open_session opened: its files are kept between calls. Empty: this "
+    "connection's own workspace where the protocol has connections, else one that is gone after the call.",
+    "default": "",
+}
+# What each deed is called, and whether it only reads, may destroy, and does the same when done twice.
+_DEEDS: Mapping[Deed, tuple[str, bool, bool, bool]] = {
+    Deed.RUN: ("Run a program", False, True, False),
+    Deed.SHELL: ("Run a shell command", False, True, False),
+    Deed.HOST: ("Run a command on the host", False, True, False),
+    Deed.READ: ("Read a file", True, False, True),
+    Deed.LIST: ("List files", True, False, True),
+    Deed.WRITE: ("Write a file", False, True, True),
+    Deed.EDIT: ("Edit a file", False, True, False),
+}
+_TITLES: Mapping[str, str] = {
+    "run_python_code": "Run Python",
+    "code_exec": "Run a program, isolated from the agent's files",
+    "code.execute": "Run Python or C#",
+    "os.execute_sandboxed": "Run a shell command in the sandbox",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Say which tools a call goes to, and whether their workspace is still there afterwards."""
+
+    toolbox: Toolbox
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Hold what a server's calls share while it runs.
+
+    With `asks_client` the client's user approves; `is_single_client` says that all calls come from one client.
+    """
+
+    sessions: Sessions
+    spent: Spent
+    asks_client: bool
+    patience_s: float
+    is_single_client: bool
+    home: dict[str, Any] = field(default_factory=dict)
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class CatalogTool(OfferedTool):
+    """Offer one tool of the catalog. Its arguments are checked by the catalog's own rules, not made to fit."""
+
+    tool_name: str
+    runs_code: bool
+
+    async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:  # noqa: ANN401, ARG002
+        """Ask whoever approves, then do the call; whatever goes wrong is told to the model."""
+        serving: Serving = context.request_context.lifespan_context
+        given = dict(arguments)
+        handle = given.pop("session", "")
+        try:
+            async with workspace(serving, context, handle) as place:
+                self._check_kept(place, given)
+                return await self._approved_and_done(serving, place, given, context)
+        except ClocheError as error:
+            return text_result(f"{type(error).__name__}: {error}", is_error=True)
+
+    def _check_kept(self, place: Place, given: Mapping[str, Any]) -> None:
+        """Refuse what makes no sense in a workspace that is gone after the call."""
+        path = given.get("path", ".")
+        if place.is_kept or self.runs_code or not isinstance(path, str) or place.toolbox.has_root(path):
+            return
+        raise InvalidRequest(
+            f"{self.tool_name}: this protocol keeps nothing between calls by itself; open a session with open_session "
+            "and pass its handle as `session`, to this tool and to those that run code"
+        )
+
+    async def _approved_and_done(
+        self, serving: Serving, place: Place, given: dict[str, Any], context: Context[Any, Any]
+    ) -> CallToolResult | InputRequiredResult:
+        toolbox = place.toolbox
+        request = toolbox.would_ask(self.tool_name, given) if serving.asks_client else None
+        approvals.begin(Asking(request=request, who=approvals.user_of(context), is_kept=place.is_kept))
+        if request is not None:
+            unanswered = await self._ask(serving, toolbox, given, context)
+            if unanswered is not None:
+                return unanswered
+        answer = await run_to_end(toolbox, self.tool_name, given, context)
+        return result_of(answer, runs_code=self.runs_code)
+
+    async def _ask(
+        self, serving: Serving, toolbox: Toolbox, given: dict[str, Any], context: Context[Any, Any]
+    ) -> InputRequiredResult | None:
+        """Have the client's user answer; return what the client must answer first, where that is the protocol's way."""
+        try:
+            if context.request_state is not None and not serving.spent.spend():
+                raise ToolError("this approval was already used; call again without it")
+            with anyio.fail_after(serving.patience_s):
+                resolved = await resolve_arguments(self.resolved_params, self.resolver_plans, {}, context)
+        except TimeoutError:
+            approvals.take_refusal(f"no answer within {serving.patience_s:g} s", by="time-out")
+        except ToolError as error:  # an answer that is none
+            approvals.take_refusal(str(error), by=approvals.user_of(context))
+        except MCPError:
+            approvals.take_refusal("the client cannot ask", by="default")
+            await toolbox.call(self.tool_name, given)  # refused by its gate, which tells whoever listens to it
+            raise
+        else:
+            if isinstance(resolved, InputRequiredResult):
+                return resolved
+            approvals.take_answers(resolved["approval"], resolved["confirmation"])
+        return None
+
+
+def offered(tool: catalog.Tool, *, reaches_out: bool) -> CatalogTool:
+    """Return a tool of the catalog as it is offered."""
+    title, reads, destroys, repeats = _DEEDS[tool.deed]
+    questions = {"approval": (Resolve(approvals.ask), True), "confirmation": (Resolve(approvals.confirm), True)}
+    schema = tool.schema
+    schema["properties"]["session"] = dict(_SESSION)
+    return CatalogTool(
+        fn=_never,
+        name=tool.wire_name,
+        title=_TITLES.get(tool.name, title),
+        description=tool.description,
+        parameters=schema,
+        fn_metadata=FuncMetadata(arg_model=ArgModelBase, output_model=Ran if tool.runs_code else Told),
+        is_async=True,
+        context_kwarg=None,
+        resolved_params=questions,
+        resolver_plans=build_resolver_plans(questions, set()),
+        annotations=ToolAnnotations(
+            title=_TITLES.get(tool.name, title), read_only_hint=reads, destructive_hint=destroys,
+            idempotent_hint=repeats, open_world_hint=reaches_out,
+        ),
+        tool_name=tool.name,
+        runs_code=tool.runs_code,
+    )  # fmt: skip
+
+
+async def _never() -> None:
+    """Stand where the protocol package wants a function; CatalogTool.run does the work."""
+    raise NotImplementedError
+
+
+@asynccontextmanager
+async def workspace(serving: Serving, context: Context[Any, Any], handle: object) -> AsyncIterator[Place]:
+    """Give the place that a call goes to. Raises InvalidRequest."""
+    if not isinstance(handle, str):
+        raise InvalidRequest(f"session must be of type string, not {type(handle).__name__}")
+    sessions, owner = serving.sessions, owner_of()
+    found = handle or await _home(serving, context, owner)
+    async with sessions.use(found, owner) if found else sessions.passing(owner) as toolbox:
+        yield Place(toolbox=toolbox, is_kept=bool(found))
+
+
+def owner_of() -> str | None:
+    """Name whose token a request came with, None where there are no tokens."""
+    token = get_access_token()
+    return None if token is None else token.client_id
+
+
+async def _home(serving: Serving, context: Context[Any, Any], owner: str | None) -> str:
+    """Return the handle of the session that goes with a connection, empty where every request stands alone."""
+    if serving.is_single_client:
+        return (await _once(serving, serving.home, owner))[0]
+    version = context.protocol_version
+    if version is None or is_version_at_least(version, STATELESS_VERSION):
+        return ""
+    connection = context.session._connection  # the one way to what ends with a connection
+    handle, is_new = await _once(serving, connection.state, owner)
+    if is_new:
+        connection.exit_stack.push_async_callback(serving.sessions.forget, handle)
+    return handle
+
+
+async def _once(serving: Serving, state: dict[str, Any], owner: str | None) -> tuple[str, bool]:
+    """Return the handle that a state holds, of a session that is opened for it the first time; and whether it was."""
+    async with serving.opening:
+        is_new = HOME not in state
+        if is_new:
+            state[HOME] = await serving.sessions.open(owner, idles=False)
+    return str(state[HOME]), is_new
+
+
+async def open_session(context: Context[Any, Any]) -> CallToolResult:
+    """Open a workspace whose files are kept between calls, and get its handle.
+
+    Pass the handle as `session` to the other tools. It is closed by close_session, or when it was not used for long.
+    """
+    serving: Serving = context.request_context.lifespan_context
+    try:
+        handle = await serving.sessions.open(owner_of())
+    except ClocheError as error:
+        return text_result(f"{type(error).__name__}: {error}", is_error=True)
+    return opened_result(handle)
+
+
+async def close_session(session: str, context: Context[Any, Any]) -> CallToolResult:
+    """Close a session: what runs in it ends, and its files are gone."""
+    serving: Serving = context.request_context.lifespan_context
+    try:
+        await serving.sessions.close(session, owner_of())
+    except ClocheError as error:
+        return text_result(f"{type(error).__name__}: {error}", is_error=True)
+    return text_result("The session is closed.", is_error=False)
+
+
+def session_tools() -> list[OfferedTool]:
+    """Return the tools that open and close sessions."""
+    found = []
+    for function, model, title in ((open_session, Opened, "Open a session"), (close_session, Told, "Close a session")):
+        tool = OfferedTool.from_function(
+            function,
+            title=title,
+            annotations=ToolAnnotations(
+                title=title, read_only_hint=False, destructive_hint=function is close_session,
+                idempotent_hint=False, open_world_hint=False,
+            ),
+            structured_output=False,
+        )  # fmt: skip
+        found.append(_with_output(tool, model))
+    return found
+
+
+def _with_output(tool: OfferedTool, model: type[BaseModel]) -> OfferedTool:
+    metadata = FuncMetadata(arg_model=tool.fn_metadata.arg_model, output_model=model)
+    return tool.model_copy(update={"fn_metadata": metadata})
