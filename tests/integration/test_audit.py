@@ -311,6 +311,52 @@ def test_a_log_cannot_drive_a_terminal_or_a_spreadsheet(folder: Path, capsys: py
     assert row["by"] == "'=cmd()"
 
 
+def test_an_export_is_private_and_never_takes_the_logs_place(folder: Path, tmp_path: Path) -> None:
+    """A file that others could read is closed to them first; the log's own files are refused, through links too."""
+    Audit(str(folder)).record("denial", by="policy")
+    before = lines_of(folder)
+    (tmp_path / "link").symlink_to(folder)
+    for place in (folder / "audit.jsonl", tmp_path / "link" / "audit.jsonl", folder / "audit-000000000001.jsonl"):
+        with pytest.raises(cloche.InvalidRequest, match="of the log itself"):
+            verbs.export(str(folder), verbs.Filters(), form="jsonl", out=str(place))
+    assert lines_of(folder) == before
+    out = tmp_path / "export"
+    out.write_text("something longer" * 1000)
+    out.chmod(0o644)
+    assert verbs.export(str(folder), verbs.Filters(), form="jsonl", out=str(out)) == 0
+    assert out.read_bytes() == b"".join(before)
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_log_larger_than_memory_is_shown(folder: Path) -> None:
+    """One event after another: all of them as JSON, and the last of them as a table."""
+    audit = Audit(str(folder))
+    for _ in range(700):
+        audit.record("denial", by="policy", **{f"reason{number}": "x" * 2000 for number in range(30)})
+    code = (
+        "import resource, sys; from cloche.cli import audit; from rich import table\n"
+        "now = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20),) * 2)\n"
+        "sys.exit(audit.show_events(sys.argv[1], audit.Filters(), last=int(sys.argv[2]), as_json=len(sys.argv) > 3))"
+    )
+    for chosen in (("0", "as JSON"), ("20",)):
+        command = [sys.executable, "-c", code, str(folder), *chosen]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_full_disk_is_no_defect(folder: Path) -> None:
+    """It is said in words, and once."""
+    Audit(str(folder)).record("denial", by="policy")
+    for words in (("show",), ("show", "--json"), ("verify", "--json"), ("head",), ("export",)):
+        with open("/dev/full", "wb") as full:
+            command = [sys.executable, "-m", "cloche", "audit", *words, "--folder", str(folder)]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        assert done.returncode == 125
+        assert done.stderr.startswith("cloche: cannot write the output: No space left on device")
+        assert done.stderr.count("\n") == 1
+
+
 def test_a_checkout_may_not_switch_it_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor may it say where the log is, or have code kept."""
     monkeypatch.chdir(tmp_path)

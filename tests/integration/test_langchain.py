@@ -144,6 +144,13 @@ def test_what_a_model_got_wrong_is_told_to_it() -> None:
     assert "the argument 'code' is missing" in told[2]
 
 
+def test_any_name_of_an_argument_is_the_models_mistake() -> None:
+    """Those that Python uses itself, too: an error in words, and the agent goes on."""
+    model = Scripted(calls=[{"name": "run_code", "args": {"self": 1, "code": "1"}, "id": "1", "type": "tool_call"}])
+    ask(model, approve=auto("high"))
+    assert "there is no argument 'self'" in str(model.heard[0].content)
+
+
 def test_a_figure_is_an_image_block() -> None:
     """Which providers' own packages translate."""
     pixel = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16)).decode()

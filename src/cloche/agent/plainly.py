@@ -7,7 +7,7 @@ from typing import Any
 
 from .approval import ON_HOST, ApprovalRequest
 
-MANY_LINES = 30  # from here on some of the code may have left the screen
+MANY_LINES, COLUMNS = 30, 80  # from here on some of the code may have left the screen
 # Printable by the letter of Unicode, and yet not to be seen: fillers, a blank Braille cell, variation selectors.
 _UNSEEN = frozenset(
     map(chr, (0x034F, 0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
@@ -37,9 +37,10 @@ def _mapping(value: object) -> Mapping[str, Any]:
 def cautions(text: str) -> str:
     """Say what one could overlook, a line each: code that is longer than a screen, characters that are not seen."""
     told = ""
-    lines = text.count("\n") + 1
-    if lines > MANY_LINES:
-        told += f"{lines} lines, {len(text)} characters: scroll up for all of it\n"
+    lines = text.split("\n")
+    rows = sum(1 + len(line.expandtabs()) // COLUMNS for line in lines)
+    if rows > MANY_LINES:  # a long row of blanks takes what is before it off the screen as lines do
+        told += f"{len(lines)} lines, {len(text)} characters: scroll up for all of it\n"
     hidden = sorted({char for char in text if not _is_seen(char)})
     if hidden:
         named = ", ".join(f"U+{ord(char):04X}" for char in hidden[:10])

@@ -65,24 +65,33 @@ class Entry:
 
 
 def default_path() -> str:
-    """Return the file that is meant where none is named: CLOCHE_APPROVALS, else one in the user's state folder."""
+    """Return the file that is meant where none is named: CLOCHE_APPROVALS, else one in the user's state folder.
+
+    Raises InvalidRequest where there is neither.
+    """
     if named := os.environ.get("CLOCHE_APPROVALS"):
         return os.path.abspath(named)
     from platformdirs import user_state_path
 
-    return os.fspath(user_state_path("cloche") / "approvals.db")
+    with suppress(RuntimeError):  # what it says for a user without a home, or one whose HOME is empty
+        path = os.fspath(user_state_path("cloche") / "approvals.db")
+        if os.path.isabs(path):
+            return path
+    raise InvalidRequest(
+        "the queue of approvals has no place, since this user has no home folder; name a file (CLOCHE_APPROVALS=/FILE)"
+    )
 
 
 class ApprovalQueue:
     """Keep approvals in a file, by default the user's own; pass it as `approve=`. `patience_s` is how long each waits.
 
-    Who may write to the file may decide: it is made for its owner alone, and one that everybody may write to, or
-    replace, is refused; in one of another user's nothing is asked. Raises InvalidRequest for that, and for a file that
-    is no such queue.
+    Who may write to the file may decide: it is made for its owner alone, and one that everybody may write to, replace,
+    or put a journal beside is refused, so that /tmp is no place for it; in one of another user's nothing is asked.
+    Raises InvalidRequest for that, and for a file that is no such queue.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, patience_s: float = PATIENCE_S):
-        self._path, self._patience_s = os.path.abspath(path or default_path()), check_patience(patience_s)
+        self._path, self._patience_s = os.path.realpath(path or default_path()), check_patience(patience_s)
         if path is None:
             _make_folder(os.path.dirname(self._path))
         _make_private(self._path)
@@ -117,7 +126,7 @@ class ApprovalQueue:
 
     def entry(self, number: int) -> Entry:
         """Return one by its number. Raises InvalidRequest when there is none (any more)."""
-        found = self._entries("WHERE id = ?", number)
+        found = self._entries("WHERE id = ?", number) if number < 1 << 63 else []
         if not found:
             raise InvalidRequest(f"there is no approval {number} in {self._path}; `cloche approvals list` shows them")
         return found[0]
@@ -150,9 +159,10 @@ class ApprovalQueue:
                 raise InvalidRequest(f"no approval {number} waits; it was decided about, or its time is over")
 
     def _ask(self, request: ApprovalRequest) -> int:
-        now, owner = time.time(), os.stat(self._path).st_uid
-        if owner not in (0, os.geteuid()):
-            raise InvalidRequest(f"{self._path} belongs to user {owner}, who could approve; name a queue of your own")
+        now = time.time()
+        for place in (self._path, os.path.dirname(self._path)):
+            if (owner := os.stat(place).st_uid) not in (0, os.geteuid()):
+                raise InvalidRequest(f"{place} belongs to user {owner}, who could approve; name a queue of your own")
         request = replace(request, changes=request.changes or self._changes(request))
         with self._database() as database:
             database.execute(
@@ -222,9 +232,11 @@ def _make_private(path: str) -> None:
         raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: {error.strerror}") from error
     if not stat.S_ISREG(facts.st_mode):
         raise InvalidRequest(f"{path} is no queue of approvals, and cannot become one: it is no file")
-    folder = os.stat(os.path.dirname(path))
-    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
-        raise InvalidRequest(f"{path}: everybody may put another file in its place, and approve; chmod o-w its folder")
+    # Sticky or not: SQLite rolls back to whatever a journal says that lies beside the file, whoever put it there.
+    if os.stat(os.path.dirname(path)).st_mode & stat.S_IWOTH:
+        raise InvalidRequest(
+            f"{path}: everybody may put files beside it or in its place, and approve; name one in a folder of your own"
+        )
     if facts.st_mode & stat.S_IWOTH:
         raise InvalidRequest(f"{path} may be written to by everybody, who could approve then; chmod o-w it")
 

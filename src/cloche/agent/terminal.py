@@ -77,7 +77,8 @@ def show_request(request: ApprovalRequest, console: Console) -> None:
     for name, value in request.arguments.items():
         if name in ("code", "command"):
             language = str(request.arguments.get("language", "bash" if name == "command" else "python"))
-            console.print(Syntax(plain(str(value)), language, word_wrap=True))
+            # Numbered, so that no line of the code is taken for one of ours.
+            console.print(Syntax(plain(str(value)), language, word_wrap=True, line_numbers=True))
             console.print(cautions(str(value)), style="bold", markup=False, end="")
         else:
             console.print(f"{plain(name)}: {plain(str(value))}", markup=False, highlight=False)

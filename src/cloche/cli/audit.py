@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
+from cloche.agent.plainly import plain
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.runtime import audit
 from cloche.runtime.audit_reading import Reading, Report, read_heads, verify
@@ -74,6 +76,11 @@ def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> i
     events = (line.fields() for line in reading)
     has_starts = "start" in filters.kinds or as_json
     is_wanted = filters.wanted()
+    if as_json and not last:  # as they are read: all of a log may be more than there is memory
+        for one in filter(is_wanted, events):
+            print(json.dumps(one))
+        _warn(reading.report)
+        return 0
     found = deque(filter(is_wanted, events), maxlen=last or None) if has_starts else _over(events, is_wanted, last)
     _warn(reading.report)
     if as_json:
@@ -125,9 +132,7 @@ def _row(event: Event) -> dict[str, str]:
         "by": event.get("by") or event.get("approved_by") or event.get("door"),
         "reason": event.get("reason"),
     }
-    return {
-        name: "" if value is None else neutralise(" ".join(str(value).split()))[:200] for name, value in told.items()
-    }
+    return {name: "" if value is None else plain(" ".join(str(value).split())[:200]) for name, value in told.items()}
 
 
 def _instant(text: str) -> str:
@@ -223,6 +228,8 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
     """Write events out, and check them on the way; exit code 1 when the log is not whole."""
     if form not in FORMATS:
         raise InvalidRequest(f"--format {form}: use one of {', '.join(FORMATS)}")
+    if out is not None and _is_of_log(folder, out):
+        raise InvalidRequest(f"--out {out} is, or would be, a file of the log itself, and be overwritten; name another")
     reading = Reading(folder, checks_artifacts=True)
     wanted = filter(filters.wanted(), (line.fields() for line in reading))
     try:
@@ -240,8 +247,22 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
     return 0 if reading.report.is_whole else EXIT_FAULTS
 
 
+def _is_of_log(folder: str, path: str) -> bool:
+    place, name = os.path.split(os.path.abspath(path))
+    return os.path.realpath(place) == os.path.realpath(folder) and re.fullmatch(r"audit.*\.jsonl", name) is not None
+
+
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """Open a file to write to for us alone, also where there was one that others may read."""
+    file = os.open(path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            os.fchmod(file, 0o600)
+            os.ftruncate(file, 0)
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def _write(events: Iterator[Event], form: str, to: IO[str]) -> None:

@@ -6,6 +6,7 @@ it, 2 wrong usage, 130 Ctrl-C, 143 terminated, 141 nobody reads the output any m
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -47,10 +48,21 @@ def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = Fal
     except ClocheError as error:
         _report(error, str(error), debug=debug, as_json=as_json)
         return EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILED
-    except Exception as error:
-        text = f"unexpected {type(error).__name__}: {error}. This is a defect of Cloche"
-        _report(error, text if debug else f"{text}; --sandbox-debug shows where", debug=debug, as_json=as_json)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _unexpected(error, debug=debug, as_json=as_json)
+        say(f"cannot write {error.filename or 'the output'}: {error.strerror}; make room there, and try again")
+        if error.filename is None:
+            _discard_stdout()
         return EXIT_FAILED
+    except Exception as error:
+        return _unexpected(error, debug=debug, as_json=as_json)
+
+
+def _unexpected(error: Exception, *, debug: bool, as_json: bool) -> int:
+    text = f"unexpected {type(error).__name__}: {error}. This is a defect of Cloche"
+    _report(error, text if debug else f"{text}; --sandbox-debug shows where", debug=debug, as_json=as_json)
+    return EXIT_FAILED
 
 
 def say(text: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from cloche.agent.approval import PATIENCE_S, Approver, auto, check_patience, deny
 from cloche.agent.catalog import Tool, risk_of, told_on_host, tools_of
 from cloche.agent.exports import anthropic_tools, openai_response_tools, openai_tools
+from cloche.agent.plainly import plain
 from cloche.agent.risk import Risk
 from cloche.agent.toolbox import DEFAULT_TIER, Answer, Toolbox
 from cloche.core.errors import InvalidRequest
@@ -19,7 +20,6 @@ from cloche.runtime.options import SandboxOptions
 
 from .exits import say
 from .tables import show
-from .terminal import neutralise
 
 EXIT_TOOL_FAILED = 1
 HOST_TIER = 4
@@ -83,7 +83,7 @@ def call_tool(
     """Call one tool as a model would, and print what the model would be told. Return 1 when that is an error."""
     patience = PATIENCE_S if patience_s is None else check_patience(patience_s)
     answer = asyncio.run(_called(name, _read(arguments), _approver(approve, queue, patience), patience, options))
-    print(neutralise(answer.text) if sys.stdout.isatty() else answer.text)
+    print(plain(answer.text) if sys.stdout.isatty() else answer.text)
     _keep_images(answer, out)
     return EXIT_TOOL_FAILED if answer.is_error else 0
 

@@ -38,11 +38,11 @@ class ToolboxTool(BaseTool):
     called: str = Field(exclude=True)
     response_format: Any = "content_and_artifact"
 
-    def _run(self, **arguments: Any) -> tuple[Any, Answer]:
+    def _run(self, /, **arguments: Any) -> tuple[Any, Answer]:
         answer = self.toolbox.call_and_wait(self.called, arguments)
         return _content(answer), answer
 
-    async def _arun(self, **arguments: Any) -> tuple[Any, Answer]:
+    async def _arun(self, /, **arguments: Any) -> tuple[Any, Answer]:
         answer = await self.toolbox.call(self.called, arguments)
         return _content(answer), answer
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -87,8 +87,13 @@ class Audit:
 
         told = {"door": _door or "library", "uid": os.getuid(), "pid": os.getpid(), **_acting.get(), **fields}
         clean = redactor or Redactor()
-        kept = {name: _clean(clean, name, value) for name, value in told.items()}
-        return append(self.folder, kind, kept, **self._bounds)
+        try:
+            kept = {name: _clean(clean, name, value) for name, value in told.items()}
+            return append(self.folder, kind, kept, **self._bounds)
+        except ClocheError:
+            raise
+        except Exception as error:  # data that is no plain data: nested without an end, say
+            raise AuditFailed(f"an event ({kind}) cannot be written down: {type(error).__name__}") from error
 
     def note(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> str:  # noqa: ANN401 - JSON
         """Write one event of what has happened already; return what went wrong, which was said loudly, or nothing."""
@@ -162,14 +167,15 @@ def default_folder() -> str:
 
 @lru_cache(maxsize=4)
 def _state_folder(xdg: str | None, home: str) -> str:
-    if not os.path.isabs(home) and not os.path.isabs(xdg or ""):
-        raise AuditFailed(
-            "the audit log has no place, since this user has no home folder. Where the audit is on, nothing runs "
-            "without it: name a folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
-        )
     from platformdirs import user_state_dir
 
-    return user_state_dir("cloche", appauthor=False)
+    with suppress(RuntimeError):  # HOME is set, and empty
+        if os.path.isabs(home) or os.path.isabs(xdg or ""):
+            return user_state_dir("cloche", appauthor=False)
+    raise AuditFailed(
+        "the audit log has no place, since this user has no home folder. Where the audit is on, nothing runs "
+        "without it: name a folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
+    )
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def head(folder: str) -> Link | None:
         with opened_folder(folder, create=False) as at:
             last = FIRST
             with suppress(FileNotFoundError), opened_file(at, NAME, folder) as file:
-                fcntl.flock(file, fcntl.LOCK_SH)
+                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH)
                 last = _end(at, file, folder).last
             last = last if last.seq else _last_of_full(at, folder)
             return last if last.seq else None
@@ -101,19 +101,20 @@ def _reason(error: OSError) -> str:
 def opened_folder(folder: str, *, create: bool) -> Iterator[int]:
     """Open the folder, which must be ours and nobody else's to write to; made for us alone where there is none."""
     if not os.path.isabs(folder):
-        raise failure(folder, "that is no absolute path, for want of a home folder maybe")
+        raise failure(folder, "that is no absolute path, for want of a home folder maybe", is_read=not create)
     try:
         at = _open_or_make(folder) if create else os.open(folder, _FOLDER_FLAGS)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise failure(folder, "it is a symbolic link, or no folder") from error
+            raise failure(folder, "it is a symbolic link, or no folder", is_read=not create) from error
         raise
     try:
         facts = os.fstat(at)
         if facts.st_uid != os.geteuid():
-            raise failure(folder, f"the folder belongs to user {facts.st_uid}, not to {os.geteuid()}")
+            why = f"the folder belongs to user {facts.st_uid}, not to {os.geteuid()}"
+            raise failure(folder, why, is_read=not create)
         if facts.st_mode & 0o022:
-            raise failure(folder, "others may write to the folder; chmod go-w it")
+            raise failure(folder, "others may write to the folder; chmod go-w it", is_read=not create)
         yield at
     finally:
         os.close(at)
@@ -159,29 +160,32 @@ def _locked(at: int, folder: str) -> Iterator[int]:
     until = time.monotonic() + PATIENCE_S
     while True:
         with opened_file(at, NAME, folder, flags=os.O_RDWR | os.O_APPEND | os.O_CREAT) as file:
-            _lock(file, until, f"{folder}/{NAME}")
+            lock(file, until, f"{folder}/{NAME}")
             try:
-                if _is_named(at, file):
+                if is_named(at, file):
                     yield file
                     return
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _lock(file: int, until: float, path: str) -> None:
+def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX) -> None:
+    """Lock a file. Raises AuditFailed where another process holds its lock until then (on the monotonic clock)."""
     pause_s = 0.0002
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, how | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() > until:
-                raise failure(path, f"another process has held its lock for {PATIENCE_S:g} s") from None
+                why = f"another process has held its lock for {PATIENCE_S:g} s; is one stopped? lslocks shows it"
+                raise failure(path, why, is_read=how == fcntl.LOCK_SH) from None
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.005)
 
 
-def _is_named(at: int, file: int) -> bool:
+def is_named(at: int, file: int) -> bool:
+    """Tell whether an open file is the one that grows, and was not set aside after it was opened."""
     try:
         named = os.stat(NAME, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:

@@ -12,15 +12,16 @@ import fcntl
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from cloche.core.errors import InvalidRequest
+from cloche.core.errors import AuditFailed, InvalidRequest
 
 from . import audit_artifacts
 from .audit_chain import FIRST, MOST_LINE_BYTES, RECOVERY, ROTATION, Line, Link, is_beginning, read_line
-from .audit_file import NAME, failure, full_files, opened_file, opened_folder
+from .audit_file import NAME, PATIENCE_S, failure, full_files, is_named, lock, opened_file, opened_folder
 
 MOST_FAULTS = 1000  # that are kept; all are counted
 _HEAD = re.compile(r"(?:([0-9]{1,19}):)?([0-9a-f]{64})")
@@ -152,16 +153,26 @@ class Reading:
 
     def _opened(self, stack: ExitStack) -> Iterator[tuple[str, int, int]]:
         at = stack.enter_context(opened_folder(self._folder, create=False))
-        growing = None
-        with suppress(FileNotFoundError):
-            growing = stack.enter_context(opened_file(at, NAME, self._folder))
-            fcntl.flock(growing, fcntl.LOCK_SH)
+        growing = self._growing(stack, at)
         for _, name in full_files(at):
             file = stack.enter_context(opened_file(at, name, self._folder))
             yield name, file, os.fstat(file).st_size
         if growing is not None:
             yield NAME, growing, os.fstat(growing).st_size
             fcntl.flock(growing, fcntl.LOCK_UN)
+
+    def _growing(self, stack: ExitStack, at: int) -> int | None:
+        """Open the file that grows and hold its lock; one that is set aside meanwhile is among the full ones."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            with ExitStack() as trial, suppress(FileNotFoundError):
+                file = trial.enter_context(opened_file(at, NAME, self._folder))
+                lock(file, until, f"{self._folder}/{NAME}", how=fcntl.LOCK_SH)
+                if is_named(at, file):
+                    stack.enter_context(trial.pop_all())
+                    return file
+                continue
+            return None
 
     def _lines(self, name: str, opened: int, size: int) -> Iterator[Line]:
         with os.fdopen(os.dup(opened), "rb") as file:
@@ -240,9 +251,14 @@ class Reading:
     def _check_artifacts(self, name: str, number: int, line: Line) -> None:
         for word, digest in line.fields().items():
             is_kept = word.endswith("_artifact_sha256") and re.fullmatch("[0-9a-f]{64}", str(digest))
-            if is_kept and audit_artifacts.load(self._folder, digest) is None:
-                what = f"event {line.link.seq}: what is kept as {word} ({digest}) is missing, or was changed"
-                self.report.add(name, number, what)
+            if not is_kept:
+                continue
+            told = f"event {line.link.seq}: what is kept as {word} ({digest})"
+            try:
+                if audit_artifacts.load(self._folder, digest) is None:
+                    self.report.add(name, number, f"{told} is missing, or was changed")
+            except AuditFailed as error:
+                self.report.add(name, number, f"{told} is not as it was kept: {error}")
 
     def _conclude(self) -> None:
         report = self.report

@@ -200,7 +200,10 @@ def _platform_folder(xdg: str | None, base: str | None) -> str | None:
         return None
     from platformdirs import user_config_dir
 
-    return user_config_dir("cloche", appauthor=False)
+    try:
+        return user_config_dir("cloche", appauthor=False)
+    except RuntimeError:  # HOME is set, and empty
+        return None
 
 
 def _format_of(path: str) -> Format:

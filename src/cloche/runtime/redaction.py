@@ -5,12 +5,13 @@ like a token wherever it stands. What is not known to be a secret, and does not 
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 _AS_THEY_ARE, _LISTS = (int, float, type(None)), (list, tuple, set, frozenset)
 REDACTED = "[redacted]"
@@ -27,9 +28,14 @@ _PLAIN_NAME = re.compile(
 )
 _PLAIN_VALUES = frozenset({"true", "false", "none", "null", "basic", "bearer", "oauth", "auto", "enabled", "disabled"})
 
-_PAIR = (
-    r"((?i:api[_-]?key|secret|passw(?:or)?d|passphrase|(?:\b|[_-])token|(?:private|access)[_-]?key)"
-    r"[\"']?\s{0,4}[=:]\s{0,4}[\"']?)(?!\[redacted)[^\s\"',;&]{4,}"
+_ASSIGNED = (
+    r"(?i:api[_-]?key|secret(?:[_-]?key)?|passw(?:or)?d|passphrase|(?:\b|[_-])token|(?:private|access)[_-]?key|"
+    r"[_-]pass|[_-]pwd)\\{0,3}[\"']?\s{0,4}[=:]\s{0,4}"
+)
+_QUOTED = rf"({_ASSIGNED}(?P<quote>\\{{0,3}}[\"']))(?!\[redacted|\s)(?:(?!(?P=quote))[^\n]){{4,512}}"
+_PAIR = rf"({_ASSIGNED}\\{{0,3}}[\"']?)(?!\[redacted)[^\s\"',;&]{{4,}}"
+_AUTHORIZATION = (
+    r"((?i:\bauthorization)\\?[\"']?\s{0,4}[=:]\s{0,4}\\?[\"']?(?:[A-Za-z]{1,20} +)?)(?!\[redacted)[^\s\"',;\[]{8,}"
 )
 # What tokens look like, by text that each of them has in it: to look for that is quick, and most text has none. What
 # group 1 has found stays.
@@ -49,13 +55,21 @@ _TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("hf_", "npm_"), r"()\b(?:hf|npm)_[A-Za-z0-9]{20,}"),
     (("pypi-",), r"()\bpypi-[A-Za-z0-9_-]{30,}"),
     (("e2b_", "dtn_"), r"()\b(?:e2b|dtn)_[A-Za-z0-9]{16,}"),
-    (("eyJ",), r"()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),  # JSON web tokens
+    # JSON web tokens. In the first part begins no second one, or each would be followed to the end of the text.
+    (("eyJ",), r"()\beyJ(?:(?![_-]eyJ)[A-Za-z0-9_-]){8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
+    (("SG.",), r"()\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),  # SendGrid
     (("earer ", "asic ", "EARER "), r"((?i:\b(?:Bearer|Basic)) +)[A-Za-z0-9._~+/=-]{8,}"),
+    (("uthorization", "UTHORIZATION"), _AUTHORIZATION),
     (("://",), r"((?<=://)[^\s/:@'\"]{0,256}:)[^\s/@'\"]{1,512}(?=@)"),
+    (("://",), r"((?<=://))[^\s/:@'\"]{16,256}(?=@)"),  # a token in place of a user
+    (("=", ":"), _QUOTED),
     (("=", ":"), _PAIR),
 )
-# Where `\b` stands above: behind a letter there is another word, unless that letter belongs to an escape.
-_EDGE = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
+# Where `\b` stands above: behind a letter there is another word, unless that letter belongs to an escape or a colour.
+_EDGE = (
+    r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|"
+    r"(?<=m)(?:(?<=\x1b\[m)|(?<=\x1b\[[0-9]m)|(?<=\x1b\[[0-9]{2}m)|(?<=\x1b\[[0-9];[0-9]{2}m)))"
+)
 
 
 class Redactor:
@@ -86,7 +100,7 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {str(name): self.member(str(name), item) for name, item in value.items()}
+            return {self.text(str(name)): self.member(str(name), item) for name, item in value.items()}
         if isinstance(value, _LISTS):
             return [self.plain(item) for item in value]
         return self.text(str(value))
@@ -101,7 +115,8 @@ class Redactor:
 @lru_cache(maxsize=1024)
 def is_secret(name: str) -> bool:
     """Tell whether a variable of this name holds a secret, as far as its name says."""
-    return _SECRET_NAME.search(name) is not None and _PLAIN_NAME.search(name) is None
+    is_named = _SECRET_NAME.search(name) is not None and _PLAIN_NAME.search(name) is None
+    return is_named and name not in ("PWD", "OLDPWD")  # a shell's folder
 
 
 def _values(variables: Mapping[str, str]) -> Iterator[str]:
@@ -113,14 +128,23 @@ def _values(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def _shapes(value: str) -> Iterable[str]:
-    """Yield a secret as it stands, in a URL, in JSON, and in base64."""
+    """Yield a secret as it stands, in a URL, in JSON, as Python prints it, in hex, in base64 (behind others, too)."""
     raw = value.encode("utf-8", "surrogateescape")
     yield value
-    yield quote(raw, safe="")
-    yield value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    if len(raw) >= 2 * LEAST_CHARS:
-        yield base64.b64encode(raw).decode().rstrip("=")
-        yield base64.urlsafe_b64encode(raw).decode().rstrip("=")
+    yield from (quote(raw, safe=""), quote(raw), quote_plus(raw))
+    yield from (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1])
+    if len(raw) < 2 * LEAST_CHARS:
+        return
+    yield from (raw.hex(), raw.hex().upper())
+    for encoded in (base64.b64encode, base64.urlsafe_b64encode):
+        yield encoded(raw).decode().rstrip("=")
+        for before in range(3):  # as in `user:password`: the characters that depend on this secret alone
+            inner = encoded(bytes(before) + raw).decode()[(before * 8 + 5) // 6 : (before + len(raw)) * 8 // 6]
+            if len(inner) >= 2 * LEAST_CHARS:
+                yield inner
+    lines = value.splitlines()
+    if len(lines) > 1:  # a key, of which one line is enough to give some of it away
+        yield from (line for line in lines if len(line) >= 4 * LEAST_CHARS and not line.startswith("-----"))
 
 
 @lru_cache(maxsize=8)

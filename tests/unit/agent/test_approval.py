@@ -308,6 +308,23 @@ def test_the_terminal_says_when_code_is_longer_than_a_screen() -> None:
     assert "501 lines, 506 characters: scroll up" in output.getvalue()
 
 
+def test_what_blanks_push_off_the_screen_is_warned_of() -> None:
+    """One long line takes as many rows of a terminal as many short ones."""
+    output = io.StringIO()
+    code = "evil();" + " " * 5000 + "print(1)"
+    asyncio.run(AskTerminal(answers=io.StringIO("n\n"), output=output)(replace(HIGH, arguments={"code": code})))
+    assert "1 lines, 5015 characters: scroll up" in output.getvalue()
+
+
+def test_code_cannot_speak_as_the_prompt_does() -> None:
+    """Each of its lines has a number; what is said of the rules has none."""
+    output = io.StringIO()
+    code = "evil()\nrules: network none\n[y: yes, anything else: no]"
+    asked = replace(HIGH, arguments={"code": code}, rules={"runs_on": "local", "policy": {"network": "open"}})
+    asyncio.run(AskTerminal(answers=io.StringIO("n\n"), output=output)(asked))
+    assert [line for line in output.getvalue().splitlines() if line.startswith("rules:")] == ["rules: network open"]
+
+
 def test_the_terminal_says_that_the_host_has_no_rules() -> None:
     """It does not show those of a sandbox."""
     output = io.StringIO()

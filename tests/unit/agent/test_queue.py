@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -107,12 +108,58 @@ def test_a_queue_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def test_a_queue_that_everybody_may_replace_is_refused(tmp_path: Path) -> None:
-    """Unless the folder is sticky, as /tmp is."""
-    tmp_path.chmod(0o777)
-    with pytest.raises(InvalidRequest, match="everybody may put another file in its place"):
-        ApprovalQueue(tmp_path / "approvals.db")
-    tmp_path.chmod(0o1777)
-    assert ApprovalQueue(tmp_path / "approvals.db").waiting() == []
+    """Sticky or not: a journal that anybody puts beside the file would be believed."""
+    ApprovalQueue(tmp_path / "approvals.db")
+    for mode in (0o777, 0o1777):
+        tmp_path.chmod(mode)
+        with pytest.raises(InvalidRequest, match="everybody may put files beside it or in its place"):
+            ApprovalQueue(tmp_path / "approvals.db")
+
+
+def forged_journal(approved: Path) -> bytes:
+    """Return the journal of a write that was interrupted, after which SQLite takes all pages of another database."""
+    pages, size, nonce = approved.read_bytes(), 4096, 7
+    count = len(pages) // size
+    header = bytes.fromhex("d9d505f920a163d7") + struct.pack(">5I", count, nonce, count, 512, size)
+    journal = header.ljust(512, b"\0")
+    for number in range(count):
+        page = pages[number * size :][:size]
+        check = (nonce + sum(page[place] for place in range(size - 200, 0, -200))) & 0xFFFFFFFF
+        journal += struct.pack(">I", number + 1) + page + struct.pack(">I", check)
+    return journal
+
+
+def test_a_journal_beside_the_file_approves_which_is_why_its_folder_is_private(tmp_path: Path) -> None:
+    """Whoever may only put a file into the folder approves all; such a folder is refused, so nobody is asked there."""
+    other = ApprovalQueue(tmp_path / "other.db", patience_s=60)
+    number = other._ask(HIGH)
+    other.decide(number, YES)
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    queue = ApprovalQueue(folder / "approvals.db", patience_s=60)
+    queue._ask(HIGH)
+    (folder / "approvals.db-journal").write_bytes(forged_journal(tmp_path / "other.db"))
+    assert queue.entry(1).decision == YES
+    folder.chmod(0o1777)
+    with pytest.raises(InvalidRequest, match="name one in a folder of your own"):
+        ApprovalQueue(folder / "approvals.db")
+
+
+@pytest.mark.root
+def test_nothing_is_asked_in_another_users_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """That user could put another file in its place, and say yes."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    queue = ApprovalQueue(folder / "approvals.db")
+    os.chown(folder, 12345, 12345)
+    assert not passes(Gate(queue, patience_s=60), HIGH)
+    assert "belongs to user 12345, who could approve" in caplog.text
+
+
+def test_a_number_that_no_approval_can_have_is_none_of_them(tmp_path: Path) -> None:
+    """However large."""
+    with pytest.raises(InvalidRequest, match="there is no approval 9223372036854775808"):
+        ApprovalQueue(tmp_path / "approvals.db").entry(1 << 63)
 
 
 @pytest.mark.root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 
 from cloche.core.errors import AuditFailed, InvalidRequest
 from cloche.runtime import audit as audit_module
+from cloche.runtime import audit_file, audit_reading
 from cloche.runtime.audit import Audit, acting, audit_for, sha256_of
 from cloche.runtime.audit_artifacts import load
 from cloche.runtime.audit_chain import MOST_LINE_BYTES
@@ -279,6 +281,43 @@ def test_the_chain_goes_on_when_the_growing_file_was_only_just_set_aside(folder:
     assert (found.is_whole, found.events) == (True, 7)
 
 
+def test_a_reader_that_waits_while_the_file_is_set_aside_reads_nothing_twice(audit: Audit, folder: Path) -> None:
+    """What it had opened is a full file by then; the one that grows is another."""
+    fill(audit, 5)
+    growing = folder / "audit.jsonl"
+    with growing.open("rb") as held, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        reading = pool.submit(verify, str(folder))
+        while [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()].count(str(growing)) < 2:
+            pass
+        growing.rename(folder / "audit-000000000001.jsonl")
+        audit.record("execution")
+        fcntl.flock(held, fcntl.LOCK_UN)
+        found = reading.result(60)
+    assert found.is_whole, found.faults
+    assert found.last == audit.head()
+
+
+def test_a_reader_does_not_wait_for_ever(audit: Audit, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped while it held the lock is named as what it waits for."""
+    fill(audit, 1)
+    for module in (audit_file, audit_reading):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    with (folder / "audit.jsonl").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for read in (lambda: verify(str(folder)), audit.head):
+            with pytest.raises(AuditFailed, match=r"cannot be read: another process has held its lock"):
+                read()
+
+
+def test_what_cannot_be_read_is_not_called_unwritable(tmp_path: Path) -> None:
+    """Nor is somebody who only looks told to switch the audit off."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AuditFailed, match="cannot be read") as caught:
+        verify(str(tmp_path / "file"))
+    assert "switch it off" not in str(caught.value)
+
+
 def test_processes_write_at_once(folder: Path) -> None:
     """Each event is there once, in one chain over several files."""
     write_from_processes(folder, writers=4, events=40, file_bytes=20_000)
@@ -315,6 +354,16 @@ def test_fields_are_bounded(audit: Audit, folder: Path) -> None:
         audit.record("Fix round")
 
 
+def test_data_that_cannot_be_written_down_is_a_failure_of_the_log(audit: Audit, folder: Path) -> None:
+    """Before a run that is the end of it; afterwards it ends nothing."""
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(AuditFailed, match=r"an event \(start\) cannot be written down: RecursionError"):
+        audit.record("start", data=endless)
+    assert "RecursionError" in audit.note("execution", data=endless)
+    assert audit.record("start").seq == 1
+
+
 def test_secrets_never_reach_the_file(audit: Audit, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither those of this process nor those that the program was given, in whatever field."""
     monkeypatch.setenv("DEPLOY_TOKEN", "correct-horse")
@@ -342,6 +391,20 @@ def test_artifacts_are_kept_by_their_hash_where_they_may_be(folder: Path) -> Non
     assert verify(str(folder)).is_whole
     path.write_bytes(b"something else")
     assert "was changed" in str(verify(str(folder)).faults[0])
+
+
+def test_what_is_in_place_of_an_artifact_is_a_fault_and_hides_no_other(folder: Path) -> None:
+    """A link, or a file that others may read: the log is checked to its end all the same."""
+    audit = Audit(str(folder), keep=["code"])
+    for code in ("print(1)", "print(2)"):
+        audit.record("start", code_artifact_sha256=audit.store("code", code, Redactor({}, environ={})))
+    one, other = sorted(path for path in (folder / "audit-artifacts").rglob("*") if path.is_file())
+    one.chmod(0o644)
+    other.unlink()
+    other.symlink_to("/dev/zero")
+    found = verify(str(folder))
+    assert (found.events, found.fault_count) == (2, 2)
+    assert "chmod 600" in " ".join(map(str, found.faults))
 
 
 def test_settings_and_doors_say_whether_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:

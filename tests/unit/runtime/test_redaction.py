@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 
 import pytest
@@ -18,6 +19,7 @@ SHAPES = {
     "github app": "gh" + "s_" + "a1B2c3D4e5F6g7H8i9J0",
     "github fine": "github" + "_pat_" + "11AAAAAAA0" * 4,
     "gitlab": "gl" + "pat-" + "x1Y2z3" * 4,
+    "sendgrid": "SG" + ".aBcDeFgHiJkLmNoPqRsTuV." + "aBcDeFgHiJkLmNoPqRsTuVwXyZ0123456789",
     "aws": "AKIA" + "IOSFODNN7EXAMPLE",
     "google": "AIza" + "SyA1b2C3d4" * 4,
     "slack": "xox" + "b-" + "123456789012-abcdef",
@@ -36,6 +38,8 @@ def test_a_token_is_known_by_its_look(shape: str) -> None:
         f"({SHAPES[shape]})",
         f"a\\n{SHAPES[shape]}",
         f"x_{SHAPES[shape]}",
+        f"\x1b[31m{SHAPES[shape]}\x1b[0m",
+        f"\x1b[1;32m{SHAPES[shape]}",
     ):
         clean = Redactor({}, environ={}).text(text)
         assert SHAPES[shape] not in clean
@@ -52,6 +56,14 @@ def test_a_token_is_known_by_its_look(shape: str) -> None:
         ("PASSWORD=hunter22 ./run", "PASSWORD=[redacted] ./run"),
         ('{"api_key": "abcd1234"}', '{"api_key": "[redacted]"}'),
         ("client_secret: abcd1234, next", "client_secret: [redacted], next"),
+        ('PASSWORD="my long pass phrase" x', 'PASSWORD="[redacted]" x'),
+        ("token = 'a,b;c d'; y", "token = '[redacted]'; y"),
+        (r"{\"password\": \"hunter22\"}", r"{\"password\": \"[redacted]\"}"),
+        ("SECRET_KEY = 'django-insecure'", "SECRET_KEY = '[redacted]'"),
+        ("DB_PASS=abcd1234", "DB_PASS=[redacted]"),
+        ("Authorization: token abcdef1234", "Authorization: token [redacted]"),
+        ("authorization=abcdef123456", "authorization=[redacted]"),
+        ("git clone https://abcdef1234567890abcd@example.org/a", "git clone https://[redacted]@example.org/a"),
     ],
 )
 def test_what_stands_before_a_secret_tells_of_it(text: str, expected: str) -> None:
@@ -63,7 +75,9 @@ def test_what_stands_before_a_secret_tells_of_it(text: str, expected: str) -> No
     "text",
     [
         "print('hello')", "https://example.org:8080/path", "git@example.org:a/b", "sk-learn", "tokens: 4000 of 8000",
-        "the ask-me-anything-about-it page", "a" * 64, "KeyError: 'password'", "x = {'author': 'me'}",
+        "the ask-me-anything-about-it page", "a" * 64,
+        "Authorization: none", 'print("token: " + x + "...")', "bypass=abcdef",
+        "KeyError: 'password'", "x = {'author': 'me'}",
     ],
 )  # fmt: skip
 def test_other_text_stays(text: str) -> None:
@@ -76,10 +90,36 @@ def test_values_of_secret_variables_are_found_in_any_shape() -> None:
     value = 'pä ss"word'
     redactor = Redactor({"DB_PASSWORD": value}, environ={"MY_TOKEN": "correct-horse", "HOME": "/home/me"})
     encoded = base64.b64encode(value.encode()).decode()
-    for text in (value, "p%C3%A4%20ss%22word", r"pä ss\"word", encoded, "correct-horse"):
+    for text in (
+        value, "p%C3%A4%20ss%22word", "p%C3%A4+ss%22word", r"pä ss\"word", r"p\u00e4 ss\"word", encoded,
+        value.encode().hex(), "correct-horse",
+    ):  # fmt: skip
         assert redactor.text(f"<{text}>").startswith(f"<{REDACTED}")
     assert redactor.text("in /home/me") == "in /home/me"
     assert redactor.data(b"\xff" + value.encode() + b"\xfe") == b"\xff[redacted]\xfe"
+
+
+def test_a_secret_is_found_behind_others_in_base64() -> None:
+    """As a header of basic authentication has it, however long the user's name is."""
+    secret = "correct-horse-battery"
+    redactor = Redactor({"DB_PASSWORD": secret}, environ={})
+    for user in ("me:", "you:", "them:"):
+        left = redactor.text(base64.b64encode(f"{user}{secret}".encode()).decode()).replace(REDACTED, "")
+        assert len(left) <= 12
+        assert b"horse" not in base64.b64decode(left + "=" * (-len(left) % 4))
+
+
+def test_a_secret_of_several_lines_is_found_by_its_lines() -> None:
+    """Where only some of it is printed, or as Python prints it."""
+    key = "line one of the key\nline two of the\tkey"
+    redactor = Redactor({"SIGNING_KEY": key}, environ={})
+    for text in (repr(key), json.dumps(key), "line one of the key", "line two of the\tkey"):
+        assert redactor.text(text).strip("'\"") == REDACTED
+
+
+def test_names_with_secrets_in_them_are_written_without() -> None:
+    """What stands under them stays, if it is none."""
+    assert Redactor({"A_TOKEN": "correct-horse"}, environ={}).plain({"correct-horse": "x"}) == {REDACTED: "x"}
 
 
 def test_short_and_plain_values_are_no_secrets() -> None:
@@ -92,7 +132,17 @@ def test_names_of_secrets() -> None:
     """As environments call them; what only says where one is, is none."""
     for name in ("OPENAI_API_KEY", "github_token", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "DATABASE_DSN", "NPM_AUTH"):
         assert is_secret(name), name
-    for name in ("PATH", "HOME", "SSH_AUTH_SOCK", "AUTHOR", "KEYBOARD", "MONKEY", "GIT_AUTHOR_NAME", "TOKEN_FILE"):
+    for name in (
+        "PATH",
+        "HOME",
+        "SSH_AUTH_SOCK",
+        "AUTHOR",
+        "KEYBOARD",
+        "MONKEY",
+        "GIT_AUTHOR_NAME",
+        "TOKEN_FILE",
+        "PWD",
+    ):
         assert not is_secret(name), name
 
 
@@ -104,7 +154,19 @@ def test_members_with_secret_names_are_taken_out_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["sk-", "a://", "password", "-----BEGIN PRIVATE KEY-----", "eyJ", "a:" * 50, "token = ", "Bearer "]
+    "piece",
+    [
+        "sk-",
+        "a://",
+        "password",
+        "-----BEGIN PRIVATE KEY-----",
+        "eyJ",
+        "-eyJ",
+        "_eyJaaaaaaaa",
+        "a:" * 50,
+        "token = ",
+        "Bearer ",
+    ],
 )
 def test_no_text_takes_long(piece: str) -> None:
     """Time grows with the length of a text and not faster, whatever a guest prints."""
