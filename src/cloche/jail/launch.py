@@ -32,6 +32,7 @@ NOT_FOR_HELPERS = (
 )  # fmt: skip
 _TAG = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing all of ast
+FIRST_PASSABLE = 3
 _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
 # Modules come out of an archive of compiled code: no search, no file, and it works behind a changed root as well.
@@ -188,14 +189,24 @@ class _Shelf:
 
 
 _shelves: dict[bool, _Shelf] = {}
+_turn = threading.Lock()
+
+
+def _forget_after_fork() -> None:
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def _shelf(*, is_probe: bool = False) -> _Shelf:
     """Return what every helper (or the probe) of this process reads its modules from. Raises OSError."""
-    found = _shelves.get(is_probe)
-    if found is None or not found.is_there():
-        found = _shelves[is_probe] = _fill_shelf(marshal.loads(_archive(is_probe)))
-    return found
+    with _turn:  # else each of several threads that come first would fill one, and all but the last stay open for ever
+        found = _shelves.get(is_probe)
+        if found is None or not found.is_there():
+            found = _shelves[is_probe] = _fill_shelf(marshal.loads(_archive(is_probe)))
+        return found
 
 
 def _fill_shelf(codes: Mapping[str, bytes]) -> _Shelf:
@@ -204,7 +215,7 @@ def _fill_shelf(codes: Mapping[str, bytes]) -> _Shelf:
     while head != (head := len(_places(codes, head))):  # numbers as long as they are at the end
         pass
     content = b"".join((_places(codes, head), *codes.values()))
-    fd = os.memfd_create("cloche", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = _passable(os.memfd_create("cloche", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     try:
         if os.write(fd, content) != len(content):
             raise OSError(errno.ENOSPC, "no room for the modules of a helper")
@@ -213,6 +224,19 @@ def _fill_shelf(codes: Mapping[str, bytes]) -> _Shelf:
     except BaseException:
         os.close(fd)
         raise
+
+
+def _passable(fd: int) -> int:
+    """Return a descriptor in place of `fd` that keeps its number in a child: 0 to 2 become its standard streams.
+
+    A caller that closed its own gets those numbers for whatever is opened next. Raises OSError; then `fd` is closed.
+    """
+    if fd >= FIRST_PASSABLE:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_PASSABLE)
+    finally:
+        os.close(fd)
 
 
 def _places(codes: Mapping[str, bytes], start: int) -> bytes:
@@ -264,6 +288,7 @@ def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Pop
     """Start an interpreter with the modules of a helper; `words` gives its last words, told its end of the socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        theirs = socket.socket(fileno=_passable(theirs.detach()))
         shelf = _shelf()
         made = _MAKE_MODULES.format(modules=HELPER_MODULES) + shelf.map()
         boot = shelf.boot() + made + words(theirs.fileno())
@@ -277,12 +302,12 @@ def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Pop
             pass_fds=(theirs.fileno(), shelf.fd),
             start_new_session=True,
         )
+        run_beside(process.pid)  # where that is interrupted half-way, it ends with our end of the socket
     except BaseException:
         ours.close()
         raise
     finally:
         theirs.close()
-    run_beside(process.pid)
     return process, ours
 
 

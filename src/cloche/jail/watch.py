@@ -77,7 +77,13 @@ class Watch:
         cgroup = self.helper.cgroup
         waiting, go = posix.pipe()
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
-        self.reaper, must_move = self._bear(NAMESPACES_AT_BIRTH if is_jail else 0)
+        try:
+            self.reaper, must_move = self._bear(NAMESPACES_AT_BIRTH if is_jail else 0)
+        except BaseException:  # the helper lives on, and must not be anybody's to look into
+            prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+            for fd in (waiting, go, self.link, self._reaper_link):
+                posix.close(fd)
+            raise
         if self.reaper == 0:
             posix.close(go)
             return self._be_reaper(plan_fd, waiting, must_be_moved=must_move)
@@ -286,6 +292,7 @@ class Watch:
             self.kill()
             while self.failed is None and self._hear_reaper():
                 pass
+            posix.close(self.link)
         return self.failed
 
     def kill(self) -> tuple[float, float, int] | None:

@@ -4,6 +4,7 @@ import marshal
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,44 @@ def test_a_descriptor_that_the_caller_closed_is_not_used_again(monkeypatch: pyte
     finally:
         os.close(stranger)
     os.close(second.fd)
+
+
+def test_threads_that_come_first_at_once_share_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would leave a descriptor open for as long as the process lives."""
+    monkeypatch.setattr(launch, "_shelves", {})
+    barrier, found = threading.Barrier(6), list[int]()
+
+    def come() -> None:
+        barrier.wait()
+        found.append(launch._shelf().fd)
+
+    threads = [threading.Thread(target=come) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for fd in set(found):
+        os.close(fd)
+    assert len(found) == 6
+    assert len(set(found)) == 1
+
+
+LOW_NUMBERS = """
+import os, sys
+from cloche.jail import launch
+for closed in range(3):
+    os.close(closed)
+process, ours = launch.start_helper()
+ours.settimeout(20)
+ours.shutdown(1)  # a helper that has its socket ends when nobody is at the other end
+os._exit(0 if process.wait(20) == 0 and min(one.fd for one in launch._shelves.values()) > 2 else 9)
+"""
+
+
+def test_a_caller_without_standard_streams_starts_helpers() -> None:
+    """What is opened gets their numbers, which in a helper are its own standard streams."""
+    done = subprocess.run([sys.executable, "-c", LOW_NUMBERS], timeout=60, check=False)
+    assert done.returncode == 0
 
 
 def test_a_child_is_let_run_beside_us_and_may_run_anywhere() -> None:

@@ -17,6 +17,7 @@ from cloche.core.languages import LANGUAGES, Engine, Language
 from cloche.core.progress import Progress, tell
 
 from ..containers.boot import LEAST_PYTHON
+from ..containers.look import LOOK, PROGRAMS
 from ..containers.owner import owner
 from .daemon import CONNECT_S, OWNER_LABEL, Daemon, explained
 from .plan import MAPPED_ID
@@ -25,18 +26,8 @@ ANY_LANGUAGE = "*"
 PROBE_S = 30
 log = logging.getLogger("cloche.docker")
 
-_PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for eng in lang.engines for name in eng.programs))
-# One line per program that is there: its name, its path, the first line that it says of its version.
-_PROBE = """
-for name in "$@"; do
-  path=$(command -v "$name" 2>/dev/null) || continue
-  case $name in
-    go) version=$("$path" version 2>&1 </dev/null | head -n 1) ;;
-    env|sh|tsx|cc) version= ;;
-    *) version=$("$path" --version 2>&1 </dev/null | head -n 1) ;;
-  esac
-  printf '%s\\t%s\\t%s\\n' "$name" "$path" "$version"
-done
+# Copying needs these two, of whatever version.
+_PROBE = f"""{LOOK}
 for name in tar head; do command -v $name >/dev/null 2>&1 && printf '%s\\t%s\\t\\n' "$name" "$name"; done
 """
 Rows = list[list[str]]
@@ -158,7 +149,7 @@ def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
     body = {
         "Image": state["Id"],
         "Entrypoint": ["sh"],
-        "Cmd": ["-c", _PROBE, "sh", *_PROGRAMS],
+        "Cmd": ["-c", _PROBE, "sh", *PROGRAMS],
         "User": f"{MAPPED_ID}:{MAPPED_ID}",
         "Env": ["HOME=/tmp", "DOTNET_NOLOGO=1", "DOTNET_CLI_TELEMETRY_OPTOUT=1", "DENO_NO_UPDATE_CHECK=1"],
         "Labels": {OWNER_LABEL: owner()},

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.core.languages import LANGUAGES, Engine, Language
+from cloche.core.languages import Engine, Language
 
 from ..containers.boot import ARGUMENTS
 from ..containers.frames import OUTPUT
+from ..containers.look import LOOK, PROGRAMS
 from ..noting import noted
 from .package import call
 from .plan import COMMAND, PATH, Plan
@@ -26,19 +27,6 @@ CREATE_S = 300.0  # an image may have to be fetched
 ANSWER_S, STALL_S, END_S = 30.0, 60.0, 20.0
 ERROR = 2
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
-_PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for one in lang.engines for name in one.programs))
-# One line per program that is there: its name, its path, the first line that it says of its version.
-_LOOK = """
-for name in "$@"; do
-  path=$(command -v "$name" 2>/dev/null) || continue
-  case $name in
-    go) version=$("$path" version 2>&1 </dev/null | head -n 1) ;;
-    env|sh|tsx|cc) version= ;;
-    *) version=$("$path" --version 2>&1 </dev/null | head -n 1) ;;
-  esac
-  printf '%s\\t%s\\t%s\\n' "$name" "$path" "$version"
-done
-"""
 # As the user that programs run as: whoever else it is ends, and what they left in places for a moment goes.
 SWEEP = """
 import os, shutil
@@ -103,7 +91,7 @@ class Machine:
             given = self.plan.creation(self.package)
             self._sandbox = call(lambda: self.package.Sandbox.create(self.name, **given), CREATE_S)
             self._run("/bin/sh", self.plan.preparation(), "0")
-            said = self._run("/bin/sh", ["-c", _LOOK, "look", *_PROGRAMS], str(self.plan.user))
+            said = self._run("/bin/sh", ["-c", LOOK, "look", *PROGRAMS], str(self.plan.user))
         except (self.package.MicrosandboxError, OSError) as error:
             self.end()
             raise StartFailed(f"a machine of microsandbox did not get ready: {_told(error)}", step="boot") from error
