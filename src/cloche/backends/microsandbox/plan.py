@@ -65,7 +65,7 @@ class Plan:
 
     def preparation(self) -> list[str]:
         """Return what is run once, as root: the places belong to whoever programs run as."""
-        tmp = "chmod 1777 /tmp /dev/shm" if self.is_tmp_writable else "chmod 0755 /tmp; chmod 1777 /dev/shm"
+        tmp = "chmod 1777 /tmp /dev/shm" if self.is_tmp_writable else "chmod 0755 /tmp && chmod 1777 /dev/shm"
         return ["-c", f"chown {self.user}:{self.user} /workspace && chmod 0700 /workspace && {tmp}"]
 
     def execution(self, package: Any) -> dict[str, Any]:

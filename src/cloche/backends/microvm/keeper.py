@@ -26,8 +26,8 @@ NO_SUID, NO_EXEC, RECURSIVE, PRIVATE = 2, 8, 1 << 14, 1 << 18
 CANNOT_START = 127
 
 
-def become_monitor(order: dict[str, Any]) -> None:
-    """Become the monitor; never returns."""
+def become_monitor(order: dict[str, Any], keeper: int) -> None:
+    """Become the monitor, unless the keeper at this descriptor is dead already; never returns."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         os.setsid()
@@ -47,7 +47,7 @@ def become_monitor(order: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # last: a change of id forgets it
-        if os.getppid() != order["keeper"]:
+        if select.select([keeper], [], [], 0)[0]:  # its number cannot be asked for in another process namespace
             os._exit(1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
@@ -98,14 +98,13 @@ def has_cell(order: dict[str, Any]) -> bool:
     except OSError as error:
         os.write(2, f"cannot make a root for {order['argv'][0]}: {error}\n".encode())
         return False
-    order["keeper"] = 0  # seen from the process namespace that the monitor is the first in
     return True
 
 
 def main() -> int:
     """Start the monitor and wait for its end, or the caller's."""
     order = json.loads(sys.argv[1])
-    order["keeper"] = os.getpid()
+    keeper = os.pidfd_open(os.getpid())
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the caller's to decide about
     watched = [0, *caller_watch()]
@@ -116,7 +115,7 @@ def main() -> int:
     if child == 0:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
-        become_monitor(order)
+        become_monitor(order, keeper)
     monitor = os.pidfd_open(child)
     watched.append(monitor)
     poll = select.poll()
