@@ -40,7 +40,7 @@ def refusal(home: Path) -> str:
         ("memory: 1g\nmemory: 2g\n", ", line 2: the key 'memory' is given twice"),
         ("sandbox: {memory: 1g, memory: 2g}", ", line 1: the key 'memory' is given twice"),
         ("sandbox: !!python/object/apply:os.system [true]", ", line 1: could not determine a constructor"),
-        ("a: {b: 2001-99-99}", "a value in it cannot be read"),
+        ("a: {b: 2001-99-99}", "the value cannot be read"),
         ("- tier", "the whole file must be a mapping"),
         ("sandbox: 3", "sandbox must be a mapping"),
         ("sandbox: {memroy: 1g}", "unknown key 'sandbox.memroy'; did you mean 'memory'?"),
