@@ -52,7 +52,8 @@ def create_server(
     is refused. Each answer is waited for `patience_s` seconds. `tools` are the names to offer, by default all that the
     tier has. `tokens` are the bearer tokens that HTTP requests must have one of. At most `most_sessions` workspaces are
     open at once, with several tokens three quarters of them for each; one that a client opened and did not use for
-    `idle_s` seconds is closed. The other keywords are those of `Toolbox`. Raises InvalidRequest for settings that do not fit.
+    `idle_s` seconds is closed. The other keywords are those of `Toolbox`. Raises InvalidRequest for
+    settings that do not fit.
     """
     patience_s = check_patience(patience_s)
 
