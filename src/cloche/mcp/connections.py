@@ -13,14 +13,23 @@ from typing import Any, cast
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_CONNECTIONS = 512
-BACKLOG = 32  # as many are accepted at once, before any is counted
+MOST_BACKLOG = 128
 HEAD_S = 15.0  # a client that has not sent the head of a request by then will not
 
 
 def most_connections() -> int:
     """Return how many connections may be open at once: a quarter of the descriptors that this process may have."""
+    return _share(4, MOST_CONNECTIONS)
+
+
+def backlog() -> int:
+    """Return how many connections may wait: as many are accepted in one go, before any is counted."""
+    return _share(8, MOST_BACKLOG)
+
+
+def _share(part: int, most: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, soft // 4))
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // part))
 
 
 class BoundedProtocol(H11Protocol):

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 
-from .connections import BACKLOG, bounded
+from .connections import backlog, bounded
 from .sessions import IDLE_S, MOST_SESSIONS
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -111,7 +111,7 @@ async def serve_http(app: Starlette, *, host: str, port: int, path: str, has_tok
         print(f"cloche: serving MCP at {where}", file=sys.stderr, flush=True)  # noqa: T201
         config = uvicorn.Config(
             app, log_level="critical", access_log=False, timeout_graceful_shutdown=FAREWELL_S, ws="none",
-            server_header=False, http=bounded(), backlog=BACKLOG,
+            server_header=False, http=bounded(), backlog=backlog(),
         )  # fmt: skip
         await _serve(_Unsignalled(config), listener)
     finally:
@@ -161,7 +161,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InvalidRequest(f"--port {port}: there is no such port; use 0 (a free one) to {MOST_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=backlog())
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BackendUnavailable(

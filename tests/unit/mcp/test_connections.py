@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloche.mcp.connections import MOST_CONNECTIONS, BoundedProtocol, most_connections
+from cloche.mcp.connections import MOST_BACKLOG, MOST_CONNECTIONS, BoundedProtocol, backlog, most_connections
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Stream]]
@@ -20,6 +20,7 @@ Connect = Callable[[], Awaitable[Stream]]
 def serve(work: Callable[[Connect], Awaitable[None]], *, most: int, head_s: float) -> None:
     """Do something with a server of those bounds, to which one may connect."""
     import uvicorn
+    from uvicorn.server import ServerState
 
     async def app(scope: object, receive: object, send: Callable[[object], Awaitable[None]]) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -31,7 +32,7 @@ def serve(work: Callable[[Connect], Awaitable[None]], *, most: int, head_s: floa
             app, http=type("Bounded", (BoundedProtocol,), bounds), lifespan="off", log_level="critical"
         )
         config.load()
-        state = uvicorn.server.ServerState()
+        state = ServerState()
         speak: Any = config.http_protocol_class
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
@@ -100,9 +101,12 @@ def test_a_connection_that_asks_for_nothing_is_closed(said: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("soft", "expected"), [(1024, 256), (1 << 20, MOST_CONNECTIONS), (resource.RLIM_INFINITY, MOST_CONNECTIONS)]
+    ("soft", "expected"),
+    [(256, (64, 32)), (1024, (256, 128)), (resource.RLIM_INFINITY, (MOST_CONNECTIONS, MOST_BACKLOG))],
 )
-def test_descriptors_are_left_for_sandboxes(soft: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections have a quarter of what the process may open."""
+def test_descriptors_are_left_for_sandboxes(
+    soft: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections, with those that wait, have less than half of what the process may open."""
     monkeypatch.setattr(sys.modules["resource"], "getrlimit", lambda _: (soft, soft))
-    assert most_connections() == expected
+    assert (most_connections(), backlog()) == expected
