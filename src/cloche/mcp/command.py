@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloche.agent.approval import Approver, auto, deny
+from cloche.agent.plainly import plain
 from cloche.agent.queue import ApprovalQueue
 from cloche.core.errors import InvalidRequest
 from cloche.runtime.options import SandboxOptions
@@ -52,11 +53,12 @@ def serve(command: McpCommand) -> int:
     """Serve, and return the exit code: 0 when the client has left."""
     require_extra()
     # Before the protocol package does it, in colours and boxes. Nothing where the caller did.
-    logging.basicConfig(level=logging.WARNING, format="cloche: %(name)s: %(message)s")
+    _log_plainly()
     from .server import create_server
 
     if not command.over_http:
         _check_stdio(command)
+        os.environ.pop(TOKEN_VARIABLE, None)
     tokens = read_tokens(command.token_file) if command.over_http else ()
     server = create_server(
         approve=approver_of(command), patience_s=command.patience_s, roots=command.roots or None,
@@ -77,6 +79,19 @@ def serve(command: McpCommand) -> int:
     return _until_told(
         serve_http(app, host=command.host, port=command.port, path=command.path, has_tokens=bool(tokens))
     )
+
+
+class _Plainly(logging.Formatter):
+    """Show what clients sent, which is in some messages and stack traces, without what a terminal would obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
+def _log_plainly() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Plainly("cloche: %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def _check_stdio(command: McpCommand) -> None:
@@ -103,16 +118,20 @@ def read_tokens(path: str | None) -> tuple[str, ...]:
 
     The variable is taken away from what this process starts.
     """
-    from_environment = os.environ.pop(TOKEN_VARIABLE, "")
+    from_environment = os.environ.pop(TOKEN_VARIABLE, None)
     if path is None:
-        return (from_environment,) if from_environment else ()
+        if from_environment == "":  # who sets it means to have a lock: an empty one is no door without any
+            raise InvalidRequest(f"{TOKEN_VARIABLE} is set and empty; put a token in it, or unset it to have none")
+        return () if from_environment is None else (from_environment,)
     try:
         with open(path, encoding="utf-8") as file:
-            mode, text = os.fstat(file.fileno()).st_mode, file.read(MOST_TOKEN_BYTES)
+            mode, text = os.fstat(file.fileno()).st_mode, file.read(MOST_TOKEN_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--token-file {path}: cannot be read: {getattr(error, 'strerror', error)}") from error
     if stat.S_ISREG(mode) and mode & 0o077:
         raise InvalidRequest(f"--token-file {path}: others may read it; chmod 600 {path}")
+    if len(text) > MOST_TOKEN_BYTES:  # the last one would be cut, and hold
+        raise InvalidRequest(f"--token-file {path}: has more than {MOST_TOKEN_BYTES} characters; is it the right file?")
     tokens = tuple(line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#"))
     if not tokens:
         raise InvalidRequest(f"--token-file {path}: there is no token in it; write one a line")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 import sys
 from collections.abc import Generator, Sequence
@@ -21,11 +22,15 @@ from starlette.responses import JSONResponse, Response
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 
+from .connections import backlog, bounded
 from .sessions import IDLE_S, MOST_SESSIONS
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 FAREWELL_S = 1
 MOST_PORT = 65_535
+HEALTH = "/healthz"
+HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://" + HOST.pattern)
 
 
 def create_app(
@@ -45,10 +50,13 @@ def create_app(
     A request whose Host is none of loopback's names, `host` and `allowed_hosts` is refused, as is one that comes from a
     web page of any other origin than those and `allowed_origins`. With an `event_store` a client of 2025-11-25 whose
     connection broke gets what it missed; it comes back after `retry_interval_ms` milliseconds. Raises InvalidRequest
-    for a path that is none.
+    for a path that is none, and for names and origins that no request could have.
     """
     if not path.startswith("/"):
         raise InvalidRequest(f"path: {path!r} does not begin with a slash, as in /mcp")
+    if path == HEALTH or any(char in path for char in "{}?#"):
+        raise InvalidRequest(f"path: {path!r} cannot be the endpoint; use one such as /mcp")
+    _check_names(allowed_hosts, allowed_origins)
     names = [*LOOPBACK, *([] if is_wildcard(host) else [bracketed(host)]), *allowed_hosts]
     security = TransportSecuritySettings(
         allowed_hosts=[form for name in names for form in (name, f"{name}:*")],
@@ -57,7 +65,7 @@ def create_app(
             *allowed_origins,
         ],
     )
-    server.custom_route("/healthz", methods=["GET"], include_in_schema=False)(_healthy)
+    server.custom_route(HEALTH, methods=["GET"], include_in_schema=False)(_healthy)
     app = server.streamable_http_app(
         streamable_http_path=path, transport_security=security, session_idle_timeout=idle_s, max_sessions=most_sessions,
         host=host, event_store=event_store, retry_interval=retry_interval_ms,
@@ -68,6 +76,19 @@ def create_app(
             allow_headers=["*"], expose_headers=["Mcp-Session-Id"],
         )  # fmt: skip
     return app
+
+
+def _check_names(hosts: Sequence[str], origins: Sequence[str]) -> None:
+    """Raise InvalidRequest for what would never match: its author believes that it does."""
+    for host in hosts:
+        if HOST.fullmatch(host) is None:
+            raise InvalidRequest(f"--allow-host {host}: write a name alone, or with a port, as in proxy.example:8443")
+    for origin in origins:
+        if ORIGIN.fullmatch(origin) is None:
+            raise InvalidRequest(
+                f"--allow-origin {origin}: write what browsers send, scheme and name (and port) with no path and no "
+                "wildcard, as in https://app.example"
+            )
 
 
 async def _healthy(_: Request) -> Response:
@@ -90,7 +111,7 @@ async def serve_http(app: Starlette, *, host: str, port: int, path: str, has_tok
         print(f"cloche: serving MCP at {where}", file=sys.stderr, flush=True)  # noqa: T201
         config = uvicorn.Config(
             app, log_level="critical", access_log=False, timeout_graceful_shutdown=FAREWELL_S, ws="none",
-            server_header=False,
+            server_header=False, http=bounded(), backlog=backlog(),
         )  # fmt: skip
         await _serve(_Unsignalled(config), listener)
     finally:
@@ -120,7 +141,7 @@ def is_loopback(host: str) -> bool:
     """Tell whether only this machine can reach a host's address; a name counts when all its addresses do."""
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for a name that can be none
         return False
     return bool(found) and all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
 
@@ -140,9 +161,9 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InvalidRequest(f"--port {port}: there is no such port; use 0 (a free one) to {MOST_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        reason = error.strerror or str(error)
+        return socket.create_server((host, port), family=family, backlog=backlog())
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise BackendUnavailable(
             f"cannot listen on {host} port {port}: {reason}.", remedy="Choose another with --host and --port."
         ) from error

@@ -51,8 +51,9 @@ def create_server(
     `approve` decides about HIGH and CRITICAL calls; without it the client's user is asked, and a client that cannot ask
     is refused. Each answer is waited for `patience_s` seconds. `tools` are the names to offer, by default all that the
     tier has. `tokens` are the bearer tokens that HTTP requests must have one of. At most `most_sessions` workspaces are
-    open at once; one that a client opened and did not use for `idle_s` seconds is closed. The other keywords are those
-    of `Toolbox`. Raises InvalidRequest for settings that do not fit.
+    open at once, with several tokens three quarters of them for each; one that a client opened and did not use for
+    `idle_s` seconds is closed. The other keywords are those of `Toolbox`. Raises InvalidRequest for
+    settings that do not fit.
     """
     patience_s = check_patience(patience_s)
 
@@ -62,7 +63,9 @@ def create_server(
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[Serving]) -> AsyncIterator[Serving]:
-        async with Sessions(make, most=most_sessions, idle_s=idle_s) as sessions:
+        # Where there are several clients, none keeps all others out.
+        most_each = max(1, most_sessions * 3 // 4) if len(tokens) > 1 else most_sessions
+        async with Sessions(make, most=most_sessions, idle_s=idle_s, most_each=most_each) as sessions:
             yield Serving(
                 sessions=sessions, spent=Spent(patience_s), asks_client=approve is None, patience_s=patience_s,
                 is_single_client=is_single_client,

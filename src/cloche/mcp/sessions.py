@@ -44,11 +44,13 @@ class Session:
 class Sessions:
     """Keep the workspaces of a server, at most `most` that clients opened and as many others.
 
-    Of the former, one that nobody used for `idle_s` seconds is closed.
+    Of the former, one that nobody used for `idle_s` seconds is closed. Of each kind one owner has at most `most_each`,
+    by default all.
     """
 
-    def __init__(self, make: Callable[[], Toolbox], *, most: int, idle_s: float):
+    def __init__(self, make: Callable[[], Toolbox], *, most: int, idle_s: float, most_each: int | None = None):
         self.make, self._most, self._idle_s = make, most, idle_s
+        self._most_each = most if most_each is None else most_each
         self._open: dict[str, Session] = {}
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -72,8 +74,13 @@ class Sessions:
         One that does not idle is closed by whoever opened it, and with the server.
         """
         # Counted by kind, so that sessions that idle keep no call out.
-        if sum(session.idles is idles for session in self._open.values()) >= self._most:
+        owners = [session.owner for session in self._open.values() if session.idles is idles]
+        if len(owners) >= self._most:
             raise InvalidRequest(f"{self._most} sessions are open, as many as there may be; close one, or try later")
+        if owners.count(owner) >= self._most_each:
+            raise InvalidRequest(
+                f"this token has {self._most_each} sessions open, as many as one may have; close one, or try later"
+            )
         toolbox, stack = self.make(), AsyncExitStack()
         handle = secrets.token_urlsafe(24)
         self._open[handle] = Session(toolbox, owner, stack, idles)  # counted before anything is waited for

@@ -15,7 +15,7 @@ import pytest
 from cloche.agent.approval import deny
 from cloche.agent.queue import ApprovalQueue
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.mcp.command import TOKEN_VARIABLE, McpCommand, approver_of, read_tokens, serve
+from cloche.mcp.command import MOST_TOKEN_BYTES, TOKEN_VARIABLE, McpCommand, approver_of, read_tokens, serve
 from cloche.mcp.http import is_loopback
 from cloche.mcp.tokens import StaticTokens
 
@@ -30,6 +30,12 @@ TOKEN = "sixteen-characters-at-least"
         ({"over_http": True, "token_file": "/dev/null"}, "there is no token in it"),
         ({"over_http": True, "token_file": "/nowhere/tokens"}, "cannot be read"),
         ({"over_http": True, "port": 65_536}, "no such port"),
+        ({"over_http": True, "path": "/healthz"}, "cannot be the endpoint"),
+        ({"over_http": True, "path": "/{x}"}, "cannot be the endpoint"),
+        ({"over_http": True, "host": "a..b"}, "--host a..b"),
+        ({"over_http": True, "allowed_origins": ("*",)}, "no wildcard"),
+        ({"over_http": True, "allowed_origins": ("https://app.example/",)}, "no path"),
+        ({"over_http": True, "allowed_hosts": ("http://proxy",)}, "write a name alone"),
         ({"token_file": "tokens"}, "--token-file is for --http"),
         ({"allowed_hosts": ("here",)}, "--allow-host is for --http"),
         ({"port": 9000}, "--port is for --http"),
@@ -84,6 +90,35 @@ def test_a_token_of_the_environment_goes_no_further(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     assert read_tokens(None) == (TOKEN,)
     assert TOKEN_VARIABLE not in os.environ
+
+
+def test_an_empty_token_of_the_environment_is_no_open_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sets the variable wants a lock: the server does not start without one."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "")
+    with pytest.raises(InvalidRequest, match=f"{TOKEN_VARIABLE} is set and empty"):
+        read_tokens(None)
+
+
+def test_a_token_that_would_be_cut_is_refused(tmp_path: Path) -> None:
+    """The beginning of a token is none."""
+    path = tmp_path / "tokens"
+    path.touch(mode=0o600)
+    path.write_text("x" * (MOST_TOKEN_BYTES + 1))
+    with pytest.raises(InvalidRequest, match="is it the right file"):
+        read_tokens(str(path))
+
+
+def test_the_log_has_nothing_that_a_terminal_obeys() -> None:
+    """What clients send is in some messages and in stack traces: it is shown as escapes."""
+    script = (
+        "import logging; from cloche.mcp.command import _log_plainly; _log_plainly()\n"
+        "try: raise ValueError('\\x1b]0;trace\\x07')\n"
+        "except ValueError: logging.getLogger('x').exception('Invalid Host: \\x9b2J')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "Invalid Host: \\x9b2J" in done.stderr
+    assert "\\x1b]0;trace\\x07" in done.stderr
+    assert not {"\x1b", "\x9b", "\x07"} & set(done.stderr)
 
 
 @pytest.mark.parametrize("token", ["", "short", "with blanks in the middle of it", "nicht-ascii-genug-für-das"])

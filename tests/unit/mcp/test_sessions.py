@@ -66,6 +66,26 @@ def test_sessions_are_counted() -> None:
     use(work)
 
 
+def test_one_owner_does_not_keep_the_others_out() -> None:
+    """Each has a share, of those that are opened and of those that are gone after a call."""
+
+    async def main() -> None:
+        async with Sessions(Toolbox, most=3, idle_s=60, most_each=2) as sessions:
+            for _ in range(2):
+                await sessions.open("me")
+                await sessions.open("me", idles=False)
+            with pytest.raises(InvalidRequest, match="this token has 2 sessions open"):
+                await sessions.open("me")
+            with pytest.raises(InvalidRequest, match="this token has 2 sessions open"):
+                async with sessions.passing("me"):
+                    pass
+            await sessions.open("you")
+            async with sessions.passing("you"):
+                pass
+
+    asyncio.run(main())
+
+
 def test_a_session_that_idles_is_closed() -> None:
     """It is not while it is used, and not where whoever opened it closes it."""
 
