@@ -93,7 +93,7 @@ def watch(queue: str | None) -> int:
 
 async def _ask_about_each(queue: ApprovalQueue) -> None:
     asked: set[int] = set()
-    while True:
+    while sys.stdin.isatty():  # its end may be lost among the signals, and nobody could answer any more
         entry = next((one for one in queue.waiting() if one.number not in asked), None)
         if entry is None:
             await asyncio.sleep(LOOK_S)
