@@ -4,6 +4,7 @@ import ast
 import asyncio
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from cloche.core.errors import OutcomeUnknown
 from cloche.core.policy import Policy
 from cloche.core.result import Status
 from cloche.zygote.pool import Pool, Slot, remove_cgroup
-from tests.kin import guests, is_alive
+from tests.kin import children, guests, is_alive
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
 
@@ -163,8 +164,11 @@ def test_a_helper_killed_while_it_waits_is_not_missed() -> None:
     """
     run_pooled("1")
     pool = pool_for(Policy(), measure_host())
-    waiting = [pid for slot in pool._idle if slot.pid for pid in guests(slot.pid)]
-    _kill(pool._idle)
+    helpers = [slot.pid for slot in pool._idle if slot.pid]
+    for pid in helpers:  # so that they start nobody whom we do not know of
+        os.kill(pid, signal.SIGSTOP)
+    waiting = [one for pid in helpers for one in (*children(pid), *guests(pid))]
+    _kill(slot for slot in pool._idle if slot.pid in helpers)
     deadline = time.monotonic() + 10
     while any(is_alive(pid) for pid in waiting):
         assert time.monotonic() < deadline, "the guests of helpers that were killed live on"
