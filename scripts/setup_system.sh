@@ -12,7 +12,7 @@ declare -A package_of=(
     [node]=nodejs [npm]=npm [ruby]=ruby [go]=golang-go [rustc]=rustc [mcs]=mono-mcs [mono]=mono-runtime
     [cc]=gcc [bwrap]=bubblewrap [setpriv]=util-linux [git]=git [ps]=procps
     [dockerd]=docker.io [docker]=docker.io [busybox]=busybox-static [runsc]=runsc
-    [qemu-system-x86_64]=qemu-system-x86 [openssl]=openssl
+    [qemu-system-x86_64]=qemu-system-x86 [openssl]=openssl [debugfs]=e2fsprogs
 )
 
 missing=()

@@ -56,7 +56,7 @@ as_user tests/escape -m "not soak and not once" >"$work/escape.log" 2>&1 &
 escape=$!
 as_user tests/integration tests/conformance -m "not soak and not once" &
 rest=$!
-stop() {
+stop() {  # either may have ended, and how they end is no news once we are told to stop
     kill "-$1" -- "-$escape" "-$rest" 2>/dev/null || true
     wait || true
     exit 130

@@ -181,7 +181,7 @@ class Rounds:
 
     def show(self, attempt: Attempt) -> bytes:
         """Refuse: what is shown on a terminal is played by the command line."""
-        raise NotImplementedError(attempt.name)
+        raise AssertionError(f"{attempt.name} is not played here")
 
     @contextmanager
     def workspace(self, attempt: Attempt) -> Iterator[Workspace]:

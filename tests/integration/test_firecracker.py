@@ -178,15 +178,14 @@ def test_the_monitor_is_locked_up(setting: Setting) -> None:
 
 @pytest.mark.soak
 def test_what_never_gets_up_is_no_kvm(program: Path, microvm_image: Path, tmp_path: Path) -> None:
-    """A monitor that takes all calls, and whose machine hangs, is given up in time; nothing of it is left."""
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        pytest.skip("missing: /dev/kvm")
+    """A monitor whose machine hangs is given up in time, and none is started without /dev/kvm; nothing is left."""
+    may_try = os.access("/dev/kvm", os.R_OK | os.W_OK)
     hanging = tmp_path / "firecracker"
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
     found = find_acceleration(find_image(), Firecracker(program=str(hanging)))
     assert found.kind == "tcg"
-    assert "within 5 s" in found.reason
+    assert ("within 5 s" if may_try else "/dev/kvm") in found.reason
     assert not programs_of(os.getpid())
 
 

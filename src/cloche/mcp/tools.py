@@ -175,7 +175,7 @@ def offered(tool: catalog.Tool, *, reaches_out: bool) -> CatalogTool:
 
 async def _never() -> None:
     """Stand where the protocol package wants a function; CatalogTool.run does the work."""
-    raise NotImplementedError
+    raise AssertionError("CatalogTool.run does the work")
 
 
 @asynccontextmanager
