@@ -56,6 +56,12 @@ class Archive:
     def exec_module(module): exec(Archive.code(module.__name__), module.__dict__)
 sys.meta_path.insert(0, Archive)
 """
+# The one library that every helper needs is loaded from where the caller found it: no search.
+_LOAD_CTYPES = """
+from _frozen_importlib import _load
+from _frozen_importlib_external import ExtensionFileLoader, spec_from_file_location
+_load(spec_from_file_location("_ctypes", {path!r}, loader=ExtensionFileLoader("_ctypes", {path!r})))
+"""
 # Those that every helper needs are read, which leaves no copy; all others stay in the file's own memory.
 _MAP_ARCHIVE = """
 import jail.syscalls
@@ -291,7 +297,7 @@ def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Pop
         theirs = socket.socket(fileno=_passable(theirs.detach()))
         shelf = _shelf()
         made = _MAKE_MODULES.format(modules=HELPER_MODULES) + shelf.map()
-        boot = shelf.boot() + made + words(theirs.fileno())
+        boot = _load_ctypes(executable) + shelf.boot() + made + words(theirs.fileno())
         process = subprocess.Popen(
             [executable, "-I", "-S", "-c", boot],
             stdin=subprocess.DEVNULL,
@@ -302,13 +308,19 @@ def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Pop
             pass_fds=(theirs.fileno(), shelf.fd),
             start_new_session=True,
         )
-        run_beside(process.pid)  # where that is interrupted half-way, it ends with our end of the socket
+        run_beside(process.pid, os.sched_getaffinity(0))  # where that is interrupted half-way, it ends with our end of the socket
     except BaseException:
         ours.close()
         raise
     finally:
         theirs.close()
     return process, ours
+
+
+def _load_ctypes(executable: str) -> str:
+    """Return how an interpreter loads `_ctypes`; nothing where it must look for itself."""
+    path = getattr(sys.modules.get("_ctypes"), "__file__", None)
+    return _LOAD_CTYPES.format(path=path) if executable == sys.executable and path else ""
 
 
 def make_cgroup(cgroup: Mapping[str, Any], *, is_there: bool = False) -> None:

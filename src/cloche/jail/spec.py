@@ -6,6 +6,8 @@ A sandbox is opened once with a `Spec`; every run in it is a `Run`, which the ca
 
 from __future__ import annotations
 
+import marshal
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, ClassVar, Self
@@ -138,6 +140,20 @@ class Building(_Record):
     late: list[Step] = []
     private: list[str] = []
     seccomp: bytes | None = None
+
+    def as_wire(self) -> dict[str, Any]:
+        """Return it in parts that are unpacked only by those who need them: each process pays for what it reads."""
+        whole = super().as_wire()
+        reapers = {name: whole.pop(name) for name in ("build", "private")}
+        return {"reapers": marshal.dumps(reapers), "guests": marshal.dumps(whole)}
+
+    @classmethod
+    def of_parts(cls, *parts: bytes) -> Building:
+        """Return what these parts of `as_wire` hold; the rest is empty."""
+        fields: dict[str, Any] = {}
+        for part in parts:
+            fields |= marshal.loads(part)
+        return cls(**fields)
 
     def name_private(self, fds: list[int]) -> dict[str, int]:
         """Return the registers of the mounts that the helper opened for `private`, in its order."""

@@ -19,6 +19,7 @@ from .syscalls import (
     clone,
     ppoll,
     prctl,
+    run_beside,
     socketpair,
     wait4,
 )  # fmt: skip
@@ -50,6 +51,9 @@ class Watch:
     def __init__(self, helper: Helper, load_interpreter: Callable[[], Any] | None, *, is_nursing: bool = False):
         self.helper, self.spec, self.load_interpreter = helper, helper.spec, load_interpreter
         self.reaper = 0
+        self.processors: set[int] = set()
+        self.ready: dict[str, Any] | None = None  # what the caller has yet to hear
+        self.lent: list[int] = []
         self.cause = ""
         self.timeout_s = 0.0
         self.started_at = 0.0
@@ -66,7 +70,7 @@ class Watch:
         self.is_nursing, self.generation = is_nursing, helper.generation
         self.timers = (helper.timer,) if is_nursing else ()
         self.number = 0
-        self.can_go_on = self.is_undecided = False
+        self.can_go_on = self.is_undecided = self.is_last = False
         self.tick_s = TICK_S
         self.family: Family | None = None
         self.later: list[tuple[str, dict[str, Any]]] = []  # what can wait until the family is at rest
@@ -78,6 +82,7 @@ class Watch:
         waiting, go = posix.pipe()
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
         try:
+            self.processors = posix.sched_getaffinity(0)
             self.reaper, must_move = self._bear(NAMESPACES_AT_BIRTH if is_jail else 0)
         except BaseException:  # the helper lives on, and must not be anybody's to look into
             prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -88,6 +93,8 @@ class Watch:
             posix.close(go)
             return self._be_reaper(plan_fd, waiting, must_be_moved=must_move)
         prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        if not self.is_nursing:  # somebody waits for this one
+            run_beside(self.reaper, self.processors)
         posix.close(self._reaper_link)
         posix.close(waiting)
         private: list[int] = []
@@ -150,7 +157,7 @@ class Watch:
                 kept.extend((helper, self, nursery, ends, said))
                 return nursery.live(helper.door, helper.slate, said)
             reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
-            return reaper.live(must_wait_first=must_be_moved)
+            return reaper.live(self.processors, must_wait_first=must_be_moved)
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
             try:
                 wire.send(self._reaper_link, "failed", failure(f"{type(error).__name__}: {error}", "reaper"))
@@ -187,6 +194,7 @@ class Watch:
                 self._renew()
             self.cause, self.said_ended = body["cause"], body["ended"]
         self.number, self.timeout_s, self.is_undecided = body["number"], body["timeout_s"], False
+        self.is_last = body["is_last"]
         for tag, early, _ in self.helper.early:
             if tag == "kill" and early["number"] == self.number:
                 self.cause = early["cause"]
@@ -234,6 +242,7 @@ class Watch:
             while self.ended is None and self.failed is None and self._hear_reaper():
                 pass
             self._report(usage)
+        self._let_go()
         posix.close(self.link)
 
     def _hear_what_reaper_said(self) -> bool:
@@ -292,6 +301,7 @@ class Watch:
             self.kill()
             while self.failed is None and self._hear_reaper():
                 pass
+            self._lend()
             posix.close(self.link)
         return self.failed
 
@@ -299,8 +309,7 @@ class Watch:
         """Kill the tree, wait until nothing of it is left, and return what it used."""
         if not self.reaper:
             return None
-        if self.ended is None or self.is_nursing:
-            posix.kill(self.reaper, SIGKILL)
+        posix.kill(self.reaper, SIGKILL)
         _, _, usage = wait4(self.reaper, 0)
         self.reaper = 0
         if self.family is not None:
@@ -375,13 +384,13 @@ class Watch:
         """Take one word of the reaper's; False when it is gone."""
         tag, body, fds = wire.receive(self.link)
         if tag == "ready":
-            self.helper.tell("ready", {**body, "outside": self.spec.outside}, tuple(fds))
             self.helper.keep_workspace(-1)  # the caller has the new one
-            for fd in fds:
-                posix.close(fd)
+            self.ready = {**body, "outside": self.spec.outside}
+            self.lent += fds
         elif tag == "started":
             self.started_at = body["at"]
             self.deadline = self.started_at + self.timeout_s
+            self._lend()
             self.helper.tell("started", body)
         elif tag == "ended":
             self.ended = body
@@ -390,6 +399,22 @@ class Watch:
                 self.helper.keep_workspace(fds[0])
             self.failed = body
         return tag != ""
+
+    def _lend(self) -> None:
+        """Tell the caller that the sandbox stands, and hand it the workspace, once.
+
+        Nobody waits for this word alone, and who hears it may take the processor from the guest. At the last run we
+        keep the workspace open, too: who lets go of it last takes it down, and nobody waits for us.
+        """
+        ready, self.ready = self.ready, None
+        if ready is not None:
+            self.helper.tell("ready", ready, tuple(self.lent))
+        if not self.is_last:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        while self.lent:
+            posix.close(self.lent.pop())
 
     def _check_limits(self) -> None:
         if self.ended is not None or self.failed is not None:
@@ -440,6 +465,7 @@ class Watch:
         return folder is not None and folder.is_over(self.spec.disk_bytes, self.spec.inodes, is_fresh=at_end)
 
     def _report(self, usage: tuple[float, float, int] | None) -> None:
+        self._lend()
         if not self.started_at and not self.cause:
             self.failed = self.failed or failure("the sandbox ended before the code was started", "reaper")
         if self.failed is not None and not self.cause:
