@@ -6,7 +6,7 @@ A sandbox is opened once with a `Spec`; every run in it is a `Run`, which the ca
 
 from __future__ import annotations
 
-import marshal
+from . import wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,17 +142,17 @@ class Building(_Record):
     seccomp: bytes | None = None
 
     def as_wire(self) -> dict[str, Any]:
-        """Return it in parts that are unpacked only by those who need them: each process pays for what it reads."""
+        """Return it in two parts, each of which is read by those alone who need it: both take their time."""
         whole = super().as_wire()
         reapers = {name: whole.pop(name) for name in ("build", "private")}
-        return {"reapers": marshal.dumps(reapers), "guests": marshal.dumps(whole)}
+        return {"reapers": wire.pack_part(reapers), "guests": wire.pack_part(whole)}
 
     @classmethod
     def of_parts(cls, *parts: bytes) -> Building:
         """Return what these parts of `as_wire` hold; the rest is empty."""
         fields: dict[str, Any] = {}
         for part in parts:
-            fields |= marshal.loads(part)
+            fields |= wire.unpack_part(part)
         return cls(**fields)
 
     def name_private(self, fds: list[int]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import posix
 from time import monotonic
 
 from . import identity, slate, wire
+from .cgroups import bear
 from .reaper import Reaper
 from .syscalls import (
     CLONE_NEWCGROUP,
@@ -16,7 +17,6 @@ from .syscalls import (
     CLONE_NEWUSER,
     CLONE_NEWUTS,
     PR_SET_DUMPABLE,
-    clone,
     ppoll,
     prctl,
     run_beside,
@@ -42,7 +42,6 @@ SETUP_PATIENCE_S, ETIMEDOUT, EPIPE = 60.0, 110, 32
 GO = b"g"
 FOR_THE_NEXT = ("open", "prepare", "run")  # words that are not about the run that is watched
 SIGKILL = 9
-NO_SUCH_BIRTH = (1, 7, 22, 38)  # EPERM, E2BIG, EINVAL, ENOSYS
 
 
 class Watch:
@@ -83,7 +82,7 @@ class Watch:
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
         try:
             self.processors = posix.sched_getaffinity(0)
-            self.reaper, must_move = self._bear(NAMESPACES_AT_BIRTH if is_jail else 0)
+            self.reaper, must_move = bear(NAMESPACES_AT_BIRTH if is_jail else 0, cgroup)
         except BaseException:  # the helper lives on, and must not be anybody's to look into
             prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
             for fd in (waiting, go, self.link, self._reaper_link):
@@ -112,24 +111,6 @@ class Watch:
                 posix.close(fd)
         self._count()
         return None
-
-    def _bear(self, namespaces: int) -> tuple[int, bool]:
-        """Fork the reaper, into its control group where that is one of version 2; tell whether it must be moved there.
-
-        It must where the kernel or a filter around us has no call for it: before Linux 5.7, or in a plain container.
-        """
-        cgroup = self.helper.cgroup
-        is_born_outside = cgroup is not None and cgroup.version == 2
-        if cgroup is not None and is_born_outside:
-            group = cgroup.open()
-            try:
-                return clone(namespaces, group), False
-            except OSError as error:
-                if error.errno not in NO_SUCH_BIRTH:
-                    raise
-            finally:
-                posix.close(group)
-        return clone(namespaces) if namespaces else posix.fork(), is_born_outside
 
     def _be_reaper(self, plan_fd: int, waiting: int, *, must_be_moved: bool) -> Callable[[], None]:
         """Enter the control group, and live as the reaper."""

@@ -322,9 +322,7 @@ class LocalOpenSandbox:
         found = await self.workspace.collected(program.given, is_last=self._is_last)
         return await self._result(program, pipes, ended, found)
 
-    async def _attend(
-        self, run: Run, streams: Sequence[int], sink: Sink, pipes: Pipes | None = None
-    ) -> dict[str, Any]:
+    async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, pipes: Pipes | None = None) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
         connection, steps = await self._send(run, streams, is_awaited=sink is not discard)
         if pipes is not None:
