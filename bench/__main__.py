@@ -22,6 +22,7 @@ from .targets import held_against
 
 BARE = ("print", "command", "import", "first", "session")
 WITH_PACKAGES = ("pandas", "data")
+OF_PEERS = ("peers", "containers", "peer cells")
 
 
 def main() -> int:
@@ -47,7 +48,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=100, help="turns of every contestant (default 100)")
     parser.add_argument("--runs", type=int, default=2000, help="runs from four threads, each side (default 2000)")
     parser.add_argument("--sessions", type=int, default=0, help="live sessions at once (default 0: not measured)")
-    parser.add_argument("--events", help=f"some of {','.join((*BARE, *WITH_PACKAGES))} (default all)")
+    parser.add_argument(
+        "--events",
+        help=f"some of {','.join((*BARE, *WITH_PACKAGES))} (default all); with "
+        f"--peers of {','.join(OF_PEERS)} too (all, unless one is named)",
+    )
     parser.add_argument("--peers", action="store_true", help="let the peers take part that are installed")
     parser.add_argument("--peers-folder", default=PEERS_FOLDER, help=f"where they are (default {PEERS_FOLDER})")
     parser.add_argument("--json", help="write all figures to this file")
@@ -64,7 +69,7 @@ def _measure(options: argparse.Namespace) -> Report:
     second = hold(tuple(name for name in wanted if name in WITH_PACKAGES), asked, has_packages=True)
     if options.peers:
         asked["peers_folder"] = str(peers_folder(options.peers_folder))
-    report = hold(tuple(name for name in wanted if name in BARE), asked)
+    report = hold(tuple(name for name in wanted if name in (*BARE, *OF_PEERS)), asked)
     own = sum(event["name"] in BARE for event in report["events"])  # what follows are peers
     report["events"][own:own] = second["events"]
     report["leaks"] += second["leaks"]

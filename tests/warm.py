@@ -1,5 +1,6 @@
 """Runs that surely start warm."""
 
+import threading
 import time
 from typing import Any
 
@@ -29,3 +30,11 @@ def run_pooled(code: str, **options: Any) -> Result:
             return result
         assert time.monotonic() < deadline, "no run found a jail built ahead within twenty seconds"
         time.sleep(0.05)
+
+
+def fill_pool(*, settle_s: float = 0.4) -> None:
+    """Wait until the containers are there that runs have asked for, and what is forked ahead in them is ready."""
+    for thread in threading.enumerate():
+        if thread.name == "cloche-container-pool":
+            thread.join(PATIENCE_S)
+    time.sleep(settle_s)

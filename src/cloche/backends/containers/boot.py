@@ -36,7 +36,10 @@ _START = """
 import inside.reaper
 inside.reaper.main(Archive, json.loads({settings!r}))
 """
-_OURS = ("reaper", "reaper_counters", "reaper_files", "reaper_link", "reaper_program", "reaper_session")
+_OURS = (
+    "reaper", "reaper_counters", "reaper_files", "reaper_link", "reaper_program", "reaper_rehearsal", "reaper_session",
+    "reaper_waiting",
+)  # fmt: skip
 
 
 def boot_message(preload: Sequence[str], *, extra_paths: Sequence[str] = (), customizes: bool = False) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from cloche.core.outcome import Observed
 
 from .frames import CHUNK_BYTES, Link
+from .guest import NOFILE
 from .running import DATA, DONE, FAILED, read_object
 
 READY, ORDER, KILL, TOLD, WORD = b"H", b"O", b"K", b"L", b"W"
@@ -120,6 +121,10 @@ class Container(ABC, Generic[G]):
         link.send(ORDER, json.dumps(order).encode())
         for payload in payloads:
             link.send_data(payload)
+
+    def expect_python(self) -> None:
+        """Have the first process fork a guest ahead, for a Python program. Raises OSError when it is gone."""
+        self.order({"do": "expect", "nofile": NOFILE})
 
     def kill_guest(self) -> None:
         """Ask the first process to kill everything else; the container itself when it cannot be asked."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .container import Container
+from .way import way
 
 WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0
 log = logging.getLogger("cloche.containers")
@@ -105,6 +106,7 @@ class Pool:
 
     def _make(self, kind: Hashable, make: Make, generation: int) -> None:
         container = None
+        way.make()
         try:
             container = make()
         except Exception as error:  # whatever it was, nobody may wait for this one any more

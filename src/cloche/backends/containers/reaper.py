@@ -33,7 +33,9 @@ from .reaper_files import (
 )
 from .reaper_link import CHUNK, DONE, FAILED, ORDER, READY, STARTED, Caller, Incoming
 from .reaper_program import GRACE_S, Account, Attempt, write_generated
+from .reaper_rehearsal import rehearse
 from .reaper_session import live
+from .reaper_waiting import Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,22 +43,27 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def run(caller: Caller, order: dict[str, Any], wake: int, counters: Counters) -> None:
-    """Do one run: files in, program, report, files out."""
+def run(caller: Caller, order: dict[str, Any], wake: int, counters: Counters, waiting: Waiting | None) -> None:
+    """Do one run: files in, program, report, files out. A guest that waits may be the program."""
+    weight = waiting.weight() if waiting is not None else 0
     prepare_workspace()
     incoming = Incoming(caller)
     take_files(incoming)
     incoming.drain()
-    stdin = take_stdin(Incoming(caller)) if order["has_stdin"] else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    if order["has_stdin"]:
+        os.close(stdin)
+        stdin = os.dup(waiting.stdin) if waiting is not None else os.memfd_create("stdin", os.MFD_CLOEXEC)
+        take_stdin(Incoming(caller), stdin)
     before = survey()
     write_generated(order)
     account = Account(caller, counters)
     caller.say(STARTED)
     end = account.started + order["timeout_s"] + GRACE_S
-    attempt = Attempt(caller, order, stdin, wake, end, counters)
+    attempt = Attempt(caller, order, stdin, wake, end, counters, weight)
     status = 0
     for index in range(max(1, len(order["commands"]))):
-        status = attempt.go(index)
+        status = attempt.go(index, waiting)
         attempt.status = None
         if status or attempt.cause:
             break
@@ -66,15 +73,13 @@ def run(caller: Caller, order: dict[str, Any], wake: int, counters: Counters) ->
     hand_files(caller, before, order["disk_bytes"])
 
 
-def take_stdin(incoming: Incoming) -> int:
-    """Return a descriptor to read the program's standard input from."""
-    fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
+def take_stdin(incoming: Incoming, fd: int) -> None:
+    """Fill a file in memory with the program's standard input."""
     while data := incoming.read(CHUNK):
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
     os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 def write(caller: Caller) -> None:
@@ -94,13 +99,37 @@ def serve(caller: Caller) -> None:
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     counters, seen = Counters(), Seen(caller)
+    ahead: list[Waiting] = []  # at most one
+
+    def start(order: dict[str, Any]) -> None:
+        if order["python"] is None or (ahead and not ahead[0].is_alive()):
+            dismiss()
+        try:
+            run(caller, order, wake, counters, ahead[0] if ahead else None)
+        finally:
+            dismiss()
+
+    def dismiss() -> None:
+        while ahead:
+            ahead.pop().let_go()
 
     def hold(order: dict[str, Any]) -> None:
+        dismiss()
         seen.files = survey()
         live(caller, order, wake, counters, obey)
 
+    def expect(order: dict[str, Any]) -> None:
+        try:
+            if not ahead:
+                ahead.append(Waiting(order["nofile"], counters))
+            if not caller.is_spoken_to():
+                rehearse(counters)
+        except OSError:
+            pass  # nobody waits for an answer, and the run does without what there was no room for
+
     verbs: dict[str, Callable[[dict[str, Any]], None]] = {
-        "run": lambda order: run(caller, order, wake, counters),
+        "run": start,
+        "expect": expect,
         "session": hold,
         "read": lambda order: hand_file(caller, order["path"], order["max_bytes"]),
         "write": lambda _: write(caller),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ class Caller:
             if self.is_gone:
                 os._exit(0)
 
+    def is_spoken_to(self) -> bool:
+        """Tell whether there is something to hear."""
+        return bool(self.buffer or self.later) or has_come(0)
+
     def read(self) -> None:
         data = os.read(0, CHUNK)
         self.buffer += data
@@ -69,6 +74,13 @@ class Caller:
         frame = bytes(self.buffer[:1]), bytes(self.buffer[5:end])
         del self.buffer[:end]
         return frame
+
+
+def has_come(fd: int) -> bool:
+    """Tell whether there is something to read; not by `select`, which some gVisor refuses."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class Incoming:

@@ -18,12 +18,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .reaper_waiting import Waiting
+
 MAX_TOLD = 32 << 20
 LOOK_S = 0.02
 GRACE_S = 5.0  # beyond a run's time, when nobody outside ends it
 CANNOT_RUN, NOT_FOUND = 126, 127
 PR_SET_DUMPABLE = 4
 prctl = ctypes.CDLL(None).prctl
+FOR_EVER = float("inf")
 LINK = 3  # where a program finds its link that was told so
 archive: Any = None  # the finder of our modules and the interpreter's
 
@@ -31,7 +34,17 @@ archive: Any = None  # the finder of our modules and the interpreter's
 class Attempt:
     """Run one command to its end and pass on what it writes."""
 
-    def __init__(self, caller: Caller, order: dict[str, Any], stdin: int, wake: int, end: float, counters: Counters):
+    def __init__(
+        self,
+        caller: Caller,
+        order: dict[str, Any],
+        stdin: int,
+        wake: int,
+        end: float,
+        counters: Counters,
+        weight: int = 0,
+    ):
+        """Take what it needs; `weight` is the memory that the program already has."""
         self.caller, self.order, self.stdin, self.wake = caller, order, stdin, wake
         self.end, self.counters = end, counters
         self.cause = ""
@@ -39,15 +52,24 @@ class Attempt:
         self.told = 0
         self.status: int | None = None
         self.pid = 0
-        self.base = counters.held()[0], stored()
+        self.base = counters.held()[0] - weight, stored()
         self.poll, self.look_s = select.poll(), LOOK_S
+        self.unused = used_by_children()  # CPU times that are not this program's
 
-    def go(self, index: int) -> int:
-        """Return the wait status of command number `index`."""
+    def go(self, index: int, waiting: Waiting | None = None) -> int:
+        """Return the wait status of command number `index`, which a guest that waits may run."""
         is_last = index >= len(self.order["commands"]) - 1
+        tags = (OUT if is_last else ERR, ERR, VALUE)
+        if waiting is not None and waiting.take(self.order):
+            self.pid = waiting.pid
+            status = self.see_out(dict(zip(waiting.readers, tags, strict=True)))
+            begun = waiting.beginning()
+            if begun is not None or self.cause:
+                self.unused = tuple(map(sum, zip(self.unused, begun or (0.0, 0.0), strict=True)))
+                return status
+            self.status, self.unused = None, used_by_children()  # it ended before it had run anything
         pipes = [os.pipe() for _ in range(3)]
         self.start(index, [theirs for _, theirs in pipes])
-        tags = (OUT if is_last else ERR, ERR, VALUE)
         return self.see_out({ours: tag for (ours, _), tag in zip(pipes, tags, strict=True)})
 
     def start(self, index: int, theirs: list[int]) -> None:
@@ -70,6 +92,16 @@ class Attempt:
                 pass
             os.close(fd)
         return self.status if self.status is not None else 1
+
+    def rehearse(self, reader: int) -> None:
+        """Go through passing on what is there, once, and close the reader."""
+        os.set_blocking(reader, False)
+        self.poll.register(reader, select.POLLIN)
+        self.poll.poll(0)
+        self._pass_on(reader, OUT)
+        self._look()
+        self._count()
+        os.close(reader)
 
     def _attend(self, readers: dict[int, bytes]) -> None:
         """Pass on output until the program has ended."""
@@ -172,13 +204,7 @@ def sweep() -> None:
 def become_guest(order: dict[str, Any], index: int, stdin: int, ends: list[int]) -> None:
     """Become the program; never returns."""
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
-        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-        os.umask(0o022)
+        leave_first()
         os.chdir(WORKSPACE)
         for number, fd in enumerate((stdin, ends[0], ends[1])):
             os.dup2(fd, number)
@@ -195,6 +221,17 @@ def become_guest(order: dict[str, Any], index: int, stdin: int, ends: list[int])
         os._exit(1)
 
 
+def leave_first() -> None:
+    """Lay aside, in a fork, what is the first process's own."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    os.umask(0o022)
+
+
 def execute(words: list[str], env: dict[str, str]) -> None:
     """Become a command."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
@@ -208,13 +245,24 @@ def execute(words: list[str], env: dict[str, str]) -> None:
 
 def run_python(order: dict[str, Any], value: int) -> None:
     """Let the interpreter forget what it was, and run a script, or serve a session."""
+    oneshot = interpreter()
+    work = oneshot.session().serve if order["is_session"] else oneshot.run
+    forget_ours()
+    work(order["python"], order["env"], value)
+
+
+def interpreter() -> Any:
+    """Return the module that runs scripts."""
     oneshot = sys.modules["interpreter.oneshot"]
     oneshot.__dict__["archive"] = archive
-    work = oneshot.session().serve if order["is_session"] else oneshot.run
+    return oneshot
+
+
+def forget_ours() -> None:
+    """Let the interpreter find no module of ours any more."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("inside", "interpreter")]:
         del sys.modules[name]
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not archive]
-    work(order["python"], order["env"], value)
 
 
 def write_generated(order: dict[str, Any]) -> None:
@@ -224,6 +272,12 @@ def write_generated(order: dict[str, Any]) -> None:
     for path, text in order["generated"].items():
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
+
+
+def used_by_children() -> tuple[float, ...]:
+    """Return the CPU times, of programs and of the kernel for them, of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime, used.ru_stime
 
 
 class Account:
@@ -236,13 +290,13 @@ class Account:
     def close(self, attempt: Attempt, status: int) -> None:
         """Say it."""
         wall_s = time.monotonic() - self.started
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = [now - then for now, then in zip(used_by_children(), attempt.unused, strict=True)]
         oom, pids = (now - then for now, then in zip(self.counters.hits(), self.hits, strict=True))
         if not self.counters.counts_processes:  # then what was there at the end tells
             pids = int(attempt.is_crowded)
         peak = self.counters.read("peak").strip()
         self.caller.say_json(
             ENDED, wait_status=status, cause=attempt.cause, oom_kills=oom, pids_hits=pids, full=is_full(),
-            wall_s=wall_s, cpu_user_s=used.ru_utime, cpu_system_s=used.ru_stime,
+            wall_s=wall_s, cpu_user_s=max(0.0, used[0]), cpu_system_s=max(0.0, used[1]),
             peak_bytes=int(peak) if peak.isdigit() else None,
         )  # fmt: skip

@@ -14,7 +14,7 @@ import signal
 from .reaper_counters import Counters
 from .reaper_files import prepare_workspace
 from .reaper_link import CHUNK, ERR, ORDER, OUT, SAID, STARTED, TOLD, WORD, Caller
-from .reaper_program import LOOK_S, Account, Attempt, write_generated
+from .reaper_program import FOR_EVER, LOOK_S, Account, Attempt, write_generated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 IDLE_LOOK_S = 0.5  # how often memory is looked at between cells
 MOST_PIECES = 32  # of what is in a pipe, before the word that followed it: nobody shall keep us with endless output
-FOR_EVER = float("inf")
 
 
 class Life(Attempt):

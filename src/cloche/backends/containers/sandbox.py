@@ -12,6 +12,7 @@ import logging
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Generic, TypeVar, cast
 
 from cloche.core.enforcement import Enforcement
@@ -33,6 +34,7 @@ from .pool import shared_pool
 from .program import Program
 from .results import Workspace, make_result, observed_end
 from .running import Conversation, Lost, Running
+from .way import way
 
 ANSWER_S = 120.0  # for word about files
 log = logging.getLogger("cloche.containers")
@@ -100,7 +102,8 @@ class ContainerSandbox(ABC, Generic[G, C]):
             ground = await self._ground(lambda: self._find_ground(request))
             program = self._build_program(request, ground)
             container, start = await self._take(ground)
-            return await self._run(container, request, program, sink, start)
+            with way.taken() if start == "pooled" else nullcontext():
+                return await self._run(container, request, program, sink, start)
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Return a regular file of the workspace. Raises the SandboxFile errors."""
@@ -232,7 +235,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
         finally:
             ending.close()
             container.listen(None)
-            self._go_on(container)
+            self._go_on(container, program)
         end = await observed_end(container, running.report, ending.cause)
         if end is None:
             raise OutcomeUnknown(f"{container.why_lost()}. {self._advice}{container.last_words()}")
@@ -242,20 +245,29 @@ class ContainerSandbox(ABC, Generic[G, C]):
             notes={**self._notes(container), "start": start},
         )  # fmt: skip
 
-    def _go_on(self, container: C) -> None:
-        """Make the next container ready, or one for the next sandbox like this one."""
+    def _go_on(self, container: C, program: Program) -> None:
+        """Make the next container ready, or one for the next sandbox like this one; the next run may be alike."""
         if not self._policy.warm:
             return
+        ground, expects_python = cast(G, container.ground), program.python is not None
         if self._is_last:
-            ground = cast(G, container.ground)
-            shared_pool().refill(self._kind(ground), lambda: self._make(ground, None))
+            shared_pool().refill(self._kind(ground), lambda: self._make_ahead(ground, expects_python=expects_python))
         elif not container.is_lost and not self._is_closed:
-            self._coming = asyncio.create_task(self._succeed(cast(G, container.ground)))
+            self._coming = asyncio.create_task(self._succeed(ground, expects_python=expects_python))
 
-    async def _succeed(self, ground: G) -> None:
+    def _make_ahead(self, ground: G, *, expects_python: bool) -> C:
+        """Start a container for another sandbox; blocks. Raises StartFailed."""
+        container = self._make(ground, None)
+        if expects_python:
+            _let_expect(container)
+        return container
+
+    async def _succeed(self, ground: G, *, expects_python: bool) -> None:
         """Start the container of the next run while the last one holds the workspace."""
         with noted(log, "no container was made ready, so the next run starts its own", Exception):
             self._fresh, _ = await self._start(ground)
+            if expects_python:
+                _let_expect(self._fresh)
 
     async def _attend(
         self,
@@ -313,6 +325,11 @@ class ContainerSandbox(ABC, Generic[G, C]):
             self._fresh, _ = await self._take(await self._ground(lambda: self._find_ground(None)))
             keeper = self._fresh
         return keeper
+
+
+def _let_expect(container: Container[Any]) -> None:
+    with noted(log, "a container is gone, as the next run will find", OSError):
+        container.expect_python()
 
 
 async def _answer(

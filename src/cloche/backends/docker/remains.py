@@ -15,6 +15,7 @@ from cloche.core.errors import BackendUnavailable
 
 from ..containers.background import Background
 from ..containers.owner import is_dead
+from ..containers.way import way
 from ..noting import noted
 from .daemon import Daemon
 
@@ -38,9 +39,18 @@ wait_for_all = _background.wait_for_all
 
 
 def see_out(container: Leaving, volume: str = "") -> None:
-    """Let a container go, and in the background make sure that it is gone, and its workspace with it."""
+    """Let a container go soon, and in the background make sure that it is gone, and its workspace with it."""
+    try:
+        _background.begin(lambda: _let_go(container, volume))
+    except RuntimeError:  # there can be no thread any more, and it goes by itself
+        container.hang_up()
+        raise
+
+
+def _let_go(container: Leaving, volume: str) -> None:
+    way.make()
     container.hang_up()
-    _background.begin(lambda: _make_sure(container, volume))
+    _make_sure(container, volume)
 
 
 def _make_sure(container: Leaving, volume: str) -> None:

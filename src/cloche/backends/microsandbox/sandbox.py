@@ -139,7 +139,7 @@ class MicrosandboxOpenSandbox(ContainerSandbox[Image, MicrosandboxContainer]):
         else:
             container.hang_up()
 
-    def _go_on(self, container: MicrosandboxContainer) -> None:
+    def _go_on(self, container: MicrosandboxContainer, program: Program) -> None:
         """Make nothing ready: the machine is there, and a first process in it is started when a run comes."""
 
     def _notes(self, container: MicrosandboxContainer) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
         elif not container.is_lost:
             threading.Thread(target=container.empty, name="cloche-place-end", daemon=True).start()
 
-    def _go_on(self, container: Place) -> None:
+    def _go_on(self, container: Place, program: Program) -> None:
         """Make nothing ready: the machine is there, and a place in it is made when a run comes."""
 
     def _notes(self, container: Place) -> dict[str, Any]:

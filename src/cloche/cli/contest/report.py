@@ -37,7 +37,9 @@ def measure(setting: Setting, tell: Tell) -> Report:
     report["leaks"] = leaks_after(before)
     if setting.peers_folder is not None:
         # Last: what a peer leaves behind is not taken for Cloche's.
-        report["events"] += [_hold(event, setting, min(setting.runs, PEER_RUNS), tell) for event in PEER_EVENTS]
+        named = [event for event in PEER_EVENTS if setting.events is not None and event.name in setting.events]
+        held = named or PEER_EVENTS
+        report["events"] += [_hold(event, setting, min(setting.runs, PEER_RUNS), tell) for event in held]
         report["left_after_peers"] = leaks_after(before)
     return report
 
