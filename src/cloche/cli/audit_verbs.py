@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .exits import guarded
+from .typed import Verbs
 
 if TYPE_CHECKING:
     from .audit import Filters
 
-verbs = typer.Typer(
-    help="Look at the audit log, and prove that it is whole.", no_args_is_help=True, rich_markup_mode=None
-)
+verbs = Verbs(help="Look at the audit log, and prove that it is whole.")
 
 Folder = Annotated[
     str | None, typer.Option("--folder", metavar="DIR", help="Where the log is. Default: as configured, else yours.")
@@ -83,7 +82,9 @@ def verify(
     config_file: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find changed, missing, swapped and invented events; exit code 1 when there are any.
+    """Find changed, missing, swapped and invented events.
+
+    Exit code 1 when there are any.
 
     That the end was cut off, or everything rewritten, shows only with a head that was kept where nobody who can write
     to the log can write: cloche audit head prints it.
@@ -120,7 +121,10 @@ def export(
     folder: Folder = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Write events out, and verify the log on the way; exit code 1 when it is not whole."""
+    """Write events out, and verify the log on the way.
+
+    Exit code 1 when it is not whole.
+    """
 
     def work() -> int:
         from .audit import export as write_out
