@@ -168,7 +168,7 @@ class Reading:
             with ExitStack() as trial, suppress(FileNotFoundError):
                 file = trial.enter_context(opened_file(at, NAME, self._folder))
                 lock(file, until, f"{self._folder}/{NAME}", how=fcntl.LOCK_SH)
-                if is_named(at, file):
+                if is_named(at, os.fstat(file)):
                     stack.enter_context(trial.pop_all())
                     return file
                 continue

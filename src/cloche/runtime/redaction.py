@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -76,9 +76,12 @@ class Redactor:
     """Take secrets out of text. `environ` is what the process has, `given` what the program is given besides."""
 
     def __init__(self, given: Mapping[str, str] | None = None, *, environ: Mapping[str, str] | None = None) -> None:
-        found = {*_values(os.environ if environ is None else environ), *_values(given or {})}
-        shapes = {shape for value in found for shape in _shapes(value)}
-        self._known = _joined(frozenset(shapes))
+        self._variables = (os.environ if environ is None else environ, given or {})
+
+    @cached_property
+    def _known(self) -> re.Pattern[str] | None:  # looked for where there is text: most events have none
+        found = {value for variables in self._variables for value in _values(variables)}
+        return _joined(frozenset(shape for value in found for shape in _shapes(value)))
 
     def text(self, text: str) -> str:
         """Return text without its secrets."""
@@ -127,7 +130,13 @@ def _values(variables: Mapping[str, str]) -> Iterator[str]:
                 yield value
 
 
-def _shapes(value: str) -> Iterable[str]:
+@lru_cache(maxsize=64)
+def _shapes(value: str) -> tuple[str, ...]:
+    """Return all ways to write a secret that are looked for."""
+    return tuple(_written(value))
+
+
+def _written(value: str) -> Iterable[str]:
     """Yield a secret as it stands, in a URL, in JSON, as Python prints it, in hex, in base64 (behind others, too)."""
     raw = value.encode("utf-8", "surrogateescape")
     yield value
