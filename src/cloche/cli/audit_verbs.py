@@ -24,7 +24,7 @@ Since = Annotated[
 ]
 Kinds = Annotated[
     list[str] | None,
-    typer.Option("--kind", metavar="NAME", help="execution, approval, denial, fallback, fix_round, ... Repeatable."),
+    typer.Option("--kind", metavar="NAME", help="execution, approval, denial, fallback, fix_round, removal, ... Repeatable."),
 ]
 Statuses = Annotated[
     list[str] | None,
@@ -109,6 +109,35 @@ def head(folder: Folder = None, config_file: ConfigFile = None) -> None:
         return print_head(folder_of(folder, config_file))
 
     _finish(work)
+
+
+@verbs.command("prune")
+def prune(
+    older_than: Annotated[
+        str | None, typer.Option(metavar="TIME", help="What came last before that: 30d, 12h. Default: audit_keep_age.")
+    ] = None,
+    keep_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The oldest, until this is left: 1g. Default: audit_keep_size.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    folder: Folder = None,
+    config_file: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove old code and output that was kept beside the log.
+
+    Events stay. One more says what is gone, so that the log stays whole. What came within the last minute stays, too.
+    Exit code 1 when there is something in the folder that nobody kept there.
+    """
+
+    def work() -> int:
+        from .audit import remove_kept
+
+        return remove_kept(
+            folder, config_file, older_than=older_than, keep_size=keep_size, is_trial=dry_run, as_json=as_json
+        )
+
+    _finish(work, as_json=as_json)
 
 
 @verbs.command("export")

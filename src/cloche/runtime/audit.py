@@ -39,6 +39,7 @@ KINDS: Mapping[str, str] = {
     "fix_round": "a model repaired code: which round, and what came of it",
     "recovery": "a write before this one was interrupted: length and hash of what it left",
     "rotation": "the chain goes on here from a file that is full",
+    "removal": "code or output that was kept beside the log is removed: which",
 }
 # What is ours or a hash, so that no secret of somebody's who calls it `ok` can take it away.
 _EXACT = frozenset(
@@ -55,6 +56,7 @@ _EXACT = frozenset(
         "network",
         "limits",
         "enforcement",
+        "artifacts",
     }
 )
 _NUMBERS = (int, float, bool)

@@ -24,7 +24,7 @@ NOTHING = "0" * 64  # what the first line of all names as the one before
 MOST_LINE_BYTES = 64 * 1024
 MOST_CHARS, MOST_ITEMS, MOST_DEPTH, MOST_NAME = 2_000, 64, 4, 64
 RESERVED = frozenset({"v", "seq", "time", "kind", "prev", "hash"})
-RECOVERY, ROTATION = "recovery", "rotation"
+RECOVERY, ROTATION, REMOVAL = "recovery", "rotation", "removal"
 
 _ENDING = re.compile(rb',"hash":"([0-9a-f]{64})"\}')
 _BEGINNING = re.compile(rb'\{"v":1,"seq":([1-9][0-9]{0,18}),"time":"')

@@ -80,7 +80,7 @@ def head(folder: str) -> Link | None:
         with opened_folder(folder, create=False) as at:
             last = FIRST
             with suppress(FileNotFoundError), opened_file(at, NAME, folder) as file:
-                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH)
+                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH, is_read=True)
                 last = _end(at, file, folder).last
             last = last if last.seq else _last_of_full(at, folder)
             return last if last.seq else None
@@ -88,6 +88,31 @@ def head(folder: str) -> Link | None:
         return None
     except OSError as error:
         raise failure(f"{folder}/{NAME}", _reason(error), is_read=True) from error
+
+
+def check_writable(folder: str) -> None:
+    """Try all that writing an event takes but the writing. Raises AuditFailed, as `append` would."""
+    try:
+        with opened_folder(folder, create=False, is_read=False) as at:
+            _check_room(folder)
+            with suppress(FileNotFoundError), opened_file(at, NAME, folder, flags=os.O_RDWR | os.O_APPEND) as file:
+                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH)
+                if os.fstat(file).st_size:
+                    _end(at, file, folder)
+    except FileNotFoundError:
+        there = os.path.dirname(folder)
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        _check_room(there)
+    except OSError as error:
+        raise failure(f"{folder}/{NAME}", _reason(error)) from error
+
+
+def _check_room(folder: str) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise failure(folder, "this user may not write there, or the file system is read-only")
+    if os.statvfs(folder).f_bavail == 0:
+        raise failure(folder, os.strerror(errno.ENOSPC))
 
 
 def failure(path: str, why: str, *, is_read: bool = False) -> AuditFailed:
@@ -105,24 +130,31 @@ def _reason(error: OSError) -> str:
 
 
 @contextmanager
-def opened_folder(folder: str, *, create: bool) -> Iterator[int]:
-    """Open the folder, which must be ours and nobody else's to write to; made for us alone where there is none."""
-    at = _open_folder(folder, create=create)
+def opened_folder(folder: str, *, create: bool, is_read: bool | None = None) -> Iterator[int]:
+    """Open the folder, which must be ours and nobody else's to write to; with `create`, made where there is none.
+
+    `is_read` says what an error says cannot be done: reading, unless it is created.
+    """
+    at = _open_folder(folder, create=create, is_read=not create if is_read is None else is_read)
     try:
         yield at
     finally:
         os.close(at)
 
 
-def _open_folder(folder: str, *, create: bool) -> int:
+def _open_folder(folder: str, *, create: bool, is_read: bool) -> int:
     if not os.path.isabs(folder):
-        raise failure(folder, "that is no absolute path, for want of a home folder maybe", is_read=not create)
+        raise failure(folder, "that is no absolute path, for want of a home folder maybe", is_read=is_read)
     try:
         at = _open_or_make(folder) if create else os.open(folder, _FOLDER_FLAGS)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise failure(folder, "it is a symbolic link, or no folder", is_read=not create) from error
+            raise failure(folder, "it is a symbolic link, or no folder", is_read=is_read) from error
         raise
+    return _checked_folder(at, folder, is_read=is_read)
+
+
+def _checked_folder(at: int, folder: str, *, is_read: bool) -> int:
     facts = os.fstat(at)
     why = ""
     if facts.st_uid != os.geteuid():
@@ -131,8 +163,18 @@ def _open_folder(folder: str, *, create: bool) -> int:
         why = "others may write to the folder; chmod go-w it"
     if why:
         os.close(at)
-        raise failure(folder, why, is_read=not create)
+        raise failure(folder, why, is_read=is_read)
     return at
+
+
+@contextmanager
+def opened_below(at: int, name: str, folder: str) -> Iterator[int]:
+    """Open a folder within an open one, which must be ours alone as that is. Raises OSError, and AuditFailed."""
+    below = _checked_folder(os.open(name, _FOLDER_FLAGS, dir_fd=at), f"{folder}/{name}", is_read=True)
+    try:
+        yield below
+    finally:
+        os.close(below)
 
 
 def _open_or_make(folder: str) -> int:
@@ -201,7 +243,7 @@ def _locked(at: int, folder: str) -> Iterator[tuple[int, int]]:
             os.close(file)
 
 
-def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX) -> None:
+def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX, is_read: bool = False) -> None:
     """Lock a file. Raises AuditFailed where another process holds its lock until then (on the monotonic clock)."""
     pause_s = 0.0002
     while True:
@@ -211,7 +253,7 @@ def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX) -> Non
         except BlockingIOError:
             if time.monotonic() > until:
                 why = f"another process has held its lock for {PATIENCE_S:g} s; is one stopped? lslocks shows it"
-                raise failure(path, why, is_read=how == fcntl.LOCK_SH) from None
+                raise failure(path, why, is_read=is_read) from None
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.005)
 
