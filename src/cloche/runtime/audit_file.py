@@ -2,10 +2,10 @@
 
 Theory of operation: whoever appends opens the file anew, so that locks tell threads and forked processes apart, holds
 its lock, and reads no more than its end: the last line says number and hash. Where that end is byte for byte the line
-that this process wrote last, its number and hash are known and not computed again. A line is written by one call, and at the
-end, so that the file may be append-only for everybody (`chattr +a`). What a crash cut off stays, its line is ended, and
-an event says so. A file that is full gets the number of its first event as its name; the new one begins with an event
-that says how the chain goes on, and which files were dropped for it.
+that this process wrote last, its number and hash are known and not computed again. A line is written by one call, and
+at the end, so that the file may be append-only for everybody (`chattr +a`). What a crash cut off stays, its line is
+ended, and an event says so. A file that is full gets the number of its first event as its name; the new one begins
+with an event that says how the chain goes on, and which files were dropped for it.
 """
 
 from __future__ import annotations

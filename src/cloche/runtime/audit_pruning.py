@@ -1,8 +1,8 @@
 """Removing what is kept beside the log: by age and by size, the oldest first, and never without an event that names it.
 
-Theory of operation: the event `removal` comes first, so that a crash leaves at worst a file that is said to be gone, and
-the next time removes it. Only regular files of ours that are called by a hash are touched, each by its name in an open
-folder: links are neither followed nor removed. What came within the last minute stays, see `audit_artifacts`.
+Theory of operation: the event `removal` comes first, so that a crash leaves at worst a file that is said to be gone,
+and the next time removes it. Only regular files of ours that are called by a hash are touched, each by its name in an
+open folder: links are neither followed nor removed. What came within the last minute stays, see `audit_artifacts`.
 """
 
 from __future__ import annotations

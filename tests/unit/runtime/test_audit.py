@@ -359,9 +359,9 @@ def test_fields_are_bounded(audit: Audit, folder: Path) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"text": "plain", "odd": 'ü "quoted" \\ \n \ud800', "long": "x" * 2001, "number": 7, "huge": 1 << 63, "none": None},
+        {"text": "plain", "odd": 'ü "quoted" \\ \n \ud800', "long": "x" * 2001, "huge": 1 << 63, "none": None},
         {"float": 0.1, "exponent": 1e300, "endless": math.inf, "yes": True, "no": False, "small": -5, "zero": -0.0},
-        {"deep": {"a": {"b": {"c": {"d": 1}}}}, "list": [1, "x", None, {"y": 2.5}], "set": {1}, "names": {1: 2, None: 3}},
+        {"deep": {"a": {"b": {"c": {"d": 1}}}}, "list": [1, "x", None, {"y": 2.5}], "set": {1}, "names": {1: 2}},
         {"wide": {str(number): number for number in range(100)}, "long": {"n" * 65: 1, "n" * 66: 2}, "empty": {}},
         {"n" * 65: 1, "n" * 66: 2, "word": Level.JAIL, "path": Path("x"), "nothing": {"in": None}},
         {},

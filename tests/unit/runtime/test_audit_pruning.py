@@ -188,7 +188,12 @@ def test_the_choice() -> None:
         rules = {"most_age_s": None, "most_bytes": None, **words}
         return len(chosen_of(found, now_s=300.0, **rules))  # type: ignore[arg-type]
 
-    assert [chosen(), chosen(most_age_s=250), chosen(most_bytes=25), chosen(most_age_s=250, most_bytes=15)] == [0, 1, 2, 3]
+    assert [chosen(), chosen(most_age_s=250), chosen(most_bytes=25), chosen(most_age_s=250, most_bytes=15)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert chosen(most_bytes=1) == chosen(most_age_s=1) == 3
 
 
@@ -208,7 +213,9 @@ def test_the_command_prunes_by_options_and_by_configuration(audit: Audit, tmp_pa
     assert (checked.returncode, "2 of what was kept beside the log were removed" in checked.stdout) == (0, True)
 
 
-@pytest.mark.parametrize(("key", "value"), [("audit_keep_age", "soon"), ("audit_keep_size", "0"), ("audit_keep_age", "-1d")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("audit_keep_age", "soon"), ("audit_keep_size", "0"), ("audit_keep_age", "-1d")]
+)
 def test_a_wrong_rule_is_named_with_file_and_key(key: str, value: str, tmp_path: Path) -> None:
     """So is one that a file of the working directory wants to set."""
     mine = tmp_path / "mine.yaml"
