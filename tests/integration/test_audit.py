@@ -85,7 +85,11 @@ def test_code_and_output_are_kept_only_where_configured(folder: Path, monkeypatc
 def test_a_word_that_no_event_has_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It lists the words, those of events that somebody's own code has added, too."""
     Audit(str(folder)).record("review", status="odd")
-    for verb, option, word in (("show", "--kind", "executions"), ("show", "--status", "fine"), ("export", "--kind", "x")):
+    for verb, option, word in (
+        ("show", "--kind", "executions"),
+        ("show", "--status", "fine"),
+        ("export", "--kind", "x"),
+    ):
         done = call("audit", verb, "--folder", str(folder), option, word)
         assert (done.returncode, done.stdout) == (2, "")
         assert f"{option} {word}: no event is called that; use one of " in done.stderr

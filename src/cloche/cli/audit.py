@@ -261,9 +261,15 @@ def print_head(folder: str) -> int:
 
 
 def remove_kept(
-    folder: str | None, config: str | None, *, older_than: str | None, keep_size: str | None, is_trial: bool, as_json: bool
+    folder: str | None,
+    config: str | None,
+    *,
+    older_than: str | None,
+    keep_size: str | None,
+    is_trial: bool,
+    as_json: bool,
 ) -> int:
-    """Remove code and output that was kept; the configuration says what no option says. 1 when something is in the way."""
+    """Remove code and output that was kept, as options or else the configuration say; 1 when odd files are there."""
     settings = load_settings({"config": config})
     age_s = parse_duration(older_than, name="--older-than") if older_than else settings.audit_keep_age_s
     size = parse_size(keep_size, name="--keep-size") if keep_size else settings.audit_keep_bytes

@@ -24,7 +24,9 @@ Since = Annotated[
 ]
 Kinds = Annotated[
     list[str] | None,
-    typer.Option("--kind", metavar="NAME", help="execution, approval, denial, fallback, fix_round, removal, ... Repeatable."),
+    typer.Option(
+        "--kind", metavar="NAME", help="execution, approval, denial, fallback, fix_round, removal, ... Repeatable."
+    ),
 ]
 Statuses = Annotated[
     list[str] | None,

@@ -66,8 +66,8 @@ def check(
 
     Nothing of it runs. Shown are what it asks for, the ceilings and the result.
 
-    All faults are told at once, each with its file and key. Exit code 1 when the skill cannot run here as it is. PATH has
-    a slash in it, NAME none.
+    All faults are told at once, each with its file and key. Exit code 1 when the skill cannot run here as it is.
+    PATH has a slash in it, NAME none.
     """
 
     def work() -> int:

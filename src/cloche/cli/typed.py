@@ -1,7 +1,7 @@
 """Groups and verbs as typer makes them, with a help that is plain text.
 
-typer escapes brackets for Rich wherever Rich is installed, also where its help is printed without Rich; and an argument's
-help is lost to a click (8.5) that has one of its own. Both are put right where the help is asked for.
+typer escapes brackets for Rich wherever Rich is installed, also where its help is printed without Rich; and the help of
+arguments is lost to a click (8.5) that has one of its own. Both are put right where the help is asked for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Verbs(typer.Typer):
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**{"cls": _Group, "rich_markup_mode": None, "no_args_is_help": True, **settings})
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:  # type: ignore[override]  # noqa: ANN401
+    def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:  # noqa: ANN401
         """Add a verb."""
         return super().command(name, **{"cls": Verb, **settings})
 
