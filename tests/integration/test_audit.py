@@ -363,8 +363,9 @@ def test_a_log_larger_than_memory_is_shown(folder: Path) -> None:
         assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_a_full_disk_is_no_defect(folder: Path) -> None:
-    """It is said in words, and once."""
+def test_a_full_disk_is_no_defect(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said in words, and once, also where output waits in a buffer until the end."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     Audit(str(folder)).record("denial", by="policy")
     for words in (("show",), ("show", "--json"), ("verify", "--json"), ("head",), ("export",)):
         with open("/dev/full", "wb") as full:

@@ -313,7 +313,9 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise ClocheError(f"cannot write {out or 'the output'}: {error.strerror}") from error
+        if out is None:
+            raise  # what waits in the buffer is given up where all verbs' errors are told
+        raise ClocheError(f"cannot write {out}: {error.strerror}") from error
     _warn(reading.report)
     return 0 if reading.report.is_whole else EXIT_FAULTS
 

@@ -23,6 +23,8 @@ def examine(*, as_json: bool) -> int:
 
 def audit_lines(found: AuditState) -> list[str]:
     """Say in a few lines how the audit log is."""
+    if found.is_on is None:
+        return [neutralise(f"audit log: unknown: {' '.join(found.problem.split())}")]
     place = f" in {found.folder}" if found.folder else ""
     lines = [f"audit log: {'on' if found.is_on else 'off'} ({found.origin}){place}"]
     if found.problem:

@@ -23,12 +23,13 @@ MOST_BYTES = 4 * 1024 * 1024
 class AuditState:
     """Say how the log is.
 
-    `is_on` is that of the command line, `origin` what says so. `problem` is why no event can be written, empty where
-    one can. `events` have been read, those before `first` have not; `fault` is the first thing that is wrong with them.
+    `is_on` is that of the command line, None where the configuration does not say, `origin` what says so. `problem` is
+    why no event can be written, empty where one can. `events` have been read, those before `first` have not; `fault` is
+    the first thing that is wrong with them.
     """
 
-    is_on: bool
-    origin: str
+    is_on: bool | None
+    origin: str = ""
     folder: str = ""
     problem: str = ""
     events: int = 0
@@ -39,13 +40,13 @@ class AuditState:
     @property
     def stops_runs(self) -> bool:
         """Tell whether nothing runs, since the log is on and cannot be written."""
-        return self.is_on and bool(self.problem)
+        return self.is_on is True and bool(self.problem)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
         return {
             "on": self.is_on,
-            "origin": self.origin,
+            "origin": self.origin or None,
             "folder": self.folder or None,
             "writable": not self.problem,
             "problem": self.problem or None,
@@ -62,7 +63,7 @@ def examine_audit() -> AuditState:
     try:
         settings = load_settings({})
     except ClocheError as error:
-        return AuditState(is_on=True, origin="configuration", problem=str(error))
+        return AuditState(is_on=None, problem=f"the configuration cannot be used: {error}")
     is_on, origin = settings.audit is not False, settings.origins.get("audit", "default")
     try:
         folder = settings.audit_folder or default_folder()

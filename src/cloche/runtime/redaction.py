@@ -27,14 +27,15 @@ _PLAIN_NAME = re.compile(
 _PLAIN_VALUES = frozenset({"true", "false", "none", "null", "basic", "bearer", "oauth", "auto", "enabled", "disabled"})
 
 # Nothing below goes back over text without a bound: what repeats is bounded, possessive (`++`), or ends where another
-# character begins; so time grows with the length of a text and not faster.
+# character begins; so time grows with the length of a text and not faster. Only single characters are possessive: what
+# has a condition in it is matched wrongly then by some versions of Python 3.11.
 _WORD = (
     r"(?:api[_-]?key|secret(?:[_-]?key)?|passw(?:or)?d|passphrase|(?:\b|[_-])passcode|(?:\b|[_-])token|"
     r"(?:private|access|account|shared|signing|encryption|master|session)[_-]?key|(?:\b|[_-])(?:pass|pwd))"
 )
 _MARK = r"(?:\\{0,3}[\"']|(?i:&quot;|&apos;|&#3[49];|&#x2[27];|%2[27]))?"
 _ASSIGNED = rf"(?i:{_WORD}){_MARK}\s{{0,4}}(?:[=:]|%3[ADad])\s{{0,4}}"
-_QUOTED = rf"({_ASSIGNED}(?P<quote>\\{{0,3}}[\"']))(?!\[redacted|\s)(?:(?!(?P=quote))[^\n]){{1,512}}+"
+_QUOTED = rf"({_ASSIGNED}(?P<quote>\\{{0,3}}[\"']))(?!\[redacted|\s)(?:(?!(?P=quote))[^\n]){{1,512}}"
 _PAIR = rf"({_ASSIGNED}{_MARK})(?!\[redacted)[^\s\"',;&]{{4,}}+"
 # Arguments of commands: `--password X`, and the short ones where what follows is no path, port or plain word.
 _LONG_OPTION = (
@@ -67,7 +68,7 @@ _STARTS = (
 _TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("PRIVATE KEY-----",),
-        r"()-----BEGIN [A-Z0-9 ]{0,40}KEY-----(?:(?!-----END)[\s\S]){0,20000}+(?:-----END [A-Z0-9 ]{0,40}-----)?",
+        r"()-----BEGIN [A-Z0-9 ]{0,40}KEY-----(?:(?!-----END)[\s\S]){0,20000}(?:-----END [A-Z0-9 ]{0,40}-----)?",
     ),
     (("sk-", "pk-", "rk-"), r"()\b[spr]k-[A-Za-z0-9_-]{16,}+"),  # OpenAI, Anthropic and those like them
     (("_live_", "_test_"), r"()\b[spr]k_(?:live|test)_[A-Za-z0-9]{10,}+"),  # Stripe
@@ -83,7 +84,7 @@ _TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("e2b_", "dtn_"), r"()\b(?:e2b|dtn)_[A-Za-z0-9]{16,}+"),
     (_STARTS, rf"()\b(?:{'|'.join(map(re.escape, _STARTS))})[A-Za-z0-9_-]{{16,}}+"),
     # JSON web tokens. In the first part begins no second one, or each would be followed to the end of the text.
-    (("eyJ",), r"()\beyJ(?:(?![_-]eyJ)[A-Za-z0-9_-]){8,}+\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*+"),
+    (("eyJ",), r"()\beyJ(?:(?![_-]eyJ)[A-Za-z0-9_-]){8,}\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*+"),
     (("SG.",), r"()\bSG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"),  # SendGrid
     (("uthorization", "UTHORIZATION"), _MANY_PARTS),
     (("earer ", "asic ", "EARER "), r"((?i:\b(?:Bearer|Basic)) +)[A-Za-z0-9._~+/=-]{8,}+"),

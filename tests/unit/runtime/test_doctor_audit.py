@@ -95,4 +95,5 @@ def test_a_log_that_is_off_stops_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert not AuditState(is_on=False, origin="", problem="some").stops_runs
     monkeypatch.setenv("CLOCHE_AUDIT", "nowhere")
     state = examine_audit()
-    assert ("CLOCHE_AUDIT" in state.problem, state.stops_runs) == (True, True)
+    assert ("CLOCHE_AUDIT" in state.problem, state.stops_runs) == (True, False)
+    assert told(state).startswith("audit log: unknown: the configuration cannot be used: ")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import html
 import json
+import random
 import re
 import time
+from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -216,6 +218,24 @@ def test_a_known_secret_is_found_however_it_is_written(written: str) -> None:
     secret = SECRET.replace("ä", "") if "\0" in written else SECRET
     clean = Redactor({"DB_PASSWORD": secret}, environ={}).text(f"it is <{written}>\n and so on")
     assert re.fullmatch(r"it is <\[redacted\]=*(%3D)*>\n and so on", clean), clean
+
+
+def test_each_character_may_be_written_in_its_own_way() -> None:
+    """And what stands around the secret, escaped itself, is as it was."""
+    dice, around = random.Random(7), ["a", "%41", "&amp;", "é", "\\u00e9", " ", "\n"]
+    ways: list[Callable[[str], str]] = [
+        str,
+        str.swapcase,
+        lambda one: "".join(f"%{byte:02x}" for byte in one.encode()),
+        lambda one: "".join(f"\\x{byte:02x}" for byte in one.encode()),
+        lambda one: f"&#{ord(one)};",
+        lambda one: f"\\u{ord(one):04x}",
+    ]
+    redactor = Redactor({"DB_PASSWORD": SECRET}, environ={})
+    for _ in range(1000):
+        written = "".join(dice.choice(ways[:1] + ways[2:] if one == "ä" else ways)(one) for one in SECRET)
+        before, after = ("".join(dice.choices(around, k=3)) for _ in range(2))
+        assert redactor.text(f"{before}|{written}|{after}") == f"{before}|{REDACTED}|{after}"
 
 
 @pytest.mark.parametrize("width", [4, 17, 60])
