@@ -290,7 +290,9 @@ def test_no_text_takes_long(piece: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize(
+    "piece", ["\\", "%2541", "://:", "password='", "token = ", "-u a:", "_eyJaaaaaaaa", "correct-hors"]
+)
 def test_no_long_text_takes_long(piece: str) -> None:
     """The same of ten million characters."""
     assert took_s(piece, 10_000_000) < 300
