@@ -35,6 +35,7 @@ class Reply:
     usage: Any = None
     finish_reason: str | None = "stop"
     breaks_off: bool = False
+    thoughts: str = ""
 
 
 Answer = str | Reply | Callable[["Handler"], None]
@@ -96,6 +97,9 @@ class Handler(BaseHTTPRequestHandler):
     def send_stream(self, reply: Reply) -> None:
         """Send server-sent events, in chunks."""
         self.begin("text/event-stream", reply.headers)
+        if reply.thoughts:
+            choice = {"index": 0, "delta": {"reasoning_content": reply.thoughts}, "finish_reason": None}
+            self.send_event({**self.head("chat.completion.chunk"), "choices": [choice]})
         pieces = [reply.text[at : at + PIECE] for at in range(0, len(reply.text), PIECE)]
         for piece in pieces[: len(pieces) // 2] if reply.breaks_off else pieces:
             choice = {"index": 0, "delta": {"content": piece}, "finish_reason": None}

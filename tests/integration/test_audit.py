@@ -82,6 +82,24 @@ def test_code_and_output_are_kept_only_where_configured(folder: Path, monkeypatc
     assert call("audit", "verify", "--folder", str(folder)).returncode == 0
 
 
+def test_a_word_that_no_event_has_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It lists the words, those of events that somebody's own code has added, too."""
+    Audit(str(folder)).record("review", status="odd")
+    for verb, option, word in (
+        ("show", "--kind", "executions"),
+        ("show", "--status", "fine"),
+        ("export", "--kind", "x"),
+    ):
+        done = call("audit", verb, "--folder", str(folder), option, word)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{option} {word}: no event is called that; use one of " in done.stderr
+        assert ("review" if option == "--kind" else "odd") in done.stderr
+    for kinds, statuses in ((["review", "execution"], []), ([], ["odd", "cancelled"])):
+        filters = verbs.Filters(kinds=kinds, statuses=statuses)
+        assert verbs.show_events(str(folder), filters, last=5, as_json=True) == 0
+        assert '"kind": "review"' in capsys.readouterr().out
+
+
 def test_cells_of_sessions_are_executions(folder: Path) -> None:
     """Each with its own hash; forks', too."""
     with cloche.Sandbox(audit=folder) as sandbox:
@@ -345,8 +363,9 @@ def test_a_log_larger_than_memory_is_shown(folder: Path) -> None:
         assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_a_full_disk_is_no_defect(folder: Path) -> None:
-    """It is said in words, and once."""
+def test_a_full_disk_is_no_defect(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said in words, and once, also where output waits in a buffer until the end."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     Audit(str(folder)).record("denial", by="policy")
     for words in (("show",), ("show", "--json"), ("verify", "--json"), ("head",), ("export",)):
         with open("/dev/full", "wb") as full:

@@ -190,7 +190,7 @@ HOSTILE: dict[str, tuple[tuple[Answer, ...], FixStop]] = {
         tuple(block(f"raise RuntimeError({'x' * n!r})\n") for n in range(1, 9)),
         FixStop.MAX_ROUNDS,
     ),
-    "text without end": ((_endless,), FixStop.NO_CODE),
+    "text without end": ((_endless,), FixStop.TOKEN_BUDGET),
     "an answer that was cut": ((Reply(text=block("print(1)\n"), finish_reason="length"),), FixStop.NO_CODE),
     "a wish for more rights": ((WIDER, WIDER), FixStop.UNCHANGED_CODE),
     "codes for the terminal": ((f"{ESCAPES}no", ""), FixStop.NO_CODE),
@@ -303,12 +303,49 @@ def test_a_slow_endpoint_costs_the_time_budget_at_most() -> None:
 
 
 def test_tokens_that_an_endpoint_counts_are_counted() -> None:
-    """The larger of what it says and what we see: a false zero saves nothing."""
-    for usage, least in (({"total_tokens": 5000}, 5000), ({"total_tokens": 0}, 100), ({"total_tokens": "many"}, 100)):
+    """The larger of what it says and what we see: a false zero saves nothing, and no claim is beyond all budgets."""
+    for usage, least in (
+        ({"total_tokens": 5000}, 5000),
+        ({"total_tokens": 0}, 100),
+        ({"total_tokens": "many"}, 100),
+        ({"total_tokens": -(10**9)}, 100),
+        ({"total_tokens": True}, 100),
+        ({"total_tokens": 10**400}, 1 << 31),
+    ):
         with serving([Reply(text=block(RIGHT), usage=usage)]) as server:
             _, report = fix(server, "print(")
         assert report.tokens >= least
         assert report.tokens < least + 1000
+
+
+def test_what_is_no_answer_is_paid_for_and_counted() -> None:
+    """Thoughts, and an answer that broke off before the one that counts."""
+    with serving([Reply(text=block(RIGHT), thoughts="hm " * 1000)]) as server:
+        _, report = fix(server, "print(")
+    assert report.stop is FixStop.FIXED
+    assert 1000 < report.tokens < 2000
+    with serving([Reply(text="hm " * 1000, breaks_off=True), block(RIGHT)]) as server:
+        _, report = fix(server, "print(")
+    assert report.stop is FixStop.FIXED
+    assert 700 < report.tokens < 2500
+
+
+@pytest.mark.parametrize("usage", [{"total_tokens": 1}, None])
+def test_an_answer_that_goes_beyond_the_budget_is_broken_off(usage: object) -> None:
+    """By our own count, whatever the endpoint claims; what came is counted, and nothing of it runs."""
+    with serving([Reply(text="never ending " * 20_000, usage=usage), block(RIGHT)]) as server:
+        _, report = fix(server, "print(", token_budget=2000)
+        assert len(server.asked) == 1
+    assert report.stop is FixStop.TOKEN_BUDGET
+    assert "more than the" in report.message
+    assert 1500 < report.tokens < 4000
+
+
+def test_an_answer_that_is_too_long_is_none_however_large_the_budget() -> None:
+    """What no program needs is not read to its end."""
+    with serving([_endless]) as server:
+        _, report = fix(server, "print(", token_budget=10**6)
+    assert report.stop is FixStop.NO_CODE
 
 
 def test_the_key_is_nowhere() -> None:

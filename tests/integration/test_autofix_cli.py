@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_a_terminal_shows_the_rounds_and_obeys_no_answer(configured: Callable[[S
 
 
 def test_an_interrupt_ends_the_waiting(configured: Callable[[Scripted], None]) -> None:
-    """Ctrl-C while a model is asked ends the command at once, in order."""
+    """Ctrl-C while a model is asked ends the command at once, in order, and loses nothing that was printed."""
     asked, left = threading.Event(), threading.Event()
 
     def wait(_: Handler) -> None:
@@ -79,13 +80,37 @@ def test_an_interrupt_ends_the_waiting(configured: Callable[[Scripted], None]) -
 
     with serving([wait]) as server:
         configured(server)
-        with subprocess.Popen([*RUN, "-c", "1 / 0", "--fix"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+        words = [*RUN, "-c", "print('so far'); 1 / 0", "--fix"]
+        with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
             assert asked.wait(60)
             run.send_signal(signal.SIGINT)
-            _, said = run.communicate(timeout=60)
+            printed, said = run.communicate(timeout=60)
             left.set()
-    assert run.returncode == 130
-    assert b"Traceback (most recent" not in said
+    assert (run.returncode, printed) == (130, b"so far\n")
+    assert b"ZeroDivisionError: division by zero" in said.splitlines()
+    assert said.count(b"Traceback (most recent") == 1  # the program's own
+
+
+def test_an_interrupt_of_a_rounds_program_prints_what_that_has_printed(
+    configured: Callable[[Scripted], None], tmp_path: Path
+) -> None:
+    """Not what the one before printed; --json prints nothing that could be taken for a result."""
+    code = "import time\nprint('running', flush=True)\ntime.sleep(60)\n"
+    for words, expected in (([], b"running\n"), (["--json"], b"")):
+        with serving([block(code)]) as server:
+            configured(server)
+            done = [*RUN, "-c", "print('before'); 1 / 0", "--fix", *words]
+            with subprocess.Popen([*done, "--sandbox-debug"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+                assert run.stderr is not None
+                plans = 0
+                while plans < 2:  # of the first program and of the round's
+                    line = run.stderr.readline()
+                    assert line, "it ended by itself"
+                    plans += b"  1 " in line and b" ms  " in line
+                time.sleep(1)
+                run.send_signal(signal.SIGINT)
+                printed, _ = run.communicate(timeout=60)
+        assert (run.returncode, printed) == (130, expected)
 
 
 def test_the_command_repairs_and_says_what_changed(command: Command, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.audit import WARM_UP, measure
 from bench.targets import TARGETS, held_against
 from cloche.cli.contest import remains, sessions
 from cloche.cli.contest.contestants import Setting
@@ -20,6 +21,7 @@ from cloche.cli.contest.peer_driver import burst
 from cloche.cli.contest.plot import check_plot
 from cloche.cli.contest.turns import Contestant, ContestFailed, Times, Turn, percentile, row, take_turns
 from cloche.core.errors import BackendUnavailable
+from cloche.runtime.audit_reading import verify
 from cloche.testing.conformance_leftovers import leftovers
 from tests.contests import OURS, ROOT, event, run
 
@@ -49,6 +51,13 @@ def test_many_sessions_are_left_out_where_memory_is_short(monkeypatch: pytest.Mo
     assert list(sessions.session_lines({"crowd": sessions.crowd(setting)})) == [
         "many sessions at once: left out: 8.0 GiB of memory must be free; 1.0 GiB are"
     ]
+
+
+def test_what_the_audit_log_adds_is_measured_turn_by_turn(tmp_path: Path) -> None:
+    """As many runs with a log as without, and those with it are in the log."""
+    took = measure(1, str(tmp_path / "log"))
+    assert [len(times) for times in took.values()] == [1, 1]
+    assert verify(str(tmp_path / "log")).events == 2 * (WARM_UP + 1)
 
 
 def test_every_target_is_held_against_its_figures() -> None:

@@ -257,6 +257,8 @@ def test_output_that_cannot_be_written_is_125() -> None:
     assert (full.returncode, full.stderr.count(b"No space left")) == (125, 1)
     closed = subprocess.run(["sh", "-c", f"{' '.join(COMMAND)} run -c 'print(1)' >&-"], check=False, **_PIPES)
     assert (closed.returncode, closed.stderr) == (0, b"")
+    listing = subprocess.run(["sh", "-c", f"{' '.join(COMMAND)} presets >&-"], check=False, **_PIPES)
+    assert (listing.returncode, listing.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(

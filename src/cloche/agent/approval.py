@@ -98,7 +98,9 @@ def auto(up_to: Risk | str = Risk.HIGH) -> Approver:
     """Return an approver that says yes up to a risk. Raises InvalidRequest for CRITICAL: that takes a human."""
     most = _read_risk(up_to)
     if most >= Risk.CRITICAL:
-        raise InvalidRequest("critical calls are never approved automatically; name a human: ask_terminal, or a queue")
+        raise InvalidRequest(
+            "critical calls are never approved automatically; name a human: AskTerminal(), a callback, or a queue"
+        )
 
     async def decide(request: ApprovalRequest) -> Decision:
         if request.risk <= most:

@@ -44,9 +44,9 @@ from cloche.runtime.config_autofix import AutoFixSettings, parse_rounds, parse_t
 from cloche.runtime.settings import load_settings
 
 from .approval import in_own_thread
-from .autofix_endpoint import Endpoint, Heard, ModelFailed, Reply
+from .autofix_endpoint import Endpoint, Heard, ModelFailed, OverBudget, Reply
 from .autofix_extract import MOST_REPLY_CHARS, Extracted, extract_code
-from .autofix_prompt import build_prompt, error_line, signature, tokens_of
+from .autofix_prompt import CHARS_PER_TOKEN, build_prompt, error_line, signature, tokens_of
 from .wording import sendable
 
 Ask = Callable[[str], str | None] | Callable[[str], Awaitable[str | None]]
@@ -123,11 +123,16 @@ class AutoFix:
         """Hand an event to whoever listens."""
         self._on_event(event)
 
-    async def ask(self, prompt: str, number: int, timeout_s: float) -> Reply:
-        """Ask the model, for so long. Raises ModelFailed."""
-        return await self._model.ask(
-            prompt, timeout_s=timeout_s, heard=lambda chars: self.tell(FixAnswering(number=number, chars=chars))
-        )
+    async def ask(self, prompt: str, number: int, timeout_s: float, most_tokens: int) -> Reply:
+        """Ask the model, for so long and for no more tokens, by our own count. Raises ModelFailed."""
+
+        def heard(chars: int) -> None:
+            tokens = tokens_of(prompt) + chars // CHARS_PER_TOKEN
+            if tokens > most_tokens:
+                raise OverBudget(f"the answer came to more than the {most_tokens} tokens that were left", tokens=tokens)
+            self.tell(FixAnswering(number=number, chars=chars))
+
+        return await self._model.ask(prompt, timeout_s=timeout_s, heard=heard)
 
 
 class _Ended(Exception):
@@ -186,9 +191,11 @@ class _Course:
             FixAsking(number=number, max_rounds=fixer.max_rounds, model=fixer.model, host=fixer.host, error=error)
         )
         try:
-            reply = await self.fixer.ask(prompt, number, left_s)
+            reply = await self.fixer.ask(prompt, number, left_s, self.fixer.token_budget - self.tokens)
         except ModelFailed as failed:
-            raise _Ended(FixStop.MODEL_ERROR, str(failed)) from None
+            self.tokens += failed.tokens
+            stop = FixStop.TOKEN_BUDGET if isinstance(failed, OverBudget) else FixStop.MODEL_ERROR
+            raise _Ended(stop, str(failed)) from None
         reply = replace(reply, text=sendable(reply.text))
         cost = max(reply.tokens, tokens_of(prompt) + tokens_of(reply.text))
         self.tokens += cost

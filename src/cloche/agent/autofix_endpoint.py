@@ -14,18 +14,20 @@ import ipaddress
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 
 from .autofix_extract import MOST_REPLY_CHARS
+from .autofix_prompt import CHARS_PER_TOKEN, tokens_of
 
 MOST_ANSWER_BYTES = 32 * 1024 * 1024  # on the wire: a stream takes some hundred bytes for every token
 MOST_ERROR_CHARS = 300
 MOST_RETRIES = 3
 RETRY_WAIT_S = 0.5
+MOST_CLAIMED_TOKENS = 1 << 31  # as many as a budget can have; what an endpoint counts beyond that says nothing more
 TOLD_WAIT_S = 60.0  # of what an endpoint asks for, no more is waited
 HIDDEN = "[key]"
 LEAST_SECRET_CHARS = 4  # a key shorter than that is no secret, and would strike out half the text
@@ -40,6 +42,7 @@ _RAW = "x-stainless-raw-response"  # by which the package knows what it was aske
 _HEADERS = (
     "host", "connection", "accept", "content-type", "content-length", "transfer-encoding", "user-agent", _RAW,
 )  # fmt: skip
+_THOUGHTS = ("reasoning_content", "reasoning")  # where endpoints put what is no answer, and is paid for
 _REFUSES_WAY = (400, 415, 422, 501)
 _WORTH_RETRYING = (408, 409, 429, 500, 502, 503, 504, 529)
 
@@ -48,7 +51,15 @@ Heard = Callable[[int], None]
 
 
 class ModelFailed(ClocheError):
-    """Report that the model gave no answer; the message says why and what to do."""
+    """Report that the model gave no answer; the message says why and what to do, `tokens` what it cost all the same."""
+
+    def __init__(self, message: str, *, tokens: int = 0):
+        super().__init__(message)
+        self.tokens = tokens
+
+
+class OverBudget(ModelFailed):
+    """Report that an answer was broken off because it would cost more than there is; raised by who hears of it."""
 
 
 class _Broken(Exception):
@@ -67,11 +78,38 @@ class _Unbearable(Exception):
     """Report an answer that is not read at all."""
 
 
+@dataclass(slots=True)
+class _Meter:
+    """Count what one question costs, however often it is put. A try of which nothing came costs nothing."""
+
+    prompt: str
+    heard: Heard
+    tries: int = 0  # that are over, and of which something came
+    before: int = 0  # characters of those
+    chars: int = 0  # of this one
+
+    @property
+    def tokens(self) -> int:
+        """Return about how many tokens that is."""
+        tries = self.tries + (self.chars > 0)
+        return tries * tokens_of(self.prompt) + (self.before + self.chars) // CHARS_PER_TOKEN + (tries > 0)
+
+    def came(self, chars: int) -> None:
+        """Note how many characters came in this try so far. Raises what `heard` raises."""
+        self.chars = chars
+        self.heard(self.before + chars)
+
+    def try_again(self) -> None:
+        """Begin another try."""
+        self.tries, self.before, self.chars = self.tries + (self.chars > 0), self.before + self.chars, 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Hold an answer: the text, the tokens that the endpoint counts for question and answer (0: it did not say).
+    """Hold an answer: the text, and the tokens of question and answer, counted or claimed, whichever is more.
 
-    `is_cut` says that it was too long and ends early.
+    What came and is no text of the answer counts, too: thoughts, and answers that broke off before. `is_cut` says that
+    it was too long and ends early.
     """
 
     text: str
@@ -116,25 +154,34 @@ class Endpoint:
         return f"Endpoint({self._base_url!r}, {self.model!r})"
 
     async def ask(self, prompt: str, *, timeout_s: float, heard: Heard) -> Reply:
-        """Return the answer. `heard` is told how many characters came so far. Raises ModelFailed."""
-        clock = asyncio.get_running_loop()
+        """Return the answer. `heard` is told how many characters came so far, thoughts and broken answers included.
+
+        Raises ModelFailed.
+        """
+        clock, meter = asyncio.get_running_loop(), _Meter(prompt, heard)
         end = clock.time() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._ask_until(prompt, end, heard)
+                reply = await self._ask_until(end, meter)
         except TimeoutError:
-            raise ModelFailed(f"{self.host} did not answer within the time budget ({timeout_s:.0f} s left)") from None
+            told = f"{self.host} did not answer within the time budget ({timeout_s:.0f} s left)"
+            raise ModelFailed(told, tokens=meter.tokens) from None
+        except ModelFailed as failed:
+            failed.tokens = meter.tokens
+            raise
+        return replace(reply, tokens=max(reply.tokens, meter.tokens))
 
-    async def _ask_until(self, prompt: str, end: float, heard: Heard) -> Reply:
+    async def _ask_until(self, end: float, meter: _Meter) -> Reply:
         clock, tries, way = asyncio.get_running_loop(), 0, self._way  # which others who ask may change meanwhile
         async with self._client(end - clock.time()) as client:
             while True:
                 try:
-                    reply = await self._ask_once(client, prompt, heard, way)
+                    reply = await self._ask_once(client, meter, way)
                 except _WayRefused:
                     way += 1
                 except _Broken as error:
                     tries += 1
+                    meter.try_again()
                     wait_s = max(error.wait_s, self._retry_wait_s * 2 ** (tries - 1))
                     if tries > self._retries or clock.time() + wait_s > end:
                         raise ModelFailed(f"{self._clean(error)} (asked {tries} times)") from None
@@ -169,11 +216,11 @@ class Endpoint:
             http_client=http,
         )
 
-    async def _ask_once(self, client: Any, prompt: str, heard: Heard, way: int) -> Reply:  # noqa: ANN401
+    async def _ask_once(self, client: Any, meter: _Meter, way: int) -> Reply:  # noqa: ANN401
         """Ask in one way, with the package's errors in our words."""
         openai = _library()
         try:
-            return await self._answer(client, prompt, heard, way)
+            return await self._answer(client, meter, way)
         except openai.APIStatusError as error:
             raise self._told_by(error, way) from None
         except openai.APIConnectionError as error:
@@ -211,28 +258,29 @@ class Endpoint:
         hint = f"; {hints[status]}" if status in hints else ""
         return ModelFailed(text + hint)
 
-    async def _answer(self, client: Any, prompt: str, heard: Heard, way: int) -> Reply:  # noqa: ANN401
+    async def _answer(self, client: Any, meter: _Meter, way: int) -> Reply:  # noqa: ANN401
         asking = client.chat.completions.with_streaming_response.create(
-            model=self.model, messages=[{"role": "user", "content": prompt}], **_WAYS[way]
+            model=self.model, messages=[{"role": "user", "content": meter.prompt}], **_WAYS[way]
         )
         async with asking as response:
             kind = response.headers.get("content-type", "").lower()
             if "text/event-stream" in kind:
-                return await self._streamed(await response.parse(), heard)
-            return self._whole(json.loads(await response.read()), heard)
+                return await self._streamed(await response.parse(), meter)
+            return self._whole(json.loads(await response.read()), meter)
 
-    async def _streamed(self, chunks: AsyncIterator[Any], heard: Heard) -> Reply:
+    async def _streamed(self, chunks: AsyncIterator[Any], meter: _Meter) -> Reply:
         """Put an answer together from its pieces; one that breaks off is no answer."""
-        pieces, size, tokens, ending = [], 0, 0, None
+        pieces, size, thought, tokens, ending = [], 0, 0, 0, None
         async for chunk in chunks:
             tokens = max(tokens, _tokens(getattr(chunk, "usage", None)))
             for choice in _first(getattr(chunk, "choices", None)):
                 ending = getattr(choice, "finish_reason", None) or ending
-                piece = _text(getattr(getattr(choice, "delta", None), "content", None))
-                if piece:
-                    pieces.append(piece)
-                    size += len(piece)
-                    heard(size)
+                delta = getattr(choice, "delta", None)
+                piece = _text(getattr(delta, "content", None))
+                pieces.append(piece)
+                size += len(piece)
+                thought += sum(len(_text(getattr(delta, name, None))) for name in _THOUGHTS)
+                meter.came(size + thought)
             if size > MOST_REPLY_CHARS:
                 ending = "length"
                 break
@@ -240,7 +288,7 @@ class Endpoint:
             raise _Broken(f"{self.host} broke off its answer")
         return self._reply("".join(pieces), tokens, ending)
 
-    def _whole(self, answer: Any, heard: Heard) -> Reply:  # noqa: ANN401
+    def _whole(self, answer: Any, meter: _Meter) -> Reply:  # noqa: ANN401
         """Read an answer that came in one piece."""
         if not isinstance(answer, dict):
             raise _Broken(f"{self.host} answered something that is no completion")
@@ -252,7 +300,7 @@ class Endpoint:
         if not isinstance(choice, dict) or not isinstance(message, dict):
             raise _Broken(f"{self.host} answered something that is no completion")
         text = _text(message.get("content"))
-        heard(len(text))
+        meter.came(len(text) + sum(len(_text(message.get(name))) for name in _THOUGHTS))
         return self._reply(text, _tokens(answer.get("usage")), choice.get("finish_reason"))
 
     def _reply(self, text: str, tokens: int, ending: object) -> Reply:
@@ -353,7 +401,9 @@ def _text(content: object) -> str:
 def _tokens(usage: object) -> int:
     """Return the tokens that an endpoint counts; 0 for what is no number of them."""
     total = usage.get("total_tokens") if isinstance(usage, dict) else getattr(usage, "total_tokens", None)
-    return total if isinstance(total, int) and not isinstance(total, bool) and total > 0 else 0
+    if not isinstance(total, int) or isinstance(total, bool):
+        return 0
+    return min(max(total, 0), MOST_CLAIMED_TOKENS)
 
 
 def _wait_of(headers: Mapping[str, str]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 
 def main() -> None:
@@ -27,3 +28,5 @@ def _occupy_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            mode, name = ("r", "stdin") if fd == 0 else ("w", ("stdout", "stderr")[fd - 1])
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - as long as the process

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .exits import guarded
+from .typed import Verbs
 
 if TYPE_CHECKING:
     from cloche.runtime.options import SandboxOptions
 
-tools = typer.Typer(help="List an agent's tools, or call one.", no_args_is_help=False, rich_markup_mode=None)
-approvals = typer.Typer(help="See what waits for approval, and decide.", no_args_is_help=True, rich_markup_mode=None)
+tools = Verbs(help="List an agent's tools, or call one.", no_args_is_help=False)
+approvals = Verbs(help="See what waits for approval, and decide.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Queue = Annotated[

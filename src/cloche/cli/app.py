@@ -12,23 +12,22 @@ from cloche import __version__
 from .agent_verbs import approvals, tools
 from .audit_verbs import verbs as audit
 from .exits import guarded
+from .typed import Verbs
 
 if TYPE_CHECKING:
     from cloche.runtime.options import SandboxOptions
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
-app = typer.Typer(
+app = Verbs(
     help="Run code that a language model wrote, so that it cannot hurt this machine.",
-    no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=_SETTINGS,
 )
-sandbox = typer.Typer(help="The same verbs under one word.", no_args_is_help=True, rich_markup_mode=None)
-config = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
-images = typer.Typer(help="Build what backends run in.", no_args_is_help=True, rich_markup_mode=None)
+sandbox = Verbs(help="The same verbs under one word.")
+config = Verbs(help="Look at the configuration.")
+images = Verbs(help="Build what backends run in.")
 app.add_typer(sandbox, name="sandbox")
 app.add_typer(config, name="config")
 app.add_typer(images, name="images")
@@ -146,9 +145,10 @@ def run(
         bool, typer.Option("--sandbox-debug", help="Print debug log and the jail's plan.")
     ] = False,
 ) -> None:
-    """Run a program in a throwaway sandbox; its output and exit code pass through.
+    """Run a program in a throwaway sandbox.
 
-    Exit codes: the program's own; 124 time-out, 137 out of memory, 125 Cloche failed, 2 wrong usage.
+    Its output and its exit code pass through. Cloche's own: 124 time-out, 137 out of memory, 125 Cloche failed,
+    2 wrong usage.
     """
 
     def work() -> int:
@@ -206,7 +206,9 @@ def session(
     no_sandbox: NoSandbox = False,
     sandbox_debug: Annotated[bool, typer.Option("--sandbox-debug", help="Print debug log.")] = False,
 ) -> None:
-    """Keep an interpreter: what one cell defines, the next one finds. :help at its prompt says more.
+    """Open a prompt whose cells share one interpreter.
+
+    What one cell defines, the next one finds. :help at its prompt says more.
 
     Cells that are piped in are separated by lines that begin with # %%. They run until one fails; its exit code is the
     command's, as with run. The time limit holds for each cell.
@@ -280,7 +282,7 @@ def mcp(
     no_sandbox: NoSandbox = False,
     sandbox_debug: Annotated[bool, typer.Option("--sandbox-debug", help="Print debug log.")] = False,
 ) -> None:
-    """Serve the tools of an agent to a client of the Model Context Protocol.
+    """Serve the tools of an agent as an MCP server.
 
     The sandbox is yours: no argument of a tool can widen it. --timeout is the most that a call may ask for. Tier 3, the
     default, asks the client's user before code runs.
@@ -347,7 +349,10 @@ def backends(as_json: AsJson = False) -> None:
 
 @app.command("gc")
 def gc(as_json: AsJson = False) -> None:
-    """Remove the containers, workspaces and control groups that processes left which are dead."""
+    """Remove what dead processes left behind.
+
+    Containers, workspaces and control groups.
+    """
 
     def work() -> int:
         from .gc import clear
@@ -365,7 +370,10 @@ def images_build(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build the kernel and root disk of virtual machines from the distribution's packages. Needs no root."""
+    """Build what virtual machines start from.
+
+    A kernel and a root disk, from the distribution's packages. Needs no root.
+    """
 
     def work() -> int:
         from .images import build
@@ -445,7 +453,10 @@ def bench(
         str | None, typer.Option(metavar="DIR", help="Where they are. Default: ~/.cache/cloche-bench.")
     ] = None,
 ) -> None:
-    """Measure what runs cost here, turn by turn with a plain subprocess. Exit code 1 when something is left behind."""
+    """Measure what runs cost here.
+
+    Turn by turn with a plain subprocess. Exit code 1 when something is left behind.
+    """
 
     def work() -> int:
         from .bench import BenchCommand

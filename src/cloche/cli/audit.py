@@ -20,7 +20,10 @@ from typing import IO, Any
 
 from cloche.agent.plainly import plain
 from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.result import Status
+from cloche.core.units import format_size, parse_duration, parse_size
 from cloche.runtime import audit
+from cloche.runtime.audit_pruning import Pruned, prune
 from cloche.runtime.audit_reading import Reading, Report, read_heads, verify
 from cloche.runtime.settings import load_settings
 
@@ -31,6 +34,7 @@ from .terminal import neutralise
 EXIT_FAULTS = 1
 MOST_SHOWN_FAULTS = 20
 MOST_UNFINISHED = 10_000
+MOST_WORDS = 1_000
 FORMATS = ("jsonl", "json", "csv")
 _AGO = re.compile(r"([0-9]{1,6})\s*([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -63,6 +67,31 @@ class Filters:
         return is_wanted
 
 
+# What `status` says of events that are no run's end, and of runs that have none.
+_STATUS_OF_KIND = {"approval": "approved", "denial": "denied", "start": "unfinished"}
+STATUSES = (*map(str, Status), "failed", "cancelled", *_STATUS_OF_KIND.values())
+
+
+def check_words(folder: str, filters: Filters) -> None:
+    """Refuse a kind or a status that neither Cloche nor any event of the log knows. Raises InvalidRequest."""
+    odd_kinds = [word for word in filters.kinds if word not in audit.KINDS]
+    odd_statuses = [word for word in filters.statuses if word not in STATUSES]
+    if not odd_kinds and not odd_statuses:
+        return
+    kinds, statuses = dict.fromkeys(audit.KINDS), dict.fromkeys(STATUSES)
+    for line in Reading(folder):  # events that somebody's own code has added
+        event = line.fields()
+        kinds[str(event["kind"])] = None
+        statuses[_status(event)] = None
+        if len(kinds) + len(statuses) > MOST_WORDS:
+            return
+    for option, words, known in (("--kind", odd_kinds, kinds), ("--status", odd_statuses, statuses)):
+        for word in words:
+            if word not in known:
+                listed = ", ".join(one for one in known if one)
+                raise InvalidRequest(f"{option} {word}: no event is called that; use one of {listed}")
+
+
 def folder_of(folder: str | None, config: str | None) -> str:
     """Return the folder of the log: the one that is named, else the configured one, else this user's."""
     if folder is not None:
@@ -72,6 +101,7 @@ def folder_of(folder: str | None, config: str | None) -> str:
 
 def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> int:
     """Print the last events that are wanted; `start` only where no end of that run is known, unless it is asked for."""
+    check_words(folder, filters)
     reading = Reading(folder)
     events = (line.fields() for line in reading)
     has_starts = "start" in filters.kinds or as_json
@@ -113,8 +143,7 @@ def _over(events: Iterator[Event], is_wanted: Callable[[Event], bool], last: int
 
 
 def _status(event: Event) -> str:
-    words = {"approval": "approved", "denial": "denied", "start": "unfinished"}
-    return str(event.get("status") or words.get(str(event["kind"]), ""))
+    return str(event.get("status") or _STATUS_OF_KIND.get(str(event["kind"]), ""))
 
 
 def _row(event: Event) -> dict[str, str]:
@@ -182,12 +211,18 @@ def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str
 def _notes(found: Report) -> Iterator[str]:
     if found.dropped:
         yield f"events 1 to {found.dropped} were dropped with files that were too many, as the log says"
+    if found.removed:
+        yield f"{found.removed} of what was kept beside the log {_was_or_were(found.removed)} removed, as the log says"
     if found.interrupted:
-        writes = "write was" if found.interrupted == 1 else "writes were"
-        yield f"{found.interrupted} {writes} interrupted, as the log says"
+        writes = "write" if found.interrupted == 1 else "writes"
+        yield f"{found.interrupted} {writes} {_was_or_were(found.interrupted)} interrupted, as the log says"
     if found.is_cut_off:
         yield "the last write was interrupted; the next event will say so"
     yield from found.notes
+
+
+def _was_or_were(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _as_dict(found: Report, *, is_good: bool) -> dict[str, Any]:
@@ -201,6 +236,7 @@ def _as_dict(found: Report, *, is_good: bool) -> dict[str, Any]:
         "interrupted_writes": found.interrupted,
         "is_cut_off": found.is_cut_off,
         "dropped": found.dropped,
+        "removed": found.removed,
         "notes": found.notes,
         "fault_count": found.fault_count,
         "faults": [{"file": fault.file, "line": fault.line, "what": fault.what} for fault in found.faults],
@@ -224,12 +260,47 @@ def print_head(folder: str) -> int:
     return 0
 
 
+def remove_kept(
+    folder: str | None,
+    config: str | None,
+    *,
+    older_than: str | None,
+    keep_size: str | None,
+    is_trial: bool,
+    as_json: bool,
+) -> int:
+    """Remove code and output that was kept, as options or else the configuration say; 1 when odd files are there."""
+    settings = load_settings({"config": config})
+    age_s = parse_duration(older_than, name="--older-than") if older_than else settings.audit_keep_age_s
+    size = parse_size(keep_size, name="--keep-size") if keep_size else settings.audit_keep_bytes
+    if age_s is None and size is None:
+        raise InvalidRequest(
+            "nothing says what has to go: give --older-than or --keep-size, or set audit_keep_age or audit_keep_size"
+        )
+    log = audit.Audit(folder_of(folder, config))
+    found = prune(log, most_age_s=age_s, most_bytes=size, is_trial=is_trial)
+    if as_json:
+        told = {"removed": found.removed, "removed_bytes": found.removed_bytes, "left": found.left}
+        print(json.dumps({**told, "left_bytes": found.left_bytes, "odd": found.odd, "is_trial": is_trial}, indent=2))
+    else:
+        _print_pruned(found, "would be removed" if is_trial else "removed")
+    return EXIT_FAULTS if found.odd else 0
+
+
+def _print_pruned(found: Pruned, done: str) -> None:
+    left = f"{found.left} ({format_size(found.left_bytes)}) left"
+    print(f"{found.removed} ({format_size(found.removed_bytes)}) {done}, {left}")
+    for path in found.odd:
+        say(f"{path} is nothing that was kept here, and was left alone")
+
+
 def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
     """Write events out, and check them on the way; exit code 1 when the log is not whole."""
     if form not in FORMATS:
         raise InvalidRequest(f"--format {form}: use one of {', '.join(FORMATS)}")
     if out is not None and _is_of_log(folder, out):
         raise InvalidRequest(f"--out {out} is, or would be, a file of the log itself, and be overwritten; name another")
+    check_words(folder, filters)
     reading = Reading(folder, checks_artifacts=True)
     wanted = filter(filters.wanted(), (line.fields() for line in reading))
     try:
@@ -242,7 +313,9 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise ClocheError(f"cannot write {out or 'the output'}: {error.strerror}") from error
+        if out is None:
+            raise  # what waits in the buffer is given up where all verbs' errors are told
+        raise ClocheError(f"cannot write {out}: {error.strerror}") from error
     _warn(reading.report)
     return 0 if reading.report.is_whole else EXIT_FAULTS
 

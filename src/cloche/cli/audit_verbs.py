@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .exits import guarded
+from .typed import Verbs
 
 if TYPE_CHECKING:
     from .audit import Filters
 
-verbs = typer.Typer(
-    help="Look at the audit log, and prove that it is whole.", no_args_is_help=True, rich_markup_mode=None
-)
+verbs = Verbs(help="Look at the audit log, and prove that it is whole.")
 
 Folder = Annotated[
     str | None, typer.Option("--folder", metavar="DIR", help="Where the log is. Default: as configured, else yours.")
@@ -25,7 +24,9 @@ Since = Annotated[
 ]
 Kinds = Annotated[
     list[str] | None,
-    typer.Option("--kind", metavar="NAME", help="execution, approval, denial, fallback, fix_round, ... Repeatable."),
+    typer.Option(
+        "--kind", metavar="NAME", help="execution, approval, denial, fallback, fix_round, removal, ... Repeatable."
+    ),
 ]
 Statuses = Annotated[
     list[str] | None,
@@ -83,7 +84,9 @@ def verify(
     config_file: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find changed, missing, swapped and invented events; exit code 1 when there are any.
+    """Find changed, missing, swapped and invented events.
+
+    Exit code 1 when there are any.
 
     That the end was cut off, or everything rewritten, shows only with a head that was kept where nobody who can write
     to the log can write: cloche audit head prints it.
@@ -110,6 +113,35 @@ def head(folder: Folder = None, config_file: ConfigFile = None) -> None:
     _finish(work)
 
 
+@verbs.command("prune")
+def prune(
+    older_than: Annotated[
+        str | None, typer.Option(metavar="TIME", help="What came last before that: 30d, 12h. Default: audit_keep_age.")
+    ] = None,
+    keep_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The oldest, until this is left: 1g. Default: audit_keep_size.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    folder: Folder = None,
+    config_file: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove old code and output that was kept beside the log.
+
+    Events stay. One more says what is gone, so that the log stays whole. What came within the last minute stays, too.
+    Exit code 1 when there is something in the folder that nobody kept there.
+    """
+
+    def work() -> int:
+        from .audit import remove_kept
+
+        return remove_kept(
+            folder, config_file, older_than=older_than, keep_size=keep_size, is_trial=dry_run, as_json=as_json
+        )
+
+    _finish(work, as_json=as_json)
+
+
 @verbs.command("export")
 def export(
     form: Annotated[str, typer.Option("--format", metavar="NAME", help="jsonl, json or csv.")] = "jsonl",
@@ -120,7 +152,10 @@ def export(
     folder: Folder = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Write events out, and verify the log on the way; exit code 1 when it is not whole."""
+    """Write events out, and verify the log on the way.
+
+    Exit code 1 when it is not whole.
+    """
 
     def work() -> int:
         from .audit import export as write_out

@@ -5,27 +5,51 @@ from __future__ import annotations
 import json
 
 from cloche.runtime.doctor import Diagnosis, diagnose
+from cloche.runtime.doctor_audit import AuditState, examine_audit
 
 from .tables import Row, show
+from .terminal import neutralise
 
 
 def examine(*, as_json: bool) -> int:
-    """Print the diagnosis; 0 when code that nobody vetted can run here, that is at level confined or above."""
-    found = diagnose()
+    """Print the diagnosis; 0 when code that nobody vetted can run here: at level confined or above, and in the log."""
+    found, audit = diagnose(), examine_audit()
     if as_json:
-        print(json.dumps(found.as_dict(), default=str, indent=2))
+        print(json.dumps({**found.as_dict(), "audit": audit.as_dict()}, default=str, indent=2))
     else:
-        _print_report(found)
-    return 0 if found.is_usable else 1
+        _print_report(found, audit)
+    return 0 if found.is_usable and not audit.stops_runs else 1
 
 
-def _print_report(found: Diagnosis) -> None:
+def audit_lines(found: AuditState) -> list[str]:
+    """Say in a few lines how the audit log is."""
+    if found.is_on is None:
+        return [neutralise(f"audit log: unknown: {' '.join(found.problem.split())}")]
+    place = f" in {found.folder}" if found.folder else ""
+    lines = [f"audit log: {'on' if found.is_on else 'off'} ({found.origin}){place}"]
+    if found.problem:
+        lines.append(f"audit log: NOT writable: {found.problem}")
+    elif found.folder:
+        lines.append("audit log: can be written")
+    if found.fault:
+        lines.append(f"audit log: NOT sound: {found.fault}; cloche audit verify says all")
+    elif found.events:
+        which = "all of them" if found.first == 1 else f"from event {found.first} on; cloche audit verify reads all"
+        lines.append(f"audit log: sound, {found.events} events up to {found.last_time}, {which}")
+    elif found.folder:
+        lines.append("audit log: no events yet")
+    return [neutralise(" ".join(line.split())) for line in lines]
+
+
+def _print_report(found: Diagnosis, audit: AuditState) -> None:
     print(f"level: {found.level} ({found.kernel}, {found.user})")
     for label, text in (("why not more", found.reason), ("what to do", found.remedy)):
         if text:
             print(f"{label}: {text}")
     for sentence in found.weak_points:
         print(f"weak point: {sentence}")
+    for line in audit_lines(audit):
+        print(line)
     for title, rows in _tables(found):
         if rows:
             print()

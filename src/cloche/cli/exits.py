@@ -39,7 +39,9 @@ def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = Fal
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup's "ignore" stays
             signal.signal(number, _exit_orderly)
     try:
-        return work()
+        code = work()
+        sys.stdout.flush()  # here what goes wrong is said in words; at the interpreter's end it would be a traceback
+        return code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

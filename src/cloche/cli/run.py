@@ -110,20 +110,23 @@ def _run_plainly(command: RunCommand, code: str, wanted: Mapping[str, Any], writ
 
 
 def _run_fixing(command: RunCommand, code: str, wanted: Mapping[str, Any], writers: dict[Stream, Writer]) -> Result:
-    """Run with --fix, and pass on what the last run printed once it has ended."""
+    """Run with --fix, and pass on what the last run printed, however it ended."""
     from .fixing import FixShown, HeldOutput, fixer_for, save_code
 
-    with HeldOutput() as held, FixShown() as shown:
+    with HeldOutput() as held:
 
         def take(event: Event) -> None:
             held.take(event)
             if command.debug:
                 _print_plan(event)
 
-        fixer = fixer_for(command.max_fix, wanted.get("config"), shown)
-        result = run(code, on_event=take, autofix=fixer, **wanted)
-        if not command.as_json:
-            held.pass_on(writers)
+        try:
+            with FixShown() as shown:
+                fixer = fixer_for(command.max_fix, wanted.get("config"), shown)
+                result = run(code, on_event=take, autofix=fixer, **wanted)
+        finally:  # after Ctrl-C in a round, too: what was printed by then is all that there will be
+            if not command.as_json:
+                held.pass_on(writers)
     if command.save_fix is not None and result.fix is not None:
         save_code(result.fix, command.save_fix)
     return result

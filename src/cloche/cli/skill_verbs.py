@@ -6,7 +6,6 @@ from typing import Annotated
 
 import click
 import typer
-from typer.core import TyperCommand
 
 from .app import (
     _SETTINGS,
@@ -33,15 +32,14 @@ from .app import (
     _finish,
     _joined,
 )
+from .typed import Verb, Verbs
 
-skill = typer.Typer(
-    help="Check, list and run skills: folders with SKILL.md and scripts.", no_args_is_help=True, rich_markup_mode=None
-)
+skill = Verbs(help="Check, list and run skills (SKILL.md and scripts).")
 SkillName = Annotated[str, typer.Argument(metavar="NAME|PATH", help="A name of `cloche skill list`, or a folder.")]
 _AFTER = "cloche.after"
 
 
-class _WithArguments(TyperCommand):
+class _WithArguments(Verb):
     """Keep what comes after -- apart: it is the script's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -64,10 +62,12 @@ def check(
     disk: Disk = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read a skill without running anything, and show what it asks for, the ceilings and what it gets.
+    """Read a skill, and show what it gets and why.
 
-    Shows all faults at once, each with its file and key. Exit code 1 when the skill cannot run here as it is. PATH has
-    a slash in it, NAME none.
+    Nothing of it runs. Shown are what it asks for, the ceilings and the result.
+
+    All faults are told at once, each with its file and key. Exit code 1 when the skill cannot run here as it is.
+    PATH has a slash in it, NAME none.
     """
 
     def work() -> int:
@@ -93,7 +93,9 @@ def list_skills(
     config_file: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the skills of the search path: the platform's data folder, then skill_path of your own configuration.
+    """List the skills of the search path.
+
+    That is the platform's data folder, then skill_path of your own configuration.
 
     With DIR, those in these folders instead.
     """
@@ -140,7 +142,9 @@ def run_script(
         bool, typer.Option("--sandbox-debug", help="Print debug log and the jail's plan.")
     ] = False,
 ) -> None:
-    """Run a script of a skill in a throwaway sandbox; its arguments follow --. Exit codes are those of cloche run.
+    """Run a script of a skill in a throwaway sandbox.
+
+    The script's arguments follow --. Exit codes are those of cloche run.
 
     SCRIPT is a script's name or path; without one the skill's entry runs. The skill's files lie in the workspace,
     read-only, and the script runs where it lies among them.

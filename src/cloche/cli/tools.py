@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloche.agent.approval import PATIENCE_S, Approver, auto, check_patience, deny
+from cloche.agent.approval import PATIENCE_S, ApprovalRequest, Approver, Decision, auto, check_patience
 from cloche.agent.catalog import Tool, risk_of, told_on_host, tools_of
 from cloche.agent.exports import anthropic_tools, openai_response_tools, openai_tools
 from cloche.agent.plainly import plain
@@ -120,8 +120,13 @@ def _approver(approve: str, queue: str | None, patience_s: float) -> Approver:
     if word == "auto":
         return auto(risk or "high")
     if word == "deny":
-        return deny
+        return _deny
     raise InvalidRequest(f"--approve: {approve!r} is unknown; use one of terminal, queue, auto:high, deny")
+
+
+async def _deny(_: ApprovalRequest) -> Decision:
+    """Say no, and that it is the command line that does."""
+    return Decision(is_approved=False, by="cli", reason="the command line says --approve deny")
 
 
 def _keep_images(answer: Answer, out: str | None) -> None:

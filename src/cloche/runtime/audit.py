@@ -39,6 +39,7 @@ KINDS: Mapping[str, str] = {
     "fix_round": "a model repaired code: which round, and what came of it",
     "recovery": "a write before this one was interrupted: length and hash of what it left",
     "rotation": "the chain goes on here from a file that is full",
+    "removal": "code or output that was kept beside the log is removed: which",
 }
 # What is ours or a hash, so that no secret of somebody's who calls it `ok` can take it away.
 _EXACT = frozenset(
@@ -55,8 +56,10 @@ _EXACT = frozenset(
         "network",
         "limits",
         "enforcement",
+        "artifacts",
     }
 )
+_NUMBERS = (int, float, bool)
 
 log = logging.getLogger("cloche.audit")
 _acting: ContextVar[Mapping[str, Any]] = ContextVar("cloche_audit_acting", default={})  # noqa: B039 - never changed
@@ -79,17 +82,22 @@ class Audit:
         self.folder = os.fspath(folder)
         self.keep = tuple(keep)
         self._bounds = bounds
-
-    def record(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> Link:  # noqa: ANN401 - JSON
-        """Write one event and return its number and hash. Raises AuditFailed."""
         from .audit_file import append
         from .redaction import Redactor
 
+        self._append, self._redactor_of = append, Redactor
+
+    def record(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> Link:  # noqa: ANN401 - JSON
+        """Write one event and return its number and hash. Raises AuditFailed."""
         told = {"door": _door or "library", "uid": os.getuid(), "pid": os.getpid(), **_acting.get(), **fields}
-        clean = redactor or Redactor()
+        clean = redactor or self._redactor_of()
         try:
-            kept = {name: _clean(clean, name, value) for name, value in told.items()}
-            return append(self.folder, kind, kept, **self._bounds)
+            # What most events consist of is told here: this is done twice for every run.
+            kept = {
+                name: value if name in _EXACT or type(value) in _NUMBERS else _clean(clean, name, value)
+                for name, value in told.items()
+            }
+            return self._append(self.folder, kind, kept, **self._bounds)
         except ClocheError:
             raise
         except Exception as error:  # data that is no plain data: nested without an end, say
@@ -124,7 +132,7 @@ class Audit:
 
 
 def _clean(redactor: Redactor, name: str, value: Any) -> Any:  # noqa: ANN401 - JSON
-    if value is None or name in _EXACT or name.endswith("_sha256"):
+    if value is None or name.endswith("_sha256"):
         return value
     return redactor.member(name, value)
 

@@ -12,8 +12,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
@@ -21,9 +22,9 @@ from cloche.core.errors import InvalidRequest
 VERSION = 1
 NOTHING = "0" * 64  # what the first line of all names as the one before
 MOST_LINE_BYTES = 64 * 1024
-MOST_CHARS, MOST_ITEMS, MOST_DEPTH = 2_000, 64, 4
-RESERVED = ("v", "seq", "time", "kind", "prev", "hash")
-RECOVERY, ROTATION = "recovery", "rotation"
+MOST_CHARS, MOST_ITEMS, MOST_DEPTH, MOST_NAME = 2_000, 64, 4, 64
+RESERVED = frozenset({"v", "seq", "time", "kind", "prev", "hash"})
+RECOVERY, ROTATION, REMOVAL = "recovery", "rotation", "removal"
 
 _ENDING = re.compile(rb',"hash":"([0-9a-f]{64})"\}')
 _BEGINNING = re.compile(rb'\{"v":1,"seq":([1-9][0-9]{0,18}),"time":"')
@@ -74,38 +75,71 @@ def line_after(last: Link, kind: str, time: str, fields: Mapping[str, Any]) -> t
     """Return the line of an event, with its newline, and its link. Raises InvalidRequest for a name that is taken."""
     if not _KIND.fullmatch(kind):
         raise InvalidRequest(f"audit: {kind!r} is no kind of event; give a word of small letters, digits and _")
-    taken = [name for name in fields if name in RESERVED]
+    taken = RESERVED.intersection(fields)
     if taken:
-        raise InvalidRequest(f"audit: an event has no field {taken[0]!r} of its own; give it another name")
-    event = {"v": VERSION, "seq": last.seq + 1, "time": time, "kind": kind}
-    text = _as_json({**event, **bounded(fields), "prev": last.hash})
+        raise InvalidRequest(f"audit: an event has no field {min(taken)!r} of its own; give it another name")
+    seq = last.seq + 1
+    event = f'{{"v":{VERSION},"seq":{seq},"time":{_quoted(time)},"kind":"{kind}",'
+    text = f'{event}{_members_text(fields)}"prev":"{last.hash}"'
     if len(text) > MOST_LINE_BYTES - _ENDING_BYTES:
-        short = {name: value for name, value in bounded(fields, most=64).items() if not isinstance(value, (list, dict))}
-        text = _as_json({**event, **dict(list(short.items())[:MOST_ITEMS]), "is_clipped": True, "prev": last.hash})
-    body = text[:-1].encode("ascii")
+        text = f'{event}{_clipped_text(fields)}"prev":"{last.hash}"'
+    body = text.encode("ascii")
     digest = hashlib.sha256(body).hexdigest()
-    return b'%b,"hash":"%b"}\n' % (body, digest.encode("ascii")), Link(seq=last.seq + 1, hash=digest)
+    return b'%b,"hash":"%b"}\n' % (body, digest.encode("ascii")), Link(seq=seq, hash=digest)
 
 
 _as_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
+def _members_text(fields: Mapping[str, Any]) -> str:
+    """Return fields as JSON of bounded size, each with a comma behind it."""
+    if not all(type(name) is str and len(name) <= MOST_NAME for name in fields):  # two may become one
+        return "".join(f"{_quoted(name)}:{_as_json(value)}," for name, value in bounded(fields).items())
+    return "".join([f"{_quoted(name)}:{_text(value, 1)}," for name, value in fields.items() if value is not None])
+
+
+def _clipped_text(fields: Mapping[str, Any]) -> str:
+    short = {name: value for name, value in bounded(fields, most=64).items() if not isinstance(value, (list, dict))}
+    clipped = {**dict(list(short.items())[:MOST_ITEMS]), "is_clipped": True}
+    return "".join(f"{_quoted(name)}:{_as_json(value)}," for name, value in clipped.items())
+
+
+def _text(value: object, depth: int) -> str:
+    """Return the JSON of what `_plain` makes of a value; what most events consist of by the shortest way."""
+    kind = type(value)
+    if kind is str and len(value) <= MOST_CHARS:  # type: ignore[arg-type]
+        return _quoted(value)  # type: ignore[arg-type]
+    if kind is int and -_MOST_NUMBER < value < _MOST_NUMBER:  # type: ignore[operator]
+        return repr(value)
+    if kind is float and math.isfinite(value):  # type: ignore[arg-type]
+        return repr(value)
+    if kind is bool:
+        return "true" if value else "false"
+    if kind is dict and depth < MOST_DEPTH and len(value) <= MOST_ITEMS:  # type: ignore[arg-type]
+        items: Iterable[tuple[object, object]] = value.items()  # type: ignore[attr-defined]
+        texts = [
+            f"{_quoted(name)}:{_text(item, depth + 1)}"
+            for name, item in items
+            if type(name) is str and len(name) <= MOST_NAME
+        ]
+        if len(texts) == len(value):  # type: ignore[arg-type]
+            return "{" + ",".join(texts) + "}"
+    return _as_json(_plain(value, depth, MOST_CHARS))
+
+
 def bounded(fields: Mapping[str, Any], *, most: int = MOST_CHARS) -> dict[str, Any]:
     """Return fields as plain data of bounded size; those that are None are left out."""
-    return {str(name)[:64]: _plain(value, 1, most) for name, value in fields.items() if value is not None}
+    return {str(name)[:MOST_NAME]: _plain(value, 1, most) for name, value in fields.items() if value is not None}
 
 
 def _plain(value: object, depth: int, most: int) -> Any:  # noqa: ANN401 - JSON
-    kind = type(value)
-    if kind is str and len(value) <= most:  # type: ignore[arg-type]  # what comes most often, first
-        return value
-    if value is None or kind is bool or (kind is float and math.isfinite(value)):  # type: ignore[arg-type]
+    if value is None or isinstance(value, bool) or (type(value) is float and math.isfinite(value)):
         return value
     if isinstance(value, int):
         return int(value) if abs(value) < _MOST_NUMBER else str(value)[:most]
     if depth < MOST_DEPTH and isinstance(value, Mapping):
         items = list(value.items())[:MOST_ITEMS]
-        return {str(name)[:64]: _plain(item, depth + 1, most) for name, item in items}
+        return {str(name)[:MOST_NAME]: _plain(item, depth + 1, most) for name, item in items}
     if depth < MOST_DEPTH and isinstance(value, LISTS):
         return [_plain(item, depth + 1, most) for item in list(value)[:MOST_ITEMS]]
     text = value if isinstance(value, str) else str(value)

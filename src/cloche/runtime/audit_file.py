@@ -1,10 +1,11 @@
 """Where the lines are: a private folder, one file that grows, and the files that are full.
 
 Theory of operation: whoever appends opens the file anew, so that locks tell threads and forked processes apart, holds
-its lock, and reads no more than its end: the last line says number and hash. A line is written by one call, and at the
-end, so that the file may be append-only for everybody (`chattr +a`). What a crash cut off stays, its line is ended, and
-an event says so. A file that is full gets the number of its first event as its name; the new one begins with an event
-that says how the chain goes on, and which files were dropped for it.
+its lock, and reads no more than its end: the last line says number and hash. Where that end is byte for byte the line
+that this process wrote last, its number and hash are known and not computed again. A line is written by one call, and
+at the end, so that the file may be append-only for everybody (`chattr +a`). What a crash cut off stays, its line is
+ended, and an event says so. A file that is full gets the number of its first event as its name; the new one begins
+with an event that says how the chain goes on, and which files were dropped for it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from cloche.core.errors import AuditFailed
@@ -30,6 +32,7 @@ NAME = "audit.jsonl"
 FILE_BYTES = 32 * MIB
 MOST_FILES = 32  # full ones that are kept
 PATIENCE_S = 10.0
+MOST_KNOWN = 16  # folders whose last line is remembered
 _FULL = re.compile(r"audit-([0-9]{12,})\.jsonl")
 _TAIL_BYTES = 4096
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -45,6 +48,11 @@ class Tail:
     lacks_newline: bool = False
 
 
+# The last line that this process wrote in each folder, with the newlines around it. Nobody relies on it: who comes next
+# compares it with what stands in the file, under the lock.
+_written: dict[str, tuple[bytes, Tail]] = {}
+
+
 def append(
     folder: str, kind: str, fields: Mapping[str, Any], *, file_bytes: int = FILE_BYTES, most_files: int = MOST_FILES
 ) -> Link:
@@ -54,15 +62,14 @@ def append(
     one that stays locked, a full disk.
     """
     try:
-        with opened_folder(folder, create=True) as at, _locked(at, folder) as file:
-            size = os.fstat(file).st_size
+        with opened_folder(folder, create=True) as at, _locked(at, folder) as (file, size):
             if size == 0:
                 return _begin(at, file, folder, kind, fields, most_files)
-            tail = _end(at, file, folder)
+            tail = _known_end(file, folder, size) or _end(at, file, folder)
             if size >= file_bytes and not tail.left and _set_aside(at, file):
-                with _locked(at, folder) as fresh:
+                with _locked(at, folder) as (fresh, _):
                     return _begin(at, fresh, folder, kind, fields, most_files)
-            return _write(file, size, tail, [(kind, fields)])
+            return _write(file, folder, size, tail, [(kind, fields)])
     except OSError as error:
         raise failure(f"{folder}/{NAME}", f"{_reason(error)}") from error
 
@@ -73,7 +80,7 @@ def head(folder: str) -> Link | None:
         with opened_folder(folder, create=False) as at:
             last = FIRST
             with suppress(FileNotFoundError), opened_file(at, NAME, folder) as file:
-                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH)
+                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH, is_read=True)
                 last = _end(at, file, folder).last
             last = last if last.seq else _last_of_full(at, folder)
             return last if last.seq else None
@@ -81,6 +88,31 @@ def head(folder: str) -> Link | None:
         return None
     except OSError as error:
         raise failure(f"{folder}/{NAME}", _reason(error), is_read=True) from error
+
+
+def check_writable(folder: str) -> None:
+    """Try all that writing an event takes but the writing. Raises AuditFailed, as `append` would."""
+    try:
+        with opened_folder(folder, create=False, is_read=False) as at:
+            _check_room(folder)
+            with suppress(FileNotFoundError), opened_file(at, NAME, folder, flags=os.O_RDWR | os.O_APPEND) as file:
+                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH)
+                if os.fstat(file).st_size:
+                    _end(at, file, folder)
+    except FileNotFoundError:
+        there = os.path.dirname(folder)
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        _check_room(there)
+    except OSError as error:
+        raise failure(f"{folder}/{NAME}", _reason(error)) from error
+
+
+def _check_room(folder: str) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise failure(folder, "this user may not write there, or the file system is read-only")
+    if os.statvfs(folder).f_bavail == 0:
+        raise failure(folder, os.strerror(errno.ENOSPC))
 
 
 def failure(path: str, why: str, *, is_read: bool = False) -> AuditFailed:
@@ -98,32 +130,58 @@ def _reason(error: OSError) -> str:
 
 
 @contextmanager
-def opened_folder(folder: str, *, create: bool) -> Iterator[int]:
-    """Open the folder, which must be ours and nobody else's to write to; made for us alone where there is none."""
-    if not os.path.isabs(folder):
-        raise failure(folder, "that is no absolute path, for want of a home folder maybe", is_read=not create)
+def opened_folder(folder: str, *, create: bool, is_read: bool | None = None) -> Iterator[int]:
+    """Open the folder, which must be ours and nobody else's to write to; with `create`, made where there is none.
+
+    `is_read` says what an error says cannot be done: reading, unless it is created.
+    """
+    at = _open_folder(folder, create=create, is_read=not create if is_read is None else is_read)
     try:
-        at = _open_or_make(folder) if create else os.open(folder, _FOLDER_FLAGS)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise failure(folder, "it is a symbolic link, or no folder", is_read=not create) from error
-        raise
-    try:
-        facts = os.fstat(at)
-        if facts.st_uid != os.geteuid():
-            why = f"the folder belongs to user {facts.st_uid}, not to {os.geteuid()}"
-            raise failure(folder, why, is_read=not create)
-        if facts.st_mode & 0o022:
-            raise failure(folder, "others may write to the folder; chmod go-w it", is_read=not create)
         yield at
     finally:
         os.close(at)
 
 
+def _open_folder(folder: str, *, create: bool, is_read: bool) -> int:
+    if not os.path.isabs(folder):
+        raise failure(folder, "that is no absolute path, for want of a home folder maybe", is_read=is_read)
+    try:
+        at = _open_or_make(folder) if create else os.open(folder, _FOLDER_FLAGS)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise failure(folder, "it is a symbolic link, or no folder", is_read=is_read) from error
+        raise
+    return _checked_folder(at, folder, is_read=is_read)
+
+
+def _checked_folder(at: int, folder: str, *, is_read: bool) -> int:
+    facts = os.fstat(at)
+    why = ""
+    if facts.st_uid != os.geteuid():
+        why = f"the folder belongs to user {facts.st_uid}, not to {os.geteuid()}"
+    elif facts.st_mode & 0o022:
+        why = "others may write to the folder; chmod go-w it"
+    if why:
+        os.close(at)
+        raise failure(folder, why, is_read=is_read)
+    return at
+
+
+@contextmanager
+def opened_below(at: int, name: str, folder: str) -> Iterator[int]:
+    """Open a folder within an open one, which must be ours alone as that is. Raises OSError, and AuditFailed."""
+    below = _checked_folder(os.open(name, _FOLDER_FLAGS, dir_fd=at), f"{folder}/{name}", is_read=True)
+    try:
+        yield below
+    finally:
+        os.close(below)
+
+
 def _open_or_make(folder: str) -> int:
-    with suppress(FileNotFoundError):
+    try:
         return os.open(folder, _FOLDER_FLAGS)
-    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     return os.open(folder, _FOLDER_FLAGS)
@@ -132,6 +190,14 @@ def _open_or_make(folder: str) -> int:
 @contextmanager
 def opened_file(at: int, name: str, folder: str, *, flags: int = os.O_RDONLY) -> Iterator[int]:
     """Open a file of the folder, which must be a plain one, ours, and private."""
+    file, _ = _open_file(at, name, folder, flags)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _open_file(at: int, name: str, folder: str, flags: int) -> tuple[int, os.stat_result]:
     path = f"{folder}/{name}"
     try:
         file = os.open(name, flags | _FILE_FLAGS, 0o600, dir_fd=at)
@@ -139,37 +205,45 @@ def opened_file(at: int, name: str, folder: str, *, flags: int = os.O_RDONLY) ->
         if error.errno == errno.ELOOP:
             raise failure(path, "it is a symbolic link") from error
         raise
-    try:
-        facts = os.fstat(file)
-        if not stat.S_ISREG(facts.st_mode):
-            raise failure(path, "it is no regular file")
-        if facts.st_uid != os.geteuid():
-            raise failure(path, f"it belongs to user {facts.st_uid}, not to {os.geteuid()}")
-        if facts.st_nlink > 1:
-            raise failure(path, "it has a second name (a hard link)")
-        if facts.st_mode & 0o077:
-            raise failure(path, "others may read or write it; chmod 600 it")
-        yield file
-    finally:
+    facts = os.fstat(file)
+    why = ""
+    if not stat.S_ISREG(facts.st_mode):
+        why = "it is no regular file"
+    elif facts.st_uid != os.geteuid():
+        why = f"it belongs to user {facts.st_uid}, not to {os.geteuid()}"
+    elif facts.st_nlink > 1:
+        why = "it has a second name (a hard link)"
+    elif facts.st_mode & 0o077:
+        why = "others may read or write it; chmod 600 it"
+    if why:
         os.close(file)
+        raise failure(path, why)
+    return file, facts
 
 
 @contextmanager
-def _locked(at: int, folder: str) -> Iterator[int]:
-    """Open the file that grows, and hold its lock: the lock of that name's file, not of one that was set aside."""
+def _locked(at: int, folder: str) -> Iterator[tuple[int, int]]:
+    """Open the file that grows and hold its lock: that of the name's file, not of one that was set aside.
+
+    Gives the descriptor and the file's size.
+    """
     until = time.monotonic() + PATIENCE_S
     while True:
-        with opened_file(at, NAME, folder, flags=os.O_RDWR | os.O_APPEND | os.O_CREAT) as file:
+        file, _ = _open_file(at, NAME, folder, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        try:
             lock(file, until, f"{folder}/{NAME}")
+            facts = os.fstat(file)
             try:
-                if is_named(at, file):
-                    yield file
+                if is_named(at, facts):
+                    yield file, facts.st_size
                     return
-            finally:
+            finally:  # closing is not enough: a child that was forked meanwhile has the descriptor, too
                 fcntl.flock(file, fcntl.LOCK_UN)
+        finally:
+            os.close(file)
 
 
-def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX) -> None:
+def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX, is_read: bool = False) -> None:
     """Lock a file. Raises AuditFailed where another process holds its lock until then (on the monotonic clock)."""
     pause_s = 0.0002
     while True:
@@ -179,19 +253,25 @@ def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX) -> Non
         except BlockingIOError:
             if time.monotonic() > until:
                 why = f"another process has held its lock for {PATIENCE_S:g} s; is one stopped? lslocks shows it"
-                raise failure(path, why, is_read=how == fcntl.LOCK_SH) from None
+                raise failure(path, why, is_read=is_read) from None
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.005)
 
 
-def is_named(at: int, file: int) -> bool:
+def is_named(at: int, facts: os.stat_result) -> bool:
     """Tell whether an open file is the one that grows, and was not set aside after it was opened."""
     try:
         named = os.stat(NAME, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    facts = os.fstat(file)
     return (named.st_ino, named.st_dev) == (facts.st_ino, facts.st_dev)
+
+
+def _known_end(file: int, folder: str, size: int) -> Tail | None:
+    """Return how the file ends where that is what this process wrote last; None says nothing."""
+    line, tail = _written.get(folder, (b"", None))
+    is_same = line and size >= len(line) and os.pread(file, len(line), size - len(line)) == line
+    return tail if is_same else None
 
 
 def _end(at: int, file: int, folder: str) -> Tail:
@@ -265,9 +345,9 @@ def _changed(path: str) -> AuditFailed:
     )
 
 
-def _write(file: int, size: int, tail: Tail, events: list[tuple[str, Mapping[str, Any]]]) -> Link:
+def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str, Mapping[str, Any]]]) -> Link:
     """Write events by one call, or nothing of them."""
-    data, last = b"", tail.last
+    data, line, last = b"", b"", tail.last
     if tail.left:
         data = b"\n"
         told = {"left_bytes": len(tail.left), "left_sha256": hashlib.sha256(tail.left).hexdigest()}
@@ -285,12 +365,21 @@ def _write(file: int, size: int, tail: Tail, events: list[tuple[str, Mapping[str
         with suppress(OSError):  # an append-only file keeps it, and the next writer says so
             os.ftruncate(file, size)
         raise
+    if len(_written) >= MOST_KNOWN:
+        _written.clear()
+    if size:  # so that the byte before this line is a newline
+        _written[folder] = (b"\n" + line, Tail(last=last))
     return last
 
 
 def _now() -> str:
     seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{nanoseconds // 1000:06d}Z"
+    return f"{_second(seconds)}.{nanoseconds // 1000:06d}Z"
+
+
+@lru_cache(maxsize=1)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def full_files(at: int) -> list[tuple[int, str]]:
@@ -317,14 +406,14 @@ def _begin(at: int, file: int, folder: str, kind: str, fields: Mapping[str, Any]
     """Begin a file: the first of all, or one in which the chain goes on."""
     size = os.fstat(file).st_size  # another process may have begun it meanwhile
     if size:
-        return _write(file, size, _end(at, file, folder), [(kind, fields)])
+        return _write(file, folder, size, _end(at, file, folder), [(kind, fields)])
     full = full_files(at)
     events: list[tuple[str, Mapping[str, Any]]] = [(kind, fields)]
     dropped, kept = full[:-most_files], full[-most_files:]
     if kept:
         told = {"file": full[-1][1], "first_seq": full[-1][0], "oldest_seq": kept[0][0]}
         events = [(ROTATION, told), *events]
-    link = _write(file, 0, Tail(last=_last_of_full(at, folder)), events)
+    link = _write(file, folder, 0, Tail(last=_last_of_full(at, folder)), events)
     for _, name in dropped:
         os.unlink(name, dir_fd=at)
     return link

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from cloche.core.errors import AuditFailed, InvalidRequest
 
 from . import audit_artifacts
-from .audit_chain import FIRST, MOST_LINE_BYTES, RECOVERY, ROTATION, Line, Link, is_beginning, read_line
+from .audit_artifacts import Kept
+from .audit_chain import FIRST, MOST_LINE_BYTES, RECOVERY, REMOVAL, ROTATION, Line, Link, is_beginning, read_line
 from .audit_file import NAME, PATIENCE_S, failure, full_files, is_named, lock, opened_file, opened_folder
 
 MOST_FAULTS = 1000  # that are kept; all are counted
@@ -44,7 +45,8 @@ class Report:
     """Say what reading has found.
 
     `interrupted` counts the writes that a crash cut off and the log says so; with `is_cut_off` the last one of all is
-    one, and the next event will say so. `dropped` counts events of files that were dropped because there were too many.
+    one, and the next event will say so. `dropped` counts events of files that were dropped because there were too many,
+    `removed` what was kept beside the log, is gone, and is said to be removed.
     """
 
     events: int = 0
@@ -55,6 +57,7 @@ class Report:
     interrupted: int = 0
     is_cut_off: bool = False
     dropped: int = 0
+    removed: int = 0
     faults: list[Fault] = field(default_factory=list)
     fault_count: int = 0
     notes: list[str] = field(default_factory=list)
@@ -119,25 +122,45 @@ class Reading:
     """Iterate over the events of a log, oldest first; `report` says what was found once that is over.
 
     `heads` are looked for on the way; with `checks_artifacts` what is kept beside the log is, too. `file` is one
-    file to read instead of a folder, an export for example.
+    file to read instead of a folder, an export for example. Of more than `most_bytes` only the end is read; lines are
+    counted from there, and that some are missing before that does not show.
     """
 
     def __init__(
-        self, folder: str, *, heads: Sequence[KeptHead] = (), checks_artifacts: bool = False, file: str | None = None
+        self,
+        folder: str,
+        *,
+        heads: Sequence[KeptHead] = (),
+        checks_artifacts: bool = False,
+        file: str | None = None,
+        most_bytes: int | None = None,
     ) -> None:
         self.report = Report()
         self._folder, self._file, self._checks_artifacts = folder, file, checks_artifacts
         self._heads = {head.hash: head for head in heads}
+        self._most_bytes = most_bytes
+        self._is_part = file is not None
+        self._missing: dict[str, list[tuple[str, int, str]]] = {}  # by hash, until an event says that it was removed
         self._last: Link | None = None
         self._left: _Left | None = None
         self._oldest = 1
 
     def __iter__(self) -> Iterator[Line]:
         with ExitStack() as stack:
-            for name, opened, size in self._sources(stack):
-                yield from self._lines(name, opened, size)
+            for name, opened, start, size in self._from(self._sources(stack)):
+                yield from self._lines(name, opened, start, size)
         self._give_up_left()
         self._conclude()
+
+    def _from(self, sources: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, int, int, int]]:
+        """Yield name, descriptor, where to begin and where to end, for what is to be read of each file."""
+        skipped = max(0, sum(size for _, _, size in sources) - self._most_bytes) if self._most_bytes is not None else 0
+        self._is_part = self._is_part or skipped > 0
+        for name, opened, size in sources:
+            start = min(skipped, size)
+            skipped -= start
+            if start < size:
+                yield name, opened, start, size
 
     def _sources(self, stack: ExitStack) -> list[tuple[str, int, int]]:
         try:
@@ -167,17 +190,19 @@ class Reading:
         while True:
             with ExitStack() as trial, suppress(FileNotFoundError):
                 file = trial.enter_context(opened_file(at, NAME, self._folder))
-                lock(file, until, f"{self._folder}/{NAME}", how=fcntl.LOCK_SH)
-                if is_named(at, file):
+                lock(file, until, f"{self._folder}/{NAME}", how=fcntl.LOCK_SH, is_read=True)
+                if is_named(at, os.fstat(file)):
                     stack.enter_context(trial.pop_all())
                     return file
                 continue
             return None
 
-    def _lines(self, name: str, opened: int, size: int) -> Iterator[Line]:
+    def _lines(self, name: str, opened: int, start: int, size: int) -> Iterator[Line]:
         with os.fdopen(os.dup(opened), "rb") as file:
-            file.seek(0)
-            number = 0
+            file.seek(start)
+            number, size = 0, size - start
+            if start:  # in the midst of a line
+                size -= len(file.readline(min(size, MOST_LINE_BYTES + 1)))
             while size > 0 and (raw := file.readline(min(size, MOST_LINE_BYTES + 1))):
                 number, size = number + 1, size - len(raw)
                 line = read_line(raw[:-1] if raw.endswith(b"\n") else raw)
@@ -247,23 +272,34 @@ class Reading:
             self._oldest = max(self._oldest, oldest if isinstance(oldest, int) else 1)
         if self._checks_artifacts and b'_artifact_sha256":"' in text:
             self._check_artifacts(name, number, line)
+        if self._missing and b'"kind":"%b"' % REMOVAL.encode() in text:
+            named = line.fields().get("artifacts")
+            for digest in named if isinstance(named, list) else ():
+                report.removed += self._missing.pop(str(digest), None) is not None
 
     def _check_artifacts(self, name: str, number: int, line: Line) -> None:
-        for word, digest in line.fields().items():
+        fields = line.fields()
+        for word, digest in fields.items():
             is_kept = word.endswith("_artifact_sha256") and re.fullmatch("[0-9a-f]{64}", str(digest))
-            if not is_kept:
+            # An `execution` names the code again, which may be removed while that runs; its `start` named it first.
+            if not is_kept or (fields["kind"] == "execution" and word == "code_artifact_sha256"):
                 continue
             told = f"event {line.link.seq}: what is kept as {word} ({digest})"
             try:
-                if audit_artifacts.load(self._folder, digest) is None:
-                    self.report.add(name, number, f"{told} is missing, or was changed")
+                state = audit_artifacts.state_of(self._folder, digest)
+                if state is Kept.CHANGED:
+                    self.report.add(name, number, f"{told} was changed")
+                elif state is Kept.MISSING:
+                    self._missing.setdefault(digest, []).append((name, number, told))
             except AuditFailed as error:
                 self.report.add(name, number, f"{told} is not as it was kept: {error}")
 
     def _conclude(self) -> None:
         report = self.report
+        for name, number, told in (place for places in self._missing.values() for place in places):
+            report.add(name, number, f"{told} is missing, and no later event says that it was removed")
         first = report.first.seq if report.first else 1
-        if first > 1 and self._file is not None:
+        if first > 1 and self._is_part:
             report.notes.append(f"it begins with event {first}")
         elif first > self._oldest:
             report.add(NAME, None, f"events 1 to {first - 1} are missing, and no event says that they were dropped")

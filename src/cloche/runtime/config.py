@@ -30,7 +30,8 @@ def _defaults() -> Layer:
     values = {word: getattr(limits, field) for word, field in LIMIT_FIELDS.items()}
     values |= {word: getattr(policy, word) for word in (*POLICY_WORDS, "network", "require_level")}
     values |= {"backend": "local", "prefer": "strongest", "tier": None, "preset": None}
-    values |= {"audit": None, "audit_folder": None, "audit_keep": ()}
+    values |= {"audit": None, "audit_folder": None}
+    values |= {"audit_keep": (), "audit_keep_age": None, "audit_keep_size": None}
     values |= config_autofix.defaults()
     values["skill_path"] = ()
     return MappingProxyType({word: Wish(value=v, origin="default", key=word) for word, v in values.items()})

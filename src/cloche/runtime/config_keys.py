@@ -23,7 +23,7 @@ from cloche.core.limits import ALIASES
 from cloche.core.policy import Fallback, ScreenMode, parse_network
 from cloche.core.presets import preset_named
 from cloche.core.tiers import parse_backend, parse_tier
-from cloche.core.units import format_size, parse_duration
+from cloche.core.units import format_size, parse_duration, parse_size
 
 from .config_autofix import read_autofix, read_one
 
@@ -163,6 +163,14 @@ def _read_audit(value: object, *, name: str) -> Words:
 def _read_audit_keep(value: object, *, name: str) -> Words:
     listed = [] if value is False or value == "none" else _read_list(value, name=name)
     return {"audit_keep": tuple(_one_of(AUDIT_KEEPS, what, name=name) for what in listed)}
+
+
+def _read_audit_keep_age(value: object, *, name: str) -> Words:
+    return {"audit_keep_age": None if value == "none" else parse_duration(value, name=name)}
+
+
+def _read_audit_keep_size(value: object, *, name: str) -> Words:
+    return {"audit_keep_size": None if value == "none" else parse_size(value, name=name)}
 
 
 def _read_preload(value: object, *, name: str) -> Words:
@@ -316,6 +324,8 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "fallback": _read_fallback,
     "audit": _read_audit,
     "audit_keep": _read_audit_keep,
+    "audit_keep_age": _read_audit_keep_age,
+    "audit_keep_size": _read_audit_keep_size,
     "autofix": read_autofix,
     "skill_path": lambda value, *, name: {"skill_path": _read_list(value, name=name)},
 }
@@ -345,7 +355,7 @@ VARIABLE_READERS: Mapping[str, Reader] = {
         for word in (
             "memory", "cpus", "pids", "disk", "network",
             "preset", "tier", "require", "screen", "output_limit", "warm", "preload",
-            "prefer", "fallback", "audit", "audit_keep",
+            "prefer", "fallback", "audit", "audit_keep", "audit_keep_age", "audit_keep_size",
         )
     },
     **{f"CLOCHE_IMAGE_{lang.upper()}": partial(_read_image, language=lang) for lang in LANGUAGES},

@@ -14,6 +14,7 @@ from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.tiers import TIERS
+from cloche.core.units import format_size
 
 from .config import settle
 from .config_autofix import WORDS as AUTOFIX_WORDS
@@ -48,6 +49,8 @@ class Settings:
     audit: bool | None = None
     audit_folder: str | None = None
     audit_keep: tuple[str, ...] = ()
+    audit_keep_age_s: float | None = None
+    audit_keep_bytes: int | None = None
     skill_path: tuple[str, ...] = ()
     roots: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +75,8 @@ class Settings:
             "preset": self.preset or "none",
             "audit": self._audit(),
             "audit_keep": _listed(self.audit_keep),
+            "audit_keep_age": "none" if self.audit_keep_age_s is None else f"{self.audit_keep_age_s:g}s",
+            "audit_keep_size": "none" if self.audit_keep_bytes is None else format_size(self.audit_keep_bytes),
             "skill_path": _listed(self.skill_path),
         }
 
@@ -156,6 +161,8 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
         audit=held["audit"].value,
         audit_folder=held["audit_folder"].value,
         audit_keep=held["audit_keep"].value,
+        audit_keep_age_s=held["audit_keep_age"].value,
+        audit_keep_bytes=held["audit_keep_size"].value,
         autofix=settings_of({word: held[word].value for word in AUTOFIX_WORDS}),
         ceilings=MappingProxyType({LIMIT_FIELDS[word]: most.value for word, most in ceilings.items()}),
         images=MappingProxyType(images),

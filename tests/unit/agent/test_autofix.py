@@ -201,7 +201,8 @@ def _raises(_: str) -> str:
 @pytest.mark.parametrize(
     ("model", "stop"),
     [(lambda _: None, FixStop.NO_CODE), (lambda _: "", FixStop.NO_CODE), (lambda _: "Sorry.", FixStop.NO_CODE),
-     (lambda _: 42, FixStop.MODEL_ERROR), (_raises, FixStop.MODEL_ERROR), (lambda _: "x" * 500_000, FixStop.NO_CODE)],
+     (lambda _: 42, FixStop.MODEL_ERROR), (_raises, FixStop.MODEL_ERROR),
+     (lambda _: "x" * 500_000, FixStop.TOKEN_BUDGET)],
 )  # fmt: skip
 def test_a_useless_model_ends_it(model: Callable[[str], Any], stop: FixStop) -> None:
     """The first result stands, and the report says why."""

@@ -83,4 +83,4 @@ def test_a_call_prints_what_a_model_is_told(capsys: pytest.CaptureFixture[str]) 
         assert done == code
         assert capsys.readouterr().out.startswith(told)
     call_tool("run_code", '{"code": "1"}', approve="deny", queue=None, patience_s=None, out=None, options={})
-    assert capsys.readouterr().out.startswith("ApprovalDenied: run_code was not approved by default")
+    assert capsys.readouterr().out.startswith("ApprovalDenied: run_code was not approved by cli")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import random
 import resource
@@ -16,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from cloche.core.errors import AuditFailed, InvalidRequest
+from cloche.core.levels import Level
 from cloche.runtime import audit as audit_module
 from cloche.runtime import audit_file, audit_reading
 from cloche.runtime.audit import Audit, acting, audit_for, sha256_of
 from cloche.runtime.audit_artifacts import load
-from cloche.runtime.audit_chain import MOST_LINE_BYTES
+from cloche.runtime.audit_chain import FIRST, MOST_LINE_BYTES, bounded, line_after
 from cloche.runtime.audit_reading import KeptHead, Reading, read_heads, verify
 from cloche.runtime.redaction import Redactor
 from cloche.runtime.settings import Settings
@@ -352,6 +354,39 @@ def test_fields_are_bounded(audit: Audit, folder: Path) -> None:
         audit.record("fix_round", prev="mine")
     with pytest.raises(InvalidRequest, match="kind"):
         audit.record("Fix round")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": "plain", "odd": 'ü "quoted" \\ \n \ud800', "long": "x" * 2001, "huge": 1 << 63, "none": None},
+        {"float": 0.1, "exponent": 1e300, "endless": math.inf, "yes": True, "no": False, "small": -5, "zero": -0.0},
+        {"deep": {"a": {"b": {"c": {"d": 1}}}}, "list": [1, "x", None, {"y": 2.5}], "set": {1}, "names": {1: 2}},
+        {"wide": {str(number): number for number in range(100)}, "long": {"n" * 65: 1, "n" * 66: 2}, "empty": {}},
+        {"n" * 65: 1, "n" * 66: 2, "word": Level.JAIL, "path": Path("x"), "nothing": {"in": None}},
+        {},
+    ],
+    ids=range(6),
+)  # fmt: skip
+def test_the_short_way_to_json_writes_the_same(fields: dict[str, object]) -> None:
+    """What is told without a walk through all of it is what the walk tells."""
+    line, link = line_after(FIRST, "execution", "now", fields)
+    event = {"v": 1, "seq": 1, "time": "now", "kind": "execution", **bounded(fields)}
+    expected = json.dumps({**event, "prev": FIRST.hash, "hash": link.hash}, separators=(",", ":"))
+    assert line.decode() == expected + "\n"
+
+
+def test_a_line_of_another_writer_is_seen(audit: Audit, folder: Path) -> None:
+    """What this process remembers of the end counts for nothing once somebody else has written."""
+    fill(audit, 3)
+    before = lines_of(folder)
+    write_from_processes(folder, writers=1, events=1)
+    fill(audit, 1)
+    assert verify(str(folder)).events == 5
+    rewrite(folder, before)  # as it was remembered, and no more
+    fill(audit, 1)
+    found = verify(str(folder))
+    assert (found.is_whole, found.events) == (True, 4)
 
 
 def test_data_that_cannot_be_written_down_is_a_failure_of_the_log(audit: Audit, folder: Path) -> None:

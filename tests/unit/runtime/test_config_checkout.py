@@ -69,6 +69,8 @@ def checkout(tmp_path: Path) -> Checkout:
         ("ceilings: {memory: 1g}", "ceilings"),
         ("preset: standard", "preset"),
         ("preset: network-open", "preset"),
+        ("audit_keep_age: 1d", "audit_keep_age"),
+        ("audit_keep_size: 1m", "audit_keep_size"),
     ],
 )
 def test_a_loosening_key_is_refused_by_name(checkout: Checkout, text: str, key: str) -> None:

@@ -1,0 +1,152 @@
+"""Removing what is kept beside the log: by age and by size, the oldest first, and never without an event that names it.
+
+Theory of operation: the event `removal` comes first, so that a crash leaves at worst a file that is said to be gone,
+and the next time removes it. Only regular files of ours that are called by a hash are touched, each by its name in an
+open folder: links are neither followed nor removed. What came within the last minute stays, see `audit_artifacts`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+
+from cloche.core.errors import AuditFailed
+
+from .audit import Audit
+from .audit_artifacts import FOLDER
+from .audit_chain import MOST_ITEMS, REMOVAL
+from .audit_file import PATIENCE_S, failure, lock, opened_below, opened_folder
+
+YOUNG_S = 60.0
+MOST_ODD = 20  # that are named
+UNFINISHED_S = 24 * 3600.0  # a write that was not finished by then never will be
+_PLACE = re.compile(r"[0-9a-f]{2}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """Describe one file: its hash, when it came last, its size."""
+
+    time_ns: int
+    digest: str
+    size: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Pruned:
+    """Say what was removed, what is left, and what is in the way: files that are no artifacts of ours."""
+
+    removed: int = 0
+    removed_bytes: int = 0
+    left: int = 0
+    left_bytes: int = 0
+    odd: list[str] = field(default_factory=list)  # some of them
+
+
+def prune(
+    audit: Audit, *, most_age_s: float | None = None, most_bytes: int | None = None, is_trial: bool = False
+) -> Pruned:
+    """Remove what came last before that age, and the oldest until the rest is no larger; say so in the log first.
+
+    With `is_trial` nothing is removed. Raises AuditFailed, with nothing removed that no event names.
+    """
+    pruned = Pruned()
+    place = f"{audit.folder}/{FOLDER}"
+    try:
+        with opened_folder(audit.folder, create=False), opened_folder(place, create=False) as at:
+            found = sorted(_artifacts(at, place, pruned), key=lambda one: one.time_ns)
+            chosen = chosen_of(found, now_s=time.time(), most_age_s=most_age_s, most_bytes=most_bytes)
+            pruned.left, pruned.left_bytes = len(found), sum(one.size for one in found)
+            batches = iter(chosen)
+            while batch := list(islice(batches, MOST_ITEMS)):
+                gone = batch if is_trial else _remove(audit, at, place, batch)
+                size = sum(one.size for one in gone)
+                pruned.removed, pruned.removed_bytes = pruned.removed + len(gone), pruned.removed_bytes + size
+                pruned.left, pruned.left_bytes = pruned.left - len(gone), pruned.left_bytes - size
+    except FileNotFoundError:
+        return pruned
+    except OSError as error:
+        raise failure(place, error.strerror or str(error)) from error
+    return pruned
+
+
+def chosen_of(
+    found: Sequence[Artifact], *, now_s: float, most_age_s: float | None, most_bytes: int | None
+) -> list[Artifact]:
+    """Return what has to go, of artifacts with the oldest first. Pure."""
+    left = sum(one.size for one in found)
+    young_ns, old_ns = (now_s - YOUNG_S) * 1e9, (now_s - (most_age_s or 0.0)) * 1e9
+    chosen = []
+    for one in found:
+        is_old = most_age_s is not None and one.time_ns < old_ns
+        is_too_much = most_bytes is not None and left > most_bytes
+        if one.time_ns >= young_ns or not (is_old or is_too_much):
+            break
+        chosen.append(one)
+        left -= one.size
+    return chosen
+
+
+def _artifacts(at: int, place: str, pruned: Pruned) -> Iterator[Artifact]:
+    for name in sorted(os.listdir(at)):
+        if not _PLACE.fullmatch(name):
+            _note(pruned, f"{place}/{name}")
+            continue
+        try:
+            with opened_below(at, name, place) as below:
+                yield from _artifacts_in(below, f"{place}/{name}", pruned)
+        except (OSError, AuditFailed):  # a link, or a folder that is not ours alone
+            _note(pruned, f"{place}/{name}")
+
+
+def _note(pruned: Pruned, path: str) -> None:
+    if len(pruned.odd) < MOST_ODD:
+        pruned.odd.append(path)
+
+
+def _artifacts_in(below: int, place: str, pruned: Pruned) -> Iterator[Artifact]:
+    for name in os.listdir(below):
+        with suppress(FileNotFoundError):
+            facts = os.stat(name, dir_fd=below, follow_symlinks=False)
+            is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
+            if is_ours and _DIGEST.fullmatch(name) and name.startswith(place[-2:]):
+                yield Artifact(time_ns=facts.st_mtime_ns, digest=name, size=facts.st_size)
+            elif is_ours and _UNFINISHED.fullmatch(name):
+                if facts.st_mtime < time.time() - UNFINISHED_S:
+                    os.unlink(name, dir_fd=below)  # no event names it
+            else:
+                _note(pruned, f"{place}/{name}")
+
+
+def _remove(audit: Audit, at: int, place: str, batch: Sequence[Artifact]) -> list[Artifact]:
+    """Remove what did not come again meanwhile."""
+    lock(at, time.monotonic() + PATIENCE_S, place)
+    try:
+        gone = [one for one in batch if _is_as_it_was(at, place, one)]
+        if gone:
+            size = sum(one.size for one in gone)
+            audit.record(REMOVAL, artifacts=[one.digest for one in gone], count=len(gone), bytes=size)
+        for one in gone:
+            with opened_below(at, one.digest[:2], place) as below:
+                os.unlink(one.digest, dir_fd=below)
+        return gone
+    finally:
+        fcntl.flock(at, fcntl.LOCK_UN)
+
+
+def _is_as_it_was(at: int, place: str, one: Artifact) -> bool:
+    try:
+        with opened_below(at, one.digest[:2], place) as below:
+            facts = os.stat(one.digest, dir_fd=below, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(facts.st_mode) and facts.st_mtime_ns == one.time_ns

@@ -1,0 +1,227 @@
+"""What is kept beside the audit log is removed by age and by size, and the log says so."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cloche.core.errors import AuditFailed, InvalidRequest
+from cloche.runtime import audit_artifacts, audit_pruning
+from cloche.runtime.audit import Audit
+from cloche.runtime.audit_artifacts import load
+from cloche.runtime.audit_pruning import Artifact, chosen_of, prune
+from cloche.runtime.audit_reading import verify
+from cloche.runtime.redaction import Redactor
+from cloche.runtime.settings import load_settings
+from tests.audits import cloche as call
+from tests.audits import lines_of
+
+NOBODYS = Redactor({}, environ={})
+DAY_S = 24 * 3600.0
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Audit:
+    """Give a log that keeps code and output."""
+    return Audit(str(tmp_path / "log"), keep=["code", "output"])
+
+
+def keep(audit: Audit, text: str, *, age_s: float = 0.0) -> str:
+    """Keep a text of some age, name it in an event, and return its hash."""
+    digest = audit.store("code", text, NOBODYS)
+    assert digest is not None
+    audit.record("start", code_artifact_sha256=digest)
+    then = time.time() - age_s
+    os.utime(path_of(audit, digest), (then, then))
+    return digest
+
+
+def path_of(audit: Audit, digest: str) -> Path:
+    """Return where a text is kept."""
+    return Path(audit.folder) / "audit-artifacts" / digest[:2] / digest
+
+
+def test_what_is_too_old_goes_and_the_log_says_so(audit: Audit) -> None:
+    """The event names it; verify takes it for removed, and all else for missing as before."""
+    old, new = keep(audit, "old", age_s=40 * DAY_S), keep(audit, "new", age_s=DAY_S)
+    pruned = prune(audit, most_age_s=30 * DAY_S)
+    assert (pruned.removed, pruned.removed_bytes, pruned.left, pruned.left_bytes) == (1, 3, 1, 3)
+    assert (load(audit.folder, old), load(audit.folder, new)) == (None, b"new")
+    event = json.loads(lines_of(Path(audit.folder))[-1])
+    assert (event["kind"], event["artifacts"], event["bytes"]) == ("removal", [old], 3)
+    found = verify(audit.folder)
+    assert (found.is_whole, found.removed) == (True, 1)
+    path_of(audit, new).unlink()
+    assert "no later event says that it was removed" in str(verify(audit.folder).faults[0])
+
+
+def test_what_is_too_much_goes_with_the_oldest_first(audit: Audit) -> None:
+    """Until the rest is no larger; what is not too much stays."""
+    digests = [keep(audit, f"{age}" * 10, age_s=age * 3600) for age in (1, 2, 3)]
+    assert prune(audit, most_bytes=20).removed == 1
+    assert [load(audit.folder, digest) is None for digest in digests] == [False, False, True]
+    assert prune(audit, most_bytes=20).removed == 0
+
+
+def test_what_comes_again_is_young_and_kept_anew(audit: Audit) -> None:
+    """What is in use does not grow old; what was removed and comes again must be there again."""
+    digest = keep(audit, "again", age_s=40 * DAY_S)
+    audit.store("code", "again", NOBODYS)
+    assert prune(audit, most_age_s=DAY_S, most_bytes=1).removed == 0
+    os.utime(path_of(audit, digest), (0, 0))
+    assert prune(audit, most_age_s=DAY_S).removed == 1
+    keep(audit, "again")
+    assert verify(audit.folder).is_whole
+    path_of(audit, digest).unlink()
+    assert verify(audit.folder).fault_count == 1
+
+
+def test_code_may_be_removed_while_it_runs(audit: Audit) -> None:
+    """The end of a run names the code once more, and is no fault then."""
+    digest = keep(audit, "long", age_s=DAY_S)
+    prune(audit, most_age_s=60)
+    audit.record("execution", code_artifact_sha256=digest)
+    assert verify(audit.folder).is_whole
+
+
+def test_nothing_is_removed_that_no_event_names(audit: Audit) -> None:
+    """Where the event cannot be written, all stays; a trial writes none."""
+    digest = keep(audit, "old", age_s=DAY_S)
+    before = lines_of(Path(audit.folder))
+    assert prune(audit, most_age_s=60, is_trial=True).removed == 1
+    (Path(audit.folder) / "audit.jsonl").chmod(0o644)
+    with pytest.raises(AuditFailed, match="chmod 600"):
+        prune(audit, most_age_s=60)
+    assert load(audit.folder, digest) == b"old"
+    assert lines_of(Path(audit.folder)) == before
+
+
+def test_no_link_is_followed_and_nothing_odd_removed(audit: Audit, tmp_path: Path) -> None:
+    """Neither a link to a folder nor one to a file, nor what is called by no hash."""
+    outside = tmp_path / "outside"
+    digest = keep(audit, "old", age_s=DAY_S)
+    outside.mkdir()
+    precious = outside / ("ab" * 32)
+    precious.write_text("precious")
+    os.utime(precious, (0, 0))
+    place = Path(audit.folder) / "audit-artifacts"
+    odd = [place / "ab", path_of(audit, digest).with_name(digest[:2] + "cd" * 31), place / "notes.txt"]
+    odd[0].symlink_to(outside)
+    odd[1].symlink_to(precious)
+    odd[2].write_text("mine")
+    pruned = prune(audit, most_age_s=60, most_bytes=1)
+    assert pruned.removed == 1
+    assert sorted(pruned.odd) == sorted(map(str, odd))
+    assert precious.read_text() == "precious"
+    assert all(path.is_symlink() or path.exists() for path in odd)
+
+
+def test_a_folder_that_is_a_link_is_refused(audit: Audit, tmp_path: Path) -> None:
+    """The folder of all that is kept is not followed elsewhere, either."""
+    keep(audit, "old", age_s=DAY_S)
+    place = Path(audit.folder) / "audit-artifacts"
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AuditFailed, match="symbolic link"):
+        prune(audit, most_age_s=60)
+
+
+def test_a_write_that_was_never_finished_goes_in_time(audit: Audit) -> None:
+    """What a killed writer left, a day later; no event names it."""
+    digest = keep(audit, "new")
+    fresh, stale = (path_of(audit, digest).with_name(f".{digest}.{number * 6}") for number in ("ab", "cd"))
+    fresh.write_text("")
+    stale.write_text("")
+    os.utime(stale, (0, 0))
+    assert prune(audit, most_age_s=60).odd == []
+    assert (fresh.exists(), stale.exists()) == (True, False)
+
+
+def test_who_keeps_waits_for_who_removes(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither finds a file that the other is about to take away."""
+    digest = keep(audit, "shared", age_s=DAY_S)
+    place = os.open(Path(audit.folder) / "audit-artifacts", os.O_RDONLY)
+    fcntl.flock(place, fcntl.LOCK_EX)
+    done = threading.Event()
+    keeper = threading.Thread(target=lambda: (audit.store("code", "shared", NOBODYS), done.set()))
+    keeper.start()
+    assert not done.wait(0.2)
+    os.close(place)
+    keeper.join(10)
+    assert done.is_set()
+    assert prune(audit, most_age_s=60).removed == 0
+    assert load(audit.folder, digest) == b"shared"
+    place = os.open(Path(audit.folder) / "audit-artifacts", os.O_RDONLY)
+    fcntl.flock(place, fcntl.LOCK_EX)
+    for module in (audit_artifacts, audit_pruning):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    os.utime(path_of(audit, digest), (0, 0))
+    with pytest.raises(AuditFailed, match="lock"):
+        audit.store("code", "shared", NOBODYS)
+    with pytest.raises(AuditFailed, match="lock"):
+        prune(audit, most_age_s=60)
+    os.close(place)
+
+
+def test_many_are_named_in_several_events(audit: Audit) -> None:
+    """No event is larger than an event may be, and none of the names is left out."""
+    for number in range(150):
+        keep(audit, str(number), age_s=DAY_S)
+    assert prune(audit, most_age_s=60).removed == 150
+    events = [json.loads(line) for line in lines_of(Path(audit.folder))]
+    assert [event["count"] for event in events if event["kind"] == "removal"] == [64, 64, 22]
+    found = verify(audit.folder)
+    assert (found.is_whole, found.removed) == (True, 150)
+
+
+def test_the_choice() -> None:
+    """By age, by size, by both; what came within the last minute never."""
+    found = [Artifact(time_ns=int(second * 1e9), digest="", size=10) for second in (0, 100, 200, 299)]
+
+    def chosen(**words: float | int | None) -> int:
+        rules = {"most_age_s": None, "most_bytes": None, **words}
+        return len(chosen_of(found, now_s=300.0, **rules))  # type: ignore[arg-type]
+
+    assert [chosen(), chosen(most_age_s=250), chosen(most_bytes=25), chosen(most_age_s=250, most_bytes=15)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert chosen(most_bytes=1) == chosen(most_age_s=1) == 3
+
+
+def test_the_command_prunes_by_options_and_by_configuration(audit: Audit, tmp_path: Path) -> None:
+    """Options win; a key that makes no sense is named with its file; without a rule nothing is removed."""
+    old, older = keep(audit, "old", age_s=2 * DAY_S), keep(audit, "older", age_s=4 * DAY_S)
+    words = ("audit", "prune", "--folder", audit.folder)
+    empty = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "none")}
+    refused = call(*words, **empty)
+    assert (refused.returncode, "--older-than" in refused.stderr, "audit_keep_age" in refused.stderr) == (2, True, True)
+    assert call(*words, "--dry-run", CLOCHE_AUDIT_KEEP_AGE="3d", **empty).stdout.startswith("1 (5B) would be removed")
+    assert call(*words, CLOCHE_AUDIT_KEEP_AGE="3d", **empty).stdout == "1 (5B) removed, 1 (3B) left\n"
+    assert (load(audit.folder, old), load(audit.folder, older)) == (b"old", None)
+    told = call(*words, "--older-than", "1d", "--json", CLOCHE_AUDIT_KEEP_AGE="3d", **empty)
+    assert (told.returncode, json.loads(told.stdout)["removed"]) == (0, 1)
+    checked = call("audit", "verify", "--folder", audit.folder, **empty)
+    assert (checked.returncode, "2 of what was kept beside the log were removed" in checked.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("audit_keep_age", "soon"), ("audit_keep_size", "0"), ("audit_keep_age", "-1d")]
+)
+def test_a_wrong_rule_is_named_with_file_and_key(key: str, value: str, tmp_path: Path) -> None:
+    """So is one that a file of the working directory wants to set."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"sandbox: {{{key}: {value}}}\n")
+    with pytest.raises(InvalidRequest, match=rf"mine\.yaml: sandbox\.{key}"):
+        load_settings({"config": str(mine)})
+    mine.write_text("sandbox: {audit_keep_age: 30d, audit_keep_size: 1g}\n")
+    settings = load_settings({"config": str(mine)})
+    assert (settings.audit_keep_age_s, settings.audit_keep_bytes) == (30 * DAY_S, 1 << 30)
