@@ -408,8 +408,7 @@ def _stop(*pids: int) -> None:
     """Stop processes, and wait until all their threads stand still."""
     for pid in pids:
         posix.kill(pid, SIGSTOP)
-    deadline = monotonic() + STOP_PATIENCE_S
-    looks = 0
+    deadline, looks = monotonic() + STOP_PATIENCE_S, 0
     for pid in pids:
         while _state(pid) not in "Tt" or any(state not in "TtZX" for state in _states(pid)):
             if monotonic() > deadline or _is_dead(pid):
@@ -417,8 +416,7 @@ def _stop(*pids: int) -> None:
             looks += 1
             if looks > LOOKS:
                 ppoll((), NAP_S)
-            else:
-                posix.sched_yield()  # most stand still before a nap would be over
+            posix.sched_yield()  # most stand still before a nap would be over
 
 
 def _state(pid: int) -> str:
@@ -472,13 +470,12 @@ def _check_rest(pid: int) -> None:
     powers = [line.split()[1] for line in _text(f"/proc/{pid}/status").splitlines() if line.startswith(POWERS)]
     if len(powers) != len(POWERS) or any(int(power, 16) for power in powers):
         raise FamilyError("the clone has kept capabilities")
-    text = _text(f"/proc/{pid}/maps")
-    maps = text.splitlines()
+    maps = _text(f"/proc/{pid}/maps")
     if not maps:
         raise FamilyError("the clone's memory cannot be looked at")
-    if not (any(mark in text for mark in SHARED) or any(place in text for place in OWN_PLACES)):
+    if not any(mark in maps for mark in (*SHARED, *OWN_PLACES)):
         return  # as is usual: then no single line needs to be looked at
-    for line in maps:
+    for line in maps.splitlines():
         words = line.split(maxsplit=5)
         name = words[5] if len(words) > 5 else ""
         if words[1][3] == "s" and not name.startswith(SYSTEM):
