@@ -244,6 +244,9 @@ class Session:
         autofix: Fixer | None = None,
     ) -> Result:
         """Run one cell and return what came of it; see `AsyncSession.run`."""
+        session = self._session
+        if on_output is None and on_event is None and out is None and autofix is None:
+            return bridge.call_promptly(lambda: session.run(code, timeout=timeout))
         return _blocking(self._session.run, name="run")(
             code, timeout=timeout, on_output=on_output, on_event=on_event, out=out, autofix=autofix
         )

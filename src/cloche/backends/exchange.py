@@ -102,6 +102,13 @@ class Exchange(ABC):
         self._answers[request_id] = answer
         return answer, self._send(data)
 
+    def wait_briefly(self, answer: asyncio.Future[dict[str, Any]], seconds: float) -> bool:
+        """Wait for an answer without leaving this coroutine, where its loop can do that; tell whether it is there."""
+        wait = getattr(self._loop, "wait_briefly", None)
+        if wait is not None:
+            wait(seconds, answer, self.lost)
+        return answer.done()
+
     def renew(self) -> None:
         """Begin anew: what comes from now on belongs to the next run."""
         self._heard, self._heard_bytes = Heard(), 0

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
@@ -33,6 +33,7 @@ LONG_S = 0.01  # a cell that takes longer has its memory watched closely
 DRAIN_S = 0.3
 START_PATIENCE_S = 60.0
 INTERRUPTED = 130
+_OK = Verdict(status=Status.OK, exit_code=0)
 
 
 class LivingSession(ABC):
@@ -40,6 +41,7 @@ class LivingSession(ABC):
 
     def __init__(self, language: str, interrupt: Interrupt, limits: Limits):
         self._language, self._interrupts, self._limits = language, interrupt, limits
+        self._told_limits = limits.as_dict()
         self._turn = asyncio.Lock()
         self._cause: KillCause | None = None
         self._is_interrupted = self._is_running = self.is_closed = False
@@ -145,30 +147,59 @@ class LivingSession(ABC):
         exchange = self._exchange
         heard = exchange.begin(sink)
         started = time.monotonic()
-        loop = asyncio.get_running_loop()
-        timers = [loop.call_later(LONG_S, self._hurry), loop.call_later(timeout_s, self._interrupt, KillCause.TIMEOUT)]
         try:
             sink(Started())
             answer, sending = exchange.ask(self._request_id, code)
-            try:
-                if sending is not None:
-                    await sending
-                frame = await self._wait_for(answer)
-            except asyncio.CancelledError:  # as with a time-out: interrupted, and killed only if it resists
-                self._interrupt(KillCause.CANCELLED)
-                await finish(self._wait_for(answer))
-                exchange.catch_up()
-                exchange.renew()
-                self._set_pace(is_busy=False)
-                raise
+            if sending is None and await self._comes_soon(answer, timeout_s):
+                frame: dict[str, Any] | None = answer.result()
+            else:
+                frame = await self._outlast(answer, sending, started, timeout_s)
         finally:
-            for timer in timers:
-                timer.cancel()
             self._is_running = False
         duration = time.monotonic() - started
         if duration > LONG_S:
             self._set_pace(is_busy=False)
         return await self._result(frame, heard, duration)
+
+    async def _comes_soon(self, answer: asyncio.Future[dict[str, Any]], timeout_s: float) -> bool:
+        """Tell whether the answer comes while nobody else is waiting for this thread; if not, nobody waited for it."""
+        try:
+            return self._exchange.wait_briefly(answer, min(timeout_s, LONG_S))
+        except BaseException:  # which another thread may raise in this one
+            await self._give_up(answer)
+            raise
+
+    async def _outlast(
+        self,
+        answer: asyncio.Future[dict[str, Any]],
+        sending: Awaitable[None] | None,
+        started: float,
+        timeout_s: float,
+    ) -> dict[str, Any] | None:
+        """Wait for the answer by the clock; None when the session has ended without one."""
+        loop, passed_s = asyncio.get_running_loop(), time.monotonic() - started
+        timers = [
+            loop.call_later(LONG_S - passed_s, self._hurry),
+            loop.call_later(timeout_s - passed_s, self._interrupt, KillCause.TIMEOUT),
+        ]
+        try:
+            if sending is not None:
+                await sending
+            return await self._wait_for(answer)
+        except asyncio.CancelledError:
+            await self._give_up(answer)
+            raise
+        finally:
+            for timer in timers:
+                timer.cancel()
+
+    async def _give_up(self, answer: asyncio.Future[dict[str, Any]]) -> None:
+        """Do to a cell what a time-out does: it is interrupted, and killed only if it resists."""
+        self._interrupt(KillCause.CANCELLED)
+        await finish(self._wait_for(answer))
+        self._exchange.catch_up()
+        self._exchange.renew()
+        self._set_pace(is_busy=False)
 
     def _hurry(self) -> None:
         self._set_pace(is_busy=True)
@@ -274,7 +305,7 @@ class LivingSession(ABC):
             return Verdict(status=Status.OUTPUT_LIMIT, exit_code=INTERRUPTED, hits={"output": 1})
         if self._is_interrupted and code:
             return Verdict(status=Status.SIGNALED, exit_code=INTERRUPTED)
-        return Verdict(status=Status.ERROR if code else Status.OK, exit_code=code)
+        return Verdict(status=Status.ERROR, exit_code=code) if code else _OK
 
     def _last_verdict(self, seen: Observed) -> Verdict:
         """Judge a cell that ended its session."""
@@ -284,7 +315,7 @@ class LivingSession(ABC):
         meta: dict[str, Any] = {
             "runtime": self._language,
             "versions": {self._language: self.runtime},
-            "limits": self._limits.as_dict(),
+            "limits": {**self._told_limits},
             "duration": duration,
             **self._place(),
             "start": self.start,

@@ -30,6 +30,8 @@ class HeadTail:
 
     def kept(self) -> bytes:
         """Return everything, or head, a line that says how much is missing, and tail."""
+        if not self.total:
+            return b""
         if not self.is_truncated:
             return bytes(self._head + self._tail)
         head, tail = bytes(self._head[: self._half]), bytes((self._head + self._tail)[-self._half :])

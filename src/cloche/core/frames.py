@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .units import MIB
@@ -30,7 +30,7 @@ _DONE = re.compile(r"done ([0-9]{1,18}) ([0-9]{1,3})")
 
 def encode(message: Mapping[str, Any]) -> bytes:
     """Return `message` as one frame. Raises ValueError for what JSON cannot say and for more than 4 GiB."""
-    body = json.dumps(message, allow_nan=False, separators=(",", ":")).encode("ascii")
+    body = _as_json(message).encode("ascii")
     if len(body) >= 1 << (8 * _HEADER_BYTES):
         raise ValueError(f"a message of {len(body)} bytes does not fit a frame")
     return len(body).to_bytes(_HEADER_BYTES, "big") + body
@@ -48,9 +48,12 @@ class FrameReader:
         """Return what `data` completes. Raises ValueError for a frame that is too long or is no JSON object."""
         if self._is_broken:
             raise ValueError("this stream broke its protocol before")
-        self._buffer += data
         self._is_broken = True
-        found = self._take_frames()
+        if not self._buffer and _HEADER_BYTES < len(data) <= self._max_bytes and _is_one_frame(data):
+            found = [_decode(data[_HEADER_BYTES:])]  # as nearly all of them come
+        else:
+            self._buffer += data
+            found = self._take_frames()
         self._is_broken = False
         return found
 
@@ -69,12 +72,16 @@ class FrameReader:
         return found
 
 
+def _is_one_frame(data: bytes) -> bool:
+    return int.from_bytes(data[:_HEADER_BYTES], "big") == len(data) - _HEADER_BYTES
+
+
 def _decode(body: bytes) -> dict[str, Any]:
     """Return the object that one frame's body spells."""
     if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
         raise ValueError(f"a frame has more than {MAX_CONTAINERS} lists and objects")
     try:
-        message = json.loads(body.decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
+        message = _from_json(body.decode("utf-8"))
     except RecursionError:
         raise ValueError("a frame is nested too deeply") from None
     if not isinstance(message, dict):
@@ -93,6 +100,38 @@ def _finite(digits: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{digits[:40]} is no number a float can hold")
     return number
+
+
+# `json.dumps` and `json.loads` would make them, or parts of them, anew for every frame.
+_WRITER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+
+
+def _json_writer() -> Callable[[Mapping[str, Any]], str]:
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return _WRITER.encode
+    in_pieces = make(None, _WRITER.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False)
+
+    def write(message: Mapping[str, Any]) -> str:
+        try:
+            return "".join(in_pieces(message, 0))
+        except RecursionError:
+            return _WRITER.encode(message)  # which looks for what holds itself, and says so
+
+    return write
+
+
+_as_json = _json_writer()
+
+
+def _from_json(text: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return what a text spells. Raises ValueError."""
+    try:
+        value, end = _READER.scan_once(text, 0)
+    except StopIteration:
+        value, end = None, -1
+    return value if end == len(text) else _READER.decode(text)  # with blanks around it, or with what is wrong
 
 
 def _without_surrogates(value: Any) -> Any:  # noqa: ANN401 - any JSON

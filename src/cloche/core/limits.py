@@ -47,9 +47,10 @@ class Limits:
         return replace(self, **{name: min(getattr(self, name), most) for name, most in ceilings.items()})
 
     def as_dict(self) -> dict[str, float]:
-        return {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return {name: getattr(self, name) for name in _NAMES}
 
 
+_NAMES = tuple(spec.name for spec in fields(Limits))
 LEAST_MEMORY_BYTES = 16 * MIB
 
 

@@ -109,6 +109,8 @@ def flush(send: Send) -> None:
     One that cannot be drawn is reported as a traceback. One that was shown by name in this cell, and looks the same
     still, is not sent again.
     """
+    if not _shown and "matplotlib._pylab_helpers" not in sys.modules:
+        return
     pyplot = sys.modules.get("matplotlib.pyplot")
     managers: Any = getattr(getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None), "figs", None) or {}
     try:

@@ -24,6 +24,8 @@ READ_ONLY_TREES = ("/usr/", "/lib", "/opt/")
 KINDS = {0o140000: "a socket", 0o010000: "a pipe", 0o060000: "a device"}
 KIND, DIRECTORY, REGULAR, CHARACTER = 0o170000, 0o040000, 0o100000, 0o020000
 ACCESS_MODE = 3
+OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
+SHARED = tuple(f" {r}{w}{x}s " for r in "r-" for w in "w-" for x in "x-")  # how a line of maps says so
 
 
 class OpenFile:
@@ -123,15 +125,18 @@ def _name(pid: str) -> str:
 
 def _mappings() -> list[str]:
     """Name memory that is shared with whoever else maps it, and files of this home that are mapped."""
-    found = []
+    found: list[str] = []
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            words = line.split(maxsplit=5)
-            name = words[5].strip() if len(words) > 5 else ""
-            is_shared = words[1][3] == "s" and not name.startswith(READ_ONLY_TREES)
-            if is_shared or name.startswith(("/workspace", "/tmp", "/dev/shm")):
-                is_file = name.startswith("/") and name != "/dev/zero (deleted)"  # so the kernel names anonymous memory
-                found.append(f"the mapped file {name}" if is_file else "shared memory")
+        text = file.read()
+    if not (any(mark in text for mark in SHARED) or any(place in text for place in OWN_PLACES)):
+        return found
+    for line in text.splitlines():
+        words = line.split(maxsplit=5)
+        name = words[5].strip() if len(words) > 5 else ""
+        is_shared = words[1][3] == "s" and not name.startswith(READ_ONLY_TREES)
+        if is_shared or name.startswith(OWN_PLACES):
+            is_file = name.startswith("/") and name != "/dev/zero (deleted)"  # so the kernel names anonymous memory
+            found.append(f"the mapped file {name}" if is_file else "shared memory")
     return list(dict.fromkeys(found))
 
 

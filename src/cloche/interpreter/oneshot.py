@@ -394,8 +394,11 @@ def _report(error: BaseException) -> int:
 def flush() -> int:
     """Flush the standard streams; 120, as the interpreter says, when standard output does not take it."""
     failed = 0
-    now = (sys.stdout, sys.stderr)
-    for stream in (*now, *(one for one in (sys.__stdout__, sys.__stderr__) if not any(one is other for other in now))):
+    streams = [sys.stdout, sys.stderr]
+    for own in (sys.__stdout__, sys.__stderr__):
+        if own is not streams[0] and own is not streams[1]:
+            streams.append(own)
+    for stream in streams:
         try:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()

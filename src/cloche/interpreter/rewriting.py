@@ -40,6 +40,8 @@ def rewrite(source: str, lineno: int) -> str | None:
 
 def cell_magic(source: str) -> tuple[str, str, str] | None:
     """Take `%%name line` from the first line of a cell; return name, line and the rest, or None."""
+    if not source.lstrip().startswith("%%"):
+        return None
     import re
 
     text = re.sub(r"\r\n?", "\n", source)

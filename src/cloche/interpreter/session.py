@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
+from json import encoder as _encoder
 
 from . import forking, magics, oneshot, telling
 from .pretty import report
@@ -21,6 +23,7 @@ from .text import as_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, FrameType
     from typing import Any
 
@@ -51,6 +54,8 @@ class Session:
 
     def __init__(self, link: int, namespace: dict[str, Any]):
         self.link, self.namespace, self.pid = link, namespace, os.getpid()
+        self._waiting = select.poll()
+        self._waiting.register(link, select.POLLIN)
         self.is_running = False
         self.count = 0
         self.request_id = 0
@@ -151,7 +156,7 @@ class Session:
 
     def send(self, frame: dict[str, Any]) -> None:
         """Send one frame, whole."""
-        data = json.dumps(frame).encode()
+        data = _as_json(frame).encode()
         view = memoryview(len(data).to_bytes(4, "big") + data)
         while view:
             try:
@@ -160,23 +165,28 @@ class Session:
                 continue
 
     def receive(self) -> dict[str, Any] | None:
-        """Wait for a frame; None when the other end is gone."""
+        """Wait for a frame; None when the other end is gone.
+
+        Who sleeps in `poll` is not woken, as in `read`, when the other end takes what was sent.
+        """
+        self._waiting.poll()
         head = self._read(4)
         body = self._read(int.from_bytes(head, "big")) if head is not None else None
-        frame: dict[str, Any] | None = json.loads(body) if body is not None else None
+        frame: dict[str, Any] | None = _from_json(body.decode()) if body is not None else None
         return frame
 
     def _read(self, size: int) -> bytes | None:
-        data = bytearray()
-        while len(data) < size:
+        data = b""
+        while True:
             try:
                 piece = os.read(self.link, size - len(data))
             except ConnectionResetError:
                 return None
             if not piece:
                 return None
-            data += piece
-        return bytes(data)
+            data = data + piece if data else piece
+            if len(data) == size:
+                return data
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
         """Interrupt a cell; between two there is nothing to interrupt."""
@@ -203,7 +213,7 @@ class Session:
         if cell.data is not None:
             told["data"], told["metadata"] = as_text(cell.data), cell.metadata
         if text is not None and len(text) <= telling.MAX_VALUE_BYTES:
-            return {**told, "value": json.loads(text)}
+            return {**told, "value": cell.value}
         shown = (cell.data or {}).get("text/plain") or bundle(cell.value)[0]["text/plain"]
         return {**told, "value_repr": str(shown)[: telling.MAX_VALUE_BYTES]}
 
@@ -364,6 +374,25 @@ def _refuse_input(prompt: object = "") -> str:
     """Refuse to ask a human who is not there."""
     asked = f": {prompt!s}" if prompt else ""
     raise EOFError(f"input(){asked}: {NoInput.said}")
+
+
+def _json_writer() -> Callable[[Any], str]:
+    """Return what `json.dumps` would make anew for each frame; frames hold nothing that refers to itself."""
+    make = getattr(_encoder, "c_make_encoder", None)
+    if make is None:
+        return json.dumps
+    refuse = json.JSONEncoder().default
+    in_pieces = make(None, refuse, _encoder.encode_basestring_ascii, None, ": ", ", ", False, False, True)
+    return lambda value: "".join(in_pieces(value, 0))
+
+
+_as_json = _json_writer()
+_reader: Any = json.JSONDecoder()
+
+
+def _from_json(text: str) -> Any:
+    """Return what a text spells that begins with its object."""
+    return _reader.scan_once(text, 0)[0]
 
 
 def _runtime() -> str:

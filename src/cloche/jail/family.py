@@ -27,12 +27,13 @@ _signal: Any = __import__("_signal")  # `signal` would cost every run millisecon
 
 SIGINT, SIGKILL, SIGCONT, SIGSTOP = 2, 9, 18, 19
 STOP_PATIENCE_S, END_PATIENCE_S = 2.0, 10.0
-NAP_S = 0.0002
+NAP_S, LOOKS = 0.0002, 10  # how often to look before taking naps in between
 ORIGIN = 0
 PROCESSES_OF_A_NODE = 2
 URGENT = ("", "kill", "pace", "interrupt", "signal")
 SYSTEM = ("/usr/", "/lib", "/opt/")  # read-only mounts, of which a shared mapping tells nobody anything
 OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
+SHARED = tuple(f" {r}{w}{x}s " for r in "r-" for w in "w-" for x in "x-")  # how a line says so
 POWERS = ("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")
 
 
@@ -243,8 +244,7 @@ class Family:
                 raise FamilyError("a process that the session started is still running")
             if len(fresh) != len(body["clones"]):
                 raise FamilyError("a process that the session started is still running")
-            for pid in fresh:
-                _stop(pid)
+            _stop(*fresh)
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"])
                 self.nodes[clone["node"]] = Node(pid, parent, None)
@@ -331,9 +331,7 @@ class Family:
         node.is_frozen = True
         if node.parent is None:
             self._keep_origin(is_on=True)
-        if node.parent is not None:  # pid 1 of a clone is the guest's too
-            _stop(node.init)
-        _stop(guest)
+        _stop(*([node.init, guest] if node.parent is not None else [guest]))  # pid 1 of a clone is the guest's too
 
     def _thaw(self, node: Node) -> None:
         if any(one.parent is node for one in self.nodes.values()):
@@ -406,14 +404,19 @@ def _number_inside(pid: int) -> int:
     raise FamilyError("the kernel does not tell process numbers of namespaces")
 
 
-def _stop(pid: int) -> None:
-    """Stop a process, and wait until all its threads stand still."""
-    posix.kill(pid, SIGSTOP)
-    deadline = monotonic() + STOP_PATIENCE_S
-    while _state(pid) not in "Tt" or any(state not in "TtZX" for state in _states(pid)):
-        if monotonic() > deadline or _is_dead(pid):
-            raise FamilyError("a process of the session cannot be stopped")
-        ppoll((), NAP_S)
+def _stop(*pids: int) -> None:
+    """Stop processes, and wait until all their threads stand still."""
+    for pid in pids:
+        posix.kill(pid, SIGSTOP)
+    deadline, looks = monotonic() + STOP_PATIENCE_S, 0
+    for pid in pids:
+        while _state(pid) not in "Tt" or any(state not in "TtZX" for state in _states(pid)):
+            if monotonic() > deadline or _is_dead(pid):
+                raise FamilyError("a process of the session cannot be stopped")
+            looks += 1
+            if looks > LOOKS:
+                ppoll((), NAP_S)
+            posix.sched_yield()  # most stand still before a nap would be over
 
 
 def _state(pid: int) -> str:
@@ -467,10 +470,12 @@ def _check_rest(pid: int) -> None:
     powers = [line.split()[1] for line in _text(f"/proc/{pid}/status").splitlines() if line.startswith(POWERS)]
     if len(powers) != len(POWERS) or any(int(power, 16) for power in powers):
         raise FamilyError("the clone has kept capabilities")
-    maps = _text(f"/proc/{pid}/maps").splitlines()
+    maps = _text(f"/proc/{pid}/maps")
     if not maps:
         raise FamilyError("the clone's memory cannot be looked at")
-    for line in maps:
+    if not any(mark in maps for mark in (*SHARED, *OWN_PLACES)):
+        return  # as is usual: then no single line needs to be looked at
+    for line in maps.splitlines():
         words = line.split(maxsplit=5)
         name = words[5] if len(words) > 5 else ""
         if words[1][3] == "s" and not name.startswith(SYSTEM):

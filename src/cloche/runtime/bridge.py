@@ -115,6 +115,20 @@ def call(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return _Call(lambda _: make(), shared).wait()
 
 
+def call_promptly(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Do what `call` does, for a coroutine that hardly ever waits and, until then, does not ask for its task."""
+    shared = _shared_loop()
+    if here.may_run_a_loop():
+        try:
+            return here.begin_on(shared.take, shared.leave, make)
+        except here.Busy:
+            pass  # others have the turn
+        finally:
+            if shared.is_running_here():  # as in `call`
+                shared.leave()
+    return _Call(lambda _: make(), shared).wait()
+
+
 def call_delivering(make: Callable[[Deliver], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in the shared loop, outside of this thread, which waits for it and runs what is delivered."""
     return _Call(make, _shared_loop()).wait()

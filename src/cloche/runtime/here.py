@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextvars
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
+
+from .by_hand import Begun, TurnLoop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +60,7 @@ def may_run_a_loop() -> bool:
         return True
     handler = _signal.getsignal(_SIGINT)
     return (handler is signal.default_int_handler or not callable(handler)) and not any(
-        callable(_signal.getsignal(number)) for number in _SIGNALS
+        map(callable, map(_signal.getsignal, _SIGNALS))
     )
 
 
@@ -90,6 +93,34 @@ def run_on(
             raise Busy
         try:
             task = loop.create_task(function(*args, **kwargs))
+            interrupt.end(task, loop)
+            return _run_to_end(loop, task)
+        finally:
+            interrupt.let_go()
+            give_back(loop)
+    finally:
+        interrupt.stop()
+
+
+def begin_on(
+    take: Callable[[], TurnLoop | None],
+    give_back: Callable[[TurnLoop], None],
+    function: Callable[[], Coroutine[Any, Any, T]],
+) -> T:
+    """Do what `run_on` does, for a coroutine that hardly ever waits: it becomes a task only when it does."""
+    interrupt = _Interrupt()
+    try:
+        loop = take()
+        if loop is None:
+            raise Busy
+        try:
+            coroutine, context = function(), contextvars.copy_context()
+            try:
+                waits_for = context.run(loop.begin, coroutine)
+            except StopIteration as done:
+                found: T = done.value
+                return found
+            task = loop.create_task(Begun(coroutine, waits_for), context=context)
             interrupt.end(task, loop)
             return _run_to_end(loop, task)
         finally:

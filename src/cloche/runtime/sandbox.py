@@ -221,20 +221,22 @@ class AsyncSandbox:
 
     def screened(self, code: str, language: str) -> Sequence[Finding]:
         """Return what the screen finds in a session's cell. Raises PolicyDenied."""
+        if self.policy.screen == "off":
+            return ()
         with refusals(self._prepared.settings, language=language, code=code):
             return apply_screen(self.policy.screen, language, code)
 
-    async def run_cell(
+    def run_cell(
         self, run: Callable[[], Awaitable[Result]], code: str, language: str, env: Mapping[str, str], timeout_s: float
-    ) -> Result:
+    ) -> Awaitable[Result]:
         """Run a session's cell and record it, where anybody wants to know."""
-        if not is_wanted(self.audit):
-            return await run()
+        if not is_wanted(self._prepared.audit):
+            return run()
         execution = Execution(
             kind="cell", backend=self.backend, language=language, code=code, env=env, limits=self.limits,
             timeout_s=timeout_s, policy=self.policy,
         )  # fmt: skip
-        return await recorded(run, self.audit, execution)
+        return recorded(run, self.audit, execution)
 
     def adopt(self, session: AsyncSession, fork: OpenSession) -> AsyncSession:
         """Return the session of a fork, in a sandbox that closes with this one."""

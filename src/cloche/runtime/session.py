@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from types import TracebackType
@@ -60,7 +61,7 @@ class AsyncSession:
     ) -> None:
         self._sandbox, self._opened, self._env = sandbox, opened, env
         self._language, self._idle_timeout_s = language, idle_timeout_s
-        self._history: list[HistoryEntry] = []
+        self._history: deque[HistoryEntry] = deque(maxlen=MOST_KEPT)
         self._is_closed = self._is_expired = False
         self._running = 0
         self._last_used = time.monotonic()
@@ -172,11 +173,11 @@ class AsyncSession:
             await copy_out(result, out)
         return result
 
-    async def _run(self, code: str, timeout_s: float, sink: Sink | None) -> Result:
+    def _run(self, code: str, timeout_s: float, sink: Sink | None) -> Awaitable[Result]:
         opened = self._opened
         if sink is None:
-            return await opened.run(code, timeout_s=timeout_s, sink=discard)
-        return await with_sink(lambda guarded: opened.run(code, timeout_s=timeout_s, sink=guarded), sink)
+            return opened.run(code, timeout_s=timeout_s, sink=discard)
+        return with_sink(lambda guarded: opened.run(code, timeout_s=timeout_s, sink=guarded), sink)
 
     def stream(
         self,
@@ -230,7 +231,7 @@ class AsyncSession:
         twin = AsyncSession(
             sandbox, opened, language=self._language, env=self._env, idle_timeout_s=self._idle_timeout_s
         )
-        twin._history = list(self._history)
+        twin._history.extend(self._history)
         return twin
 
     def _forkable(self) -> SupportsFork:
@@ -284,7 +285,6 @@ class AsyncSession:
             code=code, status=str(result.status), summary=result.summary(max_chars=200), duration=result.duration
         )
         self._history.append(entry)
-        del self._history[:-MOST_KEPT]
 
     def _watch_idleness(self) -> None:
         """Look again when the session may have been idle for too long."""

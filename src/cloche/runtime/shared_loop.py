@@ -22,6 +22,8 @@ import selectors
 import threading
 import time
 
+from .by_hand import TurnLoop
+
 EXIT_PATIENCE_S = 5.0
 LONGEST_SLEEP_S = 24 * 3600.0  # as asyncio has it: the kernel counts milliseconds, and stops at 24 days
 CROWDED_S = 0.005  # for calls to be handed over, once one came while another was at work
@@ -43,7 +45,7 @@ class SharedLoop:
         with contextlib.ExitStack() as on_failure:
             selector = on_failure.enter_context(selectors.EpollSelector())
             self._inner = selector.fileno()
-            self.loop = asyncio.SelectorEventLoop(selector)
+            self.loop = TurnLoop(selector)
             on_failure.callback(self.loop.close)
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             on_failure.callback(os.close, self._bell)
@@ -53,7 +55,7 @@ class SharedLoop:
             self._keeper.start()
             on_failure.pop_all()
 
-    def take(self) -> asyncio.AbstractEventLoop | None:
+    def take(self) -> TurnLoop | None:
         """Take the turn and return the loop, for this thread to run until it leaves; None if others have it, or had."""
         if time.monotonic() < self._crowded_until:
             return None

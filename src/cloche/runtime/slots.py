@@ -11,10 +11,9 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import TracebackType
 
 RUNS_PER_CORE = 4
 # True in a blocking call from a thread whose own event loop runs, and so stands still meanwhile: the runs that hold
@@ -37,29 +36,22 @@ class Slots:
         self._free = count
         self._queue: deque[_Waiter] = deque()
 
-    @asynccontextmanager
-    async def hold(self) -> AsyncIterator[None]:
+    def hold(self) -> _Hold:
         """Wait for a slot, hold it for the body, then hand it to the oldest waiter."""
-        if blocks_a_loop.get():
-            yield
-            return
-        await self._acquire()
-        try:
-            yield
-        finally:
-            self._release()
+        return _Hold(self)
 
     @property
     def waiting(self) -> int:
         """Count the waiters."""
         return len(self._queue)
 
-    async def _acquire(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def acquire(self) -> None:
+        """Wait for a slot; whoever has one must release it."""
         with self._lock:
             if self._free > 0:  # implies an empty queue: a released slot goes to a waiter before it becomes free
                 self._free -= 1
                 return
+            loop = asyncio.get_running_loop()
             waiter = _Waiter(loop, loop.create_future())
             self._queue.append(waiter)
         try:
@@ -73,9 +65,10 @@ class Slots:
             if not waiter.is_granted:
                 self._queue.remove(waiter)
                 return
-        self._release()
+        self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Hand a slot to the oldest waiter."""
         while True:
             with self._lock:
                 if not self._queue:
@@ -85,6 +78,26 @@ class Slots:
                 waiter.is_granted = True
             if _wake(waiter):
                 return
+
+
+class _Hold:
+    """Hold a slot, as a block; a generator would take its time at every run."""
+
+    __slots__ = ("_is_held", "_slots")
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots, self._is_held = slots, False
+
+    async def __aenter__(self) -> None:
+        if not blocks_a_loop.get():
+            await self._slots.acquire()
+            self._is_held = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_held:
+            self._slots.release()
 
 
 def _wake(waiter: _Waiter) -> bool:

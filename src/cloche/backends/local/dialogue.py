@@ -16,7 +16,7 @@ from cloche.jail.syscalls import FORK_FLAGS
 
 from ..exchange import Codec, Exchange
 from ..noting import noted
-from .streams import StreamReader
+from .streams import StreamReader, ignore
 
 log = logging.getLogger("cloche.local")
 CHUNK_BYTES = 1 << 18
@@ -33,6 +33,7 @@ class Dialogue(Exchange):
         self._readers: dict[Stream, StreamReader] = {}
         self.born: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.wait_status: int | None = None
+        self._is_caught_up = False  # the answer was heard, and with it that the pipes are empty
         try:
             self._guest.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             for stream in ("stdout", "stderr"):
@@ -49,7 +50,7 @@ class Dialogue(Exchange):
             ours,
             limit=limits.output_bytes,
             flood_limit=limits.flood_bytes,
-            on_chunk=lambda _: None,
+            on_chunk=ignore,
             on_flood=lambda: self.on_flood(),  # noqa: PLW0108 - a clone's is put in place later
         )
         reader.listen()
@@ -115,8 +116,17 @@ class Dialogue(Exchange):
     def is_truncated(self) -> bool:
         return any(reader.output.is_truncated for reader in self._readers.values())
 
+    def wait_briefly(self, answer: asyncio.Future[dict[str, Any]], seconds: float) -> bool:
+        # All that is ready is heard of at once, so that pipes of which nothing was heard before the answer are empty.
+        is_there = super().wait_briefly(answer, seconds)
+        self._is_caught_up = is_there and not any(reader.output.total for reader in self._readers.values())
+        return is_there
+
     def catch_up(self) -> None:
         """Read what is in the pipes now."""
+        if self._is_caught_up:
+            self._is_caught_up = False
+            return
         for reader in self._readers.values():
             reader.finish()
 
@@ -161,7 +171,9 @@ class Dialogue(Exchange):
 
     def _take(self, frame: dict[str, Any]) -> None:
         kind = frame.get("op")
-        if kind == "born" and not self.born.done():
+        if kind == "done":
+            super()._take(frame)
+        elif kind == "born" and not self.born.done():
             self.born.set_result(frame)
         elif kind == "gone" and isinstance(frame.get("wait_status"), int):
             self.wait_status = frame["wait_status"] & 0xFFFF
@@ -181,5 +193,5 @@ def _name(fd: int, kind: str) -> str:
 
 def _hand_on(stream: Stream, sink: Sink) -> Callable[[bytes], None]:
     if sink is discard:
-        return lambda _: None
+        return ignore
     return lambda data: sink(OutputChunk(stream=stream, data=data))

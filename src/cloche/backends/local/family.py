@@ -80,6 +80,7 @@ class Family:
         self._request_id = 1 << 40  # above the numbers of cells
         self._turn = asyncio.Lock()
         self._until = 0.0
+        self._rehousing: Mapping[str, Any] | None = None
 
     async def clone(self, parent: Node, new_dialogue: Callable[[], Dialogue]) -> Node:
         """Stop `parent`, which may be stopped, and return a clone that goes on.
@@ -113,6 +114,8 @@ class Family:
             for kind in kinds:  # one after the other: the interpreter can clone itself once at a time
                 node = await self._bear(parent, new_dialogue(), is_fork=kind is Kind.FORK)
                 nodes.append(node)
+            for node in nodes:
+                await self._is_born(node)
             await self._settle(parent, nodes, kinds)
         except BaseException:
             for node in nodes:
@@ -123,13 +126,14 @@ class Family:
         return nodes
 
     async def _bear(self, parent: Node, dialogue: Dialogue, *, is_fork: bool) -> Node:
-        """Let one clone be born, which waits for its home."""
+        """Let one clone be made; it says when it is born, and waits for its home."""
         self._last += 1
         node = Node(self._last, parent, dialogue, parent.workspace.twin(), is_fork=is_fork)
         try:
-            if is_fork and self.spec.cgroup is not None:
-                await self._ask("group", {"cgroup": self._cgroup()}, clone=node.number)
-            await self._ask("arm", node=parent.number)
+            orders = [self._ask("arm", node=parent.number)]
+            if is_fork and self.spec.cgroup is not None:  # first: it takes longest, beside all the rest
+                orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
+            await asyncio.gather(*orders)
             self._request_id += 1
             asked = await parent.dialogue.ask_for_clone(self._request_id, dialogue)
             await self._first_of(asked, parent.dialogue.lost, self.end)
@@ -139,9 +143,6 @@ class Family:
             if error is not None:
                 why = str(error.get("message"))[:2000] if isinstance(error, dict) else "no reason"
                 raise InvalidRequest(f"this session cannot be cloned: it has {why}")
-            await self._first_of(dialogue.born, self.end)
-            if not dialogue.born.done():
-                raise StartFailed(f"a clone of the session was born and did not live{_last_words(dialogue)}")
         except BaseException:
             self.kill(node)
             self.connection.tell("disarm", id=0)
@@ -149,6 +150,12 @@ class Family:
             raise
         self.nodes[node.number] = node
         return node
+
+    async def _is_born(self, node: Node) -> None:
+        born = node.dialogue.born
+        await self._first_of(born, self.end)
+        if not born.done():
+            raise StartFailed(f"a clone of the session was born and did not live{_last_words(node.dialogue)}")
 
     async def _settle(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[Kind]) -> None:
         """Stop the parent, give the clones their homes, and let them go on, but for a reserve."""
@@ -172,8 +179,10 @@ class Family:
             await self._is_ready(node)
 
     def _steps(self) -> Mapping[str, Any]:
-        outside, inside = compile_rehousing(self.spec)
-        return {"outside": outside, "inside": inside}
+        if self._rehousing is None:
+            outside, inside = compile_rehousing(self.spec)
+            self._rehousing = {"outside": outside, "inside": inside}
+        return self._rehousing
 
     async def _is_ready(self, node: Node) -> None:
         await self._first_of(node.dialogue.ready, node.dialogue.lost, self.end)

@@ -201,9 +201,7 @@ class LocalOpenSandbox:
         return dataclasses.replace(self._enforcement, hits=hits) if hits else self._enforcement
 
     async def collected(self) -> Collection | None:
-        """Look at the workspace after a cell; None when there is nothing to see."""
-        if self.workspace.is_untouched():
-            return None
+        """Look at the workspace after a cell; None when it is gone."""
         async with self._turn:
             return await self.workspace.collected({}) if self.workspace.fd >= 0 else None
 

@@ -73,7 +73,8 @@ class LocalSession(LivingSession):
         await self._await_ready(family.end)
 
     async def _prepare(self) -> None:
-        await self._go_on()
+        if self._node.reserve is not None:
+            await self._go_on()
 
     async def _go_on(self) -> None:
         """Go on where this session goes on after a fork."""
@@ -258,7 +259,7 @@ class LocalSession(LivingSession):
         return as_lost(decide(seen))
 
     async def _changes(self) -> Changes:
-        found = await self._sandbox.collected()
+        found = None if self._sandbox.workspace.is_untouched() else await self._sandbox.collected()
         if found is None:
             return _NONE
         return Changes(records=found.changed, skipped=found.skipped, save=self._sandbox.saver(found))

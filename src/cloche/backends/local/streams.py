@@ -44,7 +44,9 @@ class StreamReader:
 
     def renew(self) -> None:
         """Begin anew with what comes from now on, for a stream that outlives a run."""
-        self.output, self._on_chunk = HeadTail(self.output.limit), _ignore
+        self._on_chunk = ignore
+        if self.output.total:
+            self.output = HeadTail(self.output.limit)
 
     def hand_on_to(self, on_chunk: Callable[[bytes], None]) -> None:
         """Hand on what comes, and first what has come since it began anew."""
@@ -97,5 +99,5 @@ class StreamReader:
             self.ended.set_result(None)
 
 
-def _ignore(data: bytes) -> None:
+def ignore(data: bytes) -> None:
     """Keep a chunk nowhere else than in the bounded buffer."""

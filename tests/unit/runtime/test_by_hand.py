@@ -1,0 +1,184 @@
+"""A coroutine that is run by hand until it has to wait, and becomes a task only then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cloche.runtime import bridge, here
+from cloche.runtime.by_hand import Begun, TurnLoop
+from cloche.runtime.shared_loop import SharedLoop
+from tests.interrupts import interrupted
+
+LONG_S = 20.0
+word: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="")
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedLoop]:
+    """Give a shared loop of this test's own, and take away the handler with which the test runner ends what hangs."""
+    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    made = SharedLoop()
+    monkeypatch.setattr(bridge, "_shared", made)
+    yield made
+    made.close()
+    signal.signal(signal.SIGALRM, before)
+
+
+def _wait(seconds: float, future: asyncio.Future[Any]) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, TurnLoop)
+    loop.wait_briefly(seconds, future, loop.create_future())
+
+
+async def _answered(delay_s: float, wait_s: float) -> tuple[bytes, bool]:
+    """Return what somebody sends, and whether a task was needed to hear it."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    heard: asyncio.Future[bytes] = loop.create_future()
+
+    def hear() -> None:
+        loop.remove_reader(ours)
+        heard.set_result(ours.recv(10))
+
+    with ours, theirs:
+        loop.add_reader(ours, hear)
+        timer = threading.Timer(delay_s, theirs.send, (b"word",))
+        timer.start()
+        _wait(wait_s, heard)
+        is_heard = heard.done()
+        data = await heard
+        assert is_heard == (asyncio.current_task() is None)
+        timer.join()
+        return data, is_heard
+
+
+def test_what_comes_soon_needs_no_task() -> None:
+    """It is heard where it is waited for, and the loop never runs."""
+    assert bridge.call_promptly(lambda: _answered(0.01, LONG_S)) == (b"word", True)
+
+
+def test_what_takes_longer_goes_on_as_a_task() -> None:
+    """With what it knew, and in the context that it had begun in."""
+
+    async def work() -> tuple[str, bool]:
+        word.set("kept")
+        found = await _answered(0.05, 0.001)
+        return word.get(), found[1]
+
+    assert bridge.call_promptly(work) == ("kept", False)
+    assert word.get() == ""
+
+
+def test_others_need_not_wait_for_it() -> None:
+    """Who asks the loop for something meanwhile is heard at once, and so is a timer that is due."""
+
+    async def set_timer() -> None:
+        asyncio.get_running_loop().call_later(0.05, rang.set)
+
+    async def work() -> float:
+        begun = time.monotonic()
+        _wait(LONG_S, asyncio.get_running_loop().create_future())
+        waited = time.monotonic() - begun
+        await asyncio.sleep(0)
+        return waited
+
+    rang = threading.Event()
+    bridge.call(set_timer)
+    assert bridge.call_promptly(work) < LONG_S / 2
+    assert rang.wait(LONG_S)
+    another = threading.Timer(0.05, lambda: bridge.call(lambda: asyncio.sleep(0)))
+    another.start()
+    assert bridge.call_promptly(work) < LONG_S / 2
+    another.join(LONG_S)
+    assert not another.is_alive()
+
+
+def test_a_loop_that_runs_does_not_stand_still() -> None:
+    """In a task there is nothing to wait for by hand."""
+
+    async def work() -> None:
+        _wait(LONG_S, asyncio.get_running_loop().create_future())
+
+    begun = time.monotonic()
+    bridge.call(work)
+    assert time.monotonic() - begun < LONG_S / 2
+
+
+def test_failures_come_out_of_either_half() -> None:
+    """What a coroutine raises is raised, before it waits and after."""
+
+    async def fail(pause_s: float | None) -> None:
+        if pause_s is not None:
+            await asyncio.sleep(pause_s)
+        raise ValueError("no")
+
+    for pause_s in (None, 0, 0.001):
+        with pytest.raises(ValueError, match="no"):
+            bridge.call_promptly(lambda: fail(pause_s))  # noqa: B023
+
+
+def test_ctrl_c_ends_what_it_waits_for() -> None:
+    """The cancellation arrives where the coroutine waits, and its own waiting afterwards is waited for."""
+    said: list[str] = []
+
+    async def work() -> None:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        _wait(0.1, asyncio.get_running_loop().create_future())
+        try:
+            await asyncio.sleep(LONG_S)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+            said.append("cancelled")
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        bridge.call_promptly(work)
+    assert said == ["cancelled"]
+    assert bridge.call_promptly(lambda: _answered(0, LONG_S))[0] == b"word"
+
+
+@pytest.mark.parametrize("module", [bridge, here], ids=["bridge", "here"])
+def test_ctrl_c_at_any_moment_leaves_the_turn_free(module: ModuleType) -> None:
+    """Wherever it comes, it is raised, and the next call finds the loop as it was."""
+
+    async def work() -> int:
+        await asyncio.sleep(0)
+        return threading.get_ident()
+
+    number, came = 0, True
+    while came:
+        number += 1
+        came, was_raised = interrupted(module, number, lambda: bridge.call_promptly(work))
+        assert was_raised == came, f"at instruction {number}"
+        assert any(bridge.call_promptly(work) == threading.get_ident() for _ in range(1000)), f"at {number}"
+    assert number > 10
+
+
+def test_what_was_begun_and_never_goes_on_is_closed() -> None:
+    """A coroutine that was given up ends as any other does."""
+    ended: list[bool] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            ended.append(True)
+
+    loop = TurnLoop(selectors.EpollSelector())
+    coroutine = work()
+    waits_for = loop.begin(coroutine)
+    Begun(coroutine, waits_for).close()
+    loop.close()
+    assert ended == [True]
