@@ -105,6 +105,11 @@ class LivingSession(ABC):
         return self._end is not None and not self._end.done() and not self._exchange.lost.done()
 
     @property
+    def why_ended(self) -> str:
+        """Say how it ended, as far as that is known; empty while it lives."""
+        return "" if self.is_alive else self._why().strip(" ()")
+
+    @property
     def has_ended(self) -> bool:
         """Tell whether no process of it is left: one that has only closed its link may still be at work."""
         return self.is_closed or self._end is None or self._end.done()
