@@ -17,6 +17,7 @@ from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
+from cloche.agent.answering import Answer
 from cloche.agent.arguments import read_arguments
 from cloche.agent.catalog import TOOLS, Tool
 from cloche.agent.exports import (
@@ -28,7 +29,7 @@ from cloche.agent.exports import (
     openai_tools,
     plain_functions,
 )
-from cloche.agent.toolbox import Answer, Toolbox
+from cloche.agent.toolbox import Toolbox
 from cloche.agent.wording import Image
 
 pytestmark = pytest.mark.once
