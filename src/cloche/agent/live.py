@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.result import Result
 from cloche.runtime.sandbox import AsyncSandbox
 from cloche.runtime.session import AsyncSession
@@ -109,14 +109,12 @@ class Interpreters:
     ) -> Ran:
         """Run code; with `is_kept` in the interpreter that goes on, where its language has one."""
         async with self._turn:
-            why_not = ""
-            if is_kept and language in self._languages:
-                if language not in self._lacking:
-                    try:
-                        return await self._go_on(sandbox, code, language, timeout_s, restart=restart)
-                    except _NoneHere as error:
-                        why_not = str(error.__cause__)
-                why_not = why_not or self._lacking[language]
+            why_not = self._lacking.get(language, "") if is_kept and not restart else ""
+            if is_kept and language in self._languages and not why_not:
+                try:
+                    return await self._go_on(sandbox, code, language, timeout_s, restart=restart)
+                except _NoneHere as error:
+                    why_not = str(error.__cause__)
             result = await sandbox.run(code, language=language, timeout=timeout_s)
             if why_not:
                 self._lacking[language] = why_not  # now that runs work: a backend that is gone may come back
@@ -130,8 +128,8 @@ class Interpreters:
         async with self._share.room.stay(one):
             try:
                 is_new, why = await one.begin(sandbox, restart=restart)
-            except BackendUnavailable as error:
-                if one.has_begun:
+            except (BackendUnavailable, StartFailed) as error:
+                if one.has_begun:  # what earlier calls defined would be given up without a word
                     raise
                 raise _NoneHere from error
             result = await one.run(code, timeout_s)
@@ -159,4 +157,7 @@ def _gone(language: str, why: str) -> str:
 
 def _nothing_kept(language: str, why: str) -> str:
     told = clip(why, most=MOST_REASON_CHARS)
-    return f"[No {language} interpreter can be kept here, so each call begins anew; files are still there. ({told})]"
+    return (
+        f"[No {language} interpreter can be kept here, so each call begins anew; files are still there. "
+        f"({told} Or try again with restart.)]"
+    )

@@ -292,12 +292,14 @@ class Toolbox:
         code: str,
         language: str = "python",
         timeout: float = 30,  # noqa: ASYNC109
-        **more: bool,
+        *,
+        restart: bool = False,
     ) -> dict[str, Any]:
         """Run code, and return `output` (what a model is told), stdout, stderr, value, status and exit_code.
 
         With `live` there is `state`, too, and `restart=True` begins with a new interpreter.
         """
+        more = {"restart": True} if restart else {}
         answer = await self.call("run_code", {"code": code, "language": language, "timeout": timeout, **more})
         told: dict[str, Any] = {"output": answer.text, "is_error": answer.is_error}
         if answer.result is not None:
@@ -307,11 +309,12 @@ class Toolbox:
             told["state"] = answer.state
         return told
 
-    async def run_python_code(self, code: str, timeout: float = 30, **more: bool) -> str:  # noqa: ASYNC109
+    async def run_python_code(self, code: str, timeout: float = 30, *, restart: bool = False) -> str:  # noqa: ASYNC109
         """Run Python, and return what it printed, or `Error (exit_code=N):` and what it said on standard error.
 
         With `live` it says first what is to be known of the interpreter; `restart=True` begins with a new one.
         """
+        more = {"restart": True} if restart else {}
         answer = await self.call("run_python_code", {"code": code, "timeout": timeout, **more})
         result = answer.result
         if result is None:
