@@ -317,6 +317,31 @@ def test_history_is_kept(session: Session) -> None:
     assert session.history[2].summary.endswith("a")
 
 
+def test_history_is_bounded_in_characters_too(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest cells go first, and the last one stays, however long it is."""
+    monkeypatch.setattr("cloche.runtime.session.MOST_KEPT_CHARS", 6)
+    for code in ("1", "22", "333", "4444444"):
+        session.run(code)
+    assert [entry.code for entry in session.history] == ["4444444"]
+    session.run("55")
+    assert [entry.code for entry in session.history] == ["55"]
+
+
+def test_an_interpreter_can_be_ended_and_begun_again(session: Session) -> None:
+    """It says why it is gone; history and workspace stay, and nothing of what it knew."""
+    session.run("x = 1; open('kept', 'w').close()")
+    assert session.why_ended == ""
+    session.end()
+    assert not session.is_alive
+    with pytest.raises(cloche.InvalidRequest, match="has ended"):
+        session.run("1")
+    session.restart()
+    assert session.run("import os; ['x' in globals(), os.listdir()]").value == [False, ["kept"]]
+    session.run("os._exit(5)")
+    assert session.why_ended == "it has ended (error, exit code 5)"
+    assert len(session.history) == 3
+
+
 def test_an_unused_session_expires() -> None:
     """It ends by itself, says why, and can be begun anew; a cell that runs is use."""
     with cloche.Sandbox() as sandbox:
@@ -325,6 +350,7 @@ def test_an_unused_session_expires() -> None:
         deadline = time.monotonic() + 60
         while session.is_alive and time.monotonic() < deadline:
             time.sleep(0.1)
+        assert session.why_ended == "it was not used for 1 s"
         with pytest.raises(cloche.InvalidRequest, match="has expired"):
             session.run("1")
         session.restart()
