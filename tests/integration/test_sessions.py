@@ -253,6 +253,33 @@ def test_interrupted_and_cancelled_from_another_task() -> None:
 
 
 @pytest.mark.parametrize(
+    ("language", "first", "code", "last"),
+    [
+        ("python", "x = 1", "while True: pass", "print(x)"),
+        ("javascript", "x = 1", "while (true) {}", "console.log(x)"),
+        ("bash", "x=1", "while true; do :; done", "echo $x"),
+    ],
+)
+def test_a_cell_that_is_cancelled_as_it_begins_keeps_the_state(language: str, first: str, code: str, last: str) -> None:
+    """An interrupt that comes before the interpreter has heard of the cell is not lost."""
+
+    async def scenario() -> None:
+        async with cloche.AsyncSandbox() as sandbox:
+            session = await sandbox.session(language)
+            await session.run(first)
+            for _ in range(10):
+                begun = asyncio.Event()
+                running = asyncio.ensure_future(session.run(code, on_event=lambda _, set_=begun.set: set_()))
+                await asyncio.wait_for(begun.wait(), 60)
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+            assert (await session.run(last)).stdout == "1\n"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
     ("code", "status", "exit_code"),
     [
         ("import os; os._exit(4)", "error", 4),
