@@ -229,8 +229,13 @@ class Session:
         return self._session.is_alive
 
     @property
+    def why_ended(self) -> str:
+        """Say why the next run will not find the state of the last one, as far as that is known; empty if it will."""
+        return self._session.why_ended
+
+    @property
     def history(self) -> tuple[HistoryEntry, ...]:
-        """Return what was run, oldest first: the last thousand cells."""
+        """Return what was run, oldest first: the last thousand cells, of four million characters at most."""
         return self._session.history
 
     def run(
@@ -272,8 +277,12 @@ class Session:
         """Begin again with an interpreter that knows nothing; the workspace and the history stay."""
         bridge.call(self._session.restart)
 
+    def end(self) -> None:
+        """End the interpreter and everything it started, as an idle time-out does; `restart` begins again."""
+        bridge.call(self._session.end)
+
     def close(self) -> None:
-        """End the interpreter and everything it started; the sandbox and its workspace stay."""
+        """End the interpreter for good, and everything it started; the sandbox and its workspace stay."""
         bridge.call(self._session.close)
 
     def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:

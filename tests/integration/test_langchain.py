@@ -18,8 +18,9 @@ from langchain_tests.integration_tests import ToolsIntegrationTests
 from langchain_tests.unit_tests import ToolsUnitTests
 
 import cloche
+from cloche.agent.answering import Answer
 from cloche.agent.approval import ApprovalRequest, Decided, Decision, auto
-from cloche.agent.toolbox import Answer, Toolbox
+from cloche.agent.toolbox import Toolbox
 from cloche.integrations.langchain import langchain_tools, run_code_tool
 
 pytestmark = pytest.mark.once
@@ -149,6 +150,20 @@ def test_any_name_of_an_argument_is_the_models_mistake() -> None:
     model = Scripted(calls=[{"name": "run_code", "args": {"self": 1, "code": "1"}, "id": "1", "type": "tool_call"}])
     ask(model, approve=auto("high"))
     assert "there is no argument 'self'" in str(model.heard[0].content)
+
+
+def test_what_a_call_defined_is_there_in_the_next_where_the_toolbox_is_told_so() -> None:
+    """The tool then has `restart` besides, in its schema, too."""
+
+    async def main() -> list[Any]:
+        async with Toolbox(approve=auto("high"), live=True) as tools:
+            tool = run_code_tool(tools)
+            assert tool.args["restart"]["type"] == "boolean"
+            calls: list[dict[str, Any]] = [{"code": "x = 20"}, {"code": "x + 1"}]
+            calls.append({"code": "'x' in globals()", "restart": True})
+            return [await tool.ainvoke(call) for call in calls]
+
+    assert asyncio.run(main())[1:] == ["[value]\n21", "[value]\nfalse"]
 
 
 def test_a_figure_is_an_image_block() -> None:

@@ -27,8 +27,10 @@ from tests.mcp_clients import (
     images_of,
     no,
     run,
+    seen,
     text_of,
     token_file,
+    until,
     yes,
 )
 
@@ -150,26 +152,6 @@ def test_a_client_that_cannot_ask_is_refused(place: Place, tmp_path: Path) -> No
     at_both(work)
 
 
-def _seen(word: str) -> list[int]:
-    """Return the processes of this machine, in sandboxes or not, whose command line has a word."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and word.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-async def _until(there: Callable[[], Any], seconds: float = 20) -> Any:
-    """Wait until something is so, and return it."""
-    end = time.monotonic() + seconds
-    while not (found := there()) and time.monotonic() < end:  # noqa: ASYNC110 - other processes tell no one
-        await asyncio.sleep(0.05)
-    return found
-
-
 def test_a_cancelled_call_kills_its_code(place: Place) -> None:
     """What a call runs, in a sandbox or on the host, is there while it runs and gone when the client gives it up."""
 
@@ -178,10 +160,10 @@ def test_a_cancelled_call_kills_its_code(place: Place) -> None:
             for tool in ("os_execute_sandboxed", "os_execute"):
                 word = f"4{time.monotonic_ns() % 10**9}.5"
                 call = asyncio.ensure_future(client.call_tool(tool, {"command": f"sleep {word} & wait"}))
-                assert await _until(lambda word=word: _seen(word)), call
+                assert await until(lambda word=word: seen(word)), call
                 call.cancel()
                 await asyncio.wait({call})
-                assert await _until(lambda word=word: not _seen(word))
+                assert await until(lambda word=word: not seen(word))
             after = await client.call_tool("run_python_code", {"code": "print('still here')"})
             assert text_of(after) == "still here"
 
@@ -401,9 +383,9 @@ def test_a_session_that_ends_takes_its_code_along(over_http: Place) -> None:
             client.headers["mcp-session-id"] = begun.headers["mcp-session-id"]
             await client.post(over_http.url, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
             calling = asyncio.ensure_future(answer_when_asked(client))
-            assert await _until(lambda: _seen(word))
+            assert await until(lambda: seen(word))
             assert (await client.delete(over_http.url)).status_code == 200
-            assert await _until(lambda: not _seen(word))
+            assert await until(lambda: not seen(word))
             assert (await client.post(over_http.url, json={**call, "id": 3})).status_code == 404
             calling.cancel()
             await asyncio.wait({calling})

@@ -253,6 +253,33 @@ def test_interrupted_and_cancelled_from_another_task() -> None:
 
 
 @pytest.mark.parametrize(
+    ("language", "first", "code", "last"),
+    [
+        ("python", "x = 1", "while True: pass", "print(x)"),
+        ("javascript", "x = 1", "while (true) {}", "console.log(x)"),
+        ("bash", "x=1", "while true; do :; done", "echo $x"),
+    ],
+)
+def test_a_cell_that_is_cancelled_as_it_begins_keeps_the_state(language: str, first: str, code: str, last: str) -> None:
+    """An interrupt that comes before the interpreter has heard of the cell is not lost."""
+
+    async def scenario() -> None:
+        async with cloche.AsyncSandbox() as sandbox:
+            session = await sandbox.session(language)
+            await session.run(first)
+            for _ in range(10):
+                begun = asyncio.Event()
+                running = asyncio.ensure_future(session.run(code, on_event=lambda _, set_=begun.set: set_()))
+                await asyncio.wait_for(begun.wait(), 60)
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+            assert (await session.run(last)).stdout == "1\n"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
     ("code", "status", "exit_code"),
     [
         ("import os; os._exit(4)", "error", 4),
@@ -317,6 +344,31 @@ def test_history_is_kept(session: Session) -> None:
     assert session.history[2].summary.endswith("a")
 
 
+def test_history_is_bounded_in_characters_too(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest cells go first, and the last one stays, however long it is."""
+    monkeypatch.setattr("cloche.runtime.session.MOST_KEPT_CHARS", 6)
+    for code in ("1", "22", "333", "4444444"):
+        session.run(code)
+    assert [entry.code for entry in session.history] == ["4444444"]
+    session.run("55")
+    assert [entry.code for entry in session.history] == ["55"]
+
+
+def test_an_interpreter_can_be_ended_and_begun_again(session: Session) -> None:
+    """It says why it is gone; history and workspace stay, and nothing of what it knew."""
+    session.run("x = 1; open('kept', 'w').close()")
+    assert session.why_ended == ""
+    session.end()
+    assert not session.is_alive
+    with pytest.raises(cloche.InvalidRequest, match="has ended"):
+        session.run("1")
+    session.restart()
+    assert session.run("import os; ['x' in globals(), os.listdir()]").value == [False, ["kept"]]
+    session.run("os._exit(5)")
+    assert session.why_ended == "it has ended (error, exit code 5)"
+    assert len(session.history) == 3
+
+
 def test_an_unused_session_expires() -> None:
     """It ends by itself, says why, and can be begun anew; a cell that runs is use."""
     with cloche.Sandbox() as sandbox:
@@ -325,6 +377,7 @@ def test_an_unused_session_expires() -> None:
         deadline = time.monotonic() + 60
         while session.is_alive and time.monotonic() < deadline:
             time.sleep(0.1)
+        assert session.why_ended == "it was not used for 1 s"
         with pytest.raises(cloche.InvalidRequest, match="has expired"):
             session.run("1")
         session.restart()

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 import cloche
+from cloche.agent.answering import Answer
 from cloche.agent.approval import ApprovalRequest, Decision, auto
 from cloche.agent.catalog import TOOLS
 from cloche.agent.exports import answer_anthropic, answer_openai, anthropic_tools, openai_tools
-from cloche.agent.toolbox import Answer, Toolbox
+from cloche.agent.toolbox import Toolbox
 from cloche.agent.wording import MOST_CHARS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import cloche
+from cloche.agent.answering import Answer
 from cloche.agent.approval import ApprovalEvent, ApprovalRequest, Approver, Decision
 from cloche.agent.exports import answer_openai
-from cloche.agent.toolbox import Answer, Toolbox
+from cloche.agent.toolbox import Toolbox
 from cloche.agent.wording import MOST_IMAGE_BYTES
 from cloche.core.capabilities import Capabilities
 from cloche.core.levels import Level

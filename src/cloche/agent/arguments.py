@@ -9,7 +9,9 @@ from cloche.core.errors import InvalidRequest
 
 from .catalog import Tool
 
-_KINDS: Mapping[str, tuple[type, ...]] = {"string": (str,), "number": (int, float), "integer": (int,)}
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,),
+}  # fmt: skip
 
 
 def read_arguments(tool: Tool, arguments: object) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def _read(tool: Tool, name: str, schema: Mapping[str, Any], arguments: Mapping[s
     if name not in arguments:
         raise InvalidRequest(f"{tool.name}: the argument {name!r} is missing")
     value, kinds = arguments[name], _KINDS[schema["type"]]
-    if isinstance(value, bool) or not isinstance(value, kinds):
+    if isinstance(value, bool) is not (bool in kinds) or not isinstance(value, kinds):
         raise InvalidRequest(f"{tool.name}: {name} must be of type {schema['type']}, not {type(value).__name__}")
     if "enum" in schema and value not in schema["enum"]:
         raise InvalidRequest(f"{tool.name}: {name} {value!r} is not one of: {', '.join(schema['enum'])}")

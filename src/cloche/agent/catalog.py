@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +83,8 @@ _TIMEOUT = {
 }
 _PATH = _text("A path relative to the workspace, or below /memory or /configs.")
 _CODE = _text("The whole program. What it prints is returned, and the value of its last expression.")
+_ANEW = "Each call begins anew: variables and imports of earlier ones are not there."
+_LIVE_CODE = "The code of this call. What it prints is returned, and the value of its last expression."
 _ALL, _CODE_TIERS, _HOST_TIERS = (1, 2, 3, 4), (3, 4), (4,)
 _SANDBOXED = (
     "It runs in a sandbox: no network, no access to host files or to anything but the workspace, "
@@ -94,6 +96,13 @@ _ON_HOST: Mapping[Deed, str] = {
     Deed.RUN: "Run a program on the host itself, with no sandbox, and get what it prints. "
     "A human approves and confirms each call.",
     Deed.SHELL: "Run one bash command on the host itself, with no sandbox. A human approves and confirms each call.",
+}
+
+
+_RESTART = {
+    "type": "boolean",
+    "description": "Begin with a new interpreter: what earlier calls defined is gone, files stay.",
+    "default": False,
 }
 
 
@@ -184,8 +193,8 @@ def tools_of(tier: int) -> tuple[Tool, ...]:
     return tuple(tool for tool in TOOLS.values() if number in tool.tiers)
 
 
-def tool_named(name: str, tier: int) -> Tool:
-    """Return a tool of a tier by its name, or by its `wire_name`.
+def tool_named(name: str, tier: int, among: Iterable[Tool] | None = None) -> Tool:
+    """Return a tool of a tier by its name, or by its `wire_name`; `among` has the tier's tools as they are told.
 
     Raises InvalidRequest, which says which tiers have it, or which tools there are.
     """
@@ -195,15 +204,34 @@ def tool_named(name: str, tier: int) -> Tool:
     tool = TOOLS.get(name) or next((one for one in TOOLS.values() if one.wire_name == name), None)
     if tool is None:
         raise InvalidRequest(f"there is no tool {name!r}; tier {tier} has: {', '.join(one.name for one in have)}")
-    if tool not in have:
+    if tool not in have:  # by the table: how it is told makes no difference
         tiers = " and ".join(map(str, tool.tiers))
         raise InvalidRequest(f"tier {tier} has no tool {name!r}: it is for tier {tiers}; choose that with tier=")
-    return tool
+    return next((one for one in among or () if one.name == tool.name), tool)
 
 
 def told_on_host(tool: Tool) -> Tool:
     """Return a tool as it is described where the code that it runs has the host to itself."""
     return replace(tool, description=_ON_HOST.get(tool.deed, tool.description))
+
+
+def told_live(tool: Tool, languages: Collection[str]) -> Tool:
+    """Return a tool as it is where interpreters of some languages go on between calls."""
+    living = [name for name in tool.languages if name in languages]
+    if tool.deed is not Deed.RUN:
+        return tool
+    if not living:
+        return replace(tool, description=f"{tool.description} {_ANEW}")
+    named = " and ".join(filter(None, (", ".join(living[:-1]), living[-1])))
+    others = " Other languages begin anew with each call." if len(living) < len(tool.languages) else ""
+    told = (
+        f" In {named} so are variables, functions and imports: the interpreter goes on from call to call, also after "
+        f"an error or a time-out, until restart; when it is gone, the answer says why.{others}"
+    )
+    code = {**_CODE, "description": _LIVE_CODE}
+    return replace(
+        tool, description=tool.description + told, properties={**tool.properties, "code": code, "restart": _RESTART}
+    )
 
 
 def risk_of(tool: Tool, *, is_on_host: bool) -> Risk:

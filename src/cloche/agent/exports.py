@@ -7,15 +7,16 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
+from .answering import Answer
 from .catalog import Tool
-from .toolbox import Answer, Toolbox
+from .toolbox import Toolbox
 from .wording import clip, sendable
 
 Tools = Toolbox | Iterable[Tool]
 ToolFunction = Callable[..., Awaitable[str]]
 # What OpenAI's strict mode takes of a property's schema, besides `type`, which may then be null.
 _STRICT_KEYS = ("description", "enum", "minimum", "exclusiveMinimum")
-_TYPES: Mapping[str, type] = {"string": str, "number": float, "integer": int}
+_TYPES: Mapping[str, type] = {"string": str, "number": float, "integer": int, "boolean": bool}
 
 
 class Dumps(Protocol):

@@ -27,6 +27,8 @@ def rules_in_words(request: ApprovalRequest) -> str:
         told.append(f"at most {limits['timeout_s']:g} s")
     if isinstance(limits.get("memory_bytes"), int):
         told.append(f"{limits['memory_bytes'] >> 20} MiB of memory")
+    if isinstance(interpreter := request.rules.get("interpreter"), str):
+        told.append(f"an interpreter that {interpreter}")
     return ", ".join(told)
 
 

@@ -16,37 +16,35 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, Unpack
 
 from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest, SandboxFileError
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import DEFAULT_LANGUAGES, Policy
-from cloche.core.protocols import Backend
-from cloche.core.result import Result
-from cloche.core.tiers import TIERS, parse_tier
 from cloche.core.units import MIB
 from cloche.runtime import bridge
 from cloche.runtime.audit import Audit, acting
-from cloche.runtime.options import SandboxOptions, given
+from cloche.runtime.options import SandboxOptions
 from cloche.runtime.recording import Execution, recorded
 from cloche.runtime.sandbox import AsyncSandbox
-from cloche.runtime.settings import Settings, load_settings
 
+from .answering import Answer, Keep, answer_of
 from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Gate, deny
 from .arguments import read_arguments
-from .catalog import Deed, Tool, risk_of, told_on_host, tool_named, tools_of
+from .catalog import Deed, Tool, risk_of, told_live, told_on_host, tool_named, tools_of
 from .host import run_on_host
+from .live import Interpreters, Ran
 from .risk import Risk
+from .room import Room, Share
 from .roots import Roots
 from .telling import record_decision, told_model, traced_call
-from .wording import MOST_CHARS, MOST_IMAGES, Image, clip, images_of, sendable, value_text, what_happened
+from .tiers import level_of, settings_of, tier_of, with_tier
+from .wording import MOST_CHARS, clip, sendable, what_happened
 
-DEFAULT_TIER = 3
 MOST_READ_BYTES = 4 * MIB
 OUTPUTS = "tool-outputs"  # the folder of the workspace that holds what was too long to be told
 WORKSPACE = "/workspace"
@@ -55,25 +53,14 @@ WORKSPACE = "/workspace"
 log = logging.getLogger("cloche.agent")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Hold what a model is told of one call: text of bounded length, and figures.
-
-    `is_error` says that the call did not do what was asked. `result` is the run's, for the program around the model.
-    """
-
-    text: str
-    images: tuple[Image, ...] = ()
-    is_error: bool = False
-    result: Result | None = None
-
-
 class Toolbox:
     """Call the tools of a tier.
 
     `approve` decides about HIGH and CRITICAL calls, and is waited for `patience_s` seconds; without it they are denied.
     `roots` maps `/memory` and `/configs` to host folders that the file tools may use, instead of those that are
-    configured. `on_event` hears of approvals; with `audit=True` they are recorded, and so is what runs.
+    configured. `on_event` hears of approvals; with `audit=True` they are recorded, and so is what runs. With `live`
+    interpreters go on between calls, where the sandbox can keep them: True keeps them for this toolbox alone,
+    `room.share_of(owner)` in a `Room` that several share.
     Raises InvalidRequest for settings that do not fit, as `AsyncSandbox` does.
     """
 
@@ -84,28 +71,41 @@ class Toolbox:
         patience_s: float = PATIENCE_S,
         roots: Mapping[str, str | PathLike[str]] | None = None,
         on_event: Callable[[ApprovalEvent], None] = lambda _: None,
+        live: bool | Share = False,
         **options: Unpack[SandboxOptions],
     ):
-        self.tier = _tier_of(options)
+        self.tier = tier_of(options)
         self.tools = tools_of(self.tier)
         self._gate = Gate(approve, patience_s=patience_s, on_event=self._heard)
         self._on_event = on_event
-        self._roots = Roots.configured(_settings_of(options)) if roots is None else Roots(roots)
-        self._sandbox = AsyncSandbox(**_with_tier(options, self.tier))
+        self._roots = Roots.configured(settings_of(options)) if roots is None else Roots(roots)
+        self._sandbox = AsyncSandbox(**with_tier(options, self.tier))
         if self._sandbox.policy.languages == DEFAULT_LANGUAGES:  # nobody chose: `code.execute` brings its own
             options["languages"] = (*DEFAULT_LANGUAGES, "csharp")
-            self._sandbox = AsyncSandbox(**_with_tier(options, self.tier))
+            self._sandbox = AsyncSandbox(**with_tier(options, self.tier))
         if self._sandbox.policy.trusted:
             raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
-        self._given_level = _level_of(options.get("backend"))
+        self._given_level = level_of(options.get("backend"))
         if self._is_on_host:
             self.tools = tuple(map(told_on_host, self.tools))
+        self._live = self._interpreters(live)
         self._stack = AsyncExitStack()
         self._opening, self._editing = asyncio.Lock(), asyncio.Lock()
         self._running: set[asyncio.Task[Answer]] = set()
         self._is_open = self._has_sandbox = self._is_blocking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls = 0
+
+    def _interpreters(self, live: bool | Share) -> Interpreters | None:
+        """Return what keeps interpreters, and tell the tools so; on the host nothing goes on between two approvals."""
+        if live is False:
+            return None
+        if live is not True and not isinstance(live, Share):
+            raise InvalidRequest(f"live: {live!r} keeps no interpreters; give True, or room.share_of(owner)")
+        languages = () if self._is_on_host else self._sandbox.session_languages
+        self.tools = tuple(told_live(tool, languages) for tool in self.tools)
+        share = live if isinstance(live, Share) else Room().share_of(None)
+        return Interpreters(share, languages) if languages else None
 
     async def __aenter__(self) -> Self:
         if self._is_open:
@@ -124,6 +124,8 @@ class Toolbox:
             if running:
                 await asyncio.wait(running)
         finally:
+            if self._live is not None:
+                self._live.forget()
             await self._stack.__aexit__(kind, error, trace)
 
     def __enter__(self) -> Self:
@@ -180,7 +182,7 @@ class Toolbox:
 
     def risk(self, name: str) -> Risk:
         """Return the risk of a tool here. Raises InvalidRequest for one that this tier does not have."""
-        return self._risk(tool_named(name, self.tier))
+        return self._risk(tool_named(name, self.tier, self.tools))
 
     def has_root(self, path: str) -> bool:
         """Tell whether a path is below a folder of the host that the file tools may use."""
@@ -194,7 +196,7 @@ class Toolbox:
         return self._gate.would_ask(self._request(*self._read(name, arguments)))
 
     def _read(self, name: str, arguments: Mapping[str, Any] | None) -> tuple[Tool, dict[str, Any]]:
-        tool = tool_named(name, self.tier)
+        tool = tool_named(name, self.tier, self.tools)
         return tool, read_arguments(tool, {} if arguments is None else arguments)
 
     def _request(self, tool: Tool, read: Mapping[str, Any]) -> ApprovalRequest:
@@ -285,26 +287,44 @@ class Toolbox:
                 failed(str(answer.result.status) if answer.result else "error")
             return answer
 
-    async def run_code(self, code: str, language: str = "python", timeout: float = 30) -> dict[str, Any]:  # noqa: ASYNC109
-        """Run code, and return `output` (what a model is told), stdout, stderr, value, status and exit_code."""
-        answer = await self.call("run_code", {"code": code, "language": language, "timeout": timeout})
+    async def run_code(
+        self,
+        code: str,
+        language: str = "python",
+        timeout: float = 30,  # noqa: ASYNC109
+        *,
+        restart: bool = False,
+    ) -> dict[str, Any]:
+        """Run code, and return `output` (what a model is told), stdout, stderr, value, status and exit_code.
+
+        With `live` there is `state`, too, and `restart=True` begins with a new interpreter.
+        """
+        more = {"restart": True} if restart else {}
+        answer = await self.call("run_code", {"code": code, "language": language, "timeout": timeout, **more})
         told: dict[str, Any] = {"output": answer.text, "is_error": answer.is_error}
         if answer.result is not None:
             kept = answer.result.as_dict()
             told |= {name: kept[name] for name in ("stdout", "stderr", "value", "status", "exit_code", "files")}
+        if self._live is not None:
+            told["state"] = answer.state
         return told
 
-    async def run_python_code(self, code: str, timeout: float = 30) -> str:  # noqa: ASYNC109
-        """Run Python, and return what it printed, or `Error (exit_code=N):` and what it said on standard error."""
-        answer = await self.call("run_python_code", {"code": code, "timeout": timeout})
+    async def run_python_code(self, code: str, timeout: float = 30, *, restart: bool = False) -> str:  # noqa: ASYNC109
+        """Run Python, and return what it printed, or `Error (exit_code=N):` and what it said on standard error.
+
+        With `live` it says first what is to be known of the interpreter; `restart=True` begins with a new one.
+        """
+        more = {"restart": True} if restart else {}
+        answer = await self.call("run_python_code", {"code": code, "timeout": timeout, **more})
         result = answer.result
         if result is None:
             return answer.text
+        note = f"{answer.note}\n" if answer.note else ""
         if result.ok:
-            return clip(result.stdout)
+            return note + clip(result.stdout)
         limits = self.limits.with_changes(timeout_s=self._timeout_s({"timeout": timeout}))
         happened = what_happened(result, limits)
-        return f"Error (exit_code={result.exit_code}): {clip(result.stderr)}\n{happened}".rstrip()
+        return f"{note}Error (exit_code={result.exit_code}): {clip(result.stderr)}\n{happened}".rstrip()
 
     def _rules(self, tool: Tool) -> dict[str, Any]:
         """Say what will hold, for who approves it and for what is remembered."""
@@ -317,6 +337,7 @@ class Toolbox:
             "runs_on": self._sandbox.backend,
             "policy": dataclasses.asdict(self._sandbox.policy),
             "limits": limits,
+            **({"interpreter": "goes on between calls"} if "restart" in tool.properties else {}),
         }
 
     async def _opened(self) -> AsyncSandbox:
@@ -329,52 +350,44 @@ class Toolbox:
 
     async def _run(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         sandbox, timeout_s = await self._opened(), self._timeout_s(read)
-        if tool.deed is Deed.SHELL:
-            result = await sandbox.run(read["command"], language="bash", timeout=timeout_s)
+        is_shell = tool.deed is Deed.SHELL
+        code = read["command"] if is_shell else read["code"]
+        language = "bash" if is_shell else read.get("language", tool.languages[0])
+        if self._live is None:
+            ran = Ran(result=await sandbox.run(code, language=language, timeout=timeout_s))
         else:
-            language = read.get("language", tool.languages[0])
-            result = await sandbox.run(read["code"], language=language, timeout=timeout_s)
-        return await self._answer(result, self.limits.with_changes(timeout_s=timeout_s), is_kept=True)
+            ran = await self._live.run(
+                sandbox, code, language, timeout_s=timeout_s, is_kept=not is_shell, restart=read.get("restart", False)
+            )
+        return await answer_of(ran, self.limits.with_changes(timeout_s=timeout_s), self._keeper())
 
     async def _run_on_host(self, _: Tool, read: Mapping[str, Any]) -> Answer:
         limits = self.limits.with_changes(timeout_s=self._timeout_s(read))
         running = partial(run_on_host, read["shell"], read["command"], limits)
         told = Execution(kind="host", backend="host", language=read["shell"], code=read["command"], limits=limits)
         result = await recorded(running, self.audit, told)
-        return await self._answer(result, limits, is_kept=False)
+        return await answer_of(Ran(result=result), limits, _keep_nothing)
 
     def _timeout_s(self, read: Mapping[str, Any]) -> float:
         """Return a run's time-out: what was asked for, and never more than the operator allows."""
         return float(min(read["timeout"], self.limits.timeout_s))
 
-    async def _answer(self, result: Result, limits: Limits, *, is_kept: bool) -> Answer:
+    def _keeper(self) -> Keep:
+        """Return what keeps in the workspace what is too long to be told of one call."""
         self._calls += 1
         number = self._calls
-        parts = []
-        for stream, text in (("stdout", result.stdout), ("stderr", result.stderr)):
-            where = await self._kept(f"{OUTPUTS}/{number}.{stream}.txt", text) if is_kept else ""
-            if text.strip():
-                label = "" if stream == "stdout" else "[stderr]\n"
-                parts.append(label + clip(text.rstrip("\n"), where=where))
-        if value := value_text(result):
-            parts.append(f"[value]\n{clip(value)}")
-        if happened := what_happened(result, limits):
-            parts.append(happened)
-        images, left_out = images_of(result)
-        if left_out:
-            parts.append(f"Figures left out: {left_out}. Show up to {MOST_IMAGES} small ones of a usual format.")
-        text = "\n".join(parts) or ("It showed a figure." if images else "It ended well, and printed nothing.")
-        return Answer(text=text, images=images, is_error=not result.ok, result=result)
 
-    async def _kept(self, path: str, text: str) -> str:
-        """Keep what is too long to be told in the workspace, and return its path there."""
-        if len(text) <= MOST_CHARS:
-            return ""
-        try:
-            await self._sandbox.write_file(path, text)
-        except ClocheError:  # a full workspace, say: then there is no full text
-            return ""
-        return path
+        async def keep(stream: str, text: str) -> str:
+            if len(text) <= MOST_CHARS:
+                return ""
+            path = f"{OUTPUTS}/{number}.{stream}.txt"
+            try:
+                await self._sandbox.write_file(path, text)
+            except ClocheError:  # a full workspace, say: then there is no full text
+                return ""
+            return path
+
+        return keep
 
     async def _read_file(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         text = await self._text(tool, read["path"])
@@ -440,40 +453,6 @@ class Toolbox:
             await (await self._opened()).write_file(_inside(tool, path), data)
 
 
-def _tier_of(options: SandboxOptions) -> int:
-    """Return the tier that is asked for, else the configured one; but the host's only when it is asked for here."""
-    asked = options.get("tier")
-    if asked is not None:
-        return parse_tier(asked, name="tier")
-    return min(_settings_of(options).tier or DEFAULT_TIER, DEFAULT_TIER)
-
-
-def _settings_of(options: SandboxOptions) -> Settings:
-    return load_settings({name: value for name, value in given(options).items() if not _is_object(name, value)})
-
-
-def _is_object(name: str, value: object) -> bool:
-    return name == "backend" and not isinstance(value, str)
-
-
-def _with_tier(options: SandboxOptions, tier: int) -> SandboxOptions:
-    """Return the options of a tier's sandbox. Tiers without code have a workspace all the same, for files alone."""
-    found = options.copy()
-    found["tier"] = tier
-    if not TIERS[tier].runs_code:
-        found["tier"] = None
-        if _settings_of(found).tier is not None:  # a configured one would hold: no code runs in either
-            found["tier"] = DEFAULT_TIER
-    return found
-
-
-def _level_of(backend: object) -> Level | None:
-    """Return the level that a backend of the caller's own says it has; None for the named ones."""
-    if backend is None or isinstance(backend, str):
-        return None
-    return cast("Backend", backend).capabilities().level
-
-
 def _inside(tool: Tool, path: str) -> str:
     """Return a path relative to the workspace. Raises InvalidRequest for any other absolute one."""
     if path == WORKSPACE or path.startswith(f"{WORKSPACE}/"):
@@ -485,6 +464,11 @@ def _inside(tool: Tool, path: str) -> str:
     if path.startswith("/"):
         raise InvalidRequest(f"{tool.name}: {path} is not in the workspace; give a path relative to it")
     return path
+
+
+async def _keep_nothing(_: str, __: str) -> str:
+    """Keep nothing of what runs on the host: it has no workspace."""
+    return ""
 
 
 _DEEDS: Mapping[Deed, Callable[[Toolbox, Tool, Mapping[str, Any]], Awaitable[Answer]]] = {

@@ -22,12 +22,15 @@ MOST_IMAGE_BYTES = 3_750_000  # 5 MB as base64, which providers take at most
 MOST_IMAGES_BYTES = 8 * MIB  # of one call
 
 _WORDS: Mapping[Status, Callable[[Result, Limits], str]] = {
-    Status.TIMEOUT: lambda _, limits: f"Killed after {limits.timeout_s:g} s; split the work or raise timeout.",
-    Status.OUT_OF_MEMORY: lambda _, limits: (
-        f"Killed: it used more than {limits.memory_bytes // MIB} MiB of memory; work on less data at once."
+    Status.TIMEOUT: lambda result, limits: (
+        f"{_ended(result)} after {limits.timeout_s:g} s; split the work or raise timeout."
     ),
-    Status.OUTPUT_LIMIT: lambda _, limits: (
-        f"Killed: it printed more than {limits.flood_bytes // MIB} MiB; print a summary, or write to a file."
+    Status.OUT_OF_MEMORY: lambda result, limits: (
+        f"Killed: it used more than {limits.memory_bytes // MIB} MiB of memory"
+        f"{', with what earlier calls had left there' if 'state' in result.meta else ''}; work on less data at once."
+    ),
+    Status.OUTPUT_LIMIT: lambda result, limits: (
+        f"{_ended(result)}: it printed more than {limits.flood_bytes // MIB} MiB; print a summary, or write to a file."
     ),
     Status.PIDS_LIMIT: lambda _, limits: f"It wanted more than {limits.pids} processes and threads; use fewer.",
     Status.DISK_LIMIT: lambda _, limits: (
@@ -36,6 +39,11 @@ _WORDS: Mapping[Status, Callable[[Result, Limits], str]] = {
     Status.SIGNALED: lambda result, _: f"It was ended by signal {result.exit_code - 128}.",
     Status.DENIED: lambda _, __: "The rules of this sandbox do not allow what it tried; do it in another way.",
 }
+_LOST = (
+    "The interpreter ended with it, and what earlier calls defined is gone; files are still there. The next call "
+    "begins in a new one."
+)
+_STILL_THERE = "The interpreter goes on, with what earlier calls defined."
 # What a message of the program's own means here, where that is not plain.
 _HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), hint)
@@ -84,7 +92,20 @@ def what_happened(result: Result, limits: Limits) -> str:
         said.append(f"It ended with exit code {result.exit_code}.")
     if status is not Status.OK:
         said += [hint for pattern, hint in _HINTS if pattern.search(result.stderr)]
+    if result.meta.get("state") == "lost":
+        said.append(_LOST)
+    elif words and _is_kept(result):
+        said.append(_STILL_THERE)
     return " ".join(said)
+
+
+def _is_kept(result: Result) -> bool:
+    return result.meta.get("state") == "kept"
+
+
+def _ended(result: Result) -> str:
+    """Say how what went on for too long was ended: a session's cell is interrupted, as by Ctrl-C."""
+    return "Interrupted" if _is_kept(result) else "Killed"
 
 
 def images_of(result: Result) -> tuple[tuple[Image, ...], int]:

@@ -29,6 +29,7 @@ from .waiting import finish
 
 INTERRUPT_PATIENCE_S = 3.0
 AGAIN_S = 0.5  # between one interrupt and the next, where one may not be enough
+HEARING_S = 0.02  # after which an interpreter has usually begun with a cell
 LONG_S = 0.01  # a cell that takes longer has its memory watched closely
 DRAIN_S = 0.3
 START_PATIENCE_S = 60.0
@@ -45,7 +46,7 @@ class LivingSession(ABC):
         self._turn = asyncio.Lock()
         self._cause: KillCause | None = None
         self._is_interrupted = self._is_running = self.is_closed = False
-        self._request_id = 0
+        self._request_id, self._started = 0, 0.0
         self._verdict: Verdict | None = None
         self._slowness = 1.0  # how many times longer than usual all takes there, as far as patience goes
         self.start = "cold"
@@ -107,6 +108,11 @@ class LivingSession(ABC):
         return self._end is not None and not self._end.done() and not self._exchange.lost.done()
 
     @property
+    def why_ended(self) -> str:
+        """Say how it ended, as far as that is known; empty while it lives."""
+        return "" if self.is_alive else self._why().strip(" ()")
+
+    @property
     def has_ended(self) -> bool:
         """Tell whether no process of it is left: one that has only closed its link may still be at work."""
         return self.is_closed or self._end is None or self._end.done()
@@ -146,7 +152,7 @@ class LivingSession(ABC):
         self._cause, self._is_interrupted, self._is_running = None, False, True
         exchange = self._exchange
         heard = exchange.begin(sink)
-        started = time.monotonic()
+        started = self._started = time.monotonic()
         try:
             sink(Started())
             answer, sending = exchange.ask(self._request_id, code)
@@ -229,9 +235,24 @@ class LivingSession(ABC):
         if not self._is_running:
             return
         self._cause = self._cause or cause
-        self._signal_all(self._request_id, self._interrupts.first)
+        self._signal_soon()
         patience_s = INTERRUPT_PATIENCE_S * self._slowness
         asyncio.get_running_loop().call_later(patience_s, self._lose_patience, self._request_id)
+
+    def _signal_soon(self) -> None:
+        """Interrupt a cell that the interpreter has heard of: before, an interrupt is for nothing, and ignored.
+
+        When that is, nobody says. So it is given a moment; and a cell that was young is interrupted once more, where
+        interrupts are not repeated anyway.
+        """
+        loop, age_s = asyncio.get_running_loop(), time.monotonic() - self._started
+        hearing_s, words = HEARING_S * self._slowness, self._interrupts
+        if age_s < hearing_s:
+            loop.call_later(hearing_s - age_s, self._signal_all, self._request_id, words.first)
+        else:
+            self._signal_all(self._request_id, words.first)
+        if age_s < AGAIN_S and not words.again:
+            loop.call_later(hearing_s + AGAIN_S, self._signal_all, self._request_id, words.first)
 
     def _signal_all(self, request_id: int, words: tuple[Word, ...]) -> None:
         if not words or not self._is_running or self._request_id != request_id:

@@ -264,6 +264,9 @@ def mcp(
     root: Annotated[
         list[str] | None, typer.Option(metavar="/memory=DIR", help="A folder for the file tools. Repeatable.")
     ] = None,
+    interpreters: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How many go on between calls at once; 0: each call begins anew.")
+    ] = 16,
     backend: BackendName = None,
     prefer: Preference = None,
     image: Image = None,
@@ -304,7 +307,8 @@ def mcp(
             over_http=over_http, host=host, port=port, path=path, token_file=token_file,
             allowed_hosts=tuple(allow_host or ()), allowed_origins=tuple(allow_origin or ()), approve=approve,
             approvals=approvals, patience_s=parse_duration(patience, name="patience"), tools=tuple(tool or ()),
-            roots=read_roots(tuple(root or ())), options=with_backend(options, no_sandbox=no_sandbox),
+            roots=read_roots(tuple(root or ())), interpreters=interpreters,
+            options=with_backend(options, no_sandbox=no_sandbox),
         )  # fmt: skip
         return serve_mcp(command, debug=sandbox_debug)
 

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloche.agent.answering import Answer
 from cloche.agent.approval import PATIENCE_S, ApprovalRequest, Approver, Decision, auto, check_patience
 from cloche.agent.catalog import Tool, risk_of, told_on_host, tools_of
 from cloche.agent.exports import anthropic_tools, openai_response_tools, openai_tools
 from cloche.agent.plainly import plain
 from cloche.agent.risk import Risk
-from cloche.agent.toolbox import DEFAULT_TIER, Answer, Toolbox
+from cloche.agent.tiers import DEFAULT_TIER
+from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
 from cloche.runtime.options import SandboxOptions
 

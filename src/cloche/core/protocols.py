@@ -76,6 +76,11 @@ class OpenSession(Protocol):
         """Tell whether it can still run anything."""
         ...
 
+    @property
+    def why_ended(self) -> str:
+        """Say how it ended, as far as that is known; empty while it lives."""
+        ...
+
     async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
         """Run one cell. What outlives the time-out is interrupted, and its state kept if it lets itself be."""
         ...
@@ -121,6 +126,15 @@ class SupportsSessions(Protocol):
 
     async def open_session(self, language: str, env: Mapping[str, str]) -> OpenSession:
         """Start an interpreter in this sandbox's workspace. Raises BackendUnavailable for a language without one."""
+        ...
+
+
+@runtime_checkable
+class SupportsSessionNames(Protocol):
+    """Be a backend whose sandboxes keep interpreters alive, and say so before one is opened."""
+
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions; what is missing in a sandbox is an error when one is opened."""
         ...
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 from pydantic import BaseModel, Field
 
-from cloche.agent.toolbox import Answer
+from cloche.agent.answering import Answer
 from cloche.agent.wording import MOST_CHARS, clip, sendable, value_text
 from cloche.core.result import Result
 
@@ -33,6 +33,10 @@ class Ran(Told):
     value: Any = Field(default=None, description="The value of the last expression: as JSON, else its representation.")
     value_is_repr: bool = Field(default=False, description="Whether value is a representation.")
     duration_s: float = Field(description="Seconds of wall clock.")
+    state: str = Field(
+        description="What became of what earlier calls defined: it was kept, it is new (this call began in a new "
+        "interpreter, which goes on), it is lost (the interpreter ended with this call), or none is ever kept."
+    )
     truncated: bool = Field(description="Whether output was left out.")
     figures: int = Field(description="How many images come with it.")
     backend: str = Field(description="What it ran on.")
@@ -81,6 +85,7 @@ def _ran(answer: Answer, result: Result) -> Ran:
         value=value,
         value_is_repr=value_is_repr,
         duration_s=result.duration,
+        state=answer.state,
         truncated=result.truncated,
         figures=len(answer.images),
         backend=str(result.meta.get("backend", "")),

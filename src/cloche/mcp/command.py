@@ -16,6 +16,7 @@ from typing import Any
 from cloche.agent.approval import Approver, auto, deny
 from cloche.agent.plainly import plain
 from cloche.agent.queue import ApprovalQueue
+from cloche.agent.room import MOST_INTERPRETERS
 from cloche.core.errors import InvalidRequest
 from cloche.runtime.options import SandboxOptions
 
@@ -42,6 +43,7 @@ class McpCommand:
     approvals: str | None = None
     patience_s: float = 300.0
     tools: tuple[str, ...] = ()
+    interpreters: int = MOST_INTERPRETERS
     roots: Mapping[str, str] = field(default_factory=dict)
     options: SandboxOptions = field(default_factory=SandboxOptions)
 
@@ -62,7 +64,8 @@ def serve(command: McpCommand) -> int:
     tokens = read_tokens(command.token_file) if command.over_http else ()
     server = create_server(
         approve=approver_of(command), patience_s=command.patience_s, roots=command.roots or None,
-        tools=command.tools or None, tokens=tokens, is_single_client=not command.over_http, **command.options,
+        tools=command.tools or None, tokens=tokens, interpreters=command.interpreters,
+        is_single_client=not command.over_http, **command.options,
     )  # fmt: skip
     if not command.over_http:
         from .stdio import serve_stdio

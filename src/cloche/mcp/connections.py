@@ -10,11 +10,13 @@ import asyncio
 import resource
 from typing import Any, cast
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_CONNECTIONS = 512
 MOST_BACKLOG = 128
 HEAD_S = 15.0  # a client that has not sent the head of a request by then will not
+BODY_S = 60.0  # nor the rest of it by then: 4 MiB at most, which is 70 kB a second
 
 
 def most_connections() -> int:
@@ -33,11 +35,13 @@ def _share(part: int, most: int) -> int:
 
 
 class BoundedProtocol(H11Protocol):
-    """Speak HTTP on one connection of not too many; one that stays without a request is closed."""
+    """Speak HTTP on one connection of not too many; one that stays without a request, or within one, is closed."""
 
     most: int = MOST_CONNECTIONS
     head_s: float = HEAD_S
+    body_s: float = BODY_S
     _looking: asyncio.TimerHandle | None = None
+    _receiving: asyncio.TimerHandle | None = None  # while a body comes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         is_one_too_many = len(self.connections) >= self.most
@@ -48,9 +52,21 @@ class BoundedProtocol(H11Protocol):
             self._look_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        for timer in (self._looking, self._receiving):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Take what came, and bound the time between the head of a request and its end, however it trickles in."""
+        before: Any = self.cycle
+        super().handle_events()
+        is_receiving = self.conn.their_state is h11.SEND_BODY
+        if self._receiving is not None and (not is_receiving or self.cycle is not before):
+            self._receiving.cancel()
+            self._receiving = None
+        if is_receiving and self._receiving is None:
+            self._receiving = self.loop.call_later(self.body_s, self.transport.close)
 
     def _look_later(self) -> None:
         self._looking = self.loop.call_later(self.head_s, self._look, self._idle_after())

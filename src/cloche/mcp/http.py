@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
 from mcp.server.mcpserver import MCPServer
-from mcp.server.streamable_http import EventStore
+from mcp.server.streamable_http import EventStore, StreamableHTTPServerTransport
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
@@ -23,7 +24,8 @@ from starlette.responses import JSONResponse, Response
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 
 from .connections import backlog, bounded
-from .sessions import IDLE_S, MOST_SESSIONS
+from .sessions import IDLE_S, MOST_SESSIONS, share
+from .tokens import StaticTokens
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 FAREWELL_S = 1
@@ -70,12 +72,31 @@ def create_app(
         streamable_http_path=path, transport_security=security, session_idle_timeout=idle_s, max_sessions=most_sessions,
         host=host, event_store=event_store, retry_interval=retry_interval_ms,
     )  # fmt: skip
+    share_sessions(server, most_sessions)
     if allowed_origins:  # else no page of another origin gets so far
         app.add_middleware(
             CORSMiddleware, allow_origins=list(allowed_origins), allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"], expose_headers=["Mcp-Session-Id"],
         )  # fmt: skip
     return app
+
+
+def share_sessions(server: MCPServer[Any], most: int) -> None:
+    """Let each of several tokens open as many of the old revisions' sessions as is its share, and no more.
+
+    The manager of the protocol package counts them all together, and has no other place to ask.
+    """
+    verifier = server._token_verifier
+    if not isinstance(verifier, StaticTokens) or verifier.count < 2:
+        return
+    manager, most_each = server.session_manager, share(most, verifier.count)
+    admit = manager._admit_session
+
+    def admit_within_share(requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        has = sum(owner == requestor for owner in manager._session_owners.values())
+        return admit(requestor) if has < most_each else None
+
+    manager._admit_session = admit_within_share  # type: ignore[method-assign]
 
 
 def _check_names(hosts: Sequence[str], origins: Sequence[str]) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import anyio
 from mcp.server.mcpserver import Context
 
-from cloche.agent.toolbox import Answer, Toolbox
+from cloche.agent.answering import Answer
+from cloche.agent.toolbox import Toolbox
 
 TICK_S = 1.0
 

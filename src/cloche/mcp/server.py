@@ -17,19 +17,20 @@ from cloche import __version__
 from cloche.agent.approval import PATIENCE_S, ApprovalEvent, Approver, check_patience
 from cloche.agent.catalog import Tool, tool_named
 from cloche.agent.risk import Risk
+from cloche.agent.room import MOST_INTERPRETERS, Room, Share
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
 from cloche.runtime.options import SandboxOptions
 
 from .approvals import NotedStates, Spent, answered
-from .sessions import IDLE_S, MOST_SESSIONS, Sessions
+from .sessions import IDLE_S, MOST_SESSIONS, Sessions, share
 from .tokens import StaticTokens
 from .tools import Serving, offered, session_tools
 
 INSTRUCTIONS = (
     "Runs code in a sandbox that has no access to this machine's files. Running code may have to be approved by the "
-    "user. Files stay in the workspace of a session: without one, they may be gone after a call; open_session opens "
-    "one, and its handle is passed as `session`."
+    "user. Files stay in the workspace of a session, and so does what code defined, where run_code says so: without a "
+    "session they may be gone after a call; open_session opens one, and its handle is passed as `session`."
 )
 
 
@@ -42,6 +43,7 @@ def create_server(
     tokens: Sequence[str] = (),
     most_sessions: int = MOST_SESSIONS,
     idle_s: float = IDLE_S,
+    interpreters: int = MOST_INTERPRETERS,
     is_single_client: bool = False,
     on_event: Callable[[ApprovalEvent], None] = lambda _: None,
     **options: Unpack[SandboxOptions],
@@ -51,21 +53,29 @@ def create_server(
     `approve` decides about HIGH and CRITICAL calls; without it the client's user is asked, and a client that cannot ask
     is refused. Each answer is waited for `patience_s` seconds. `tools` are the names to offer, by default all that the
     tier has. `tokens` are the bearer tokens that HTTP requests must have one of. At most `most_sessions` workspaces are
-    open at once, with several tokens three quarters of them for each; one that a client opened and did not use for
-    `idle_s` seconds is closed. The other keywords are those of `Toolbox`. Raises InvalidRequest for
+    open at once, with several tokens an equal share of them for each; one that a client opened and did not use for
+    `idle_s` seconds is closed. In them `interpreters` go on between calls, at most so many at once in all; for one more
+    the one that was used least recently is put away, and so is one that was not used for `idle_s` seconds. With 0 every
+    call begins anew. The other keywords are those of `Toolbox`. Raises InvalidRequest for
     settings that do not fit.
     """
     patience_s = check_patience(patience_s)
+    if interpreters:
+        Room(most=interpreters, idle_s=idle_s)  # raises for what is no number now, and not when it serves
 
-    def make() -> Toolbox:
+    def make(live: bool | Share) -> Toolbox:
         approver = answered if approve is None else approve
-        return Toolbox(approve=approver, patience_s=patience_s, roots=roots, on_event=on_event, **options)
+        return Toolbox(approve=approver, patience_s=patience_s, roots=roots, on_event=on_event, live=live, **options)
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[Serving]) -> AsyncIterator[Serving]:
-        # Where there are several clients, none keeps all others out.
-        most_each = max(1, most_sessions * 3 // 4) if len(tokens) > 1 else most_sessions
-        async with Sessions(make, most=most_sessions, idle_s=idle_s, most_each=most_each) as sessions:
+        room = Room(most=interpreters, idle_s=idle_s) if interpreters else None
+
+        def make_for(owner: str | None, is_kept: bool) -> Toolbox:
+            return make(room.share_of(owner) if room is not None and is_kept else False)
+
+        most_each = share(most_sessions, len(set(tokens)))
+        async with Sessions(make_for, most=most_sessions, idle_s=idle_s, most_each=most_each) as sessions:
             yield Serving(
                 sessions=sessions, spent=Spent(patience_s), asks_client=approve is None, patience_s=patience_s,
                 is_single_client=is_single_client,
@@ -78,7 +88,7 @@ def create_server(
         description="Runs code that a language model wrote, so that it cannot hurt this machine.",
         instructions=INSTRUCTIONS,
         version=__version__,
-        tools=[*_offered(make(), tools), *session_tools()],
+        tools=[*_offered(make(bool(interpreters)), tools), *session_tools()],
         log_level="WARNING",
         lifespan=lifespan,
         request_state_security=RequestStateSecurity(codec=NotedStates([os.urandom(32)]), ttl=patience_s),

@@ -1,9 +1,10 @@
-"""Workspaces that outlive a call: one for each connection that is one, and those that a client opened by name.
+"""Workspaces and interpreters that outlive a call: one for each connection that is one, and those opened by name.
 
-Theory of operation: up to 2025-11-25 a connection is a session, and its workspace lives and dies with it. From
-2026-07-28 on every request stands alone. There a client that wants to keep files opens a session with a tool and passes
-its handle; without one, a call has a workspace of its own, which is gone afterwards. A process that serves one client
-over its standard streams is that client's session at every revision.
+Theory of operation: a session is a toolbox, with a workspace and interpreters that go on between calls. Up to
+2025-11-25 a connection is a session, and lives and dies with it. From 2026-07-28 on every request stands alone. There a
+client that wants to keep anything opens a session with a tool and passes its handle; without one, a call has a
+workspace of its own, which is gone afterwards. A process that serves one client over its standard streams is that
+client's session at every revision.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from cloche.core.errors import InvalidRequest
 MOST_SESSIONS = 64
 IDLE_S = 1800.0
 LOOK_S = 5.0
+Make = Callable[[str | None, bool], Toolbox]  # of its owner, and whether it is still there after the call
 log = logging.getLogger("cloche.mcp")
+
+
+def share(most: int, owners: int) -> int:
+    """Return how many of `most` one of several owners may have, so that none of them can keep another one out."""
+    return max(1, most // max(1, owners))
 
 
 @dataclass(slots=True)
@@ -42,14 +49,14 @@ class Session:
 
 
 class Sessions:
-    """Keep the workspaces of a server, at most `most` that clients opened and as many others.
+    """Keep the workspaces of a server, made by `make`, at most `most` that clients opened and as many others.
 
     Of the former, one that nobody used for `idle_s` seconds is closed. Of each kind one owner has at most `most_each`,
     by default all.
     """
 
-    def __init__(self, make: Callable[[], Toolbox], *, most: int, idle_s: float, most_each: int | None = None):
-        self.make, self._most, self._idle_s = make, most, idle_s
+    def __init__(self, make: Make, *, most: int, idle_s: float, most_each: int | None = None):
+        self._make, self._most, self._idle_s = make, most, idle_s
         self._most_each = most if most_each is None else most_each
         self._open: dict[str, Session] = {}
         self._sweeping: asyncio.Task[None] | None = None
@@ -68,10 +75,10 @@ class Sessions:
         for handle in tuple(self._open):
             await self._end(handle)
 
-    async def open(self, owner: str | None, *, idles: bool = True) -> str:
+    async def open(self, owner: str | None, *, idles: bool = True, is_kept: bool = True) -> str:
         """Open a session for `owner` and return its handle, which cannot be guessed. Raises InvalidRequest.
 
-        One that does not idle is closed by whoever opened it, and with the server.
+        One that does not idle is closed by whoever opened it, and with the server; one that is not kept, after a call.
         """
         # Counted by kind, so that sessions that idle keep no call out.
         owners = [session.owner for session in self._open.values() if session.idles is idles]
@@ -81,7 +88,7 @@ class Sessions:
             raise InvalidRequest(
                 f"this token has {self._most_each} sessions open, as many as one may have; close one, or try later"
             )
-        toolbox, stack = self.make(), AsyncExitStack()
+        toolbox, stack = self._make(owner, is_kept), AsyncExitStack()
         handle = secrets.token_urlsafe(24)
         self._open[handle] = Session(toolbox, owner, stack, idles)  # counted before anything is waited for
         try:
@@ -110,7 +117,7 @@ class Sessions:
     @asynccontextmanager
     async def passing(self, owner: str | None) -> AsyncIterator[Toolbox]:
         """Give tools whose workspace is gone afterwards. Raises InvalidRequest when too many sessions are open."""
-        handle = await self.open(owner, idles=False)
+        handle = await self.open(owner, idles=False, is_kept=False)
         try:
             async with self.use(handle, owner) as toolbox:
                 yield toolbox

@@ -25,6 +25,11 @@ class StaticTokens:
                 )
         self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
 
+    @property
+    def count(self) -> int:
+        """Return how many different ones there are."""
+        return len(set(self._digests))
+
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return whose token it is, None for nobody's. Every known token is looked at, whichever fits."""
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

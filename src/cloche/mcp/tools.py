@@ -36,8 +36,9 @@ HOME = "cloche.session"  # where a connection keeps the handle of its own sessio
 
 _SESSION = {
     "type": "string",
-    "description": "The handle of a session that open_session opened: its files are kept between calls. Empty: this "
-    "connection's own workspace where the protocol has connections, else one that is gone after the call.",
+    "description": "The handle of a session that open_session opened: its files, and what code defined, are kept "
+    "between calls. Empty: this connection's own session where the protocol has connections, else one that is gone "
+    "after the call.",
     "default": "",
 }
 # What each deed is called, and whether it only reads, may destroy, and does the same when done twice.
@@ -96,6 +97,8 @@ class CatalogTool(OfferedTool):
         try:
             async with workspace(serving, context, handle) as place:
                 self._check_kept(place, given)
+                if not place.is_kept and "restart" in self.parameters["properties"]:
+                    self._take_restart(given)
                 return await self._approved_and_done(serving, place, given, context)
         except ClocheError as error:
             return text_result(f"{type(error).__name__}: {error}", is_error=True)
@@ -109,6 +112,12 @@ class CatalogTool(OfferedTool):
             f"{self.tool_name}: this protocol keeps nothing between calls by itself; open a session with open_session "
             "and pass its handle as `session`, to this tool and to those that run code"
         )
+
+    def _take_restart(self, given: dict[str, Any]) -> None:
+        """Take an argument away that has no meaning where every call begins anew."""
+        restart = given.pop("restart", None)
+        if not isinstance(restart, bool | None):
+            raise InvalidRequest(f"{self.tool_name}: restart must be of type boolean, not {type(restart).__name__}")
 
     async def _approved_and_done(
         self, serving: Serving, place: Place, given: dict[str, Any], context: Context[Any, Any]
@@ -219,7 +228,7 @@ async def _once(serving: Serving, state: dict[str, Any], owner: str | None) -> t
 
 
 async def open_session(context: Context[Any, Any]) -> CallToolResult:
-    """Open a workspace whose files are kept between calls, and get its handle.
+    """Open a workspace whose files, and what code defined, are kept between calls, and get its handle.
 
     Pass the handle as `session` to the other tools. It is closed by close_session, or when it was not used for long.
     """

@@ -14,7 +14,14 @@ from cloche.core.events import Event, Sink
 from cloche.core.fixing import Fixer
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.protocols import OpenSandbox, OpenSession, SupportsBatchFiles, SupportsFork, SupportsSessions
+from cloche.core.protocols import (
+    OpenSandbox,
+    OpenSession,
+    SupportsBatchFiles,
+    SupportsFork,
+    SupportsSessionNames,
+    SupportsSessions,
+)
 from cloche.core.request import InputFile
 from cloche.core.result import Result
 from cloche.core.screen import Finding, apply_screen
@@ -82,6 +89,12 @@ class AsyncSandbox:
     def backend(self) -> str:
         """Return the backend's name."""
         return self._prepared.backend.name
+
+    @property
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions here, as far as that is known before one is opened."""
+        backend = self._prepared.backend
+        return backend.session_languages() if isinstance(backend, SupportsSessionNames) else ()
 
     @property
     def notes(self) -> Mapping[str, Any]:

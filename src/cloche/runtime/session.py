@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .sandbox import AsyncSandbox
 
 MOST_KEPT = 1000
+MOST_KEPT_CHARS = 4_000_000  # of code: who sends cells may be somebody else than whose memory this is
 MOST_FORKS = 64  # at once
 
 
@@ -61,7 +62,8 @@ class AsyncSession:
     ) -> None:
         self._sandbox, self._opened, self._env = sandbox, opened, env
         self._language, self._idle_timeout_s = language, idle_timeout_s
-        self._history: deque[HistoryEntry] = deque(maxlen=MOST_KEPT)
+        self._history: deque[HistoryEntry] = deque()
+        self._history_chars = 0
         self._is_closed = self._is_expired = False
         self._running = 0
         self._last_used = time.monotonic()
@@ -90,8 +92,16 @@ class AsyncSession:
         return not self._is_closed and not self._is_expired and self._opened.is_alive
 
     @property
+    def why_ended(self) -> str:
+        """Say why the next run will not find the state of the last one, as far as that is known; empty if it will."""
+        if self._is_expired:
+            return f"it was not used for {self._idle_timeout_s:g} s"
+        why = self._opened.why_ended
+        return f"it has ended ({why})" if why else ""
+
+    @property
     def history(self) -> tuple[HistoryEntry, ...]:
-        """Return what was run, oldest first: the last thousand cells."""
+        """Return what was run, oldest first: the last thousand cells, of four million characters at most."""
         return tuple(self._history)
 
     async def __aenter__(self) -> Self:
@@ -231,7 +241,7 @@ class AsyncSession:
         twin = AsyncSession(
             sandbox, opened, language=self._language, env=self._env, idle_timeout_s=self._idle_timeout_s
         )
-        twin._history.extend(self._history)
+        twin._history, twin._history_chars = self._history.copy(), self._history_chars
         return twin
 
     def _forkable(self) -> SupportsFork:
@@ -246,14 +256,20 @@ class AsyncSession:
         """Begin again with an interpreter that knows nothing; the workspace and the history stay."""
         if self._is_closed:
             raise InvalidRequest("this session is closed; open another one")
-        await self._opened.close()
+        await self.end()
         self._opened = await self._sandbox.open_interpreter(self._language, self._env)
         self._is_expired = False
         self._last_used = time.monotonic()
         self._watch_idleness()
 
+    async def end(self) -> None:
+        """End the interpreter and everything it started, as an idle time-out does; `restart` begins again."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        await self._opened.close()
+
     async def close(self) -> None:
-        """End the interpreter and everything it started; the sandbox and its workspace stay."""
+        """End the interpreter for good, and everything it started; the sandbox and its workspace stay."""
         self._is_closed = True
         if self._expiry is not None:
             self._expiry.cancel()
@@ -285,6 +301,9 @@ class AsyncSession:
             code=code, status=str(result.status), summary=result.summary(max_chars=200), duration=result.duration
         )
         self._history.append(entry)
+        self._history_chars += len(code)
+        while len(self._history) > MOST_KEPT or (self._history_chars > MOST_KEPT_CHARS and len(self._history) > 1):
+            self._history_chars -= len(self._history.popleft().code)
 
     def _watch_idleness(self) -> None:
         """Look again when the session may have been idle for too long."""

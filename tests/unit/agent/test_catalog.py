@@ -6,7 +6,7 @@ import pytest
 
 from cloche import InvalidRequest
 from cloche.agent.arguments import read_arguments
-from cloche.agent.catalog import TOOLS, Tool, risk_of, tool_named, tools_of
+from cloche.agent.catalog import TOOLS, Tool, risk_of, told_live, tool_named, tools_of
 from cloche.agent.risk import Risk
 from cloche.runtime.options import SandboxOptions
 
@@ -79,18 +79,54 @@ def test_arguments_that_do_not_fit_are_named(arguments: object, complaint: str) 
 
 OF_MODELS = {
     "code", "command", "shell", "language", "timeout", "path", "offset", "lines", "content", "old", "new",
+    "restart",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
 def test_no_tool_takes_what_makes_a_sandbox(tool: Tool) -> None:
     """None of the operator's keywords but `timeout`, which can only be shortened; each is refused by name."""
+    tool = told_live(tool, tool.languages)
     assert set(tool.properties) <= OF_MODELS
     given = {name: "x" for name, about in tool.properties.items() if "default" not in about}
     keywords = {*SandboxOptions.__annotations__, "env", "files", "argv", "stdin", "approve", "roots", "cwd", "user"}
     for name in keywords - {"timeout"}:
         with pytest.raises(InvalidRequest, match=f"there is no argument '{name}'"):
             read_arguments(tool, {**given, name: "x"})
+
+
+# By tool: in which of its languages interpreters go on, where there are some of all three.
+LIVE = {
+    "run_code": "python, javascript and bash", "run_python_code": "python", "code_exec": "python, javascript and bash",
+    "code.execute": "python",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_each_tool_is_told_where_interpreters_go_on(name: str) -> None:
+    """Those that run programs take `restart` besides, a truth value, and say in which languages; no other changes."""
+    tool, live = TOOLS[name], told_live(TOOLS[name], ("python", "javascript", "bash"))
+    if name not in LIVE:
+        assert live is tool
+        return
+    assert set(live.properties) == {*tool.properties, "restart"}
+    assert f"In {LIVE[name]} so are variables" in live.description
+    assert ("Other languages begin anew" in live.description) is (name != "run_python_code")
+    assert (live.tiers, live.deed, live.languages) == (tool.tiers, tool.deed, tool.languages)
+    assert read_arguments(live, {"code": "1"})["restart"] is False
+    assert read_arguments(live, {"code": "1", "restart": True})["restart"] is True
+    for wrong in (1, 0, "true", [], 1.0):
+        with pytest.raises(InvalidRequest, match="restart must be of type boolean"):
+            read_arguments(live, {"code": "1", "restart": wrong})
+    assert set(live.schema["required"]) == {"code"}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_each_tool_is_told_where_none_go_on(name: str) -> None:
+    """What runs programs says so; nothing takes another argument."""
+    tool, told = TOOLS[name], told_live(TOOLS[name], ())
+    assert told.properties is tool.properties
+    assert told.description.endswith("earlier ones are not there.") is (name in LIVE)
 
 
 def test_arguments_come_complete() -> None:

@@ -17,8 +17,9 @@ from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
+from cloche.agent.answering import Answer
 from cloche.agent.arguments import read_arguments
-from cloche.agent.catalog import TOOLS, Tool
+from cloche.agent.catalog import TOOLS, Tool, told_live
 from cloche.agent.exports import (
     answer_anthropic,
     answer_openai,
@@ -28,11 +29,13 @@ from cloche.agent.exports import (
     openai_tools,
     plain_functions,
 )
-from cloche.agent.toolbox import Answer, Toolbox
+from cloche.agent.toolbox import Toolbox
 from cloche.agent.wording import Image
 
 pytestmark = pytest.mark.once
 
+# As they are in a table, and as they are where interpreters go on.
+TOLD = (*TOOLS.values(), *(told_live(tool, ("python", "javascript", "bash")) for tool in TOOLS.values()))
 # What OpenAI's strict mode takes in a schema; `default`, say, is refused with the whole request.
 STRICT = {
     "type",
@@ -68,20 +71,20 @@ class Figures(Toolbox):
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_openai_takes_every_tool(is_strict: bool) -> None:
     """Its package's own types, of chat completions and of responses."""
-    for told in openai_tools(TOOLS.values(), is_strict=is_strict):
+    for told in openai_tools(TOLD, is_strict=is_strict):
         fits(ChatCompletionFunctionToolParam, told)
         assert told["function"].get("strict", False) is is_strict
-    for told in openai_response_tools(TOOLS.values(), is_strict=is_strict):
+    for told in openai_response_tools(TOLD, is_strict=is_strict):
         fits(FunctionToolParam, {"strict": None, **told})
 
 
 def test_anthropic_takes_every_tool() -> None:
     """Its package's own type."""
-    for told in anthropic_tools(TOOLS.values()):
+    for told in anthropic_tools(TOLD):
         fits(ToolParam, told)
 
 
-@pytest.mark.parametrize("told", openai_tools(TOOLS.values(), is_strict=True), ids=TOOLS)
+@pytest.mark.parametrize("told", openai_tools(TOLD, is_strict=True), ids=[*TOOLS, *map("live {}".format, TOOLS)])
 def test_a_strict_schema_keeps_openais_rules(told: dict[str, Any]) -> None:
     """All arguments required, no others, no key that strict mode does not know."""
     schema = told["function"]["parameters"]
@@ -93,7 +96,7 @@ def test_a_strict_schema_keeps_openais_rules(told: dict[str, Any]) -> None:
         assert "enum" not in about or (None in about["enum"]) == ("null" in about["type"])
 
 
-@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
+@pytest.mark.parametrize("tool", TOLD, ids=[*TOOLS, *map("live {}".format, TOOLS)])
 def test_null_is_the_default_where_there_is_one_and_nowhere_else(tool: Tool) -> None:
     """As a strict schema has it."""
     required = {name: "x" for name, about in tool.properties.items() if "default" not in about}
@@ -143,6 +146,9 @@ def test_plain_functions_tell_frameworks_what_they_take() -> None:
     assert inspect.signature(run).parameters["language"].default == "python"
     assert get_type_hints(run)["timeout"] is float
     assert "    language: The language." in (run.__doc__ or "")
+    live = plain_functions(Toolbox(live=True))["run_code"]
+    assert get_type_hints(live)["restart"] is bool
+    assert inspect.signature(live).parameters["restart"].default is False
 
 
 def test_plain_functions_never_raise_for_what_a_model_did() -> None:

@@ -17,17 +17,20 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Stream]]
 
 
-def serve(work: Callable[[Connect], Awaitable[None]], *, most: int, head_s: float) -> None:
+async def _answer(_scope: object, _receive: object, send: Callable[[object], Awaitable[None]]) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})
+
+
+def serve(
+    work: Callable[[Connect], Awaitable[None]], *, most: int, head_s: float, body_s: float = 60, app: Any = _answer
+) -> None:
     """Do something with a server of those bounds, to which one may connect."""
     import uvicorn
     from uvicorn.server import ServerState
 
-    async def app(scope: object, receive: object, send: Callable[[object], Awaitable[None]]) -> None:
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
-
     async def main() -> None:
-        bounds = {"most": most, "head_s": head_s}
+        bounds = {"most": most, "head_s": head_s, "body_s": body_s}
         config = uvicorn.Config(
             app, http=type("Bounded", (BoundedProtocol,), bounds), lifespan="off", log_level="critical"
         )
@@ -110,3 +113,62 @@ def test_descriptors_are_left_for_sandboxes(
     """Connections, with those that wait, have less than half of what the process may open."""
     monkeypatch.setattr(sys.modules["resource"], "getrlimit", lambda _: (soft, soft))
     assert (most_connections(), backlog()) == expected
+
+
+def _half_a_body(client: Stream, *, more: bytes = b"") -> None:
+    client[1].write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n" + more)
+
+
+def test_a_body_that_does_not_come_to_an_end_is_given_up() -> None:
+    """Whether it stops or trickles in; on a connection on which others came, too."""
+
+    async def work(connect: Connect) -> None:
+        silent, trickling, second = [await connect() for _ in range(3)]
+        second[1].write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nok")
+        assert b" 204 " in await second[0].readline()
+        for client in (silent, trickling, second):
+            _half_a_body(client, more=b"x")
+        dripping = asyncio.ensure_future(_drip(trickling[1]))
+        assert all([await _is_closed(client) for client in (silent, trickling)])
+        assert await second[0].read() == b"\r\n"  # what was left of the first answer, and the end
+        dripping.cancel()
+        await asyncio.wait({dripping})
+
+    serve(work, most=9, head_s=60, body_s=0.3, app=_read_all)
+
+
+def test_a_body_that_comes_in_time_is_answered_however_long_that_takes() -> None:
+    """The bound is on its arrival alone: an answer, and the next request, may take longer."""
+
+    async def work(connect: Connect) -> None:
+        client = await connect()
+        for body in (b"slow", b"fast"):
+            client[1].write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n" + body[:2])
+            client[1].write(body[2:])
+            assert b" 204 " in await client[0].readline()
+            assert await client[0].readline() == b"\r\n"
+
+    serve(work, most=9, head_s=60, body_s=1, app=_read_all)
+
+
+async def _drip(writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+
+async def _read_all(
+    scope: object, receive: Callable[[], Awaitable[Any]], send: Callable[[object], Awaitable[None]]
+) -> None:
+    """Answer when all of a request is there; one whose body is `slow` late."""
+    body, is_more = b"", True
+    while is_more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        body, is_more = body + message["body"], message.get("more_body", False)
+    await asyncio.sleep(1.5 if body == b"slow" else 0)
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})

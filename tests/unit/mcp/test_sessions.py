@@ -11,14 +11,18 @@ import pytest
 
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
-from cloche.mcp.sessions import Sessions
+from cloche.mcp.sessions import Sessions, share
+
+
+def _toolbox(_owner: str | None, _is_kept: bool) -> Toolbox:
+    return Toolbox()
 
 
 def use(work: Callable[[Sessions], Awaitable[None]], *, most: int = 3, idle_s: float = 60.0) -> None:
     """Do something with the sessions of a server."""
 
     async def main() -> None:
-        async with asyncio.timeout(60), Sessions(Toolbox, most=most, idle_s=idle_s) as sessions:
+        async with asyncio.timeout(60), Sessions(_toolbox, most=most, idle_s=idle_s) as sessions:
             await work(sessions)
 
     asyncio.run(main())
@@ -70,7 +74,7 @@ def test_one_owner_does_not_keep_the_others_out() -> None:
     """Each has a share, of those that are opened and of those that are gone after a call."""
 
     async def main() -> None:
-        async with Sessions(Toolbox, most=3, idle_s=60, most_each=2) as sessions:
+        async with Sessions(_toolbox, most=3, idle_s=60, most_each=2) as sessions:
             for _ in range(2):
                 await sessions.open("me")
                 await sessions.open("me", idles=False)
@@ -84,6 +88,12 @@ def test_one_owner_does_not_keep_the_others_out() -> None:
                 pass
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("most", "owners", "each"), [(64, 0, 64), (64, 1, 64), (64, 2, 32), (64, 3, 21), (2, 5, 1)])
+def test_owners_have_equal_shares(most: int, owners: int, each: int) -> None:
+    """All of them together never want more than there is, unless there is less than one for each."""
+    assert share(most, owners) == each
 
 
 def test_a_session_that_idles_is_closed() -> None:
@@ -111,7 +121,7 @@ def test_a_cancelled_call_closes_its_workspace() -> None:
             closed.append(self)
 
     async def main() -> None:
-        async with Sessions(Slow, most=3, idle_s=60) as sessions:
+        async with Sessions(lambda *_: Slow(), most=3, idle_s=60) as sessions:
             with anyio.CancelScope() as scope:
                 async with sessions.passing("me"):
                     scope.cancel()

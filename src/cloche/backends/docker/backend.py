@@ -17,6 +17,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..containers.pool import close_pool
+from ..drivers import DRIVERS
 from .daemon import Daemon, Key, connect, key, rest
 from .images import find_image, image_name, is_here
 from .measures import measures
@@ -36,6 +37,10 @@ class DockerBackend:
     def with_images(self, images: Mapping[str, str]) -> DockerBackend:
         """Return the same backend with other images."""
         return DockerBackend(images)
+
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions, here as far as an image has their programs."""
+        return tuple(DRIVERS)
 
     def capabilities(self) -> Capabilities:
         """Ask the daemon what it can enforce; gVisor counts when a container really ran on it.

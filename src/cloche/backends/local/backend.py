@@ -13,6 +13,7 @@ from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
+from ..drivers import DRIVERS
 from ..host import Host, measure_host, namespace_remedy
 from ..toolchain import Toolchain, find_toolchain
 from .measures import measures
@@ -45,6 +46,10 @@ class LocalBackend:
     def capabilities_at(self, level: Level) -> Capabilities:
         """Return what is enforced at a level of this host's; unavailable, with the reason, at a higher one."""
         return self._capabilities(level)
+
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions, here where their programs are."""
+        return tuple(DRIVERS)
 
     def _capabilities(self, wanted: Level | None) -> Capabilities:
         try:

@@ -14,6 +14,7 @@ from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
+from ..drivers import DRIVERS
 from .acceleration import USE_KVM, Found, find_acceleration
 from .firecracker import find_firecracker
 from .image import Image, find_image
@@ -51,6 +52,10 @@ class MicroVMBackend:
             reason=f"software emulation, slow: {found.reason}" if is_emulated else "",
             remedy=USE_KVM if is_emulated else "",
         )
+
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions, here as far as the disk has their programs."""
+        return tuple(DRIVERS)
 
     def lacks(self) -> str:
         """Say why nobody should be given an emulated machine who did not ask for one."""

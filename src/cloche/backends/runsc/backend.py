@@ -14,6 +14,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..containers.pool import close_pool
+from ..drivers import DRIVERS
 from ..host import Host, measure_host
 from .engine import INSTALL, Engine
 from .groups import remove_groups
@@ -47,6 +48,10 @@ class RunscBackend:
             return self._unavailable(engine, INSTALL)
         found = measures(self._host())
         return Capabilities(backend=self.name, available=True, level=level, controls=found)
+
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions, here where their programs are."""
+        return tuple(DRIVERS)
 
     def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:
         return Capabilities(backend=self.name, available=False, reason=reason, remedy=remedy)
