@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import marshal
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
+from cloche.jail import launch
 
 PROGRAM = """
 import json, os, sys
@@ -73,6 +75,29 @@ def test_a_program_has_the_processors_that_it_may_have(level: Level, use_cgroups
     found = [asyncio.run(_processors(level, cpus, use_cgroups=use_cgroups)) for cpus in (1, 2) for _ in range(5)]
     assert found == [wanted[cpus] for cpus in (1, 2) for _ in range(5)]
     assert os.sched_getaffinity(0) == mine
+
+
+@pytest.mark.parametrize("level", [Level.JAIL, Level.CONFINED, Level.PROCESS])
+def test_a_program_has_its_processors_though_moving_it_is_cut_short(
+    level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root of a plain container may no longer change the mask of a guest that has taken its identity meanwhile."""
+    measure_host()  # by an archive of its own
+    source = Path(launch.PACKAGE, "jail", "syscalls.py").read_text("utf-8")
+    cut = source.replace("        posix.sched_setaffinity(pid, allowed)\n", "")
+    codes = marshal.loads(launch._archive(is_probe=False))
+    codes["jail.syscalls"] = marshal.dumps(compile(cut, "syscalls.py", "exec"))
+    monkeypatch.setattr(launch, "_shelves", {})
+    monkeypatch.setattr(launch, "_archive", lambda _: marshal.dumps(codes))
+    mine = os.sched_getaffinity(0)
+    few = set(sorted(mine)[:2])  # of many, nobody is moved
+    os.sched_setaffinity(0, few)
+    try:
+        found = {asyncio.run(_processors(level, 2, use_cgroups=True)) for _ in range(3)}
+    finally:
+        os.sched_setaffinity(0, mine)
+    assert cut != source
+    assert found == {len(few)}
 
 
 async def _processors(level: Level, cpus: int, *, use_cgroups: bool) -> int:

@@ -9,7 +9,7 @@ from time import monotonic
 from . import slate, wire
 from .calls import StepFailed, perform, perform_calls
 from .spec import Building, Order
-from .syscalls import call, clone, close_range, ppoll, recvmsg
+from .syscalls import call, clone, close_range, ppoll, recvmsg, run_anywhere
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,11 +47,13 @@ class Guest:
         go: int,
         asking: int,
         nursed: Nursed | None = None,
+        processors: set[int] | None = None,
     ):
-        """Take what the parent knows."""
+        """Take what the parent knows, and the processors on which the program may run, if we are moved about."""
         self.spec, self.link, self.registers = parent.spec, parent.link, dict(parent.registers)
         self.plan_fd, self.load_interpreter = parent.plan_fd, parent.load_interpreter
         self.index, self.go, self.asking, self.nursed = index, go, asking, nursed
+        self.processors = processors or set()
         self.interpreter: Any = None
         self.forgotten: list[Any] = []
 
@@ -69,6 +71,7 @@ class Guest:
                 wire.send(self.asking, "made", fds=[*(self.registers[name] for name in (*PLACES, NAMESPACE)), *kept])
             else:
                 self._await("built")
+                run_anywhere(self.processors)
             perform(building.late, self.registers)
             self._filter_system_calls(building.seccomp, must_ask=nursed is not None)
             if nursed is not None:

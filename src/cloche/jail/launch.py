@@ -311,9 +311,8 @@ def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Pop
             pass_fds=(theirs.fileno(), shelf.fd),
             start_new_session=True,
         )
-        run_beside(
-            process.pid, os.sched_getaffinity(0)
-        )  # where that is interrupted half-way, it ends with our end of the socket
+        # Where that is interrupted half-way, the process ends with our end of the socket.
+        run_beside(process.pid, os.sched_getaffinity(0))
     except BaseException:
         ours.close()
         raise

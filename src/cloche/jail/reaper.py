@@ -85,8 +85,9 @@ class Reaper(Parent):
     def live(self, processors: set[int], *, must_wait_first: bool) -> Callable[[], None]:
         """Do everything; returns only in a guest, with what it must call. The reaper itself exits in here.
 
-        The first guest may run on all `processors`, whatever the helper makes of our own mask meanwhile.
+        Guests may run on all `processors`, whatever the helper makes of our own mask meanwhile.
         """
+        self.processors = processors
         self.attendance = Attendance(self.spec)
         private = self.await_go() if must_wait_first else []
         if self.spec.level == "jail":
@@ -123,7 +124,7 @@ class Reaper(Parent):
         posix._exit(0)
 
     def _guest(self, index: int) -> Callable[[], None]:
-        return Guest(self, index, self.go, self.attendance.leave()).become
+        return Guest(self, index, self.go, self.attendance.leave(), processors=self.processors).become
 
     def _hand_over(self, seconds: list[float]) -> None:
         """Tell the helper what the building took, and hand it the workspace."""

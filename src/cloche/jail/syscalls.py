@@ -185,6 +185,19 @@ def run_beside(pid: int, allowed: set[int]) -> None:
         return
 
 
+def run_anywhere(allowed: set[int]) -> None:
+    """Undo what a parent left of its `run_beside`: once we have another identity it may not have the right to.
+
+    Root that may not change priorities, as in a plain container, loses it between its two calls where it is slow.
+    """
+    if not 1 < len(allowed) <= MOST_PROCESSORS:
+        return
+    try:
+        posix.sched_setaffinity(0, allowed)
+    except OSError:  # none of them is ours any more: the kernel has chosen others
+        return
+
+
 def map_file(fd: int, size: int) -> memoryview:
     """Return the `size` bytes of a file that nobody can change, in memory that stays until the process ends."""
     address = call("mmap", None, size, PROT_READ, MAP_PRIVATE, fd, 0)
