@@ -326,9 +326,16 @@ class _Keeper:
             await asyncio.wait([self._task])
 
     async def _keep(self, opened: asyncio.Future[None]) -> None:
-        async with self._sandbox:
-            opened.set_result(None)
-            await self._closing.wait()
+        _open.add(self)
+        try:
+            async with self._sandbox:
+                opened.set_result(None)
+                await self._closing.wait()
+        finally:
+            _open.discard(self)
+
+
+_open: set[_Keeper] = set()  # a loop holds its tasks weakly: one that nobody else holds would be lost before the exit
 
 
 class BackendSandbox:
