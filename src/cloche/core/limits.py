@@ -47,7 +47,7 @@ class Limits:
         return replace(self, **{name: min(getattr(self, name), most) for name, most in ceilings.items()})
 
     def as_dict(self) -> dict[str, float]:
-        return {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return {name: getattr(self, name) for name in PARSERS}
 
 
 LEAST_MEMORY_BYTES = 16 * MIB

@@ -9,7 +9,7 @@ from time import monotonic
 from . import slate, wire
 from .calls import StepFailed, perform, perform_calls
 from .spec import Building, Order
-from .syscalls import call, clone, close_range, ppoll, recvmsg
+from .syscalls import call, clone, close_range, ppoll, recvmsg, socketpair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,17 +64,15 @@ class Guest:
             if self.go >= 0 and self.index == 0 and posix.read(self.go, 1) != GO:  # nobody gives us an identity
                 posix._exit(1)
             perform(building.first if self.index == 0 else building.later, self.registers)
-            if nursed is not None:
-                kept = [self.registers[KEPT]] if KEPT in self.registers else []
-                wire.send(self.asking, "made", fds=[*(self.registers[name] for name in (*PLACES, NAMESPACE)), *kept])
-            else:
+            if nursed is None:
                 self._await("built")
             perform(building.late, self.registers)
-            self._filter_system_calls(building.seccomp, must_ask=nursed is not None)
+            listener = self._filter_system_calls(building.seccomp, must_ask=nursed is not None)
+            self._hand_over(listener, is_nursed=nursed is not None)
             if nursed is not None:
                 wire.send(nursed.door, "ready", nursed.ready, self._for_caller())
             if self.interpreter is not None and not ppoll((nursed.door if nursed is not None else self.asking,), 0.0):
-                self._rehearse()
+                self._rehearse(building)
             order, fds = self._take_order(nursed)
             if nursed is None and self.index == 0:
                 wire.send(self.link, "started", {"at": monotonic()})  # after which we may be killed at any time
@@ -109,9 +107,16 @@ class Guest:
             return [self.registers[LENT]]
         return [] if KEPT in self.registers else [self.registers["workspace"]]
 
-    def _rehearse(self) -> None:
-        """Let the interpreter go through a run of nothing, with streams of the same kinds as a run's."""
+    def _rehearse(self, building: Building) -> None:
+        """Take orders for nothing, and go through a run of nothing, with streams of the same kinds as a run's."""
         reading, writing = posix.pipe()
+        if building.rehearsal:
+            ours, theirs = socketpair()
+            wire.send(ours, "order", {"steps": building.rehearsal}, (reading,))
+            _, body, (again,) = wire.receive(theirs)
+            perform(body["steps"], {})
+            for fd in (again, ours, theirs):
+                posix.close(fd)
         for number in (1, 2):
             call("dup3", writing, number, 0)
         self.interpreter.rehearse()
@@ -124,17 +129,27 @@ class Guest:
             posix._exit(1)
         return body, fds
 
-    def _filter_system_calls(self, program: bytes | None, *, must_ask: bool) -> None:
+    def _filter_system_calls(self, program: bytes | None, *, must_ask: bool) -> int:
+        """Install the filter; return the descriptor on which it asks, -1 where it asks nobody."""
         if program is None:
-            return
+            return -1
         try:
-            listener = load_notify().install(program)
+            listener: int = load_notify().install(program)
             if must_ask and listener < 0:
                 raise OSError(EBUSY, "somebody outside listens already, so nobody would hear of a socket")
         except OSError as error:
             raise StepFailed(FILTER, 0, 1, error) from error
-        if listener >= 0:
+        return listener
+
+    def _hand_over(self, listener: int, *, is_nursed: bool) -> None:
+        """Give the parent what it answers the filter by; a nursery, what it looks at and takes down at the end, too."""
+        if is_nursed:
+            kept = [self.registers[KEPT]] if KEPT in self.registers else []
+            made = [self.registers[name] for name in (*PLACES, NAMESPACE)]
+            wire.send(self.asking, "made", fds=[*made, listener, *kept])
+        elif listener >= 0:
             wire.send(self.asking, "listener", fds=[listener])
+        if listener >= 0:
             posix.close(listener)
 
     def _take_order(self, nursed: Nursed | None) -> tuple[Order, list[int]]:
@@ -163,7 +178,7 @@ class Guest:
             for fd in fds:
                 posix.close(fd)
         number = body["number"]
-        wire.send(self.asking, "taken", {"number": number})
+        slate.note_taken(nursed.file, number)
         perform(body["steps"], self.registers)
         slate.note_start(nursed.file, number, monotonic())
         if body["is_awaited"]:

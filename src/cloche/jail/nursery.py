@@ -3,12 +3,13 @@
 Making namespaces and a root costs more than running a small program, so where the kernel lets us keep them apart from
 the guest they are kept. What stays: the namespaces of users, processes, network, host name and control group, and the
 read-only tree. What is new for every guest: its process and all its descendants, its mount namespace with empty
-/workspace, /tmp and /dev/shm, its System V IPC namespace, its limits, its Landlock domain and its filter. This process
+/workspace, /tmp and /dev/shm, its limits, its Landlock domain and its filter. This process
 has an identity that no guest has, so no guest can signal, slow down or limit it; that takes a second outside id, which
 only root can give. After each guest everything else in the process namespace is killed and waited for. What a network
 namespace remembers is too much to list (counters, flow labels, memberships, closed connections), so it is not looked
 at: a guest's filter tells this process of every socket of the network that it makes, and after the first one the
-nursery ends with its guest.
+nursery ends with its guest. It is the same with the namespace of System V IPC and message queues: the filter tells of
+every segment, set of semaphores and queue that is made or opened.
 
 A guest takes its orders from the caller itself, at the *door*: a socket whose inner end this process keeps, for each
 guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake up. By
@@ -55,13 +56,15 @@ class Nursery(Parent):
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
         while True:
+            before = slate.taken(file)
             attendance = Attendance(self.spec)
             pid = posix.fork()
             if pid == 0:
                 kept.extend((attendance, private))
                 return Guest(self, 0, -1, attendance.leave(), Nursed(building, door, file, ready)).become
             attendance.leave_to_guest()
-            ended, namespace = self._raise(pid, attendance)
+            ended, namespace = self._raise(pid, attendance, file, before)
+            ready = said  # what the building took was told with the first guest
             building.first = building.later or building.first
             wire.send(door, "ended", ended | said)
             slate.note_end(file, ended["number"])  # after it was told: what is noted, the helper asks nobody about
@@ -76,17 +79,21 @@ class Nursery(Parent):
         if self.load_interpreter is not None:
             self.forgotten = forget_helper(self.load_interpreter())
 
-    def _raise(self, pid: int, attendance: Attendance) -> tuple[dict[str, Any], int]:
-        """See one guest to its end; return what there is to tell of it, and its mount namespace."""
-        made, _, kept = wire.receive(attendance.ours)
+    def _raise(self, pid: int, attendance: Attendance, file: int, before: int) -> tuple[dict[str, Any], int]:
+        """See one guest to its end; return what there is to tell of it, and its mount namespace.
+
+        `before` is the number of the run whose orders were taken before it was born.
+        """
+        made, _, given = wire.receive(attendance.ours)
         if made != "made":  # it failed, and has told the helper at what
             posix._exit(1)
-        places, namespace, ticket = kept[: len(PLACES)], kept[len(PLACES)], kept[len(PLACES) + 1 :]
+        places, (namespace, listener, *ticket) = given[: len(PLACES)], given[len(PLACES) :]
         if ticket:
             self._keep(ticket[0])
+        attendance.listen_only_to(listener)
         status = attendance.wait_for(pid, is_filtered=True)
-        number = attendance.taken_order()
-        if not number:  # it failed, or was killed while it waited
+        number = slate.taken(file)
+        if number == before:  # it failed, or was killed while it waited
             posix._exit(1)
         ended = {
             "number": number,
@@ -98,7 +105,7 @@ class Nursery(Parent):
             posix.close(fd)
         attendance.end_everybody()
         ended |= attendance.conclude()
-        return {**ended, "is_worn": attendance.has_used_network, "at": monotonic()}, namespace
+        return {**ended, "is_worn": attendance.has_left_traces, "at": monotonic()}, namespace
 
     def _keep(self, ticket: int) -> None:
         """Hold the mount of the workspace that the next guest shall attach, in place of the one that is attached."""

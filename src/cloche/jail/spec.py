@@ -129,6 +129,7 @@ class Building(_Record):
 
     `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
     of a further guest in place of `first` (in a nursery, where they differ). `seccomp` is the filter, None for none.
+    `rehearsal` is what a guest that waits does to have the way of its orders behind it once, empty for nothing.
     `private` are the paths whose mounts the helper opens id-mapped.
     """
 
@@ -138,6 +139,7 @@ class Building(_Record):
     late: list[Step] = []
     private: list[str] = []
     seccomp: bytes | None = None
+    rehearsal: list[Step] = []
 
     def name_private(self, fds: list[int]) -> dict[str, int]:
         """Return the registers of the mounts that the helper opened for `private`, in its order."""

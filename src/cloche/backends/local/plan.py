@@ -50,10 +50,13 @@ class Places:
     folder: str = ""
 
 
+INSIDE = Places()
+
+
 def choose_places(level: Level) -> Places:
     """Return fixed places at level jail, and a new folder of the host below it."""
     if level is Level.JAIL:
-        return Places()
+        return INSIDE
     folder = os.path.join(tempfile.gettempdir(), f"cloche-{os.getpid()}-{secrets.token_hex(6)}")
     return Places(workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder)
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from cloche.jail.calls import Step
     from cloche.zygote.pool import Slot
 
-UNHEARD_S = 0.003  # what a short program says waits in its pipes until the end: listening costs more than reading
-
 log = logging.getLogger("cloche.local")
 
 
@@ -314,25 +312,24 @@ class LocalOpenSandbox:
         show_toolchain(program.run, self._spec, program.paths(), self._host)
         sink = sink if sink is discard else started_first(sink)
         pipes = Pipes(request.stdin, self._limits, self._kill, sink)
-        listening = asyncio.get_running_loop().call_later(UNHEARD_S, pipes.listen)
         if sink is not discard:
             pipes.listen()
         try:
-            ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes.close_guest_ends)
+            ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes)
             await pipes.drain()
         finally:
-            listening.cancel()
             pipes.close()
         found = await self.workspace.collected(program.given, is_last=self._is_last)
         return await self._result(program, pipes, ended, found)
 
-    async def _attend(
-        self, run: Run, streams: Sequence[int], sink: Sink, on_sent: Callable[[], None] | None = None
-    ) -> dict[str, Any]:
-        """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
+    async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, pipes: Pipes | None = None) -> dict[str, Any]:
+        """Send a run and wait for its end; when cancelled, kill it and wait until it is dead.
+
+        What a short program says waits in its pipes until the end: listening costs more than reading.
+        """
         connection, steps = await self._send(run, streams, is_awaited=sink is not discard)
-        if on_sent is not None:
-            on_sent()
+        if pipes is not None:
+            pipes.close_guest_ends()
         plan: list[PlanStep] = []
 
         def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
@@ -345,7 +342,7 @@ class LocalOpenSandbox:
                 sink(Started(plan=tuple(plan)))
 
         try:
-            ended = await connection.attend(hear)
+            ended = await connection.attend(hear, pipes.listen if pipes is not None else None)
             self._is_over = self._is_last and self._spec.level == "jail"
             return ended
         except asyncio.CancelledError:
