@@ -49,7 +49,7 @@ class Guest:
         nursed: Nursed | None = None,
     ):
         """Take what the parent knows."""
-        self.spec, self.link, self.registers = parent.spec, parent.link, dict(parent.registers)
+        self.spec, self.link, self.registers = parent.spec, parent.link, parent.registers  # ours alone since the fork
         self.plan_fd, self.load_interpreter = parent.plan_fd, parent.load_interpreter
         self.index, self.go, self.asking, self.nursed = index, go, asking, nursed
         self.interpreter: Any = None

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+FEW_BLOCKS = 64  # what a guest may have stored that is still there for a moment when the next one is made
 TICKET = "ticket"  # the register of the mount that a guest attaches as its workspace, where it is kept
 
 
@@ -55,15 +56,21 @@ class Nursery(Parent):
         ready = {**said, "seconds": self.build(building, private)}
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
+        namespace = -1
         while True:
             before = slate.taken(file)
             attendance = Attendance(self.spec)
             pid = posix.fork()
             if pid == 0:
+                if namespace >= 0:
+                    posix.close(namespace)
                 kept.extend((attendance, private))
                 return Guest(self, 0, -1, attendance.leave(), Nursed(building, door, file, ready)).become
             attendance.leave_to_guest()
-            ended, namespace = self._raise(pid, attendance, file, before)
+            made = self._take_over(attendance)
+            if namespace >= 0:  # taking it down makes the kernel wait, which nobody waits for now
+                posix.close(namespace)
+            ended, namespace = self._raise(pid, attendance, made, file, before)
             ready = said  # what the building took was told with the first guest
             building.first = building.later or building.first
             wire.send(door, "ended", ended | said)
@@ -71,7 +78,6 @@ class Nursery(Parent):
             if ended["is_worn"] or not slate.start_of(file, ended["number"]):
                 posix._exit(0)  # no next guest may attach what one that failed has handed back
             attendance.close()
-            posix.close(namespace)
 
     def _forget_helper(self) -> None:
         """Forget, once for all guests, where modules of ours come from; whatever will be needed is here by now."""
@@ -79,33 +85,52 @@ class Nursery(Parent):
         if self.load_interpreter is not None:
             self.forgotten = forget_helper(self.load_interpreter())
 
-    def _raise(self, pid: int, attendance: Attendance, file: int, before: int) -> tuple[dict[str, Any], int]:
-        """See one guest to its end; return what there is to tell of it, and its mount namespace.
+    def _take_over(self, attendance: Attendance) -> list[int]:
+        """Wait until a guest is made, and return its places, its mount namespace, and its filter's descriptor."""
+        tag, _, given = wire.receive(attendance.ours)
+        if tag != "made":  # it failed, and has told the helper at what
+            posix._exit(1)
+        made, ticket = given[: len(PLACES) + 2], given[len(PLACES) + 2 :]
+        if ticket:
+            self._keep(ticket[0])
+        return made
+
+    def _raise(
+        self, pid: int, attendance: Attendance, made: list[int], file: int, before: int
+    ) -> tuple[dict[str, Any], int]:
+        """See one guest to its end; return what there is to tell of it, and its mount namespace, -1 if that is gone.
 
         `before` is the number of the run whose orders were taken before it was born.
         """
-        made, _, given = wire.receive(attendance.ours)
-        if made != "made":  # it failed, and has told the helper at what
-            posix._exit(1)
-        places, (namespace, listener, *ticket) = given[: len(PLACES)], given[len(PLACES) :]
-        if ticket:
-            self._keep(ticket[0])
+        *places, namespace, listener = made
         attendance.listen_only_to(listener)
-        status = attendance.wait_for(pid, is_filtered=True)
-        number = slate.taken(file)
+        last: list[int] = []
+
+        def look_around() -> None:
+            """Look while the kernel takes the guest's memory apart: at what no program can change any more."""
+            if not last:
+                last.extend((slate.taken(file), *_count_full(places)))
+                while places:
+                    posix.close(places.pop())
+
+        status = attendance.wait_for(pid, look_around)
+        look_around()
+        number, full, stored = last
         if number == before:  # it failed, or was killed while it waited
             posix._exit(1)
+        tasks = _count_tasks() if status else 0
+        attendance.end_everybody()
         ended = {
             "number": number,
             "wait_status": status,
-            "tasks": _count_tasks() if status else 0,
-            "full": _count_full(places),
+            "tasks": tasks,
+            "full": full,
+            "is_alone": True,
+            **attendance.spent(),
+            "is_worn": attendance.has_left_traces,
+            "at": monotonic(),
         }
-        for fd in places:
-            posix.close(fd)
-        attendance.end_everybody()
-        ended |= attendance.conclude()
-        return {**ended, "is_worn": attendance.has_left_traces, "at": monotonic()}, namespace
+        return ended, namespace if stored <= FEW_BLOCKS else _closed(namespace)
 
     def _keep(self, ticket: int) -> None:
         """Hold the mount of the workspace that the next guest shall attach, in place of the one that is attached."""
@@ -114,9 +139,16 @@ class Nursery(Parent):
         self.registers[TICKET] = ticket
 
 
-def _count_full(places: list[int]) -> int:
+def _closed(fd: int) -> int:
+    posix.close(fd)
+    return -1
+
+
+def _count_full(places: list[int]) -> tuple[int, int]:
+    """Return how many places are full, and how many blocks all of them hold."""
     states = [posix.fstatvfs(fd) for fd in places]
-    return sum(state.f_bfree == 0 or state.f_ffree == 0 for state in states)
+    full = sum(state.f_bfree == 0 or state.f_ffree == 0 for state in states)
+    return full, sum(state.f_blocks - state.f_bfree for state in states)
 
 
 def _count_tasks() -> int:

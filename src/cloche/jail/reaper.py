@@ -240,11 +240,11 @@ class Attendance:
         except ChildProcessError:
             return
 
-    def wait_for(self, pid: int, *, is_filtered: bool = False) -> int:
+    def wait_for(self, pid: int, on_quiet: Callable[[], None] | None = None) -> int:
         """Wait until `pid` has ended, and return its wait status.
 
-        Where all that can ask lives behind the one filter of a child that `is_filtered`, and nobody does any more, it
-        is on its way out, and nothing else is worth waking up for.
+        With `on_quiet`, all that can ask lives behind the one filter of that child. When nobody does any more, all of
+        it is on its way out, no program runs, `on_quiet` is called, and nothing else is worth waking up for.
         """
         while True:
             for fd, event in ppoll(self.watched, None):
@@ -263,7 +263,8 @@ class Attendance:
                 else:  # the last process behind this filter is gone, or taken apart
                     self.watched.remove(fd)
                     posix.close(fd)
-                    if is_filtered:
+                    if on_quiet is not None:
+                        on_quiet()
                         _, status, usage = wait4(pid, 0)
                         self._add(usage)
                         return status
@@ -301,7 +302,11 @@ class Attendance:
             is_alone = False
         except ChildProcessError:
             is_alone = True
-        return {"is_alone": is_alone, "user_s": self.user_s, "system_s": self.system_s, "most_kib": self.most_kib}
+        return {"is_alone": is_alone, **self.spent()}
+
+    def spent(self) -> dict[str, float]:
+        """Return what the dead used."""
+        return {"user_s": self.user_s, "system_s": self.system_s, "most_kib": self.most_kib}
 
 
 def _wake(number: int, frame: object) -> None:
