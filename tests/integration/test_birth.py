@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,12 @@ from pathlib import Path
 import pytest
 
 import cloche
+from cloche.backends.host import measure_host
+from cloche.backends.local import LocalBackend
+from cloche.core.levels import Level
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.request import Request
 
 PROGRAM = """
 import json, os, sys
@@ -54,3 +62,21 @@ def test_a_child_is_born_in_its_group(tmp_path: Path) -> None:
     assert alone[1].endswith(alone[0])
     assert apart == [alone[0], "0::/", 1]
     assert not is_left
+
+
+@pytest.mark.parametrize("level", [Level.JAIL, Level.CONFINED])
+@pytest.mark.parametrize("use_cgroups", [True, False])
+def test_a_program_has_the_processors_that_it_may_have(level: Level, use_cgroups: bool) -> None:
+    """While it is built it is moved about between processors; where no control group keeps the limit, its mask does."""
+    mine = os.sched_getaffinity(0)
+    wanted = {1: len(mine) if use_cgroups and measure_host().cgroup_version else 1, 2: min(2, len(mine))}
+    found = [asyncio.run(_processors(level, cpus, use_cgroups=use_cgroups)) for cpus in (1, 2) for _ in range(5)]
+    assert found == [wanted[cpus] for cpus in (1, 2) for _ in range(5)]
+    assert os.sched_getaffinity(0) == mine
+
+
+async def _processors(level: Level, cpus: int, *, use_cgroups: bool) -> int:
+    policy, limits = Policy(level=level, warm=False), Limits(cpus=cpus)
+    async with LocalBackend(use_cgroups=use_cgroups).open(policy, limits) as sandbox:
+        result = await sandbox.run(Request(code="import os; print(len(os.sched_getaffinity(0)))"))
+    return int(result.stdout)

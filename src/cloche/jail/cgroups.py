@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import posix
 
+from .syscalls import clone
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 PERIOD_US = 100_000
 SOCKETS_SHARE = 8  # version 1 counts what sockets buffer apart from all other memory: this part of it comes on top
 EBUSY, ENOENT = 16, 2
+NO_SUCH_BIRTH = (1, 7, 22, 38)  # EPERM, E2BIG, EINVAL, ENOSYS
 
 # What to write per controller and version; an optional file may be missing (swap accounting, mostly).
 FILES: Mapping[int, Mapping[str, tuple[tuple[str, str, bool], ...]]] = {
@@ -179,6 +182,24 @@ class Gauges:
         """Let go of the files."""
         while self._open:
             posix.close(self._open.popitem()[1])
+
+
+def bear(namespaces: int, cgroup: Cgroup | None) -> tuple[int, bool]:
+    """Fork into new namespaces, and into a control group of version 2; tell whether the child must be moved there.
+
+    It must where the kernel or a filter around us has no call for it: before Linux 5.7, or in a plain container.
+    """
+    is_born_outside = cgroup is not None and cgroup.version == 2
+    if cgroup is not None and is_born_outside:
+        group = cgroup.open()
+        try:
+            return clone(namespaces, group), False
+        except OSError as error:
+            if error.errno not in NO_SUCH_BIRTH:
+                raise
+        finally:
+            posix.close(group)
+    return clone(namespaces) if namespaces else posix.fork(), is_born_outside
 
 
 def _quota(cpus: float) -> int:

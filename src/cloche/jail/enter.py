@@ -42,11 +42,11 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
     who, (limits, powers) = _identity(spec, run), (_limits(spec), _powers(spec))
     die, session = who[-1:], _step("session", "lead a session of its own, without a terminal", make("setsid"))
     return Building(
-        build=_build(spec, run, who, [*limits, *powers], has_workspace=has_workspace),
+        build=_build(spec, run, who, [*limits, *_affinity(spec), *powers], has_workspace=has_workspace),
         # The first guest was forked before the reaper gave these up; a later one is born without them.
         first=[*who, *limits, *powers, session],
         later=[*die, session],
-        late=_last_doors(spec, run),
+        late=[*_affinity(spec), *_last_doors(spec, run)],  # the reaper has moved it about by then, see `run_beside`
         private=run.private,
         seccomp=spec.seccomp,
     )
@@ -108,6 +108,7 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
     mine = [
         _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
         *_limits(spec, beside=-1),
+        *_affinity(spec),
         _step("switch_identity", f"become uid {spec.inside_id}", *switch_identity(spec.inside_id, can_set_groups=True)),
         _step("capabilities", "drop all capabilities", *caps.drop_own()),
         die,
@@ -271,13 +272,17 @@ def _limits(spec: Spec, *, beside: int = 0) -> list[Step]:
     """List the per-process limits; `beside` is how many more processes of ours the kernel counts than it would."""
     rows = [(name, amount + beside if name == "nproc" else amount) for name, amount in spec.rlimits]
     text = "set " + ", ".join(f"{name}={amount}" for name, amount in rows)
-    steps = [_step("limits", text, *rlimits.setting(rows))]
-    if spec.cpu_affinity:
-        mask = sum(1 << number for number in sorted(os.sched_getaffinity(0))[: spec.cpu_affinity])
-        words = mask.to_bytes(128, "little")
-        text = f"use at most {spec.cpu_affinity} processors"
-        steps.append(_step("affinity", text, make("sched_setaffinity", 0, len(words), words)))
-    return steps
+    return [_step("limits", text, *rlimits.setting(rows))]
+
+
+def _affinity(spec: Spec) -> list[Step]:
+    """List the limit on processors, where no control group keeps it."""
+    if not spec.cpu_affinity:
+        return []
+    mask = sum(1 << number for number in sorted(os.sched_getaffinity(0))[: spec.cpu_affinity])
+    words = mask.to_bytes(128, "little")
+    text = f"use at most {spec.cpu_affinity} processors"
+    return [_step("affinity", text, make("sched_setaffinity", 0, len(words), words))]
 
 
 def _powers(spec: Spec) -> list[Step]:

@@ -59,7 +59,7 @@ class Guest:
         """Do everything. Returns when a Python guest has run to its end."""
         try:
             nursed = self.nursed
-            building = nursed.building if nursed is not None else Building(**wire.unpack(self.plan_fd))
+            building = nursed.building if nursed is not None else self._read_building()
             self._get_ready()
             if self.go >= 0 and self.index == 0 and posix.read(self.go, 1) != GO:  # nobody gives us an identity
                 posix._exit(1)
@@ -92,6 +92,9 @@ class Guest:
                 call("dup3", value, LINK, 0)
             self._exec(command, order.env)
         self._run_python(order, value)
+
+    def _read_building(self) -> Building:
+        return Building.of_parts(wire.unpack(self.plan_fd)["guests"])
 
     def _get_ready(self) -> None:
         """Import and prepare what needs no file of the sandbox's and no privilege, while the reaper builds."""

@@ -41,53 +41,62 @@ HELPER_MODULES = (
     "jail", "jail.syscalls", "jail.wire", "jail.calls", "jail.spec", "jail.guest", "jail.reaper", "jail.identity",
     "jail.cgroups", "jail.watch", "jail.helper",
 )  # fmt: skip
+# What a helper runs first, compiled once: it is told `archive`, a descriptor, and its `head` and `size` in bytes.
 _BOOT = """\
 import marshal, posix, sys
-from _frozen_importlib import ModuleSpec
+from _frozen_importlib import ModuleSpec, _load
+from _frozen_importlib_external import ExtensionFileLoader, spec_from_file_location
 class Archive:
-    places, data = marshal.loads(posix.pread({archive}, {head}, 0)), None
+    places, data = marshal.loads(posix.pread(archive, head, 0)), None
     def code(name):
         start, end = Archive.places[name]
-        if Archive.data is None: return marshal.loads(posix.pread({archive}, end - start, start))
+        if Archive.data is None: return marshal.loads(posix.pread(archive, end - start, start))
         return marshal.loads(Archive.data[start:end])
     def find_spec(name, path=None, target=None):
         if name in Archive.places: return ModuleSpec(name, Archive, origin="cloche", is_package="." not in name)
     def create_module(spec): return None
     def exec_module(module): exec(Archive.code(module.__name__), module.__dict__)
 sys.meta_path.insert(0, Archive)
-"""
-# Those that every helper needs are read, which leaves no copy; all others stay in the file's own memory.
-_MAP_ARCHIVE = """
-import jail.syscalls
-Archive.data = jail.syscalls.map_file({archive}, {size})
-posix.close({archive})
-"""
-_MAKE_MODULES = """
-for name in {modules}:
-    parent, _, stem = name.rpartition(".")
-    module = sys.modules[name] = type(sys)(name)
-    module.__package__ = parent or name
-    if parent: setattr(sys.modules[parent], stem, module)
-    else: module.__path__ = []
-    Archive.exec_module(module)
+def load_library(name, path):
+    # The one that every helper needs is where the caller found it: no search.
+    _load(spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path)))
+def make_modules(names):
+    for name in names:
+        parent, _, stem = name.rpartition(".")
+        module = sys.modules[name] = type(sys)(name)
+        module.__package__ = parent or name
+        if parent: setattr(sys.modules[parent], stem, module)
+        else: module.__path__ = []
+        Archive.exec_module(module)
+def map_archive():
+    # What is needed at once was read, which leaves no copy; all else stays in the file's own memory.
+    import jail.syscalls
+    Archive.data = jail.syscalls.map_file(archive, size)
+    posix.close(archive)
 def load_interpreter():
     import interpreter.oneshot
     return interpreter.oneshot
 """
-_BOOT_HELPER = """
+_RUN_BOOT = """\
+import marshal, posix
+archive, head, size = {fd}, {head}, {size}
+exec(marshal.loads(posix.pread(archive, {boot}, size - {boot})))
+"""
+_BOOT_HELPER = """\
 _guest = sys.modules["jail.helper"].main({fd}, {version}, {folders}, load_interpreter)
 if _guest: _guest()
 """
-_BOOT_TEMPLATE = """
+_BOOT_TEMPLATE = """\
 import jail.template, jail.notify, jail.tree, jail.idmapped
 _guest = jail.template.main({fd}, {settings}, load_interpreter)
 if _guest: _guest()
 """
-_BOOT_KEEPER = """
+_BOOT_KEEPER = """\
 import jail.place
 jail.place.main({fd})
 """
-_BOOT_PROBE = """
+_BOOT_PROBE = """\
+map_archive()
 import jail.probe
 jail.probe.main()
 """
@@ -171,6 +180,7 @@ class _Shelf:
     fd: int
     inode: int
     head: int  # bytes
+    boot: int  # bytes, at the end
     size: int  # bytes
 
     def is_there(self) -> bool:
@@ -181,11 +191,9 @@ class _Shelf:
             return False
         return found.st_ino == self.inode and found.st_size == self.size
 
-    def boot(self) -> str:
-        return _BOOT.format(archive=self.fd, head=self.head)
-
-    def map(self) -> str:
-        return _MAP_ARCHIVE.format(archive=self.fd, size=self.size)
+    def run_boot(self) -> str:
+        """Return the first words of whoever reads from here."""
+        return _RUN_BOOT.format(fd=self.fd, head=self.head, boot=self.boot, size=self.size)
 
 
 _shelves: dict[bool, _Shelf] = {}
@@ -214,13 +222,14 @@ def _fill_shelf(codes: Mapping[str, bytes]) -> _Shelf:
     head = 0
     while head != (head := len(_places(codes, head))):  # numbers as long as they are at the end
         pass
-    content = b"".join((_places(codes, head), *codes.values()))
+    boot = marshal.dumps(compile(_BOOT, "<cloche>", "exec", dont_inherit=True, optimize=2))
+    content = b"".join((_places(codes, head), *codes.values(), boot))
     fd = _passable(os.memfd_create("cloche", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     try:
         if os.write(fd, content) != len(content):
             raise OSError(errno.ENOSPC, "no room for the modules of a helper")
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _ALL_SEALS)
-        return _Shelf(fd, os.fstat(fd).st_ino, head, len(content))
+        return _Shelf(fd, os.fstat(fd).st_ino, head, len(boot), len(content))
     except BaseException:
         os.close(fd)
         raise
@@ -249,7 +258,7 @@ def run_probe_process(executable: str, timeout_s: float) -> bytes:
     """Run the probe process and return what it printed. Raises OSError when it cannot run or fails."""
     shelf = _shelf(is_probe=True)
     done = subprocess.run(
-        [executable, "-I", "-S", "-c", shelf.boot() + shelf.map() + _BOOT_PROBE],
+        [executable, "-I", "-S", "-c", shelf.run_boot() + _BOOT_PROBE],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=EMPTY_ENVIRONMENT,
@@ -290,8 +299,8 @@ def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Pop
     try:
         theirs = socket.socket(fileno=_passable(theirs.detach()))
         shelf = _shelf()
-        made = _MAKE_MODULES.format(modules=HELPER_MODULES) + shelf.map()
-        boot = shelf.boot() + made + words(theirs.fileno())
+        first = f"make_modules({HELPER_MODULES})\nmap_archive()\n"
+        boot = shelf.run_boot() + _load_ctypes(executable) + first + words(theirs.fileno())
         process = subprocess.Popen(
             [executable, "-I", "-S", "-c", boot],
             stdin=subprocess.DEVNULL,
@@ -302,13 +311,21 @@ def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Pop
             pass_fds=(theirs.fileno(), shelf.fd),
             start_new_session=True,
         )
-        run_beside(process.pid)  # where that is interrupted half-way, it ends with our end of the socket
+        run_beside(
+            process.pid, os.sched_getaffinity(0)
+        )  # where that is interrupted half-way, it ends with our end of the socket
     except BaseException:
         ours.close()
         raise
     finally:
         theirs.close()
     return process, ours
+
+
+def _load_ctypes(executable: str) -> str:
+    """Return how an interpreter loads `_ctypes`; nothing where it must look for itself."""
+    path = getattr(sys.modules.get("_ctypes"), "__file__", None)
+    return f"load_library('_ctypes', {path!r})\n" if executable == sys.executable and path else ""
 
 
 def make_cgroup(cgroup: Mapping[str, Any], *, is_there: bool = False) -> None:

@@ -52,7 +52,7 @@ class Nursery(Parent):
         posix.close(self.go)  # our guests are forked when we have our identity
         private = self.await_go()
         unshare(CLONE_NEWCGROUP)
-        building = Building(**wire.unpack(self.plan_fd))
+        building = Building.of_parts(*wire.unpack(self.plan_fd).values())
         ready = {**said, "seconds": self.build(building, private)}
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find

@@ -17,7 +17,7 @@ from . import wire
 from .calls import StepFailed, perform
 from .guest import Guest, load_notify, tell_failure
 from .spec import Building, Order
-from .syscalls import CLONE_NEWCGROUP, WNOHANG, ppoll, socketpair, unshare, wait4
+from .syscalls import CLONE_NEWCGROUP, WNOHANG, ppoll, run_beside, socketpair, unshare, wait4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ SIGCHLD = 17
 POLLIN = 1
 SIGKILL, EVERYBODY = 9, -1
 MOST_STEPS = 200  # that a message tells of
+LINGER_S = 1.0  # after which we end everybody ourselves; the helper does it at once
 
 
 class Parent:
@@ -81,8 +82,11 @@ class Parent:
 class Reaper(Parent):
     """Be the parent of one program's guests: fork, build, wait for orders, wait for the end, report."""
 
-    def live(self, *, must_wait_first: bool) -> Callable[[], None]:
-        """Do everything; returns only in a guest, with what it must call. The reaper itself exits in here."""
+    def live(self, processors: set[int], *, must_wait_first: bool) -> Callable[[], None]:
+        """Do everything; returns only in a guest, with what it must call. The reaper itself exits in here.
+
+        The first guest may run on all `processors`, whatever the helper makes of our own mask meanwhile.
+        """
         self.attendance = Attendance(self.spec)
         private = self.await_go() if must_wait_first else []
         if self.spec.level == "jail":
@@ -90,9 +94,10 @@ class Reaper(Parent):
         pid = posix.fork()
         if pid == 0:
             return self._guest(0)
+        run_beside(pid, processors)
         if not must_wait_first:
             private = self.await_go()
-        seconds = self.build(Building(**wire.unpack(self.plan_fd)), private)
+        seconds = self.build(Building.of_parts(wire.unpack(self.plan_fd)["reapers"]), private)
         self._hand_over(seconds)
         self._release_guest()
         order, fds = self._take_order(pid)
@@ -114,6 +119,7 @@ class Reaper(Parent):
                 break
         ended = {"wait_status": status, **self.attendance.conclude(), **self._observe(status)}
         wire.send(self.link, "ended", ended)
+        ppoll((self.link,), LINGER_S)  # going away would keep the processor from the helper, which has yet to tell
         posix._exit(0)
 
     def _guest(self, index: int) -> Callable[[], None]:

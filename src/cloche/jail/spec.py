@@ -6,6 +6,8 @@ A sandbox is opened once with a `Spec`; every run in it is a `Run`, which the ca
 
 from __future__ import annotations
 
+from . import wire
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, ClassVar, Self
@@ -140,6 +142,20 @@ class Building(_Record):
     private: list[str] = []
     seccomp: bytes | None = None
     rehearsal: list[Step] = []
+
+    def as_wire(self) -> dict[str, Any]:
+        """Return it in two parts, each of which is read by those alone who need it: both take their time."""
+        whole = super().as_wire()
+        reapers = {name: whole.pop(name) for name in ("build", "private")}
+        return {"reapers": wire.pack_part(reapers), "guests": wire.pack_part(whole)}
+
+    @classmethod
+    def of_parts(cls, *parts: bytes) -> Building:
+        """Return what these parts of `as_wire` hold; the rest is empty."""
+        fields: dict[str, Any] = {}
+        for part in parts:
+            fields |= wire.unpack_part(part)
+        return cls(**fields)
 
     def name_private(self, fds: list[int]) -> dict[str, int]:
         """Return the registers of the mounts that the helper opened for `private`, in its order."""

@@ -171,18 +171,17 @@ def _birth(flags: int, group_fd: int) -> bytes:
     return bytes(arguments)
 
 
-def run_beside(pid: int) -> None:
-    """Move a child that has just been made to another processor than ours; it may run wherever it might before.
+def run_beside(pid: int, allowed: set[int]) -> None:
+    """Move a child that has just been made to another processor than ours; it may run on all that are `allowed`.
 
-    The kernel often leaves it on its parent's, where it waits until the parent sleeps while the other one is idle. The
-    child must wait for a word of ours before it makes processes, which would inherit a mask that is half changed.
+    The kernel often leaves it on its parent's, where it waits until the parent sleeps while the other one is idle. What
+    the child makes before a word of ours may inherit a mask that is half changed, and must be given the right one.
     Where that cannot be had, or there are many processors to choose from, the choice is the kernel's.
     """
+    if not 1 < len(allowed) <= MOST_PROCESSORS:
+        return
     here = fresh(4)
     try:
-        allowed = posix.sched_getaffinity(pid)
-        if not 1 < len(allowed) <= MOST_PROCESSORS:
-            return
         call("getcpu", here, None, None)
         posix.sched_setaffinity(pid, allowed - {word(here, 0)})
         posix.sched_setaffinity(pid, allowed)

@@ -6,6 +6,7 @@ import posix
 from time import monotonic
 
 from . import identity, slate, wire
+from .cgroups import bear
 from .reaper import Reaper
 from .syscalls import (
     CLONE_NEWCGROUP,
@@ -16,9 +17,9 @@ from .syscalls import (
     CLONE_NEWUSER,
     CLONE_NEWUTS,
     PR_SET_DUMPABLE,
-    clone,
     ppoll,
     prctl,
+    run_beside,
     socketpair,
     wait4,
 )  # fmt: skip
@@ -41,7 +42,6 @@ SETUP_PATIENCE_S, ETIMEDOUT, EPIPE = 60.0, 110, 32
 GO = b"g"
 FOR_THE_NEXT = ("open", "prepare", "run")  # words that are not about the run that is watched
 SIGKILL = 9
-NO_SUCH_BIRTH = (1, 7, 22, 38)  # EPERM, E2BIG, EINVAL, ENOSYS
 
 
 class Watch:
@@ -50,6 +50,9 @@ class Watch:
     def __init__(self, helper: Helper, load_interpreter: Callable[[], Any] | None, *, is_nursing: bool = False):
         self.helper, self.spec, self.load_interpreter = helper, helper.spec, load_interpreter
         self.reaper = 0
+        self.processors: set[int] = set()
+        self.ready: dict[str, Any] | None = None  # what the caller has yet to hear
+        self.lent: list[int] = []
         self.cause = ""
         self.timeout_s = 0.0
         self.started_at = 0.0
@@ -66,7 +69,7 @@ class Watch:
         self.is_nursing, self.generation = is_nursing, helper.generation
         self.timers = (helper.timer,) if is_nursing else ()
         self.number = 0
-        self.can_go_on = self.is_undecided = False
+        self.can_go_on = self.is_undecided = self.is_last = False
         self.tick_s = TICK_S
         self.family: Family | None = None
         self.later: list[tuple[str, dict[str, Any]]] = []  # what can wait until the family is at rest
@@ -78,7 +81,8 @@ class Watch:
         waiting, go = posix.pipe()
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
         try:
-            self.reaper, must_move = self._bear(NAMESPACES_AT_BIRTH if is_jail else 0)
+            self.processors = posix.sched_getaffinity(0)
+            self.reaper, must_move = bear(NAMESPACES_AT_BIRTH if is_jail else 0, cgroup)
         except BaseException:  # the helper lives on, and must not be anybody's to look into
             prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
             for fd in (waiting, go, self.link, self._reaper_link):
@@ -88,6 +92,8 @@ class Watch:
             posix.close(go)
             return self._be_reaper(plan_fd, waiting, must_be_moved=must_move)
         prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        if not self.is_nursing:  # somebody waits for this one
+            run_beside(self.reaper, self.processors)
         posix.close(self._reaper_link)
         posix.close(waiting)
         private: list[int] = []
@@ -105,24 +111,6 @@ class Watch:
                 posix.close(fd)
         self._count()
         return None
-
-    def _bear(self, namespaces: int) -> tuple[int, bool]:
-        """Fork the reaper, into its control group where that is one of version 2; tell whether it must be moved there.
-
-        It must where the kernel or a filter around us has no call for it: before Linux 5.7, or in a plain container.
-        """
-        cgroup = self.helper.cgroup
-        is_born_outside = cgroup is not None and cgroup.version == 2
-        if cgroup is not None and is_born_outside:
-            group = cgroup.open()
-            try:
-                return clone(namespaces, group), False
-            except OSError as error:
-                if error.errno not in NO_SUCH_BIRTH:
-                    raise
-            finally:
-                posix.close(group)
-        return clone(namespaces) if namespaces else posix.fork(), is_born_outside
 
     def _be_reaper(self, plan_fd: int, waiting: int, *, must_be_moved: bool) -> Callable[[], None]:
         """Enter the control group, and live as the reaper."""
@@ -150,7 +138,7 @@ class Watch:
                 kept.extend((helper, self, nursery, ends, said))
                 return nursery.live(helper.door, helper.slate, said)
             reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
-            return reaper.live(must_wait_first=must_be_moved)
+            return reaper.live(self.processors, must_wait_first=must_be_moved)
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
             try:
                 wire.send(self._reaper_link, "failed", failure(f"{type(error).__name__}: {error}", "reaper"))
@@ -187,6 +175,7 @@ class Watch:
                 self._renew()
             self.cause, self.said_ended = body["cause"], body["ended"]
         self.number, self.timeout_s, self.is_undecided = body["number"], body["timeout_s"], False
+        self.is_last = body["is_last"]
         for tag, early, _ in self.helper.early:
             if tag == "kill" and early["number"] == self.number:
                 self.cause = early["cause"]
@@ -234,6 +223,7 @@ class Watch:
             while self.ended is None and self.failed is None and self._hear_reaper():
                 pass
             self._report(usage)
+        self._let_go()
         posix.close(self.link)
 
     def _hear_what_reaper_said(self) -> bool:
@@ -292,6 +282,7 @@ class Watch:
             self.kill()
             while self.failed is None and self._hear_reaper():
                 pass
+            self._lend()
             posix.close(self.link)
         return self.failed
 
@@ -299,8 +290,7 @@ class Watch:
         """Kill the tree, wait until nothing of it is left, and return what it used."""
         if not self.reaper:
             return None
-        if self.ended is None or self.is_nursing:
-            posix.kill(self.reaper, SIGKILL)
+        posix.kill(self.reaper, SIGKILL)
         _, _, usage = wait4(self.reaper, 0)
         self.reaper = 0
         if self.family is not None:
@@ -375,13 +365,13 @@ class Watch:
         """Take one word of the reaper's; False when it is gone."""
         tag, body, fds = wire.receive(self.link)
         if tag == "ready":
-            self.helper.tell("ready", {**body, "outside": self.spec.outside}, tuple(fds))
             self.helper.keep_workspace(-1)  # the caller has the new one
-            for fd in fds:
-                posix.close(fd)
+            self.ready = {**body, "outside": self.spec.outside}
+            self.lent += fds
         elif tag == "started":
             self.started_at = body["at"]
             self.deadline = self.started_at + self.timeout_s
+            self._lend()
             self.helper.tell("started", body)
         elif tag == "ended":
             self.ended = body
@@ -390,6 +380,22 @@ class Watch:
                 self.helper.keep_workspace(fds[0])
             self.failed = body
         return tag != ""
+
+    def _lend(self) -> None:
+        """Tell the caller that the sandbox stands, and hand it the workspace, once.
+
+        Nobody waits for this word alone, and who hears it may take the processor from the guest. At the last run we
+        keep the workspace open, too: who lets go of it last takes it down, and nobody waits for us.
+        """
+        ready, self.ready = self.ready, None
+        if ready is not None:
+            self.helper.tell("ready", ready, tuple(self.lent))
+        if not self.is_last:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        while self.lent:
+            posix.close(self.lent.pop())
 
     def _check_limits(self) -> None:
         if self.ended is not None or self.failed is not None:
@@ -440,6 +446,7 @@ class Watch:
         return folder is not None and folder.is_over(self.spec.disk_bytes, self.spec.inodes, is_fresh=at_end)
 
     def _report(self, usage: tuple[float, float, int] | None) -> None:
+        self._lend()
         if not self.started_at and not self.cause:
             self.failed = self.failed or failure("the sandbox ended before the code was started", "reaper")
         if self.failed is not None and not self.cause:

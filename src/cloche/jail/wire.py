@@ -74,6 +74,17 @@ def unpack(fd: int) -> dict[str, Any]:
     return value
 
 
+def pack_part(value: dict[str, Any]) -> bytes:
+    """Return `value` as bytes, to travel in a message or a file of which not everybody reads all."""
+    return marshal.dumps(value)
+
+
+def unpack_part(data: bytes) -> dict[str, Any]:
+    """Read what `pack_part` made."""
+    value: dict[str, Any] = marshal.loads(data)
+    return value
+
+
 def _write_file(data: bytes) -> int:
     fd = posix.memfd_create("cloche", posix.MFD_CLOEXEC)
     view = memoryview(data)

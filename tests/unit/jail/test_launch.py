@@ -92,7 +92,7 @@ def test_helpers_read_from_a_file_that_nobody_can_change(monkeypatch: pytest.Mon
         places = marshal.loads(os.pread(shelf.fd, shelf.head, 0))
         found = {name: os.pread(shelf.fd, end - start, start) for name, (start, end) in places.items()}
         assert found == {"jail": b"one", "jail.calls": b"three", "interpreter": b""}
-        assert shelf.size == os.fstat(shelf.fd).st_size == shelf.head + len(b"onethree")
+        assert shelf.size == os.fstat(shelf.fd).st_size == shelf.head + len(b"onethree") + shelf.boot
         for change in (lambda: os.pwrite(shelf.fd, b"x", 0), lambda: os.truncate(shelf.fd, 0)):
             with pytest.raises(PermissionError):
                 change()
@@ -161,9 +161,9 @@ def test_a_child_is_let_run_beside_us_and_may_run_anywhere() -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:
         for _ in range(50):
-            run_beside(child.pid)
+            run_beside(child.pid, mine)
         assert os.sched_getaffinity(child.pid) == mine == os.sched_getaffinity(0)
     finally:
         child.kill()
         child.wait()
-    run_beside(child.pid)
+    run_beside(child.pid, mine)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloche.jail import watch
+from cloche.jail import cgroups, watch
 from cloche.jail.cgroups import Cgroup
 
 
@@ -31,7 +31,7 @@ def test_a_refused_birth_in_a_group_is_no_birth_outside(
         assert flags == watch.NAMESPACES_AT_BIRTH
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(watch, "clone", clone)
+    monkeypatch.setattr(cgroups, "clone", clone)
     monkeypatch.setattr(watch, "prctl", lambda *words: settings.append(words[1]))
     before = os.listdir("/proc/self/fd")
     one = _watch(tmp_path)
@@ -47,7 +47,7 @@ def test_a_refused_birth_in_a_group_is_no_birth_outside(
 def test_a_group_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then there are no limits, and so there is nothing to be born in."""
     settings = list[int]()
-    monkeypatch.setattr(watch, "clone", lambda *_: pytest.fail("born without limits"))
+    monkeypatch.setattr(cgroups, "clone", lambda *_: pytest.fail("born without limits"))
     monkeypatch.setattr(watch, "prctl", lambda *words: settings.append(words[1]))
     before = os.listdir("/proc/self/fd")
     one = _watch(tmp_path / "gone")

@@ -170,10 +170,9 @@ class Connection:
             if files >= 0:
                 os.close(files)
 
-    async def attend(self, on_word: OnWord, on_late: Callable[[], None] | None = None) -> dict[str, Any]:
+    async def attend(self, on_word: OnWord) -> dict[str, Any]:
         """Wait for the end of the run that was sent; every earlier word goes to `on_word`.
 
-        `on_late` is called when it has not come after a few milliseconds.
         Who was cancelled while waiting may wait again, and does not miss the end if it came meanwhile.
         Raises StartFailed when the sandbox could not be set up, OutcomeUnknown when the helper is gone although the
         code had been started.
@@ -192,7 +191,6 @@ class Connection:
             unheard_s = 0.0
             if end.done():
                 return end.result()
-        listening = loop.call_later(unheard_s, on_late) if on_late is not None else None
         if door is not None:
             loop.add_reader(door.fileno(), self._listen_at, door, end, on_word)
         link = self._link.fileno()
@@ -209,8 +207,6 @@ class Connection:
                 if not answer.done():
                     answer.set_exception(OSError("the session has ended"))
             hearing.cancel()
-            if listening is not None:
-                listening.cancel()
             if self._link is not None:
                 loop.remove_reader(link)
             if door is not None and door.fileno() >= 0:

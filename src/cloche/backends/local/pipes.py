@@ -16,6 +16,7 @@ from cloche.core.told import MAX_TOLD_BYTES, read_told
 from .streams import StreamReader
 
 DRAIN_S = 0.3
+UNHEARD_S = 0.003  # what a short program says waits in its pipes until the end: listening costs more than reading
 _SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRITE
 _F_ADD_SEALS = 1033
 
@@ -26,6 +27,7 @@ class Pipes:
     def __init__(self, stdin: bytes, limits: Limits, kill: Callable[[KillCause], None], sink: Sink):
         self._guest: list[int] = []
         self._readers: dict[str, StreamReader] = {}
+        self._listening: asyncio.TimerHandle | None = None
         try:
             self._guest.append(_stdin(stdin))
             for stream in ("stdout", "stderr"):
@@ -66,6 +68,11 @@ class Pipes:
         for reader in self._readers.values():
             reader.listen()
 
+    def listen_soon(self) -> None:
+        """Read what comes as it comes, once the program has run for a while."""
+        if self._listening is None:
+            self._listening = asyncio.get_running_loop().call_later(UNHEARD_S, self.listen)
+
     async def drain(self) -> None:
         """Read what is still in the pipes. Everything that could write is dead; a bound is there all the same."""
         self.close_guest_ends()
@@ -76,6 +83,8 @@ class Pipes:
             await asyncio.wait([reader.ended for reader in open_ones], timeout=DRAIN_S)
 
     def close(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
         self.close_guest_ends()
         for reader in self._readers.values():
             reader.close()

@@ -323,16 +323,17 @@ class LocalOpenSandbox:
         return await self._result(program, pipes, ended, found)
 
     async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, pipes: Pipes | None = None) -> dict[str, Any]:
-        """Send a run and wait for its end; when cancelled, kill it and wait until it is dead.
-
-        What a short program says waits in its pipes until the end: listening costs more than reading.
-        """
+        """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
         connection, steps = await self._send(run, streams, is_awaited=sink is not discard)
         if pipes is not None:
             pipes.close_guest_ends()
+            if self._slot is not None:  # whose guest may start at once
+                pipes.listen_soon()
         plan: list[PlanStep] = []
 
         def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
+            if tag == "started" and pipes is not None:
+                pipes.listen_soon()
             if tag == "ready" or fds:
                 self.workspace.take(fds)
             if tag == "ready":
@@ -342,7 +343,7 @@ class LocalOpenSandbox:
                 sink(Started(plan=tuple(plan)))
 
         try:
-            ended = await connection.attend(hear, pipes.listen if pipes is not None else None)
+            ended = await connection.attend(hear)
             self._is_over = self._is_last and self._spec.level == "jail"
             return ended
         except asyncio.CancelledError:
