@@ -299,6 +299,18 @@ def test_own_names_are_free() -> None:
     assert run_pooled("import interpreter, jail; print(interpreter.x + jail.x)", files=files).stdout == "3\n"
 
 
+@pytest.mark.root
+def test_objects_of_ipc_end_the_jail_of_a_sandbox() -> None:
+    """Whoever makes one has it, and the next run has another namespace."""
+    call = "import ctypes; print(ctypes.CDLL(None).semget(4713, 1, {}))"
+    with cloche.Sandbox() as sandbox:
+        run_warm("1")
+        sandbox.run("1")
+        assert sandbox.run(call.format("0o1600")).stdout == "0\n"
+        found = sandbox.run(call.format("0"))
+        assert (found.stdout, found.meta["start"]) == ("-1\n", "forked")
+
+
 def test_it_can_be_switched_off() -> None:
     """Without warm starts every interpreter is a fresh one, and nothing is kept ready."""
     close_pools()
@@ -389,21 +401,17 @@ def test_further_runs_of_a_sandbox_wait_in_its_workspace() -> None:
 
 
 RESIDUE = """
-import ctypes, glob, mmap, os, subprocess, sys
+import glob, mmap, os, subprocess, sys
 os.makedirs('/tmp/left/deep'); open('/tmp/left/deep/file', 'w').write('secret')
 open('/dev/shm/left', 'w').write('secret')
-libc = ctypes.CDLL(None, use_errno=True)
-libc.shmget(4711, 4096, 0o1666)
-libc.msgget(4712, 0o1666)
 if os.fork() == 0:
     os.setsid()
     import time; time.sleep(60)
 os.umask(0); os.nice(5)
 """
 LOOK = """
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-print(os.listdir('/tmp'), os.listdir('/dev/shm'), libc.shmget(4711, 4096, 0), libc.msgget(4712, 0))
+import os
+print(os.listdir('/tmp'), os.listdir('/dev/shm'))
 print(sorted(int(name) for name in os.listdir('/proc') if name.isdigit() and int(name) not in (1, os.getpid())))
 print(os.nice(0), os.umask(0o22) == 0o22, len(os.listdir('/proc/self/fd')))
 """
@@ -441,4 +449,4 @@ def test_a_run_of_a_sandbox_finds_nothing_but_its_files() -> None:
         found = sandbox.run(LOOK)
         assert found.meta["start"] == "pooled"
         assert found.stdout == expected.stdout
-        assert expected.stdout.startswith("[] [] -1 -1\n[]\n")
+        assert expected.stdout.startswith("[] []\n[]\n")

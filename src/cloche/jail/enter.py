@@ -14,7 +14,6 @@ from .calls import EEXIST, ENOENT, make
 from .spec import Building, Run, Spec, private_register
 from .syscalls import (
     AT_FDCWD,
-    CLONE_NEWIPC,
     CLONE_NEWNS,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
@@ -23,6 +22,7 @@ from .syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from .calls import Call, Step
@@ -70,6 +70,7 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
     sources = [value for value in tree if isinstance(value, mounts.Bind)]
     host = spec.hostname.encode()
     die = _step("die_with_parent", "die with the parent", caps.prctl(PR_SET_PDEATHSIG, SIGKILL))
+    opening, opened = landlock.opened_ahead(spec.landlock or ())
     build = [
         _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer()),
         _step("open_sources", f"open {len(sources)} bind sources as the caller",
@@ -84,9 +85,13 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
         _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
         _step("loopback", "bring the loopback device up", *netns.raise_loopback()),
         _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
+        # What every guest is born without; this process runs no program, and keeps what it has.
+        _step("bounding", "give up what a program file could grant", *caps.drop_bounding()),
+        _step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges()),
+        _step("open_rules", "open what all guests may use, for their Landlock rules", *opening),
     ]  # fmt: skip
     own = [
-        _step("unshare", "enter mount and IPC namespaces of its own", make("unshare", CLONE_NEWNS | CLONE_NEWIPC)),
+        _step("unshare", "enter a mount namespace of its own", make("unshare", CLONE_NEWNS)),
         _step("umask", "keep files to itself", make("umask", 0o077)),
     ]
     made = {
@@ -104,16 +109,14 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
         _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
         *_limits(spec, beside=-1),
         *_affinity(spec),
-        _step("bounding", "give up what a program file could grant", *caps.drop_bounding()),
         _step("switch_identity", f"become uid {spec.inside_id}", *switch_identity(spec.inside_id, can_set_groups=True)),
         _step("capabilities", "drop all capabilities", *caps.drop_own()),
-        _step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges()),
         die,
         _step("session", "lead a session of its own, without a terminal", make("setsid")),
     ]
     begin = attached if has_workspace else made
     # While it has its powers: an earlier guest may have taken its own rights to the folder away.
-    (go_there, *last_doors) = _last_doors(spec, run)
+    (go_there, *last_doors) = _last_doors(spec, run, opened)
     return Building(
         build=build,
         first=[*own, *begin.values(), *keep, *lend, go_there, *mine],
@@ -121,7 +124,16 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
         late=last_doors,
         private=run.private,
         seccomp=spec.nursery_filter,
+        rehearsal=[_step("rehearse", "write a file that keeps nothing", *_file_of_nothing())],
     )
+
+
+def _file_of_nothing() -> list[Call]:
+    return [
+        make("openat", AT_FDCWD, os.fsencode(os.devnull), os.O_WRONLY | os.O_CLOEXEC, 0, keep="file"),
+        make("write", "file", b"print(1)"),
+        make("close", "file"),
+    ]
 
 
 def compile_rehousing(spec: Spec) -> tuple[list[Step], list[Step]]:
@@ -306,7 +318,7 @@ def switch_identity(number: int | str, *, can_set_groups: bool) -> list[Call]:
     ]
 
 
-def _last_doors(spec: Spec, run: Run) -> list[Step]:
+def _last_doors(spec: Spec, run: Run, opened: Mapping[str, str] | None = None) -> list[Step]:
     """List the last doors to close, once the sandbox stands; the filter of system calls comes after them."""
     steps = [
         _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
@@ -314,7 +326,7 @@ def _last_doors(spec: Spec, run: Run) -> list[Step]:
     ]
     if spec.landlock is not None:
         rules = [*spec.landlock, *run.readable]
-        calls = landlock.restriction(rules, spec.landlock_abi)
+        calls = landlock.restriction(rules, spec.landlock_abi, opened)
         steps.append(_step("landlock", f"restrict files to {len(rules)} trees", *calls))
     return steps
 
@@ -331,6 +343,22 @@ def _offer_to_oom_killer() -> list[Call]:
 
 def _file(root: str, path: str, mode: int, data: bytes) -> list[Call]:
     """Create or replace a file below the directory in register `root`, making folders, following no link."""
+    key = root, path, mode
+    found = _files.get(key)
+    if found is None:
+        if len(_files) >= MOST_FILES:
+            _files.clear()
+        found = _files[key] = _around_content(root, path, mode)
+    before, after = found
+    return [*before, *([make("write", "file", data)] if data else []), *after]
+
+
+MOST_FILES = 64
+_files: dict[tuple[str, str, int], tuple[list[Call], list[Call]]] = {}  # the calls of usual names
+
+
+def _around_content(root: str, path: str, mode: int) -> tuple[list[Call], list[Call]]:
+    """Return the calls before and after the one that writes the content."""
     *folders, name = path.split("/")
     here, calls = root, []
     for depth, folder in enumerate(folders):
@@ -341,8 +369,6 @@ def _file(root: str, path: str, mode: int, data: bytes) -> list[Call]:
     calls += [
         make("unlinkat", here, os.fsencode(name), 0, excuse=(ENOENT,)),
         make("openat", here, os.fsencode(name), _NEW_FILE, 0o600, keep="file"),
-        *([make("write", "file", data)] if data else []),
-        make("fchmod", "file", mode),
-        make("close", "file"),
     ]
-    return [*calls, *(make("close", f"folder {depth}") for depth in range(len(folders)))]
+    closing = [make("close", f"folder {depth}") for depth in range(len(folders))]
+    return calls, [make("fchmod", "file", mode), make("close", "file"), *closing]

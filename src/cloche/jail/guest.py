@@ -9,7 +9,7 @@ from time import monotonic
 from . import slate, wire
 from .calls import StepFailed, perform, perform_calls
 from .spec import Building, Order
-from .syscalls import call, clone, close_range, ppoll, recvmsg, run_anywhere
+from .syscalls import call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Guest:
         processors: set[int] | None = None,
     ):
         """Take what the parent knows, and the processors on which the program may run, if we are moved about."""
-        self.spec, self.link, self.registers = parent.spec, parent.link, dict(parent.registers)
+        self.spec, self.link, self.registers = parent.spec, parent.link, parent.registers  # ours alone since the fork
         self.plan_fd, self.load_interpreter = parent.plan_fd, parent.load_interpreter
         self.index, self.go, self.asking, self.nursed = index, go, asking, nursed
         self.processors = processors or set()
@@ -66,18 +66,16 @@ class Guest:
             if self.go >= 0 and self.index == 0 and posix.read(self.go, 1) != GO:  # nobody gives us an identity
                 posix._exit(1)
             perform(building.first if self.index == 0 else building.later, self.registers)
-            if nursed is not None:
-                kept = [self.registers[KEPT]] if KEPT in self.registers else []
-                wire.send(self.asking, "made", fds=[*(self.registers[name] for name in (*PLACES, NAMESPACE)), *kept])
-            else:
+            if nursed is None:
                 self._await("built")
                 run_anywhere(self.processors)
             perform(building.late, self.registers)
-            self._filter_system_calls(building.seccomp, must_ask=nursed is not None)
+            listener = self._filter_system_calls(building.seccomp, must_ask=nursed is not None)
+            self._hand_over(listener, is_nursed=nursed is not None)
             if nursed is not None:
                 wire.send(nursed.door, "ready", nursed.ready, self._for_caller())
             if self.interpreter is not None and not ppoll((nursed.door if nursed is not None else self.asking,), 0.0):
-                self._rehearse()
+                self._rehearse(building)
             order, fds = self._take_order(nursed)
             if nursed is None and self.index == 0:
                 wire.send(self.link, "started", {"at": monotonic()})  # after which we may be killed at any time
@@ -115,9 +113,16 @@ class Guest:
             return [self.registers[LENT]]
         return [] if KEPT in self.registers else [self.registers["workspace"]]
 
-    def _rehearse(self) -> None:
-        """Let the interpreter go through a run of nothing, with streams of the same kinds as a run's."""
+    def _rehearse(self, building: Building) -> None:
+        """Take orders for nothing, and go through a run of nothing, with streams of the same kinds as a run's."""
         reading, writing = posix.pipe()
+        if building.rehearsal:
+            ours, theirs = socketpair()
+            wire.send(ours, "order", {"steps": building.rehearsal}, (reading,))
+            _, body, (again,) = wire.receive(theirs)
+            perform(body["steps"], {})
+            for fd in (again, ours, theirs):
+                posix.close(fd)
         for number in (1, 2):
             call("dup3", writing, number, 0)
         self.interpreter.rehearse()
@@ -130,17 +135,27 @@ class Guest:
             posix._exit(1)
         return body, fds
 
-    def _filter_system_calls(self, program: bytes | None, *, must_ask: bool) -> None:
+    def _filter_system_calls(self, program: bytes | None, *, must_ask: bool) -> int:
+        """Install the filter; return the descriptor on which it asks, -1 where it asks nobody."""
         if program is None:
-            return
+            return -1
         try:
-            listener = load_notify().install(program)
+            listener: int = load_notify().install(program)
             if must_ask and listener < 0:
                 raise OSError(EBUSY, "somebody outside listens already, so nobody would hear of a socket")
         except OSError as error:
             raise StepFailed(FILTER, 0, 1, error) from error
-        if listener >= 0:
+        return listener
+
+    def _hand_over(self, listener: int, *, is_nursed: bool) -> None:
+        """Give the parent what it answers the filter by; a nursery, what it looks at and takes down at the end, too."""
+        if is_nursed:
+            kept = [self.registers[KEPT]] if KEPT in self.registers else []
+            made = [self.registers[name] for name in (*PLACES, NAMESPACE)]
+            wire.send(self.asking, "made", fds=[*made, listener, *kept])
+        elif listener >= 0:
             wire.send(self.asking, "listener", fds=[listener])
+        if listener >= 0:
             posix.close(listener)
 
     def _take_order(self, nursed: Nursed | None) -> tuple[Order, list[int]]:
@@ -169,7 +184,7 @@ class Guest:
             for fd in fds:
                 posix.close(fd)
         number = body["number"]
-        wire.send(self.asking, "taken", {"number": number})
+        slate.note_taken(nursed.file, number)
         perform(body["steps"], self.registers)
         slate.note_start(nursed.file, number, monotonic())
         if body["is_awaited"]:

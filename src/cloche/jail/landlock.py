@@ -13,7 +13,7 @@ from .syscalls import AT_FDCWD, call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from .calls import Call
 
@@ -46,8 +46,14 @@ def restrict(rules: Iterable[tuple[str, str]]) -> None:
     perform_calls(restriction(rules, abi()))
 
 
-def restriction(rules: Iterable[tuple[str, str]], version: int) -> list[Call]:
-    """Return the calls of `restrict` for a kernel of `version`."""
+def opened_ahead(rules: Iterable[tuple[str, str]]) -> tuple[list[Call], dict[str, str]]:
+    """Return the calls that open what no guest has for itself, and their registers by path: for many restrictions."""
+    registers = {path: f"rule {path}" for path, kind in rules if kind != "write"}
+    return [_opening(path, register) for path, register in registers.items()], registers
+
+
+def restriction(rules: Iterable[tuple[str, str]], version: int, opened: Mapping[str, str] | None = None) -> list[Call]:
+    """Return the calls of `restrict` for a kernel of `version`; `opened` names the registers of paths that are open."""
     handled = all_rights(version)
     rights = {
         "read": READ,
@@ -59,18 +65,20 @@ def restriction(rules: Iterable[tuple[str, str]], version: int) -> list[Call]:
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     return [
         make("landlock_create_ruleset", attr, size, 0, keep="ruleset"),
-        *(one for path, kind in rules for one in _allowing(path, kind, rights[kind])),
+        *(one for path, kind in rules for one in _allowing(path, kind, rights[kind], (opened or {}).get(path, ""))),
         make("landlock_restrict_self", "ruleset", 0),
         make("close", "ruleset"),
     ]
 
 
-def _allowing(path: str, kind: str, rights: int) -> list[Call]:
+def _allowing(path: str, kind: str, rights: int, register: str) -> list[Call]:
     """Add one rule; a path that does not exist needs none. What can be written to is always a folder."""
     if kind != "write" and not os.path.isdir(path):
         rights &= _FILE_RIGHTS
-    return [
-        make("openat", AT_FDCWD, os.fsencode(path), os.O_PATH | os.O_CLOEXEC, keep="allowed", excuse=(ENOENT,)),
-        make("landlock_add_rule", "ruleset", RULE_PATH_BENEATH, (rights.to_bytes(8, "little"), "allowed"), 0),
-        make("close", "allowed"),
-    ]
+    named = (rights.to_bytes(8, "little"), register or "allowed")
+    adding = make("landlock_add_rule", "ruleset", RULE_PATH_BENEATH, named, 0)
+    return [adding] if register else [_opening(path, "allowed"), adding, make("close", "allowed")]
+
+
+def _opening(path: str, register: str) -> Call:
+    return make("openat", AT_FDCWD, os.fsencode(path), os.O_PATH | os.O_CLOEXEC, keep=register, excuse=(ENOENT,))

@@ -5,16 +5,17 @@ would tell about, and speak to, the host and other sandboxes. So locking calls a
 the guest's own places. The look comes before the call: a guest with two threads can swap the descriptor in between,
 so this stops programs and leaves a narrow channel to a determined pair (said in the limitations).
 
-Where the network namespace may be used again (see `nursery`), making a socket of the network asks as well: it is
-always allowed, and remembered. A live session asks before it clones itself into new namespaces, and may only while
-that is being waited for. What is compared are registers, which cannot change between the look and the call.
+Where the namespaces of network and IPC may be used again (see `nursery`), making a socket of the network asks as well,
+and so does what makes or opens an IPC object that lasts: they are always allowed, and remembered. A live session asks
+before it clones itself into new namespaces, and may only while that is being waited for. What is compared are
+registers, which cannot change between the look and the call.
 """
 
 from __future__ import annotations
 
 import posix
 
-from .syscalls import FORK_FLAGS, MACHINE, NUMBERS, address_of, call, fresh, word
+from .syscalls import FORK_FLAGS, LASTING, MACHINE, NUMBERS, address_of, call, fresh, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ NOTIF_BYTES = 80
 FLAG_CONTINUE = 1
 EPERM, EBUSY, ENOLCK = 1, 16, 37
 AF_NETLINK = 16
+_LASTING = frozenset(NUMBERS[MACHINE][name] for name in LASTING if MACHINE in NUMBERS)
 
 
 def install(program: bytes) -> int:
@@ -45,8 +47,9 @@ def install(program: bytes) -> int:
 
 
 def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> bool:
-    """Take one question and answer it; a process that ended meanwhile needs none. Tell whether it was for a socket.
+    """Take one question and answer it; a process that ended meanwhile needs none.
 
+    Tell whether it was for what may leave a trace in a namespace: a socket, or an IPC object.
     `may_fork` tells whether the process of that number may clone itself, this once.
     """
     question = fresh(NOTIF_BYTES)
@@ -59,13 +62,15 @@ def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], b
         _ioctl(listener, NOTIF_SEND, reply)
     except OSError:
         return True  # we do not know what it was for
-    return number == NUMBERS[MACHINE]["socket"]
+    return number == NUMBERS[MACHINE]["socket"] or number in _LASTING
 
 
 def _refusal(number: int, pid: int, argument: int, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> int:
     """Return the errno to refuse a call with, 0 to let it go on; `argument` is its first."""
     if number == NUMBERS[MACHINE]["socket"]:
         return 0 if argument != AF_NETLINK or _is_powerless(pid) else EPERM
+    if number in _LASTING:
+        return 0
     if number == NUMBERS[MACHINE]["clone"]:
         return 0 if argument == FORK_FLAGS and may_fork(pid) else EPERM
     return 0 if _is_own(pid, argument, own_places) else ENOLCK

@@ -3,12 +3,13 @@
 Making namespaces and a root costs more than running a small program, so where the kernel lets us keep them apart from
 the guest they are kept. What stays: the namespaces of users, processes, network, host name and control group, and the
 read-only tree. What is new for every guest: its process and all its descendants, its mount namespace with empty
-/workspace, /tmp and /dev/shm, its System V IPC namespace, its limits, its Landlock domain and its filter. This process
+/workspace, /tmp and /dev/shm, its limits, its Landlock domain and its filter. This process
 has an identity that no guest has, so no guest can signal, slow down or limit it; that takes a second outside id, which
 only root can give. After each guest everything else in the process namespace is killed and waited for. What a network
 namespace remembers is too much to list (counters, flow labels, memberships, closed connections), so it is not looked
 at: a guest's filter tells this process of every socket of the network that it makes, and after the first one the
-nursery ends with its guest.
+nursery ends with its guest. It is the same with the namespace of System V IPC and message queues: the filter tells of
+every segment, set of semaphores and queue that is made or opened.
 
 A guest takes its orders from the caller itself, at the *door*: a socket whose inner end this process keeps, for each
 guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake up. By
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+FEW_BLOCKS = 64  # what a guest may have stored that is still there for a moment when the next one is made
 TICKET = "ticket"  # the register of the mount that a guest attaches as its workspace, where it is kept
 
 
@@ -54,21 +56,28 @@ class Nursery(Parent):
         ready = {**said, "seconds": self.build(building, private)}
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
+        namespace = -1
         while True:
+            before = slate.taken(file)
             attendance = Attendance(self.spec)
             pid = posix.fork()
             if pid == 0:
+                if namespace >= 0:
+                    posix.close(namespace)
                 kept.extend((attendance, private))
                 return Guest(self, 0, -1, attendance.leave(), Nursed(building, door, file, ready)).become
             attendance.leave_to_guest()
-            ended, namespace = self._raise(pid, attendance)
+            made = self._take_over(attendance)
+            if namespace >= 0:  # taking it down makes the kernel wait, which nobody waits for now
+                posix.close(namespace)
+            ended, namespace = self._raise(pid, attendance, made, file, before)
+            ready = said  # what the building took was told with the first guest
             building.first = building.later or building.first
             wire.send(door, "ended", ended | said)
             slate.note_end(file, ended["number"])  # after it was told: what is noted, the helper asks nobody about
             if ended["is_worn"] or not slate.start_of(file, ended["number"]):
                 posix._exit(0)  # no next guest may attach what one that failed has handed back
             attendance.close()
-            posix.close(namespace)
 
     def _forget_helper(self) -> None:
         """Forget, once for all guests, where modules of ours come from; whatever will be needed is here by now."""
@@ -76,29 +85,52 @@ class Nursery(Parent):
         if self.load_interpreter is not None:
             self.forgotten = forget_helper(self.load_interpreter())
 
-    def _raise(self, pid: int, attendance: Attendance) -> tuple[dict[str, Any], int]:
-        """See one guest to its end; return what there is to tell of it, and its mount namespace."""
-        made, _, kept = wire.receive(attendance.ours)
-        if made != "made":  # it failed, and has told the helper at what
+    def _take_over(self, attendance: Attendance) -> list[int]:
+        """Wait until a guest is made, and return its places, its mount namespace, and its filter's descriptor."""
+        tag, _, given = wire.receive(attendance.ours)
+        if tag != "made":  # it failed, and has told the helper at what
             posix._exit(1)
-        places, namespace, ticket = kept[: len(PLACES)], kept[len(PLACES)], kept[len(PLACES) + 1 :]
+        made, ticket = given[: len(PLACES) + 2], given[len(PLACES) + 2 :]
         if ticket:
             self._keep(ticket[0])
-        status = attendance.wait_for(pid, is_filtered=True)
-        number = attendance.taken_order()
-        if not number:  # it failed, or was killed while it waited
+        return made
+
+    def _raise(
+        self, pid: int, attendance: Attendance, made: list[int], file: int, before: int
+    ) -> tuple[dict[str, Any], int]:
+        """See one guest to its end; return what there is to tell of it, and its mount namespace, -1 if that is gone.
+
+        `before` is the number of the run whose orders were taken before it was born.
+        """
+        *places, namespace, listener = made
+        attendance.listen_only_to(listener)
+        last: list[int] = []
+
+        def look_around() -> None:
+            """Look while the kernel takes the guest's memory apart: at what no program can change any more."""
+            if not last:
+                last.extend((slate.taken(file), *_count_full(places)))
+                while places:
+                    posix.close(places.pop())
+
+        status = attendance.wait_for(pid, look_around)
+        look_around()
+        number, full, stored = last
+        if number == before:  # it failed, or was killed while it waited
             posix._exit(1)
+        tasks = _count_tasks() if status else 0
+        attendance.end_everybody()
         ended = {
             "number": number,
             "wait_status": status,
-            "tasks": _count_tasks() if status else 0,
-            "full": _count_full(places),
+            "tasks": tasks,
+            "full": full,
+            "is_alone": True,
+            **attendance.spent(),
+            "is_worn": attendance.has_left_traces,
+            "at": monotonic(),
         }
-        for fd in places:
-            posix.close(fd)
-        attendance.end_everybody()
-        ended |= attendance.conclude()
-        return {**ended, "is_worn": attendance.has_used_network, "at": monotonic()}, namespace
+        return ended, namespace if stored <= FEW_BLOCKS else _closed(namespace)
 
     def _keep(self, ticket: int) -> None:
         """Hold the mount of the workspace that the next guest shall attach, in place of the one that is attached."""
@@ -107,9 +139,16 @@ class Nursery(Parent):
         self.registers[TICKET] = ticket
 
 
-def _count_full(places: list[int]) -> int:
+def _closed(fd: int) -> int:
+    posix.close(fd)
+    return -1
+
+
+def _count_full(places: list[int]) -> tuple[int, int]:
+    """Return how many places are full, and how many blocks all of them hold."""
     states = [posix.fstatvfs(fd) for fd in places]
-    return sum(state.f_bfree == 0 or state.f_ffree == 0 for state in states)
+    full = sum(state.f_bfree == 0 or state.f_ffree == 0 for state in states)
+    return full, sum(state.f_blocks - state.f_bfree for state in states)
 
 
 def _count_tasks() -> int:

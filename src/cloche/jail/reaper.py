@@ -183,7 +183,7 @@ class Attendance:
         _signal.signal(SIGCHLD, _wake)
         self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
         self.watched = [self.woken, self.ours]
-        self.has_used_network = False
+        self.has_left_traces = False
         self.helper_link = self.armed = -1
         self.must_stay = False
 
@@ -191,6 +191,10 @@ class Attendance:
         """Hear the helper while the guest lives, as the reaper of a session does."""
         self.helper_link = helper_link
         self.watched.append(helper_link)
+
+    def listen_only_to(self, listener: int) -> None:
+        """Attend to what the guest's filter asks and to dead children: a nursed guest has said all that it will."""
+        self.watched = [self.woken, listener]
 
     def _hear_helper(self) -> None:
         tag, body, _ = wire.receive(self.helper_link)
@@ -243,11 +247,11 @@ class Attendance:
         except ChildProcessError:
             return
 
-    def wait_for(self, pid: int, *, is_filtered: bool = False) -> int:
+    def wait_for(self, pid: int, on_quiet: Callable[[], None] | None = None) -> int:
         """Wait until `pid` has ended, and return its wait status.
 
-        Where all that can ask lives behind the one filter of a child that `is_filtered`, and nobody does any more, it
-        is on its way out, and nothing else is worth waking up for.
+        With `on_quiet`, all that can ask lives behind the one filter of that child. When nobody does any more, all of
+        it is on its way out, no program runs, `on_quiet` is called, and nothing else is worth waking up for.
         """
         while True:
             for fd, event in ppoll(self.watched, None):
@@ -261,12 +265,13 @@ class Attendance:
                 elif fd == self.ours:
                     self._hear_guest()
                 elif event & POLLIN:
-                    asked_for_socket = load_notify().answer(fd, self.own_places, self.may_fork)
-                    self.has_used_network = asked_for_socket or self.has_used_network
+                    leaves_traces = load_notify().answer(fd, self.own_places, self.may_fork)
+                    self.has_left_traces = leaves_traces or self.has_left_traces
                 else:  # the last process behind this filter is gone, or taken apart
                     self.watched.remove(fd)
                     posix.close(fd)
-                    if is_filtered:
+                    if on_quiet is not None:
+                        on_quiet()
                         _, status, usage = wait4(pid, 0)
                         self._add(usage)
                         return status
@@ -275,17 +280,8 @@ class Attendance:
         """Take one word of a guest that is not the program's yet."""
         tag, _, listeners = wire.receive(self.ours)
         self.watched += listeners
-        if not tag or self.theirs < 0:  # a nursed guest has let go of its end, or has nothing to say that is urgent
+        if not tag:
             self.watched.remove(self.ours)
-
-    def taken_order(self) -> int:
-        """Return the number of the run that the guest, which has ended, had taken orders for, 0 if it took none."""
-        tag, body = "listener", {"number": 0}
-        while tag == "listener":
-            tag, body, listeners = wire.receive(self.ours)
-            for fd in listeners:
-                posix.close(fd)
-        return body["number"] if tag == "taken" else 0
 
     def _take_dead(self, pid: int) -> int | None:
         """Take every dead child; return the wait status of `pid` when it is among them."""
@@ -313,7 +309,11 @@ class Attendance:
             is_alone = False
         except ChildProcessError:
             is_alone = True
-        return {"is_alone": is_alone, "user_s": self.user_s, "system_s": self.system_s, "most_kib": self.most_kib}
+        return {"is_alone": is_alone, **self.spent()}
+
+    def spent(self) -> dict[str, float]:
+        """Return what the dead used."""
+        return {"user_s": self.user_s, "system_s": self.system_s, "most_kib": self.most_kib}
 
 
 def _wake(number: int, frame: object) -> None:

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from .syscall_table import ALLOWED, LAST_KNOWN
-from .syscalls import FORK_FLAGS
+from .syscalls import FORK_FLAGS, LASTING
 
 BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
@@ -77,9 +77,9 @@ def build_filter(
 
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
     connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
-    `nursed` is for a jail whose network namespace may be used again: its reaper is told of every socket that could
-    leave a trace there. `forkable` is for a session: a clone into new namespaces, by one exact word of flags, asks too.
-    Raises KeyError for a machine without a table.
+    `nursed` is for a jail whose namespaces of network and IPC may be used again: its reaper is told of every socket and
+    every object that could leave a trace there. `forkable` is for a session: a clone into new namespaces, by one exact
+    word of flags, asks too. Raises KeyError for a machine without a table.
     """
     arch = AUDIT_ARCH[machine]
     names = ALLOWED[machine]
@@ -129,6 +129,7 @@ def _tree(ranges: Sequence[tuple[int, int]]) -> list[Instruction]:
 def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, list[Instruction]]:
     """Return the calls whose answer depends on an argument, each with the lines that decide it."""
     blocks = {
+        **({name: [_ASKED] for name in LASTING} if nursed else {}),
         "clone": [_argument(0), (BPF_JSET, 0, 1, CLONE_NEW_ANY), _deny(EPERM), _ALLOWED],
         "clone3": [_deny(ENOSYS)],
         "memfd_create": [_deny(ENOSYS)],

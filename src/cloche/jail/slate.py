@@ -15,6 +15,7 @@ from .syscalls import call
 CLOCK_MONOTONIC = 1
 TFD_NONBLOCK, TFD_CLOEXEC = posix.O_NONBLOCK, posix.O_CLOEXEC
 _ORDERED_AT, _STARTED_AT, _ENDED_AT, _SIZE = 0, 64, 128, 192  # each has one writer, and a cache line of its own
+_TAKEN_AT = _STARTED_AT + 32
 _NS = 10**9
 
 
@@ -46,6 +47,16 @@ def unwind(timer: int) -> None:
 def note_order(file: int, number: int, timeout_s: float, *, rebuilds: bool) -> None:
     """Write down that run `number` is ordered; with its number at both ends, so that half of it is told apart."""
     posix.pwrite(file, _words(number, int(timeout_s * _NS), rebuilds, number), _ORDERED_AT)
+
+
+def note_taken(file: int, number: int) -> None:
+    """Write down, in a guest, that it has the orders of run `number`."""
+    posix.pwrite(file, _words(number), _TAKEN_AT)
+
+
+def taken(file: int) -> int:
+    """Return the number of the run whose orders were taken last, 0 before the first."""
+    return _word(posix.pread(file, 8, _TAKEN_AT), 0)
 
 
 def note_start(file: int, number: int, at: float) -> None:

@@ -131,6 +131,7 @@ class Building(_Record):
 
     `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
     of a further guest in place of `first` (in a nursery, where they differ). `seccomp` is the filter, None for none.
+    `rehearsal` is what a guest that waits does to have the way of its orders behind it once, empty for nothing.
     `private` are the paths whose mounts the helper opens id-mapped.
     """
 
@@ -140,6 +141,7 @@ class Building(_Record):
     late: list[Step] = []
     private: list[str] = []
     seccomp: bytes | None = None
+    rehearsal: list[Step] = []
 
     def as_wire(self) -> dict[str, Any]:
         """Return it in two parts, each of which is read by those alone who need it: both take their time."""

@@ -13,7 +13,7 @@ from .syscalls import recvmsg, sendmsg
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 INLINE_BYTES = 8 * 1024  # a message with more comes as a memory file
@@ -24,13 +24,20 @@ _IN_FILE = marshal.dumps(None)
 
 def send(link: int, tag: str, body: dict[str, Any] | None = None, fds: Sequence[int] = ()) -> None:
     """Send one message; raises OSError when the other end is gone."""
-    data = marshal.dumps((tag, body or {}))
+    send_by(lambda data, all_fds: sendmsg(link, data, all_fds), tag, body or {}, fds)
+
+
+def send_by(
+    pass_on: Callable[[bytes, Sequence[int]], None], tag: str, body: dict[str, Any], fds: Sequence[int] = ()
+) -> None:
+    """Send one message by what passes on one of bytes and descriptors."""
+    data = marshal.dumps((tag, body))
     if len(data) <= INLINE_BYTES:
-        sendmsg(link, data, fds)
+        pass_on(data, fds)
         return
     file = _write_file(data)
     try:
-        sendmsg(link, _IN_FILE, (file, *fds))
+        pass_on(_IN_FILE, (file, *fds))
     finally:
         posix.close(file)
 
@@ -41,6 +48,11 @@ def receive(link: int) -> tuple[str, dict[str, Any], list[int]]:
         data, fds = recvmsg(link, INLINE_BYTES, MAX_DESCRIPTORS)
     except ConnectionResetError:
         return "", {}, []
+    return read(data, fds)
+
+
+def read(data: bytes, fds: list[int]) -> tuple[str, dict[str, Any], list[int]]:
+    """Read a message that came with these descriptors; the tag is empty for none."""
     if not data:
         return "", {}, fds
     if data == _IN_FILE:

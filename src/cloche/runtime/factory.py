@@ -100,10 +100,10 @@ OPTIONS: Sequence[Option] = (
 
 def provider_named(name: str) -> Provider:
     """Return the provider called `name` (any case), or raise InvalidRequest naming the known ones."""
-    try:
-        return PROVIDERS[name.strip().lower()]
-    except KeyError:
-        raise InvalidRequest(f"unknown backend {name!r}; known backends: {', '.join(PROVIDERS)}") from None
+    found = PROVIDERS.get(name) or PROVIDERS.get(name.strip().lower())
+    if found is None:
+        raise InvalidRequest(f"unknown backend {name!r}; known backends: {', '.join(PROVIDERS)}")
+    return found
 
 
 def backend_named(name: str, *, images: Mapping[str, str] | None = None, needs_image: bool = False) -> Backend:
@@ -129,8 +129,14 @@ def backend_named(name: str, *, images: Mapping[str, str] | None = None, needs_i
 
 
 def _check(backend: Backend) -> None:
-    if isinstance(backend, SupportsCheck):
-        backend.check()
+    if _has(type(backend), SupportsCheck):
+        cast("SupportsCheck", backend).check()
+
+
+@cache
+def _has(kind: type, power: type) -> bool:
+    """Tell whether a class has the methods of a protocol; looked up once, for each run asks."""
+    return issubclass(kind, power)
 
 
 def _backends_of(name: str, *, needs_image: bool = False) -> list[Backend]:
@@ -256,4 +262,4 @@ def lacks_of(name: str, images: Mapping[str, str], *, needs_image: bool = False)
 
 def with_images(backend: Backend, images: Mapping[str, str]) -> Backend:
     """Return the backend with these images, where it uses any."""
-    return backend.with_images(images) if isinstance(backend, SupportsImages) else backend
+    return cast("SupportsImages", backend).with_images(images) if _has(type(backend), SupportsImages) else backend

@@ -20,6 +20,8 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+from cloche.core.loops import keep_for_one_call
+
 from .by_hand import Begun, TurnLoop
 
 P = ParamSpec("P")
@@ -59,9 +61,9 @@ def may_run_a_loop() -> bool:
     if threading.current_thread() is not threading.main_thread():
         return True
     handler = _signal.getsignal(_SIGINT)
-    return (handler is signal.default_int_handler or not callable(handler)) and not any(
-        map(callable, map(_signal.getsignal, _SIGNALS))
-    )
+    if handler is not signal.default_int_handler and callable(handler):
+        return False
+    return not any([callable(_signal.getsignal(number)) for number in _SIGNALS])  # noqa: C419 - takes half the time
 
 
 def _is_deep() -> bool:
@@ -197,6 +199,7 @@ def _borrow() -> asyncio.AbstractEventLoop:
         if _kept:
             return _kept.pop()
     loop = asyncio.new_event_loop()  # which may fail, for want of descriptors
+    keep_for_one_call(loop)
     with _lock:
         _made += 1
     return loop

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import socket
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 from cloche.jail import slate, wire
 
+_ROOM = socket.CMSG_SPACE(4 * wire.MAX_DESCRIPTORS)
 UNWATCHED_S = 0.02  # how long a run goes on before its helper looks at it
 _generations = itertools.count(1, 1 << 32)  # with room for the nurseries of each door
 
@@ -59,7 +62,7 @@ class Door:
         slate.note_order(self._slate, number, timeout_s, rebuilds=rebuilds)
         slate.wind(self._timer, min(timeout_s, UNWATCHED_S))
         body |= {"number": number, "generation": self.generation}
-        wire.send(self.fileno(), "order", body, fds)
+        wire.send_by(self._pass_on, "order", body, fds)
 
     def start_of(self, number: int) -> float:
         """Return when the program of run `number` started, 0.0 if it has not: seconds on the monotonic clock."""
@@ -67,7 +70,7 @@ class Door:
 
     def hear(self) -> tuple[str, dict[str, Any]]:
         """Return one word; an empty one for what need not be known. Raises BlockingIOError when nothing was said."""
-        tag, body, fds = wire.receive(self.fileno())
+        tag, body, fds = self._receive()
         if not tag:
             raise ConnectionResetError("the other end of the door is gone")
         if body["generation"] < self.generation:  # of a nursery that is no more
@@ -76,8 +79,31 @@ class Door:
         self.generation = body["generation"]
         if tag == "ready":
             _close_all(self._workspace)
-            self._workspace, self.seconds, self.has_guest = fds, body["seconds"], True
+            self._workspace, self.has_guest = fds, True
+            self.seconds = body.get("seconds", self.seconds)
         return tag, body
+
+    def _pass_on(self, data: bytes, fds: Sequence[int]) -> None:
+        control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        self._link.sendmsg([data], control, socket.MSG_NOSIGNAL)
+
+    def _receive(self) -> tuple[str, dict[str, Any], list[int]]:
+        """Do what `wire.receive` does by the socket's own methods, which the caller has at hand."""
+        try:
+            data, control, _, _ = self._link.recvmsg(wire.INLINE_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return "", {}, []
+        fds = array("i")
+        for level, kind, words in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(words[: len(words) - len(words) % fds.itemsize])
+        return wire.read(data, fds.tolist())
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until something is said, and tell whether it was; not when time is up or the other end is gone."""
+        waiting = select.poll()
+        waiting.register(self.fileno(), select.POLLIN)
+        return seconds > 0 and waiting.poll(seconds * 1000) == [(self.fileno(), select.POLLIN)]
 
     def look(self) -> bool:
         """Tell whether a guest is known to wait; raises nothing."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cloche.core.pool import SLOT_BYTES, Demand, plan
 from cloche.jail import wire
-from cloche.jail.cgroups import Cgroup
+from cloche.jail.cgroups import Cgroup, Gauges
 
 from .door import Door
 from .template import Template
@@ -54,6 +54,7 @@ class Slot:
         self.origin: Spec | None = None  # of which `spec` says the same
         self.door: Door | None = None
         self.counted: dict[str, int] = {}
+        self.gauges = Gauges(Cgroup(cgroup["version"], cgroup["folders"])) if cgroup is not None else None
         self.spent_s = 0.0
         self.rebuilds = True
         self.kept_bytes = 0
@@ -101,8 +102,14 @@ class Slot:
             self.door.close()
         self.door = door
 
+    def stop_counting(self) -> None:
+        """Let go of the control group's figures; whoever asks for them again has them."""
+        if self.gauges is not None:
+            self.gauges.close()
+
     def let_go(self) -> None:
         """Close our ends; the helper ends by that."""
+        self.stop_counting()
         self.change_door(None)
         self.link.close()
 
@@ -194,6 +201,7 @@ class Pool:
         """Count a slot no more that its user has ended."""
         with self._lock:
             self._busy.discard(slot)
+            slot.stop_counting()
             self._follow_plan()
 
     def close(self) -> None:
@@ -252,8 +260,9 @@ class Pool:
     def _choose(self, key: Hashable) -> Slot | None:
         """Take the idle slot that fits best and is well: one with a guest that waits, else the one that rested most."""
         alike = [slot for slot in reversed(self._idle) if slot.key == key]
-        ready = [slot for slot in alike if slot.has_guest()][:1]
-        for slots in (ready, alike[::-1], [slot for slot in reversed(self._idle) if slot.key != key]):
+        ready = next((slot for slot in alike if slot.has_guest()), None)
+        others = [slot for slot in reversed(self._idle) if slot.key != key]
+        for slots in ([ready] if ready is not None else [], alike[::-1], others):
             for slot in slots:
                 if slot not in self._idle:
                     continue
@@ -291,6 +300,7 @@ class Pool:
     def _close(self, slot: Slot) -> None:
         """Hang up, and keep the other direction to see the helper's end."""
         self._links = [link for link in self._links if not _has_ended(link)]
+        slot.stop_counting()
         slot.change_door(None)
         try:
             slot.link.shutdown(socket.SHUT_WR)

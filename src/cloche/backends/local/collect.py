@@ -45,11 +45,12 @@ class Collection:
     skipped: int
 
 
-def collect(root_fd: int, before: Mapping[str, Known], given: Mapping[str, str], *, max_bytes: int) -> Collection:
-    """Walk the workspace. `given` maps the input files to their SHA-256: unchanged ones are not reported."""
+def collect(root_fd: int, before: Mapping[str, Known], given: Mapping[str, bytes], *, max_bytes: int) -> Collection:
+    """Walk the workspace. `given` maps the input files to their content: unchanged ones are not reported."""
     known: dict[str, Known] = {}
     changed: list[FileRecord] = []
     skipped, left = 0, max_bytes
+    digests = {path: hashlib.sha256(data).hexdigest() for path, data in given.items()}
     for path, state in _walk(root_fd):
         if state is None or len(known) >= MAX_FILES or state.st_size > left or not stat.S_ISREG(state.st_mode):
             skipped += 1
@@ -66,28 +67,28 @@ def collect(root_fd: int, before: Mapping[str, Known], given: Mapping[str, str],
         left -= state.st_size
         inode, changed_ns, size = _identity(state)
         known[path] = Known(inode=inode, changed_ns=changed_ns, size=size, sha256=digest)
-        if digest != (given.get(path) or (old.sha256 if old else None)):
+        if digest != (digests.get(path) or (old.sha256 if old else None)):
             changed.append(FileRecord(path=path, size=size, sha256=digest))
     return Collection(known=known, changed=tuple(sorted(changed, key=lambda r: r.path)), skipped=skipped)
 
 
-def is_as_given(root_fd: int, given: Mapping[str, str], *, entries: int) -> bool:
+def is_as_given(root_fd: int, given: Mapping[str, bytes], *, entries: int) -> bool:
     """Tell whether a workspace of so many `entries`, its root among them, holds the given files and nothing else."""
     if entries != len(given) + 1 or len(given) > FEW_FILES or any("/" in path for path in given):
         return False
     try:
-        return all(_is_given(root_fd, path, digest) for path, digest in given.items())
+        return all(_is_given(root_fd, path, data) for path, data in given.items())
     except (OSError, SandboxFileRefused):
         return False
 
 
-def _is_given(root_fd: int, name: str, digest: str) -> bool:
+def _is_given(root_fd: int, name: str, content: bytes) -> bool:
     fd = os.open(name, _FILE, dir_fd=root_fd)
     try:
         state = os.fstat(fd)
-        if not stat.S_ISREG(state.st_mode) or state.st_size > CHUNK_BYTES:
+        if not stat.S_ISREG(state.st_mode) or state.st_size != len(content) or len(content) > CHUNK_BYTES:
             return False
-        return hashlib.sha256(os.read(fd, state.st_size + 1)).hexdigest() == digest
+        return os.read(fd, len(content) + 1) == content
     finally:
         os.close(fd)
 

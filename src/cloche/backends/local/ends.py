@@ -69,7 +69,6 @@ def refill_quota(slot: Slot, spec: Spec) -> None:
 
 def count(slot: Slot) -> dict[str, int]:
     """Return the figures of a slot's control group, and remember them: what comes on top is a later run's."""
-    if slot.cgroup is not None:
-        group = Cgroup(slot.cgroup["version"], slot.cgroup["folders"])
-        slot.counted = {**group.counters(), "tasks": group.most_pids()}
+    if slot.gauges is not None:
+        slot.counted = slot.gauges.read()
     return slot.counted

@@ -50,10 +50,13 @@ class Places:
     folder: str = ""
 
 
+INSIDE = Places()
+
+
 def choose_places(level: Level) -> Places:
     """Return fixed places at level jail, and a new folder of the host below it."""
     if level is Level.JAIL:
-        return Places()
+        return INSIDE
     folder = os.path.join(tempfile.gettempdir(), f"cloche-{os.getpid()}-{secrets.token_hex(6)}")
     return Places(workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder)
 
@@ -181,7 +184,7 @@ def _tasks_of_user(level: Level, host: Host) -> int:
 def _cgroup(limits: Limits, host: Host) -> dict[str, Any] | None:
     if not host.cgroup_version:
         return None
-    name = f"cloche-{os.getpid()}-{secrets.token_hex(6)}"
+    name = f"cloche-{os.getpid()}-{os.urandom(6).hex()}"
     stored = limits.disk_bytes + 2 * limits.tmp_bytes  # pages of a tmpfs count as memory
     return {
         "version": host.cgroup_version,

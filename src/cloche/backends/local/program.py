@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,12 +22,12 @@ _HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Hold a run for the helper, the toolchain's paths, and the input files' hashes by path."""
+    """Hold a run for the helper, the toolchain, and the input files' content by path."""
 
     run: Run
     toolchain: Toolchain | None
     language: Language | None
-    given: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def has_value(self) -> bool:
@@ -37,6 +36,8 @@ class Program:
     def paths(self) -> tuple[str, ...]:
         """Return what must be shown besides the system's own trees: the interpreter always, then the toolchain."""
         mine = self.toolchain.binds if self.toolchain else ()
+        if mine is python_toolchain().binds:
+            return mine
         return tuple(dict.fromkeys((*python_toolchain().binds, *mine)))
 
     def runtime(self) -> str:
@@ -65,8 +66,7 @@ def build_program(request: Request, places: Places, timeout_s: float) -> Program
     source = f"{places.workspace}/{path}"
     build = f"{places.tmp}/build"
     engine = toolchain.engine
-    env = {**render_env(engine, source, build), **toolchain.env}
-    run = Run(env=guest_environment(places, request.env, env))
+    run = Run(env={**_environment(toolchain, places, source, build), **request.env})
     if language.name == "python" and not sets_interpreter_variables(request.env):
         run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
         run.python["customizes"] = has_customization()
@@ -74,6 +74,24 @@ def build_program(request: Request, places: Places, timeout_s: float) -> Program
         run.commands = [list(words) for words in render(engine, toolchain.programs, source, build, request.argv)]
         run.build, run.generated = build, dict(render_generated(engine, source, build))
     return _finished(run, files, timeout_s, toolchain, language)
+
+
+_environments: dict[tuple[Places, str], Mapping[str, str]] = {}
+MOST_ENVIRONMENTS = 64
+
+
+def _environment(toolchain: Toolchain, places: Places, source: str, build: str) -> Mapping[str, str]:
+    """Return a program's variables besides those of the request; Python's toolchain is the same for ever."""
+    key = (places, source)
+    found = _environments.get(key) if toolchain is python_toolchain() else None
+    if found is None:
+        env = {**render_env(toolchain.engine, source, build), **toolchain.env}
+        found = guest_environment(places, {}, env)
+        if toolchain is python_toolchain():
+            if len(_environments) >= MOST_ENVIRONMENTS:
+                _environments.clear()
+            _environments[key] = found
+    return found
 
 
 def _finished(
@@ -84,7 +102,7 @@ def _finished(
     language: Language | None,
 ) -> Program:
     run.files, run.timeout_s = [(file.path, file.mode, file.data) for file in files], timeout_s
-    given = {file.path: hashlib.sha256(file.data).hexdigest() for file in files}
+    given = {file.path: file.data for file in files}
     return Program(run=run, toolchain=toolchain, language=language, given=given)
 
 

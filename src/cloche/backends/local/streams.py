@@ -32,9 +32,18 @@ class StreamReader:
         self._fd, self._flood_limit = fd, flood_limit
         self._on_chunk, self._on_flood = on_chunk, on_flood
         self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] | None = None
         self._is_listening = False
         os.set_blocking(fd, False)
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Return what is done when the stream has ended; few ever wait for it."""
+        if self._ended is None:
+            self._ended = self._loop.create_future()
+            if self._fd < 0:
+                self._ended.set_result(None)
+        return self._ended
 
     def listen(self) -> None:
         """Read from now on whatever comes, as it comes."""
@@ -72,12 +81,12 @@ class StreamReader:
         No more than a pipe can hold: somebody who still writes, faster than we read, would keep us here for ever.
         """
         last = self.output.total + PIPE_BYTES
-        while not self.ended.done() and self.output.total < last:
+        while self._fd >= 0 and self.output.total < last:
             before = self.output.total
             self._read()
-            if self.output.total == before and not self.ended.done():
+            if self.output.total == before and self._fd >= 0:
                 return False
-        return self.ended.done()
+        return self._fd < 0
 
     def _take(self, data: bytes) -> None:
         was_flooded = self.output.total > self._flood_limit
@@ -95,8 +104,8 @@ class StreamReader:
                 self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = -1
-        if not self.ended.done():
-            self.ended.set_result(None)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
 
 
 def ignore(data: bytes) -> None:

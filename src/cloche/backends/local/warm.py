@@ -38,6 +38,7 @@ KEPT_BYTES = 4 * 1024 * 1024  # files of earlier results that a slot's control g
 
 MOST_BUILDINGS = 64
 _buildings: dict[Hashable, Building] = {}
+_jails: dict[Hashable, WarmJail] = {}
 
 
 @dataclass(slots=True)
@@ -115,6 +116,21 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
 
     One that `is_kept` has an interpreter ready, whatever the run is: the sandbox's next one may be Python's.
     """
+    known = (
+        spec.origin, spec.outside is None, spec.cgroup is None, tuple(run.binds), tuple(run.private),
+        run.python is None, len(run.commands) <= 1, is_kept,
+    )  # fmt: skip
+    found = _jails.get(known)
+    if found is None or spec.origin is None:
+        found = _new_jail(policy, limits, spec, run, is_kept=is_kept)
+        if len(_jails) >= MOST_BUILDINGS:
+            _jails.clear()
+        if spec.origin is not None:
+            _jails[known] = found
+    return found
+
+
+def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool) -> WarmJail:
     has_python = run.python is not None or is_kept
     covers = (f"{spec.workspace}/", f"{spec.tmp}/", "/dev/shm/")  # what each guest has for itself, laid over the tree
     is_covered = any(path.startswith(covers) for path in run.binds)

@@ -67,7 +67,7 @@ class Workspace:
         state = os.fstatvfs(self.fd)
         return state.f_files - state.f_ffree <= 1
 
-    async def collected(self, given: Mapping[str, str], *, is_last: bool = False) -> Collection:
+    async def collected(self, given: Mapping[str, bytes], *, is_last: bool = False) -> Collection:
         """Look at the files; in a thread when there are many. After the last run nothing needs to be known."""
         if is_last and not self._known and self._is_as_given(given):
             return Collection(known={}, changed=(), skipped=0)
@@ -75,7 +75,7 @@ class Workspace:
         self._known = dict(found.known)
         return found
 
-    def _is_as_given(self, given: Mapping[str, str]) -> bool:
+    def _is_as_given(self, given: Mapping[str, bytes]) -> bool:
         state = os.fstatvfs(self.fd)
         return not self._folder and is_as_given(self.fd, given, entries=state.f_files - state.f_ffree)
 
@@ -89,7 +89,7 @@ class Workspace:
         state = os.fstatvfs(self.fd)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
 
-    def _collect(self, given: Mapping[str, str]) -> Collection:
+    def _collect(self, given: Mapping[str, bytes]) -> Collection:
         return collect(self.fd, self._known, given, max_bytes=self._max_bytes)
 
     def saver(self, found: Collection) -> SaveFiles | None:
