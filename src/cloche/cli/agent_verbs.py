@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .commands import Verbs
 from .exits import guarded
 
 if TYPE_CHECKING:
     from cloche.runtime.options import SandboxOptions
 
-tools = typer.Typer(help="List an agent's tools, or call one.", no_args_is_help=False, rich_markup_mode=None)
-approvals = typer.Typer(help="See what waits for approval, and decide.", no_args_is_help=True, rich_markup_mode=None)
+tools = Verbs(help="List an agent's tools, or call one.", no_args_is_help=False, rich_markup_mode=None)
+approvals = Verbs(help="See what waits for approval, and decide.", no_args_is_help=True, rich_markup_mode=None)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Queue = Annotated[

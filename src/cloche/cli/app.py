@@ -11,6 +11,7 @@ from cloche import __version__
 
 from .agent_verbs import approvals, tools
 from .audit_verbs import verbs as audit
+from .commands import Verbs
 from .exits import guarded
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
-app = typer.Typer(
+app = Verbs(
     help="Run code that a language model wrote, so that it cannot hurt this machine.",
     no_args_is_help=True,
     add_completion=False,
@@ -26,9 +27,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=_SETTINGS,
 )
-sandbox = typer.Typer(help="The same verbs under one word.", no_args_is_help=True, rich_markup_mode=None)
-config = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
-images = typer.Typer(help="Build what backends run in.", no_args_is_help=True, rich_markup_mode=None)
+sandbox = Verbs(help="The same verbs under one word.", no_args_is_help=True, rich_markup_mode=None)
+config = Verbs(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
+images = Verbs(help="Build what backends run in.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(sandbox, name="sandbox")
 app.add_typer(config, name="config")
 app.add_typer(images, name="images")

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .commands import Verbs
 from .exits import guarded
 
 if TYPE_CHECKING:
     from .audit import Filters
 
-verbs = typer.Typer(
-    help="Look at the audit log, and prove that it is whole.", no_args_is_help=True, rich_markup_mode=None
-)
+verbs = Verbs(help="Look at the audit log, and prove that it is whole.", no_args_is_help=True, rich_markup_mode=None)
 
 Folder = Annotated[
     str | None, typer.Option("--folder", metavar="DIR", help="Where the log is. Default: as configured, else yours.")

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import click
 import typer
-from typer.core import TyperCommand
 
 from .app import (
     _SETTINGS,
@@ -33,15 +32,16 @@ from .app import (
     _finish,
     _joined,
 )
+from .commands import Command, Verbs
 
-skill = typer.Typer(
+skill = Verbs(
     help="Check, list and run skills: folders with SKILL.md and scripts.", no_args_is_help=True, rich_markup_mode=None
 )
 SkillName = Annotated[str, typer.Argument(metavar="NAME|PATH", help="A name of `cloche skill list`, or a folder.")]
 _AFTER = "cloche.after"
 
 
-class _WithArguments(TyperCommand):
+class _WithArguments(Command):
     """Keep what comes after -- apart: it is the script's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
