@@ -62,6 +62,13 @@ def test_stdin_is_the_programs() -> None:
     assert done.stdout == data
 
 
+def test_a_signal_is_named() -> None:
+    """Which one ended the program is what its author needs to know."""
+    done = cloche("run", "-c", "import os; os.kill(os.getpid(), 11)")
+    assert done.returncode == 139
+    assert b"signaled: the code ended by a signal, Segmentation fault" in done.stderr
+
+
 def test_the_alias_does_the_same() -> None:
     """`cloche sandbox run` is `cloche run`."""
     assert cloche("sandbox", "run", "-c", "print(1)").stdout == b"1\n"

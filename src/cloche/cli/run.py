@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -244,6 +245,13 @@ def say_fallback(notes: Mapping[str, Any]) -> None:
         say(f"fallback: this ran on backend {fallback['used']} at level {fallback['level']}. {fallback['reason']}")
 
 
+def _signal_of(result: Result) -> str:
+    """Return which signal ended the program, as far as its exit code says that."""
+    number = result.exit_code - 128
+    is_known = result.status is Status.SIGNALED and number in signal.valid_signals()
+    return f", {signal.strsignal(number)}" if is_known else ""
+
+
 def _conclude(result: Result, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.as_dict(), default=str), flush=True)
@@ -255,7 +263,7 @@ def _conclude(result: Result, *, as_json: bool) -> None:
         say(f"left out, not a regular file inside the given directory: {path}")
     note = NOTES.get(result.status or Status.OK)
     if note is not None:
-        say(f"{result.status}: {note} ({result.duration:.2f} s)")
+        say(f"{result.status}: {note}{_signal_of(result)} ({result.duration:.2f} s)")
     if result.fix is not None:
         from .fixing import conclude_fix
 
