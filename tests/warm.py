@@ -32,7 +32,7 @@ def run_pooled(code: str, **options: Any) -> Result:
         time.sleep(0.05)
 
 
-def fill_pool(*, settle_s: float = 0.4) -> None:
+def fill_pool(*, settle_s: float = 0.5) -> None:
     """Wait until the containers are there that runs have asked for, and what is forked ahead in them is ready."""
     for thread in threading.enumerate():
         if thread.name == "cloche-container-pool":
