@@ -232,7 +232,7 @@ contained(f"only the image can tell: {steps}")
 # Frames on the machine's own port, where its first process alone should speak. Our test's image leaves it open in the
 # first process of the place.
 FORGE = """
-import ctypes, json, os, sys
+import ctypes, json, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 fd = next(int(n) for n in os.listdir("/proc/1/fd") if os.readlink(f"/proc/1/fd/{n}").endswith("p1"))
 port = libc.syscall(438, os.pidfd_open(1), fd, 0)
@@ -246,6 +246,7 @@ for number in range(200):
 send(b"H", b"{}")
 send(b"?", b"")
 print("sent what means nothing", flush=True)
+time.sleep(5)  # until that was heard: what follows ends the machine
 if sys.argv[1] == "its end":
     for number in range(64):
         send(b"L", json.dumps({"number": number, "status": 0}).encode())
@@ -255,7 +256,6 @@ elif sys.argv[1] == "no end":
     send(b"L", b"[" * 100_000)
 elif sys.argv[1] == "no room":
     send(b"L", b"x", 0xFFFFFFFF)
-import time
 time.sleep(50)
 """
 # The end of a machine by its own kernel, after words that a terminal would obey.

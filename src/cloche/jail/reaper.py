@@ -212,8 +212,10 @@ class Attendance:
     def may_fork(self, pid: int) -> bool:
         """Tell whether this process may clone itself, this once: the helper has said so before it was asked to."""
         self._hear_what_is_there()
-        is_armed, self.armed = pid == self.armed, -1
-        return is_armed
+        if pid != self.armed:  # somebody else's asking takes nothing from it: a clone that is being born beside, say
+            return False
+        self.armed = -1
+        return True
 
     def leave(self) -> int:
         """Undo, in a guest, what only the reaper needs; return the guest's end of the link to it."""
