@@ -210,10 +210,13 @@ def test_no_sandbox_says_so() -> None:
 
 
 def test_debug_prints_the_plan_with_timings() -> None:
-    """Each step of the set-up has a name and a time."""
+    """Each step of the set-up has a name and a time, and so has each that the program takes before it is its own."""
     done = cloche("run", "--sandbox-debug", "-c", "print(1)")
     assert done.stdout == b"1\n"
     assert done.stderr.count(b" ms ") >= 5
+    lines = done.stderr.decode().splitlines()
+    names = [line.split(" ms ")[1].split(":")[0].strip() for line in lines if " ms " in line and "cloche." not in line]
+    assert names.index("pivot_root") < names.index("landlock") < names.index("seccomp") == len(names) - 1
 
 
 def test_escapes_are_harmless_on_a_terminal() -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import posix
 import sys
-from time import monotonic
+from time import monotonic, perf_counter
 
 from . import slate, wire
 from .calls import StepFailed, perform, perform_calls
-from .spec import Building, Order
+from .spec import FILTER, Building, Order
 from .syscalls import call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .calls import Step
     from .reaper import Parent
 
 LINK = 3
@@ -27,7 +26,6 @@ NAMESPACE = "namespace"  # … the one that keeps its mount namespace, to be tak
 KEPT, LENT = "kept", "lent"  # … and further mounts of a workspace that is kept: for the next guest, for the caller
 kept: list[object] = []  # what no guest shall take apart on its way out of the helper: it would copy its memory first
 notify: Any = None  # our module of that name, once it is needed
-FILTER: Step = ("seccomp", "filter system calls", [])
 
 
 class Nursed:
@@ -65,12 +63,14 @@ class Guest:
             self._get_ready()
             if self.go >= 0 and self.index == 0 and posix.read(self.go, 1) != GO:  # nobody gives us an identity
                 posix._exit(1)
-            perform(building.first if self.index == 0 else building.later, self.registers)
+            seconds = perform(building.first if self.index == 0 else building.later, self.registers)
             if nursed is None:
                 self._await("built")
                 run_anywhere(self.processors)
-            perform(building.late, self.registers)
+            seconds += perform(building.late, self.registers)
+            begun = perf_counter()
             listener = self._filter_system_calls(building.seccomp, must_ask=nursed is not None)
+            seconds.append(perf_counter() - begun)
             self._hand_over(listener, is_nursed=nursed is not None)
             if nursed is not None:
                 wire.send(nursed.door, "ready", nursed.ready, self._for_caller())
@@ -78,7 +78,9 @@ class Guest:
                 self._rehearse(building)
             order, fds = self._take_order(nursed)
             if nursed is None and self.index == 0:
-                wire.send(self.link, "started", {"at": monotonic()})  # after which we may be killed at any time
+                wire.send(
+                    self.link, "started", {"at": monotonic(), "seconds": seconds}
+                )  # then we may be killed any time
         except StepFailed as error:
             kept = [self.registers[name] for name in (LENT, KEPT) if name in self.registers]
             tell_failure(self.link, error, tuple(kept[:1]))

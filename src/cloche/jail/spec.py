@@ -126,6 +126,9 @@ class Run(_Record):
         }  # fmt: skip
 
 
+FILTER: Step = ("seccomp", "filter system calls", [])
+
+
 class Building(_Record):
     """Hold the steps between a reaper's birth and the moment when its guest waits for orders; see `enter`.
 
@@ -142,6 +145,10 @@ class Building(_Record):
     private: list[str] = []
     seccomp: bytes | None = None
     rehearsal: list[Step] = []
+
+    def steps_of_guest(self) -> list[Step]:
+        """Return what the first guest does before the program is its own, in order."""
+        return [*self.first, *self.late, *([FILTER] if self.seccomp is not None else [])]
 
     def as_wire(self) -> dict[str, Any]:
         """Return it in two parts, each of which is read by those alone who need it: both take their time."""

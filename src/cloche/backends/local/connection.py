@@ -18,7 +18,7 @@ from cloche.jail import wire
 from cloche.jail.enter import compile_building, compile_files
 from cloche.jail.launch import make_cgroup, start_helper
 from cloche.jail.remains import clear_remains
-from cloche.jail.spec import Run, Spec
+from cloche.jail.spec import Building, Run, Spec
 
 from ..noting import noted
 from . import leaving
@@ -26,7 +26,6 @@ from .ends import count, count_since, is_short, refill_quota, short_report
 from .warm import WarmJail, open_in, send
 
 if TYPE_CHECKING:
-    from cloche.jail.calls import Step
     from cloche.zygote.door import Door
     from cloche.zygote.pool import Slot
 
@@ -94,9 +93,7 @@ class Connection:
         except OSError as error:
             raise StartFailed(f"cannot make the control group: {error}", step="cgroup", errno=error.errno) from error
 
-    def send_run(
-        self, run: Run, streams: Sequence[int], *, workspace: int = -1, is_last: bool = False
-    ) -> tuple[Step, ...]:
+    def send_run(self, run: Run, streams: Sequence[int], *, workspace: int = -1, is_last: bool = False) -> Building:
         """Send one run with its descriptors: standard input, output, error, and the value's pipe; return its plan.
 
         `workspace` is the mount that an earlier one left, which the sandbox attaches: it comes back as another one.
@@ -112,11 +109,11 @@ class Connection:
         if self._slot is not None:
             self._slot.key = None
         self._send_order(run, streams, is_last=is_last, again=False)
-        return tuple(building.build)
+        return building
 
     def send_warm_run(
         self, run: Run, streams: Sequence[int], jail: WarmJail, slot: Slot, *, is_awaited: bool
-    ) -> tuple[Step, ...]:
+    ) -> Building:
         """Send the only run of a sandbox into a jail that was built ahead, or that is built now; another follows.
 
         That the program starts is told at once when it `is_awaited`, else with its end.
@@ -127,18 +124,18 @@ class Connection:
             self._send_order(run, streams, is_last=False, again=True)
         else:
             self._send_to_door(slot, slot.door, run, streams, rebuilds=True, is_awaited=is_awaited)
-        return tuple(jail.building().build)
+        return jail.building()
 
     def send_kept_run(
         self, run: Run, streams: Sequence[int], jail: WarmJail, slot: Slot, *, workspace: int, is_awaited: bool
-    ) -> tuple[Step, ...]:
+    ) -> Building:
         """Send one of several runs of a sandbox into a jail that keeps its workspace; another guest follows."""
         has_workspace = workspace >= 0
         if slot.key != jail.key_of_kept:
             self._checked(lambda: jail.prepare_kept(slot, workspace))
         if slot.door is not None:
             self._send_to_door(slot, slot.door, run, streams, rebuilds=False, is_awaited=is_awaited)
-        return tuple(jail.building_of_kept(has_workspace=has_workspace).build)
+        return jail.building_of_kept(has_workspace=has_workspace)
 
     def _send_to_door(
         self, slot: Slot, door: Door, run: Run, streams: Sequence[int], *, rebuilds: bool, is_awaited: bool

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
@@ -22,7 +22,7 @@ from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
 from cloche.core.result import TIMEOUT_NOTE, Result, SaveFiles, Status
 from cloche.jail.identity import Claim, claim_outside_id
-from cloche.jail.spec import Run
+from cloche.jail.spec import Building, Run
 
 from ..host import Host
 from ..noting import noted
@@ -322,7 +322,7 @@ class LocalOpenSandbox:
 
     async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, pipes: Pipes | None = None) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
-        connection, steps = await self._send(run, streams, is_awaited=sink is not discard)
+        connection, building = await self._send(run, streams, is_awaited=sink is not discard)
         if pipes is not None:
             pipes.close_guest_ends()
             if self._slot is not None:  # whose guest may start at once
@@ -334,10 +334,12 @@ class LocalOpenSandbox:
                 pipes.listen_soon()
             if tag == "ready" or fds:
                 self.workspace.take(fds)
+            if sink is discard:
+                return
             if tag == "ready":
-                timed = () if sink is discard else zip(steps, body["seconds"], strict=False)
-                plan.extend(PlanStep(name=step[0], description=step[1], seconds=spent) for step, spent in timed)
+                plan.extend(_timed(building.build, body["seconds"]))
             elif tag == "started" and (run.commands or run.python):
+                plan.extend(_timed(building.steps_of_guest(), body.get("seconds", ()), whose="the program: "))
                 sink(Started(plan=tuple(plan)))
 
         try:
@@ -354,7 +356,7 @@ class LocalOpenSandbox:
                 raise SandboxFileRefused(f"cannot write the input files: {error}", path="/workspace") from error
             raise
 
-    async def _send(self, run: Run, streams: Sequence[int], *, is_awaited: bool) -> tuple[Connection, tuple[Step, ...]]:
+    async def _send(self, run: Run, streams: Sequence[int], *, is_awaited: bool) -> tuple[Connection, Building]:
         """Send a run to the helper: a warm one where there is one, and then into a jail built ahead if it can be."""
         jail = warm_jail(self._policy, self._limits, self._spec, run, is_kept=not self._is_last)
         connection = await self._connected(jail)
@@ -364,13 +366,12 @@ class LocalOpenSandbox:
         if self._slot is not None and jail.is_nursery:
             self._start = "pooled" if self._slot.key == jail.key_of_kept else "forked"
             fd = self.workspace.fd
-            steps = connection.send_kept_run(run, streams, jail, self._slot, workspace=fd, is_awaited=is_awaited)
-            return connection, steps
+            building = connection.send_kept_run(run, streams, jail, self._slot, workspace=fd, is_awaited=is_awaited)
+            return connection, building
         self._start = "cold" if self._slot is None else "forked"
         is_jail = self._spec.level == "jail"
         workspace = self.workspace.fd if is_jail else -1
-        steps = connection.send_run(run, streams, workspace=workspace, is_last=self._is_last and is_jail)
-        return connection, steps
+        return connection, connection.send_run(run, streams, workspace=workspace, is_last=self._is_last and is_jail)
 
     async def _connected(self, jail: WarmJail) -> Connection:
         if self._is_closed:
@@ -452,6 +453,12 @@ class LocalOpenSandbox:
         if found.skipped:
             meta["files_skipped"] = found.skipped
         return meta
+
+
+def _timed(steps: Sequence[Step], seconds: Sequence[float], *, whose: str = "") -> Iterator[PlanStep]:
+    """Return what was done, with the time that it took; a guest that waited tells none."""
+    for (name, description, _), spent in zip(steps, seconds, strict=False):
+        yield PlanStep(name=name, description=whose + description, seconds=spent)
 
 
 def started_first(sink: Sink) -> Sink:
