@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
+from typing import Any, NoReturn
+
+COMES_BACK = ("microsandbox._microsandbox",)
+EXIT_UNFLUSHED = 120
 
 
 def main() -> None:
@@ -18,7 +24,32 @@ def main() -> None:
     app.add_typer(skill, name="skill")
     switch_on("cli")
     say_losses()
-    app(prog_name="cloche")
+    try:
+        app(prog_name="cloche")
+    except SystemExit as end:
+        if any(name in sys.modules for name in COMES_BACK):
+            leave(end.code)
+        raise
+
+
+def leave(code: object) -> NoReturn:
+    """End the process as the interpreter does, with its threads, exit functions and streams, but do not take it apart.
+
+    A library with threads of its own may come back into it meanwhile; Rust's aborts the process then.
+    """
+    this: Any = threading
+    this._shutdown()
+    ending: Any = atexit
+    ending._run_exitfuncs()
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody is there to be told
+            code = code or EXIT_UNFLUSHED
+    os._exit((code or 0) & 0xFF)
 
 
 def _occupy_standard_streams() -> None:
