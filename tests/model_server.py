@@ -98,7 +98,8 @@ class Handler(BaseHTTPRequestHandler):
         """Send server-sent events, in chunks."""
         self.begin("text/event-stream", reply.headers)
         if reply.thoughts:
-            choice = {"index": 0, "delta": {"reasoning_content": reply.thoughts}, "finish_reason": None}
+            delta = {"reasoning_content": reply.thoughts, "reasoning": reply.thoughts}  # as some do
+            choice = {"index": 0, "delta": delta, "finish_reason": None}
             self.send_event({**self.head("chat.completion.chunk"), "choices": [choice]})
         pieces = [reply.text[at : at + PIECE] for at in range(0, len(reply.text), PIECE)]
         for piece in pieces[: len(pieces) // 2] if reply.breaks_off else pieces:

@@ -319,11 +319,11 @@ def test_tokens_that_an_endpoint_counts_are_counted() -> None:
 
 
 def test_what_is_no_answer_is_paid_for_and_counted() -> None:
-    """Thoughts, and an answer that broke off before the one that counts."""
+    """Thoughts, once where an endpoint sends them under two names; and an answer that broke off before another one."""
     with serving([Reply(text=block(RIGHT), thoughts="hm " * 1000)]) as server:
         _, report = fix(server, "print(")
     assert report.stop is FixStop.FIXED
-    assert 1000 < report.tokens < 2000
+    assert 1000 < report.tokens < 1600
     with serving([Reply(text="hm " * 1000, breaks_off=True), block(RIGHT)]) as server:
         _, report = fix(server, "print(")
     assert report.stop is FixStop.FIXED

@@ -177,6 +177,29 @@ def test_what_is_put_away_is_said_with_the_next_call() -> None:
     asyncio.run(main())
 
 
+def test_that_it_is_gone_is_said_until_a_call_has_an_answer() -> None:
+    """One that is given up, or refused before it ran, has none to say it in."""
+
+    async def main() -> None:
+        room = Room(most=1)
+        options: dict[str, Any] = {"approve": auto("high"), "live": room.share_of(None), "screen": "block"}
+        async with Toolbox(**options) as mine, Toolbox(**options) as yours:
+            await ask(mine, "x = 1")
+            await ask(yours, "x = 2")
+            call = asyncio.ensure_future(ask(mine, FOR_EVER))
+            await until(mine, "on")
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert "PolicyDenied" in (await ask(mine, "import subprocess")).text
+            after = await ask(mine, "'x' in globals()")
+            assert "is gone: it was put away as the one" in after.text
+            assert after.text.endswith("[value]\nfalse")
+            assert (await ask(mine, "1")).text == "[value]\n1"
+
+    asyncio.run(main())
+
+
 def test_what_was_not_used_for_long_is_said_with_the_next_call() -> None:
     """It has ended meanwhile, and its place is free; files are still there."""
 

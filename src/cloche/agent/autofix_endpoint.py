@@ -42,7 +42,7 @@ _RAW = "x-stainless-raw-response"  # by which the package knows what it was aske
 _HEADERS = (
     "host", "connection", "accept", "content-type", "content-length", "transfer-encoding", "user-agent", _RAW,
 )  # fmt: skip
-_THOUGHTS = ("reasoning_content", "reasoning")  # where endpoints put what is no answer, and is paid for
+_THOUGHTS = ("reasoning_content", "reasoning")  # where endpoints put what is no answer, and is paid for: some in both
 _REFUSES_WAY = (400, 415, 422, 501)
 _WORTH_RETRYING = (408, 409, 429, 500, 502, 503, 504, 529)
 
@@ -279,7 +279,7 @@ class Endpoint:
                 piece = _text(getattr(delta, "content", None))
                 pieces.append(piece)
                 size += len(piece)
-                thought += sum(len(_text(getattr(delta, name, None))) for name in _THOUGHTS)
+                thought += max(len(_text(getattr(delta, name, None))) for name in _THOUGHTS)
                 meter.came(size + thought)
             if size > MOST_REPLY_CHARS:
                 ending = "length"
@@ -300,7 +300,7 @@ class Endpoint:
         if not isinstance(choice, dict) or not isinstance(message, dict):
             raise _Broken(f"{self.host} answered something that is no completion")
         text = _text(message.get("content"))
-        meter.came(len(text) + sum(len(_text(message.get(name))) for name in _THOUGHTS))
+        meter.came(len(text) + max(len(_text(message.get(name))) for name in _THOUGHTS))
         return self._reply(text, _tokens(answer.get("usage")), choice.get("finish_reason"))
 
     def _reply(self, text: str, tokens: int, ending: object) -> Reply:

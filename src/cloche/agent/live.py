@@ -43,7 +43,7 @@ class Interpreter:
         self.is_busy, self.used_at = False, 0.0
         self._session: AsyncSession | None = None
         self._has_state = False  # that a model was not told to be gone
-        self._gone = ""
+        self._gone = self._untold = ""
         self._changing = asyncio.Lock()
 
     @property
@@ -57,19 +57,22 @@ class Interpreter:
         return self._session is not None
 
     async def begin(self, sandbox: AsyncSandbox, *, restart: bool) -> tuple[bool, str]:
-        """Be ready for a call; return whether by beginning anew, and why what earlier calls defined is gone."""
+        """Be ready for a call; return whether by beginning anew, and why what earlier calls defined is gone.
+
+        That is said until a call has an answer to say it in: one that is cancelled or refused has none.
+        """
         async with self._changing:
             session = self._session
             if session is None:
                 self._session = await sandbox.session(self.language, idle_timeout=self._idle_s)
                 return True, ""
             if self.is_alive and not restart:
-                return False, ""
+                return False, self._untold
             why = self._gone or session.why_ended or "it has ended"
             await session.restart()
-            why = why if self._has_state and not restart else ""
+            self._untold = "" if restart else why if self._has_state else self._untold
             self._has_state, self._gone = False, ""
-            return True, why
+            return True, self._untold
 
     async def run(self, code: str, timeout_s: float) -> Result:
         """Run the code of one call. Raises what `AsyncSession.run` does."""
@@ -83,6 +86,7 @@ class Interpreter:
             if not self.is_alive:
                 self._gone = "a call that was given up did not let itself be interrupted, and was killed"
             raise
+        self._untold = ""
         if result.meta.get("state") == LOST:  # which this answer says
             self._has_state = False
         return result
@@ -150,7 +154,7 @@ class _NoneHere(Exception):
 
 def _gone(language: str, why: str) -> str:
     return (
-        f"[The {language} interpreter of the earlier calls is gone: {why}. This call began in a new one: what they "
+        f"[The {language} interpreter of the earlier calls is gone: {why}. This call ran in a new one: what they "
         "defined is not there, files are.]"
     )
 

@@ -2,7 +2,8 @@
 
 Theory of operation: the event `removal` comes first, so that a crash leaves at worst a file that is said to be gone,
 and the next time removes it. Only regular files of ours that are called by a hash are touched, each by its name in an
-open folder: links are neither followed nor removed. What came within the last minute stays, see `audit_artifacts`.
+open folder: links, hard ones too, are neither followed nor removed. What came within the last minute stays, see
+`audit_artifacts`.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _artifacts_in(below: int, place: str, pruned: Pruned) -> Iterator[Artifact]:
     for name in os.listdir(below):
         with suppress(FileNotFoundError):
             facts = os.stat(name, dir_fd=below, follow_symlinks=False)
-            is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
+            is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and facts.st_nlink == 1
             if is_ours and _DIGEST.fullmatch(name) and name.startswith(place[-2:]):
                 yield Artifact(time_ns=facts.st_mtime_ns, digest=name, size=facts.st_size)
             elif is_ours and _UNFINISHED.fullmatch(name):

@@ -13,7 +13,7 @@ import base64
 import html
 import json
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -90,12 +90,14 @@ def _replaced(view: _View, pattern: re.Pattern[bytes]) -> _View:
         meant = _meant(match[0]) if pattern is _ESCAPE else b""
         pieces += [view.data[done:start], meant]
         _note(fresh, view, size, done)
+        _carry_on(fresh, view, size, done, start)
         size += start - done
         if meant:
             _note(fresh, view, size, start)
         size += len(meant)
         done = end
     _note(fresh, view, size, done)
+    _carry_on(fresh, view, size, done, len(view.data))
     pieces.append(view.data[done:])
     fresh.data = b"".join(pieces)
     return fresh
@@ -108,6 +110,14 @@ def _note(fresh: _View, view: _View, place: int, old: int) -> None:
         fresh.shift.pop()
     fresh.at.append(place)
     fresh.shift.append(view.origin(old) - place)
+
+
+def _carry_on(fresh: _View, view: _View, place: int, old: int, end: int) -> None:
+    """Note what the view before knows of its bytes between `old` and `end`, which stand from `place` on in the next."""
+    for found in range(bisect_right(view.at, old), bisect_left(view.at, end)):
+        at = view.at[found] - old + place
+        fresh.at.append(at)
+        fresh.shift.append(view.at[found] + view.shift[found] - at)
 
 
 def _meant(escape: bytes) -> bytes:

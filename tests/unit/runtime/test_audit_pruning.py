@@ -122,6 +122,14 @@ def test_no_link_is_followed_and_nothing_odd_removed(audit: Audit, tmp_path: Pat
     assert all(path.is_symlink() or path.exists() for path in odd)
 
 
+def test_what_has_a_second_name_is_left_alone(audit: Audit, tmp_path: Path) -> None:
+    """To remove one of the names would remove nothing, and the log would say that it did."""
+    linked = path_of(audit, keep(audit, "linked", age_s=40 * DAY_S))
+    os.link(linked, tmp_path / "second")
+    pruned = prune(audit, most_age_s=DAY_S)
+    assert (pruned.removed, pruned.odd, linked.exists()) == (0, [str(linked)], True)
+
+
 def test_a_folder_that_is_a_link_is_refused(audit: Audit, tmp_path: Path) -> None:
     """The folder of all that is kept is not followed elsewhere, either."""
     keep(audit, "old", age_s=DAY_S)

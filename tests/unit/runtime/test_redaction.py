@@ -296,3 +296,18 @@ def test_no_text_takes_long(piece: str) -> None:
 def test_no_long_text_takes_long(piece: str) -> None:
     """The same of ten million characters."""
     assert took_s(piece, 10_000_000) < 300
+
+
+@pytest.mark.parametrize(
+    ("before", "written"),
+    [
+        (r'"{\"key\": \"a\", \"p\": \"', r"pass\\\"word&more<x"),  # JSON in JSON
+        ("{&quot;key&quot;: &quot;", r"pass\&quot;word&amp;more&lt;x"),
+        ("%41%42%43 %41", "%2570" + "".join(f"%{byte:02x}" for byte in b'ass"word&more<x')),
+        (r"%5cx41&amp;\x41%25%32%35%41", "%25%37%30%61ss&quot;word&amp;more%3C%78"),
+    ],
+)
+def test_escapes_within_escapes_shift_nothing(before: str, written: str) -> None:
+    """What is taken out is the secret, all of it and nothing beside it, whatever else is escaped before and in it."""
+    redactor = Redactor({"A_SECRET": 'pass"word&more<x'}, environ={})
+    assert redactor.text(f'{before}{written}\\"}}"') == f'{before}{REDACTED}\\"}}"'
