@@ -279,26 +279,6 @@ def test_a_cell_that_is_cancelled_as_it_begins_keeps_the_state(language: str, fi
     asyncio.run(scenario())
 
 
-def test_what_a_cell_said_that_is_cancelled_twice_is_not_the_next_one_s() -> None:
-    """Who is cancelled once more while the cell is being interrupted leaves nothing of its output behind."""
-
-    async def scenario() -> None:
-        async with cloche.AsyncSandbox() as sandbox:
-            session = await sandbox.session()
-            begun = asyncio.Event()
-            running = asyncio.ensure_future(session.run(FOR_EVER, on_output=lambda *_: begun.set()))
-            await asyncio.wait_for(begun.wait(), 60)
-            for _ in range(3):
-                running.cancel()
-                await asyncio.sleep(0)
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            after = await session.run("print('mine')")
-            assert (after.stdout, after.stderr) == ("mine\n", "")
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize(
     ("code", "status", "exit_code"),
     [
