@@ -202,10 +202,12 @@ class LivingSession(ABC):
     async def _give_up(self, answer: asyncio.Future[dict[str, Any]]) -> None:
         """Do to a cell what a time-out does: it is interrupted, and killed only if it resists."""
         self._interrupt(KillCause.CANCELLED)
-        await finish(self._wait_for(answer))
-        self._exchange.catch_up()
-        self._exchange.renew()
-        self._set_pace(is_busy=False)
+        try:
+            await finish(self._wait_for(answer))
+        finally:  # also when it was cancelled once more: else the next cell would have said what this one said
+            self._exchange.catch_up()
+            self._exchange.renew()
+            self._set_pace(is_busy=False)
 
     def _hurry(self) -> None:
         self._set_pace(is_busy=True)

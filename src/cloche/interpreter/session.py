@@ -213,7 +213,8 @@ class Session:
         if cell.data is not None:
             told["data"], told["metadata"] = as_text(cell.data), cell.metadata
         if text is not None and len(text) <= telling.MAX_VALUE_BYTES:
-            return {**told, "value": cell.value}
+            is_changeable = type(cell.value) in (list, dict)  # by a thread, until it is written
+            return {**told, "value": _from_json(text) if is_changeable else cell.value}
         shown = (cell.data or {}).get("text/plain") or bundle(cell.value)[0]["text/plain"]
         return {**told, "value_repr": str(shown)[: telling.MAX_VALUE_BYTES]}
 

@@ -172,12 +172,18 @@ class _Interrupt:
             if not self._is_waking:
                 _signal.set_wakeup_fd(before)
         if self._came:
-            task.cancel()
+            self._cancel()
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         is_first, self._came = not self._came, True
         if is_first and self._task is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        """Cancel the task, once: the signal may come while `end` is at work, which then sees it, too."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
     def let_go(self) -> None:
         """Leave the loop alone: it is another's from now on, or closed."""

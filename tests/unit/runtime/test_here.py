@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import selectors
 import signal
 import socket
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cloche.runtime import here
+from cloche.runtime.by_hand import TurnLoop
 from tests.interrupts import interrupted
 
 
@@ -120,6 +122,32 @@ def test_an_interrupt_ends_the_work_first() -> None:
     assert said == ["cleared up"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert here.run(answer, 1) == 1
+
+
+def test_an_interrupt_cancels_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that comes while it is being arranged whom it shall cancel, which would be told of it twice."""
+    cancelled: list[int] = []
+    set_wakeup_fd = here._signal.set_wakeup_fd
+
+    def interrupt(*args: int, **options: bool) -> int:
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGINT)
+        before: int = set_wakeup_fd(*args, **options)
+        return before
+
+    async def work() -> None:
+        for _ in range(3):
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                cancelled.append(1)
+
+    loop = TurnLoop(selectors.DefaultSelector())
+    monkeypatch.setattr(here._signal, "set_wakeup_fd", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        here.begin_on(lambda: loop, lambda _: None, work)
+    loop.close()
+    assert cancelled == [1]
 
 
 def test_an_interrupt_that_comes_late_is_raised_all_the_same() -> None:
