@@ -77,10 +77,8 @@ class Guest:
             if self.interpreter is not None and not ppoll((nursed.door if nursed is not None else self.asking,), 0.0):
                 self._rehearse(building)
             order, fds = self._take_order(nursed)
-            if nursed is None and self.index == 0:
-                wire.send(
-                    self.link, "started", {"at": monotonic(), "seconds": seconds}
-                )  # then we may be killed any time
+            if nursed is None and self.index == 0:  # after which we may be killed at any time
+                wire.send(self.link, "started", {"at": monotonic(), "seconds": seconds})
         except StepFailed as error:
             kept = [self.registers[name] for name in (LENT, KEPT) if name in self.registers]
             tell_failure(self.link, error, tuple(kept[:1]))
