@@ -64,7 +64,7 @@ def prune(
     place = f"{audit.folder}/{FOLDER}"
     try:
         with opened_folder(audit.folder, create=False), opened_folder(place, create=False) as at:
-            found = sorted(_artifacts(at, place, pruned), key=lambda one: one.time_ns)
+            found = sorted(_artifacts(at, place, pruned, is_trial=is_trial), key=lambda one: one.time_ns)
             chosen = chosen_of(found, now_s=time.time(), most_age_s=most_age_s, most_bytes=most_bytes)
             pruned.left, pruned.left_bytes = len(found), sum(one.size for one in found)
             batches = iter(chosen)
@@ -97,14 +97,14 @@ def chosen_of(
     return chosen
 
 
-def _artifacts(at: int, place: str, pruned: Pruned) -> Iterator[Artifact]:
+def _artifacts(at: int, place: str, pruned: Pruned, *, is_trial: bool) -> Iterator[Artifact]:
     for name in sorted(os.listdir(at)):
         if not _PLACE.fullmatch(name):
             _note(pruned, f"{place}/{name}")
             continue
         try:
             with opened_below(at, name, place) as below:
-                yield from _artifacts_in(below, f"{place}/{name}", pruned)
+                yield from _artifacts_in(below, f"{place}/{name}", pruned, is_trial=is_trial)
         except (OSError, AuditFailed):  # a link, or a folder that is not ours alone
             _note(pruned, f"{place}/{name}")
 
@@ -114,7 +114,7 @@ def _note(pruned: Pruned, path: str) -> None:
         pruned.odd.append(path)
 
 
-def _artifacts_in(below: int, place: str, pruned: Pruned) -> Iterator[Artifact]:
+def _artifacts_in(below: int, place: str, pruned: Pruned, *, is_trial: bool) -> Iterator[Artifact]:
     for name in os.listdir(below):
         with suppress(FileNotFoundError):
             facts = os.stat(name, dir_fd=below, follow_symlinks=False)
@@ -122,7 +122,7 @@ def _artifacts_in(below: int, place: str, pruned: Pruned) -> Iterator[Artifact]:
             if is_ours and _DIGEST.fullmatch(name) and name.startswith(place[-2:]):
                 yield Artifact(time_ns=facts.st_mtime_ns, digest=name, size=facts.st_size)
             elif is_ours and _UNFINISHED.fullmatch(name):
-                if facts.st_mtime < time.time() - UNFINISHED_S:
+                if facts.st_mtime < time.time() - UNFINISHED_S and not is_trial:
                     os.unlink(name, dir_fd=below)  # no event names it
             else:
                 _note(pruned, f"{place}/{name}")

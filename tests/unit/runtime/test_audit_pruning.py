@@ -102,6 +102,18 @@ def test_nothing_is_removed_that_no_event_names(audit: Audit) -> None:
     assert lines_of(Path(audit.folder)) == before
 
 
+def test_a_trial_removes_nothing_at_all(audit: Audit) -> None:
+    """Not even what a crash left of a write, which goes otherwise without a word."""
+    kept = path_of(audit, keep(audit, "new"))
+    unfinished = kept.with_name(f".{kept.name}.{'0' * 12}")
+    unfinished.write_text("half")
+    os.utime(unfinished, (0, 0))
+    prune(audit, most_age_s=60, is_trial=True)
+    assert unfinished.exists()
+    prune(audit, most_age_s=60)
+    assert (unfinished.exists(), kept.exists()) == (False, True)
+
+
 def test_no_link_is_followed_and_nothing_odd_removed(audit: Audit, tmp_path: Path) -> None:
     """Neither a link to a folder nor one to a file, nor what is called by no hash."""
     outside = tmp_path / "outside"
