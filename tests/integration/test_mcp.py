@@ -23,6 +23,7 @@ from tests.mcp_clients import (
     Place,
     User,
     accept,
+    by_transport,
     http_server,
     images_of,
     no,
@@ -56,10 +57,7 @@ def over_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.fixture(params=["stdio", "http"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Give a server by each transport."""
-    if request.param == "http":
-        found: Place = request.getfixturevalue("over_http")
-        return found
-    return Place(args=TIER_4, home=tmp_path)
+    return by_transport(request, Place(args=TIER_4, home=tmp_path))
 
 
 @pytest.fixture(params=MODES)

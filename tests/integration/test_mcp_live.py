@@ -17,7 +17,20 @@ from mcp_types import CallToolResult
 from cloche.agent.approval import auto
 from cloche.mcp import create_server
 from tests.audits import lines_of
-from tests.mcp_clients import MODES, Place, User, http_server, images_of, run, seen, text_of, token_file, until, yes
+from tests.mcp_clients import (
+    MODES,
+    Place,
+    User,
+    by_transport,
+    http_server,
+    images_of,
+    run,
+    seen,
+    text_of,
+    token_file,
+    until,
+    yes,
+)
 
 pytestmark = pytest.mark.once
 TOKEN = "a-token-of-the-tests-0123456789"
@@ -36,10 +49,7 @@ def over_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.fixture(params=["stdio", "http"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Give a server by each transport."""
-    if request.param == "http":
-        found: Place = request.getfixturevalue("over_http")
-        return found
-    return Place(home=tmp_path)
+    return by_transport(request, Place(home=tmp_path))
 
 
 class Cells:
