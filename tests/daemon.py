@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -106,6 +106,24 @@ class Daemon:
                 return False
             time.sleep(0.1)
         return True
+
+    def is_clean_after(self, clear_up: Callable[[], object], *, patience_s: float = 60.0, quiet_s: float = 3.0) -> bool:
+        """Clear up until nothing has been left for a while; False when there always is something.
+
+        A busy daemon still creates and starts what a dead caller ordered, seconds after that one's end.
+        """
+        deadline = time.monotonic() + patience_s
+        clean_since = None
+        while time.monotonic() < deadline:
+            clear_up()
+            if self.containers() or self.volumes():
+                clean_since = None
+            elif clean_since is None:
+                clean_since = time.monotonic()
+            elif time.monotonic() - clean_since > quiet_s:
+                return True
+            time.sleep(0.2)
+        return False
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the daemon itself, not to what it started."""

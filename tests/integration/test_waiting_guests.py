@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -202,6 +203,5 @@ def test_a_killed_caller_leaves_no_waiting_guest(docker: Daemon, options: dict[s
     deadline = time.monotonic() + 30
     while docker.docker("ps", "--quiet") and time.monotonic() < deadline:
         time.sleep(0.2)
-    while not docker.is_clean(patience_s=0.5) and time.monotonic() < deadline:
-        subprocess.run([sys.executable, "-m", "cloche", "gc"], check=True, capture_output=True)
-    assert docker.is_clean(patience_s=0.5)
+    clear_up = partial(subprocess.run, [sys.executable, "-m", "cloche", "gc"], check=True, capture_output=True)
+    assert docker.is_clean_after(clear_up)
