@@ -74,6 +74,7 @@ class Nursery(Parent):
             ready = said  # what the building took was told with the first guest
             building.first = building.later or building.first
             wire.send(door, "ended", ended | said)
+            posix.sched_yield()
             slate.note_end(file, ended["number"])  # after it was told: what is noted, the helper asks nobody about
             if ended["is_worn"] or not slate.start_of(file, ended["number"]):
                 posix._exit(0)  # no next guest may attach what one that failed has handed back
