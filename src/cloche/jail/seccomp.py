@@ -5,8 +5,9 @@ mount, trace, load code into the kernel, or reach another process's memory. What
 what is newer than the table answers ENOSYS, so that a C library falls back instead of failing.
 
 Theory of operation: numbers are sorted and merged into ranges, and a binary tree of comparisons finds the range of
-a call in about eight steps. Calls that depend on an argument jump to a short block of their own. Only values in
-registers are compared: what a pointer points to can change after the filter looked.
+a call in about eight steps. There is its answer, or a short block that looks at an argument. Only values in registers
+are compared: what a pointer points to can change after the filter looked. The kernel tries a filter with every number
+when it is installed, once for each run, so long ways through it would cost all programs time.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ LATE_SIGNALS = ("timer_create", "mq_notify")
 SOL_IP, SOL_IPV6, FIRST_FILTER_OPTION, FILTER_OPTIONS = 0, 41, 64, (64, 65)
 
 Instruction = tuple[int, int, int, int]
+Block = list[Instruction]
 
 
 def errno_action(code: int) -> int:
@@ -88,8 +90,7 @@ def build_filter(
     )
     if forkable:
         special |= _forkable_blocks(special)
-    plain = sorted(number for name, number in names.items() if name not in special)
-    picky = {names[name]: block for name, block in special.items() if name in names}
+    blocks = {number: special.get(name, [_ALLOWED]) for name, number in names.items()}
     head = [
         (BPF_LD_W_ABS, 0, 0, ARCH_OFFSET),
         (BPF_JEQ, 1, 0, arch),
@@ -98,27 +99,24 @@ def build_filter(
     ]
     if machine == "x86_64":
         head += [(BPF_JGE, 0, 1, X32_BIT), (BPF_RET, 0, 0, KILL)]
-    for number, block in picky.items():
-        head += [(BPF_JEQ, 0, len(block), number), *block]
-    ranges = _ranges(plain, LAST_KNOWN[machine])
+    ranges = _ranges(blocks, LAST_KNOWN[machine])
     return b"".join(struct.pack("<HBBI", *line) for line in [*head, *_tree(ranges)])
 
 
-def _ranges(allowed: Sequence[int], last: int) -> list[tuple[int, int]]:
-    """Return (first number, answer) pairs that cover every number from 0 up."""
-    ranges: list[tuple[int, int]] = []
-    members = set(allowed)
+def _ranges(blocks: Mapping[int, Block], last: int) -> list[tuple[int, Block]]:
+    """Return pairs that cover every number from 0 up: the first number, and the lines that answer."""
+    ranges: list[tuple[int, Block]] = []
     for number in range(last + 1):
-        answer = ALLOW if number in members else errno_action(EPERM)
-        if not ranges or ranges[-1][1] != answer:
-            ranges.append((number, answer))
-    return [*ranges, (last + 1, errno_action(ENOSYS))]
+        block = blocks.get(number, [_deny(EPERM)])
+        if not ranges or ranges[-1][1] != block:
+            ranges.append((number, block))
+    return [*ranges, (last + 1, [_deny(ENOSYS)])]
 
 
-def _tree(ranges: Sequence[tuple[int, int]]) -> list[Instruction]:
-    """Return comparisons that end in the answer of the range the loaded number falls into."""
+def _tree(ranges: Sequence[tuple[int, Block]]) -> Block:
+    """Return comparisons that end in the lines of the range the loaded number falls into."""
     if len(ranges) == 1:
-        return [(BPF_RET, 0, 0, ranges[0][1])]
+        return ranges[0][1]
     middle = len(ranges) // 2
     low, high = _tree(ranges[:middle]), _tree(ranges[middle:])
     if len(low) > 255:  # a jump reaches 255 lines; farther ones go through an unconditional jump
@@ -126,7 +124,7 @@ def _tree(ranges: Sequence[tuple[int, int]]) -> list[Instruction]:
     return [(BPF_JGE, len(low), 0, ranges[middle][0]), *low, *high]
 
 
-def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, list[Instruction]]:
+def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, Block]:
     """Return the calls whose answer depends on an argument, each with the lines that decide it."""
     blocks = {
         **({name: [_ASKED] for name in LASTING} if nursed else {}),
@@ -155,7 +153,7 @@ def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, list[Instructi
     return blocks
 
 
-def _forkable_blocks(special: Mapping[str, list[Instruction]]) -> dict[str, list[Instruction]]:
+def _forkable_blocks(special: Mapping[str, list[Instruction]]) -> dict[str, Block]:
     """Return what is different in a session that may be cloned.
 
     A clone has the capabilities of its own namespaces until it gives them up, and is looked at only then: so what
@@ -190,7 +188,7 @@ def _argument(index: int) -> Instruction:
     return (BPF_LD_W_ABS, 0, 0, 16 + 8 * index)
 
 
-def _if_any(values: Sequence[int], answer: Instruction) -> list[Instruction]:
+def _if_any(values: Sequence[int], answer: Instruction) -> Block:
     """Give `answer` when the loaded argument is one of `values`; else go on behind these lines."""
     return [line for value in values for line in ((BPF_JEQ, 0, 1, value), answer)]
 
@@ -203,13 +201,13 @@ _ALLOWED: Instruction = (BPF_RET, 0, 0, ALLOW)
 _ASKED: Instruction = (BPF_RET, 0, 0, ASK)
 
 
-def _self_block(kind: int) -> list[Instruction]:
+def _self_block(kind: int) -> Block:
     """Allow a call whose first argument says what the second one names, for the caller alone."""
     whoever = [_argument(1), *_if_any((0,), _ALLOWED), _deny(EPERM)]
     return [_argument(0), (BPF_JEQ, 1, 0, kind), _deny(EPERM), *whoever]
 
 
-def _socket_block(granted: Instruction, routes_granted: Instruction | None = None) -> list[Instruction]:
+def _socket_block(granted: Instruction, routes_granted: Instruction | None = None) -> Block:
     """Allow stream, datagram and packet-sequence sockets of three families, TCP or UDP, and netlink for routes only."""
     types = [_argument(1), (BPF_AND, 0, 0, SOCK_TYPE_MASK), *_if_any(SOCKET_TYPES, granted), _deny(EPERM)]
     last = len(SOCKET_PROTOCOLS)
@@ -231,7 +229,7 @@ def _socket_block(granted: Instruction, routes_granted: Instruction | None = Non
     ]
 
 
-def _ioctl_block() -> list[Instruction]:
+def _ioctl_block() -> Block:
     """Refuse terminal injection, and every interface ioctl that is not a question."""
     return [
         _argument(1),
