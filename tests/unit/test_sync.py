@@ -183,6 +183,16 @@ def test_a_program_that_ends_with_an_open_sandbox_closes_it(tmp_path: Path) -> N
     assert (done.stdout, done.stderr) == ("closed\n", "")
 
 
+def test_a_backend_of_ones_own_runs_in_a_task() -> None:
+    """It may use time-outs and groups of tasks, which ours does without at first."""
+    backend = _OneTaskBackend()
+    with pytest.raises(cloche.ClocheError, match="no answer"):
+        cloche.run("1", backend=backend)
+    first, last = backend.tasks
+    assert first is not None
+    assert first is last
+
+
 def test_importing_cloche_is_light() -> None:
     """`import cloche` brings neither asyncio nor anything outside of the standard library."""
     script = "import sys; before = set(sys.modules); import cloche; print(*sorted(set(sys.modules) - before))"
@@ -235,8 +245,10 @@ class _OneTaskBackend(FakeBackend):
     async def open(self, policy: Any, limits: Any) -> Any:
         self.tasks.append(asyncio.current_task())
         async with super().open(policy, limits) as sandbox:
-            yield sandbox
-        self.tasks.append(asyncio.current_task())
+            try:
+                yield sandbox
+            finally:
+                self.tasks.append(asyncio.current_task())
 
 
 def test_queue_time_is_nobodys_wall_clock() -> None:

@@ -41,7 +41,10 @@ class OpenSandbox(Protocol):
 
 
 class Backend(Protocol):
-    """Give sandboxes of one kind."""
+    """Give sandboxes of one kind.
+
+    One whose `begins_by_hand` is true takes care of `core.loops.become_task` by itself.
+    """
 
     name: str
 

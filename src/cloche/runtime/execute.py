@@ -19,6 +19,7 @@ from cloche.core.fixing import Fixer
 from cloche.core.languages import language_named
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
+from cloche.core.loops import become_task
 from cloche.core.policy import Fallback, Policy, ScreenMode
 from cloche.core.protocols import Backend, OpenSandbox, SupportsSingleRun, SupportsStreaming
 from cloche.core.request import Request
@@ -130,6 +131,8 @@ async def arun(
         config=config,
     )  # fmt: skip
     prepared = await prepare_beside(**options)
+    if autofix is not None or not getattr(prepared.backend, "begins_by_hand", False):
+        await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
     job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)
     sink = make_sink(on_output, on_event)

@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import contextvars
 import os
+import selectors
 import signal
 import sys
 import threading
@@ -40,7 +41,7 @@ _SIGNALS = tuple(
 )
 
 _made = 0  # loops that there are, kept or in use
-_kept: list[asyncio.AbstractEventLoop] = []
+_kept: list[TurnLoop] = []
 _lock = threading.Lock()
 _abandoned: list[asyncio.AbstractEventLoop] = []  # after a fork: finalising the parent's loops would touch the parent's
 
@@ -77,7 +78,7 @@ def _is_deep() -> bool:
 
 def run(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function`, run the coroutine that it returns to its end, and return what that returns."""
-    return run_on(_borrow, _give_back, function, *args, **kwargs)
+    return begin_on(_borrow, _give_back, lambda: function(*args, **kwargs))
 
 
 def run_on(
@@ -199,19 +200,19 @@ class _Interrupt:
             raise KeyboardInterrupt
 
 
-def _borrow() -> asyncio.AbstractEventLoop:
+def _borrow() -> TurnLoop:
     global _made
     with _lock:
         if _kept:
             return _kept.pop()
-    loop = asyncio.new_event_loop()  # which may fail, for want of descriptors
+    loop = TurnLoop(selectors.DefaultSelector())  # which may fail, for want of descriptors
     keep_for_one_call(loop)
     with _lock:
         _made += 1
     return loop
 
 
-def _give_back(loop: asyncio.AbstractEventLoop) -> None:
+def _give_back(loop: TurnLoop) -> None:
     global _made
     with _lock:
         if len(_kept) < MOST_KEPT and not asyncio.all_tasks(loop):  # what is left over must not run with the next

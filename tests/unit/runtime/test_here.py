@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from cloche.core.loops import become_task
 from cloche.runtime import here
 from cloche.runtime.by_hand import TurnLoop
 from tests.interrupts import interrupted
@@ -214,17 +215,35 @@ def test_a_descriptor_of_the_caller_s_own_hears_of_signals_as_before() -> None:
 def test_a_loop_that_cannot_be_made_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller without descriptors fails, and later ones run in their own threads as before."""
 
-    def refuse() -> asyncio.AbstractEventLoop:
+    def refuse(_: selectors.BaseSelector) -> TurnLoop:
         raise OSError(errno.EMFILE, "no descriptor")
 
     here._close_kept()
     with monkeypatch.context() as patch:
-        patch.setattr(asyncio, "new_event_loop", refuse)
+        patch.setattr(here, "TurnLoop", refuse)
         for _ in range(here.MOST_KEPT + 1):
             with pytest.raises(OSError, match="no descriptor"):
                 here.run(answer, 5)
     assert here.is_possible()
     assert here.run(answer, 5) == 5
+
+
+def test_who_waits_for_nothing_needs_no_task() -> None:
+    """It runs to its end by hand; who asks for a task has one from then on."""
+
+    async def look() -> list[bool]:
+        found = [asyncio.current_task() is not None]
+        await become_task()
+        found.append(asyncio.current_task() is not None)
+        async with asyncio.timeout(60):
+            await become_task()
+        return found
+
+    async def end_at_once() -> object:
+        return asyncio.current_task()
+
+    assert here.run(look) == [False, True]
+    assert here.run(end_at_once) is None
 
 
 def test_a_forked_child_starts_without() -> None:

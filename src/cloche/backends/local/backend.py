@@ -34,6 +34,7 @@ class LocalBackend:
     """
 
     name = "local"
+    begins_by_hand = True  # its runs need no task before they wait for the first time
 
     def __init__(self, *, use_cgroups: bool = True):
         self._use_cgroups = use_cgroups

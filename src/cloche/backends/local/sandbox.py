@@ -17,6 +17,7 @@ from cloche.core.events import Event, PlanStep, Sink, Started, discard
 from cloche.core.languages import limits_note
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
+from cloche.core.loops import become_task
 from cloche.core.outcome import KillCause, decide
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
@@ -279,6 +280,7 @@ class LocalOpenSandbox:
             if self._slot is None or self._is_closed or (was_open and not self._waited()):
                 raise
             log.warning("a warm start failed, starting afresh: %s", error)
+        await become_task()
         if was_open:
             self._slot.key = None
             return await self._run_once(request, program, sink)
@@ -380,6 +382,8 @@ class LocalOpenSandbox:
             if self._slot is not None:  # of a start that failed
                 self._release()
             self._slot = self._pool.take(jail) if self._pool is not None else None
+            if self._slot is None:
+                await become_task()
             self._claim_id()
             connection = Connection(self._spec, sys.executable, self._slot, self._claim.held if self._claim else -1)
             try:
