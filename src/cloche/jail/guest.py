@@ -29,10 +29,14 @@ notify: Any = None  # our module of that name, once it is needed
 
 
 class Nursed:
-    """Hold what a nursery gives its guest: the building, which it has read; door and slate; and how to say `ready`."""
+    """Hold what a nursery gives its guest: the building, which it has read; door and slate; and how to say `ready`.
 
-    def __init__(self, building: Building, door: int, file: int, ready: dict[str, Any]):
+    Where it `is_crowded`, others wait for our processor time, and nobody will give us orders soon.
+    """
+
+    def __init__(self, building: Building, door: int, file: int, ready: dict[str, Any], is_crowded: bool):
         self.building, self.door, self.file, self.ready = building, door, file, ready
+        self.is_crowded = is_crowded
 
 
 class Guest:
@@ -74,7 +78,7 @@ class Guest:
             self._hand_over(listener, is_nursed=nursed is not None)
             if nursed is not None:
                 wire.send(nursed.door, "ready", nursed.ready, self._for_caller())
-            if self.interpreter is not None and not ppoll((nursed.door if nursed is not None else self.asking,), 0.0):
+            if self.interpreter is not None and self._has_time():
                 self._rehearse(building)
             order, fds = self._take_order(nursed)
             if nursed is None and self.index == 0:  # after which we may be killed at any time
@@ -128,6 +132,12 @@ class Guest:
         self.interpreter.rehearse()
         posix.close(reading)
         posix.close(writing)
+
+    def _has_time(self) -> bool:
+        """Tell whether what makes the answer come sooner keeps nobody waiting."""
+        if self.nursed is not None and self.nursed.is_crowded:
+            return False
+        return not ppoll((self.nursed.door if self.nursed is not None else self.asking,), 0.0)
 
     def _await(self, expected: str) -> tuple[dict[str, Any], list[int]]:
         tag, body, fds = wire.receive(self.asking)

@@ -58,14 +58,14 @@ class Nursery(Parent):
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
         namespace = -1
         while True:
-            before = slate.taken(file)
+            before, is_crowded = slate.taken(file), slate.is_crowded(file)
             attendance = Attendance(self.spec)
             pid = posix.fork()
             if pid == 0:
                 if namespace >= 0:
                     posix.close(namespace)
                 kept.extend((attendance, private))
-                return Guest(self, 0, -1, attendance.leave(), Nursed(building, door, file, ready)).become
+                return Guest(self, 0, -1, attendance.leave(), Nursed(building, door, file, ready, is_crowded)).become
             attendance.leave_to_guest()
             made = self._take_over(attendance)
             if namespace >= 0:  # taking it down makes the kernel wait, which nobody waits for now

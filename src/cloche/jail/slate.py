@@ -15,6 +15,7 @@ from .syscalls import call
 CLOCK_MONOTONIC = 1
 TFD_NONBLOCK, TFD_CLOEXEC = posix.O_NONBLOCK, posix.O_CLOEXEC
 _ORDERED_AT, _STARTED_AT, _ENDED_AT, _SIZE = 0, 64, 128, 192  # each has one writer, and a cache line of its own
+_CROWDED_AT, _AGAIN_AT = _ORDERED_AT + 24, _ORDERED_AT + 32
 _TAKEN_AT = _STARTED_AT + 32
 _NS = 10**9
 
@@ -44,9 +45,14 @@ def unwind(timer: int) -> None:
         pass  # it was wound again meanwhile
 
 
-def note_order(file: int, number: int, timeout_s: float, *, rebuilds: bool) -> None:
+def note_order(file: int, number: int, timeout_s: float, *, rebuilds: bool, is_crowded: bool) -> None:
     """Write down that run `number` is ordered; with its number at both ends, so that half of it is told apart."""
-    posix.pwrite(file, _words(number, int(timeout_s * _NS), rebuilds, number), _ORDERED_AT)
+    posix.pwrite(file, _words(number, int(timeout_s * _NS), rebuilds, is_crowded, number), _ORDERED_AT)
+
+
+def is_crowded(file: int) -> bool:
+    """Tell whether the caller's other runs kept all processors busy when the last one was ordered."""
+    return bool(_word(posix.pread(file, 8, _CROWDED_AT), 0))
 
 
 def note_taken(file: int, number: int) -> None:
@@ -88,7 +94,7 @@ class State:
 def _read_whole(file: int) -> bytes:
     while True:
         data = posix.pread(file, _SIZE, 0)
-        if data[:8] == data[24:32] and data[_STARTED_AT : _STARTED_AT + 8] == data[_STARTED_AT + 16 : _STARTED_AT + 24]:
+        if _word(data, 0) == _word(data, _AGAIN_AT) and _word(data, _STARTED_AT) == _word(data, _STARTED_AT + 16):
             return data
 
 

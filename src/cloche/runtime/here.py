@@ -31,7 +31,7 @@ T = TypeVar("T")
 _signal: Any = __import__("_signal")  # `signal` makes an enumeration of whatever it returns, which takes its time
 
 NEEDED_CALLS = 300  # below the recursion limit: by a loop, what runs in it, and what that imports
-MOST_KEPT = 2  # each has three descriptors; a third caller at once goes the other way
+MOST_KEPT = 8  # each has three descriptors; who finds none free goes the other way
 _SIGINT = int(signal.SIGINT)
 # What people let a handler raise at, SIGINT aside.
 _SIGNALS = tuple(

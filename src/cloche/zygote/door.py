@@ -53,13 +53,23 @@ class Door:
         """Let go of the other end: the helper has it."""
         self._theirs.close()
 
-    def order(self, body: dict[str, Any], fds: Sequence[int], *, number: int, timeout_s: float, rebuilds: bool) -> None:
+    def order(
+        self,
+        body: dict[str, Any],
+        fds: Sequence[int],
+        *,
+        number: int,
+        timeout_s: float,
+        rebuilds: bool,
+        is_crowded: bool,
+    ) -> None:
         """Send the orders of run `number`, which a guest of the present nursery takes and no other. Raises OSError.
 
         The helper looks at it when it may have lasted too long to be left alone. It builds anew, or waits to be told
-        to, where this run turns out to be the last one in its nursery.
+        to, where this run turns out to be the last one in its nursery. Where it `is_crowded`, the next guest saves
+        what it would only do to answer sooner.
         """
-        slate.note_order(self._slate, number, timeout_s, rebuilds=rebuilds)
+        slate.note_order(self._slate, number, timeout_s, rebuilds=rebuilds, is_crowded=is_crowded)
         slate.wind(self._timer, min(timeout_s, UNWATCHED_S))
         body |= {"number": number, "generation": self.generation}
         wire.send_by(self._pass_on, "order", body, fds)

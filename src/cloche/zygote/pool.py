@@ -43,8 +43,8 @@ class Slot:
 
     `door` is where its guests take their orders, None where that is the helper's to hand over. `counted` are the
     figures of its control group that are no longer any run's own, `spent_s` the processor time since its quota was
-    filled. Unless it `rebuilds`, its helper waits to be told
-    what to build where a run was the last one in a jail.
+    filled. Unless it `rebuilds`, its helper waits to be told what to build where a run was the last one in a jail.
+    It `is_crowded` when more runs of the pool go on at once than there are processors.
     """
 
     def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
@@ -59,7 +59,7 @@ class Slot:
         self.rebuilds = True
         self.kept_bytes = 0
         self.pid = 0  # the helper's, as far as we know it
-        self.is_here = self.is_dead = False
+        self.is_here = self.is_dead = self.is_crowded = False
         self.idle_since = time.monotonic()
 
     @property
@@ -152,6 +152,7 @@ class Pool:
         self._links: list[socket.socket] = []
         self._latest: Jail | None = None
         self._is_closed = False
+        self._processors = len(os.sched_getaffinity(0))
         self._timer: threading.Timer | None = None
 
     def start(self) -> None:
@@ -174,6 +175,7 @@ class Pool:
                 slot = self._open(template)
             if slot is not None:
                 self._busy.add(slot)
+                slot.is_crowded = len(self._busy) > self._processors
                 self._note_demand()
             return slot
 

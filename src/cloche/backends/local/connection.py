@@ -151,7 +151,8 @@ class Connection:
 
         def talk() -> None:
             refill_quota(slot, self._spec)
-            door.order(body, streams, number=number, timeout_s=timeout_s, rebuilds=rebuilds)
+            crowd = slot.is_crowded
+            door.order(body, streams, number=number, timeout_s=timeout_s, rebuilds=rebuilds, is_crowded=crowd)
 
         self._checked(talk)
 
