@@ -74,7 +74,8 @@ class Nursery(Parent):
             ready = said  # what the building took was told with the first guest
             building.first = building.later or building.first
             wire.send(door, "ended", ended | said)
-            posix.sched_yield()
+            if slate.rebuilds(file):  # else the caller's next run may be for our next guest, which is yet to be made
+                posix.sched_yield()  # the kernel tends to put whom we woke behind us, though the other one is idle
             slate.note_end(file, ended["number"])  # after it was told: what is noted, the helper asks nobody about
             if ended["is_worn"] or not slate.start_of(file, ended["number"]):
                 posix._exit(0)  # no next guest may attach what one that failed has handed back

@@ -50,6 +50,11 @@ def note_order(file: int, number: int, timeout_s: float, *, rebuilds: bool, is_c
     posix.pwrite(file, _words(number, int(timeout_s * _NS), rebuilds, is_crowded, number), _ORDERED_AT)
 
 
+def rebuilds(file: int) -> bool:
+    """Tell whether the last run that was ordered is the only one of its sandbox."""
+    return bool(_word(posix.pread(file, 8, _ORDERED_AT + 16), 0))
+
+
 def is_crowded(file: int) -> bool:
     """Tell whether the caller's other runs kept all processors busy when the last one was ordered."""
     return bool(_word(posix.pread(file, 8, _CROWDED_AT), 0))
