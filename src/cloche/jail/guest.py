@@ -6,7 +6,7 @@ import posix
 import sys
 from time import monotonic, perf_counter
 
-from . import slate, wire
+from . import slate, touched, wire
 from .calls import StepFailed, perform, perform_calls
 from .spec import FILTER, Building, Order
 from .syscalls import call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
@@ -80,6 +80,7 @@ class Guest:
                 wire.send(nursed.door, "ready", nursed.ready, self._for_caller())
             if self.interpreter is not None and self._has_time():
                 self._rehearse(building)
+                self._tell_those_after_us(nursed)
             order, fds = self._take_order(nursed)
             if nursed is None and self.index == 0:  # after which we may be killed at any time
                 wire.send(self.link, "started", {"at": monotonic(), "seconds": seconds})
@@ -132,6 +133,14 @@ class Guest:
         self.interpreter.rehearse()
         posix.close(reading)
         posix.close(writing)
+
+    def _tell_those_after_us(self, nursed: Nursed | None) -> None:
+        """Say, unless somebody has, what memory is ours by now: theirs will be the same."""
+        if nursed is not None and not slate.touched(nursed.file):
+            try:
+                slate.note_touched(nursed.file, touched.find())
+            except OSError:
+                pass  # a host may keep it from us
 
     def _has_time(self) -> bool:
         """Tell whether what makes the answer come sooner keeps nobody waiting."""

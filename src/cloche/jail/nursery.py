@@ -26,7 +26,7 @@ import gc
 import posix
 from time import monotonic
 
-from . import slate, tree, wire
+from . import slate, touched, tree, wire
 from .guest import PLACES, Guest, Nursed, forget_helper, kept, load_notify
 from .reaper import Attendance, Parent
 from .spec import Building
@@ -62,6 +62,7 @@ class Nursery(Parent):
             attendance = Attendance(self.spec)
             pid = posix.fork()
             if pid == 0:
+                touched.have(slate.touched(file))
                 if namespace >= 0:
                     posix.close(namespace)
                 kept.extend((attendance, private))

@@ -4,6 +4,8 @@ A slate is a memory file and a timer. The caller writes an order down and winds 
 it starts the program, and its nursery that it has ended. The helper sleeps until the timer goes off or somebody
 speaks to it, and then reads how things stand. So a clock is kept whatever happens to the caller, and the end of a
 short run needs no word. No program ever holds a slate: the guest lets go of it before.
+
+Behind all that a guest leaves to those after it what it has found out of their memory: see `touched`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from .syscalls import call
 CLOCK_MONOTONIC = 1
 TFD_NONBLOCK, TFD_CLOEXEC = posix.O_NONBLOCK, posix.O_CLOEXEC
 _ORDERED_AT, _STARTED_AT, _ENDED_AT, _SIZE = 0, 64, 128, 192  # each has one writer, and a cache line of its own
+_TOUCHED_AT, _TOUCHED_BYTES = 4096, 1 << 14
 _CROWDED_AT, _AGAIN_AT = _ORDERED_AT + 24, _ORDERED_AT + 32
 _TAKEN_AT = _STARTED_AT + 32
 _NS = 10**9
@@ -45,7 +48,7 @@ def unwind(timer: int) -> None:
         pass  # it was wound again meanwhile
 
 
-def note_order(file: int, number: int, timeout_s: float, *, rebuilds: bool, is_crowded: bool) -> None:
+def note_order(file: int, number: int, timeout_s: float, *, rebuilds: bool, is_crowded: bool = False) -> None:
     """Write down that run `number` is ordered; with its number at both ends, so that half of it is told apart."""
     posix.pwrite(file, _words(number, int(timeout_s * _NS), rebuilds, is_crowded, number), _ORDERED_AT)
 
@@ -78,6 +81,16 @@ def note_start(file: int, number: int, at: float) -> None:
 def note_end(file: int, number: int) -> None:
     """Write down that the guest of run `number` has ended."""
     posix.pwrite(file, _words(number), _ENDED_AT)
+
+
+def note_touched(file: int, ranges: bytes) -> None:
+    """Leave to the guests after this one what memory they will write to."""
+    posix.pwrite(file, ranges, _TOUCHED_AT)
+
+
+def touched(file: int) -> bytes:
+    """Return what memory guests write to; nothing where none of them has told yet."""
+    return posix.pread(file, _TOUCHED_BYTES, _TOUCHED_AT)
 
 
 def start_of(file: int, number: int) -> float:

@@ -61,7 +61,7 @@ class Door:
         number: int,
         timeout_s: float,
         rebuilds: bool,
-        is_crowded: bool,
+        is_crowded: bool = False,
     ) -> None:
         """Send the orders of run `number`, which a guest of the present nursery takes and no other. Raises OSError.
 

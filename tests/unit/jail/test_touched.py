@@ -1,0 +1,107 @@
+"""What memory a process writes to after a fork, and having it copied at once."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable
+
+import pytest
+
+from cloche.jail import slate, touched
+
+PAGES, WRITTEN = 64, (3, 4, 5, 20, 63)
+Memory = tuple[mmap.mmap, int]
+
+
+@pytest.fixture
+def memory() -> Memory:
+    """Return memory of this process's own, all written to, with its address."""
+    found = mmap.mmap(-1, PAGES * touched.PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for page in range(PAGES):
+        found[page * touched.PAGE] = 1
+    return found, ctypes.addressof(ctypes.c_char.from_buffer(found))
+
+
+def in_child(work: Callable[[], bytes]) -> bytes:
+    """Return what `work` returns in a fork of this process."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, work())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        data = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return data
+
+
+def own_pages(ranges: bytes, address: int) -> set[int]:
+    """Return which pages of the memory are in ranges as `touched.find` returns them."""
+    words = [int.from_bytes(ranges[at : at + 8], "little") for at in range(0, len(ranges), 8)]
+    pages = set()
+    for start, length in zip(words[::2], words[1::2], strict=True):
+        first = (start - address) // touched.PAGE
+        pages |= set(range(first, first + length // touched.PAGE))
+    return pages & set(range(PAGES))
+
+
+def write(memory: Memory) -> None:
+    """Write to some pages."""
+    for page in WRITTEN:
+        memory[0][page * touched.PAGE] = 2
+
+
+def test_what_a_fork_has_written_to_is_found(memory: Memory) -> None:
+    """Those pages, and no other ones: they are still shared."""
+
+    def work() -> bytes:
+        write(memory)
+        return touched.find()
+
+    assert own_pages(in_child(work), memory[1]) == set(WRITTEN)
+
+
+def test_what_was_found_can_be_had_at_once(memory: Memory) -> None:
+    """The next fork has those pages as its own before it writes to them, with their content."""
+    first = in_child(lambda: (write(memory), touched.find())[1])
+
+    def work() -> bytes:
+        touched.have(first)
+        assert all(memory[0][page * touched.PAGE] == 1 for page in range(PAGES))
+        return touched.find()
+
+    assert own_pages(in_child(work), memory[1]) in (set(WRITTEN), set())  # an older kernel cannot
+
+
+def test_what_is_not_there_does_no_harm(memory: Memory) -> None:
+    """Neither do no ranges at all."""
+    nowhere = (1 << 46).to_bytes(8, "little") + touched.PAGE.to_bytes(8, "little")
+    assert in_child(lambda: (touched.have(nowhere), touched.have(b""), b"well")[2]) == b"well"
+
+
+def test_a_slate_passes_it_on() -> None:
+    """Nothing at first; then what the first guest left, whatever the slate is used for meanwhile."""
+    file, timer = slate.make()
+    try:
+        assert slate.touched(file) == b""
+        slate.note_touched(file, b"x" * 32)
+        slate.note_order(file, 7, 1.0, rebuilds=True, is_crowded=True)
+        slate.note_taken(file, 7)
+        slate.note_start(file, 7, 3.0)
+        slate.note_end(file, 7)
+        assert slate.touched(file) == b"x" * 32
+        state = slate.State(file)
+        assert (state.ordered, state.timeout_s, state.rebuilds, state.started, state.ended) == (7, 1.0, True, 7, 7)
+        assert slate.is_crowded(file)
+        assert slate.rebuilds(file)
+        slate.note_order(file, 8, 1.0, rebuilds=False, is_crowded=False)
+        assert not slate.is_crowded(file)
+        assert not slate.rebuilds(file)
+    finally:
+        os.close(file)
+        os.close(timer)
