@@ -68,7 +68,12 @@ def test_what_a_fork_has_written_to_is_found(memory: Memory) -> None:
 
 def test_what_was_found_can_be_had_at_once(memory: Memory) -> None:
     """The next fork has those pages as its own before it writes to them, with their content."""
-    first = in_child(lambda: (write(memory), touched.find())[1])
+
+    def find() -> bytes:
+        write(memory)
+        return touched.find()
+
+    first = in_child(find)
 
     def work() -> bytes:
         touched.have(first)
@@ -81,7 +86,13 @@ def test_what_was_found_can_be_had_at_once(memory: Memory) -> None:
 def test_what_is_not_there_does_no_harm(memory: Memory) -> None:
     """Neither do no ranges at all."""
     nowhere = (1 << 46).to_bytes(8, "little") + touched.PAGE.to_bytes(8, "little")
-    assert in_child(lambda: (touched.have(nowhere), touched.have(b""), b"well")[2]) == b"well"
+
+    def work() -> bytes:
+        touched.have(nowhere)
+        touched.have(b"")
+        return b"well"
+
+    assert in_child(work) == b"well"
 
 
 def test_a_slate_passes_it_on() -> None:

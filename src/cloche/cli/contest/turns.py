@@ -5,6 +5,7 @@ What decides is the ratio within one round of turns; absolute times say more abo
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections import Counter
@@ -89,11 +90,17 @@ def timed(work: Callable[[], bytes]) -> Callable[[], Turn]:
 def take_turns(
     contestants: Sequence[Contestant], rounds: int, *, warm_up: int = WARM_UP_ROUNDS
 ) -> tuple[dict[str, Times], dict[str, str]]:
-    """Return the times of every contestant that came through, and why each of the others did not."""
+    """Return the times of every contestant that came through, and why each of the others did not.
+
+    Each round has an order of its own, so that nobody always follows the same one, whose tail may fall into its turn.
+    """
     times = {contestant.name: Times() for contestant in contestants}
     left_out: dict[str, str] = {}
+    chance, order = random.Random(len(contestants)), list(contestants)  # noqa: S311 - the same orders every time
     for number in range(-1 - warm_up, rounds):
-        for contestant in contestants:
+        if number >= 0:
+            chance.shuffle(order)
+        for contestant in order:
             if contestant.name in left_out:
                 continue
             try:
