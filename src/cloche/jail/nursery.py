@@ -28,9 +28,10 @@ from time import monotonic
 
 from . import slate, touched, tree, wire
 from .guest import PLACES, Guest, Nursed, forget_helper, kept, load_notify
-from .reaper import Attendance, Parent
+from .reaper import Parent
 from .spec import Building
 from .syscalls import CLONE_NEWCGROUP, unshare
+from .ward import Ward
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,22 +57,21 @@ class Nursery(Parent):
         ready = {**said, "seconds": self.build(building, private)}
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
-        namespace = -1
+        ward, namespace = Ward(self.spec), -1
         while True:
+            ward.begin()
             before, is_crowded = slate.taken(file), slate.is_crowded(file)
-            attendance = Attendance(self.spec)
             pid = posix.fork()
             if pid == 0:
                 touched.have(slate.touched(file))
                 if namespace >= 0:
                     posix.close(namespace)
-                kept.extend((attendance, private))
-                return Guest(self, 0, -1, attendance.leave(), Nursed(building, door, file, ready, is_crowded)).become
-            attendance.leave_to_guest()
-            made = self._take_over(attendance)
+                kept.extend((ward, private))
+                return Guest(self, 0, -1, ward.leave(), Nursed(building, door, file, ready, is_crowded)).become
+            made = self._take_over(ward.receive_made(pid))
             if namespace >= 0:  # taking it down makes the kernel wait, which nobody waits for now
                 posix.close(namespace)
-            ended, namespace = self._raise(pid, attendance, made, file, before)
+            ended, namespace = self._raise(pid, ward, made, file, before)
             ready = said  # what the building took was told with the first guest
             building.first = building.later or building.first
             wire.send(door, "ended", ended | said)
@@ -80,7 +80,6 @@ class Nursery(Parent):
             slate.note_end(file, ended["number"])  # after it was told: what is noted, the helper asks nobody about
             if ended["is_worn"] or not slate.start_of(file, ended["number"]):
                 posix._exit(0)  # no next guest may attach what one that failed has handed back
-            attendance.close()
 
     def _forget_helper(self) -> None:
         """Forget, once for all guests, where modules of ours come from; whatever will be needed is here by now."""
@@ -88,49 +87,43 @@ class Nursery(Parent):
         if self.load_interpreter is not None:
             self.forgotten = forget_helper(self.load_interpreter())
 
-    def _take_over(self, attendance: Attendance) -> list[int]:
-        """Wait until a guest is made, and return its places, its mount namespace, and its filter's descriptor."""
-        tag, _, given = wire.receive(attendance.ours)
-        if tag != "made":  # it failed, and has told the helper at what
+    def _take_over(self, given: list[int]) -> list[int]:
+        """Return what a guest hands over when it is made: its places, its mount namespace, its filter's descriptor."""
+        if not given:  # it failed, and has told the helper at what
             posix._exit(1)
         made, ticket = given[: len(PLACES) + 2], given[len(PLACES) + 2 :]
         if ticket:
             self._keep(ticket[0])
         return made
 
-    def _raise(
-        self, pid: int, attendance: Attendance, made: list[int], file: int, before: int
-    ) -> tuple[dict[str, Any], int]:
+    def _raise(self, pid: int, ward: Ward, made: list[int], file: int, before: int) -> tuple[dict[str, Any], int]:
         """See one guest to its end; return what there is to tell of it, and its mount namespace, -1 if that is gone.
 
         `before` is the number of the run whose orders were taken before it was born.
         """
         *places, namespace, listener = made
-        attendance.listen_only_to(listener)
         last: list[int] = []
 
         def look_around() -> None:
             """Look while the kernel takes the guest's memory apart: at what no program can change any more."""
             if not last:
                 last.extend((slate.taken(file), *_count_full(places)))
-                while places:
-                    posix.close(places.pop())
 
-        status = attendance.wait_for(pid, look_around)
+        status = ward.see_to_end(pid, listener, look_around)
         look_around()
         number, full, stored = last
         if number == before:  # it failed, or was killed while it waited
             posix._exit(1)
         tasks = _count_tasks() if status else 0
-        attendance.end_everybody()
+        ward.end_everybody()
         ended = {
             "number": number,
             "wait_status": status,
             "tasks": tasks,
             "full": full,
             "is_alone": True,
-            **attendance.spent(),
-            "is_worn": attendance.has_left_traces,
+            **ward.spent(),
+            "is_worn": ward.has_left_traces,
             "at": monotonic(),
         }
         return ended, namespace if stored <= FEW_BLOCKS else _closed(namespace)
@@ -148,10 +141,14 @@ def _closed(fd: int) -> int:
 
 
 def _count_full(places: list[int]) -> tuple[int, int]:
-    """Return how many places are full, and how many blocks all of them hold."""
-    states = [posix.fstatvfs(fd) for fd in places]
-    full = sum(state.f_bfree == 0 or state.f_ffree == 0 for state in states)
-    return full, sum(state.f_blocks - state.f_bfree for state in states)
+    """Return how many places are full, and how many blocks all of them hold; let go of them."""
+    full = stored = 0
+    for place in places:
+        state = posix.fstatvfs(place)
+        full += state.f_bfree == 0 or state.f_ffree == 0
+        stored += state.f_blocks - state.f_bfree
+        posix.close(place)
+    return full, stored
 
 
 def _count_tasks() -> int:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 SIGCHLD = 17
 POLLIN = 1
-SIGKILL, EVERYBODY = 9, -1
 MOST_STEPS = 200  # that a message tells of
 LINGER_S = 1.0  # after which we end everybody ourselves; the helper does it at once
 
@@ -183,7 +182,6 @@ class Attendance:
         _signal.signal(SIGCHLD, _wake)
         self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
         self.watched = [self.woken, self.ours]
-        self.has_left_traces = False
         self.helper_link = self.armed = -1
         self.must_stay = False
 
@@ -191,10 +189,6 @@ class Attendance:
         """Hear the helper while the guest lives, as the reaper of a session does."""
         self.helper_link = helper_link
         self.watched.append(helper_link)
-
-    def listen_only_to(self, listener: int) -> None:
-        """Attend to what the guest's filter asks and to dead children: a nursed guest has said all that it will."""
-        self.watched = [self.woken, listener]
 
     def _hear_helper(self) -> None:
         tag, body, _ = wire.receive(self.helper_link)
@@ -225,36 +219,8 @@ class Attendance:
         posix.close(self.woken)
         return self.theirs
 
-    def close(self) -> None:
-        """Let go of what one guest was attended to with."""
-        _signal.set_wakeup_fd(-1)
-        for fd in {*self.watched, self.ours, self.theirs, self.wake} - {-1}:
-            posix.close(fd)
-        self.theirs = -1
-
-    def leave_to_guest(self) -> None:
-        """Let go of the guest's end, so that its death is heard on ours."""
-        posix.close(self.theirs)
-        self.theirs = -1
-
-    def end_everybody(self) -> None:
-        """Kill all that is left in this process namespace but us, and wait until nothing is."""
-        try:
-            posix.kill(EVERYBODY, SIGKILL)
-        except ProcessLookupError:
-            pass  # nobody is left
-        try:
-            while True:
-                self._add(wait4(-1, 0)[2])
-        except ChildProcessError:
-            return
-
-    def wait_for(self, pid: int, on_quiet: Callable[[], None] | None = None) -> int:
-        """Wait until `pid` has ended, and return its wait status.
-
-        With `on_quiet`, all that can ask lives behind the one filter of that child. When nobody does any more, all of
-        it is on its way out, no program runs, `on_quiet` is called, and nothing else is worth waking up for.
-        """
+    def wait_for(self, pid: int) -> int:
+        """Wait until `pid` has ended, and return its wait status."""
         while True:
             for fd, event in ppoll(self.watched, None):
                 if fd == self.woken:
@@ -267,16 +233,10 @@ class Attendance:
                 elif fd == self.ours:
                     self._hear_guest()
                 elif event & POLLIN:
-                    leaves_traces = load_notify().answer(fd, self.own_places, self.may_fork)
-                    self.has_left_traces = leaves_traces or self.has_left_traces
+                    load_notify().answer(fd, self.own_places, self.may_fork)
                 else:  # the last process behind this filter is gone, or taken apart
                     self.watched.remove(fd)
                     posix.close(fd)
-                    if on_quiet is not None:
-                        on_quiet()
-                        _, status, usage = wait4(pid, 0)
-                        self._add(usage)
-                        return status
 
     def _hear_guest(self) -> None:
         """Take one word of a guest that is not the program's yet."""

@@ -26,7 +26,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "timerfd_settime": 286, "prlimit64": 302, "setns": 308, "getcpu": 309, "seccomp": 317, "open_tree": 428,
         "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435, "close_range": 436,
         "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
-        "process_madvise": 440, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240,
+        "kill": 62, "process_madvise": 440, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240,
     },
     "aarch64": {
         "write": 64, "close": 57, "mmap": 222, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212,
@@ -37,7 +37,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "timerfd_settime": 86, "unshare": 97, "prlimit64": 261, "getcpu": 168, "setns": 268, "seccomp": 277,
         "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
         "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
-        "landlock_restrict_self": 446, "process_madvise": 440, "shmget": 194, "semget": 190, "msgget": 186,
+        "landlock_restrict_self": 446, "kill": 129, "process_madvise": 440, "shmget": 194, "semget": 190, "msgget": 186,
         "mq_open": 180,
     },
 }  # fmt: skip
@@ -123,6 +123,12 @@ def call(name: str, *args: int | bytes | None) -> int:
         code = _ctypes.get_errno()
         raise OSError(code, f"{name}: {posix.strerror(code)}")
     return result
+
+
+def attempt(name: str, *args: int | bytes | None) -> int:
+    """Make a system call whose failure is no surprise; return what it returns, or its errno as a negative number."""
+    result: int = _syscall(_NUMBER[name], *args, *(0,) * (6 - len(args)))
+    return result if result >= 0 else -_ctypes.get_errno()
 
 
 def address_of(data: bytes) -> bytes:
