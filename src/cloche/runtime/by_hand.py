@@ -25,6 +25,22 @@ class TurnLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
         self._heard_by = selector
         self._is_by_hand = False
+        self._ever_had_tasks = False
+        self.set_task_factory(self._make_task)
+
+    def has_tasks(self) -> bool:
+        """Tell whether tasks of this loop have yet to end; one that never had any is not looked through."""
+        self._ever_had_tasks = self._ever_had_tasks and bool(asyncio.all_tasks(self))
+        return self._ever_had_tasks
+
+    def _make_task(
+        self,
+        _: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+        **settings: Any,  # noqa: ANN401 - as asyncio hands it on
+    ) -> asyncio.Task[Any]:
+        self._ever_had_tasks = True
+        return asyncio.Task(coroutine, loop=self, **settings)
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> Any:  # noqa: ANN401 - whatever a coroutine yields to its task
         """Run a coroutine until it waits, and return what for. Raises StopIteration with its value if it never does."""

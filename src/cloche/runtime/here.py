@@ -215,7 +215,7 @@ def _borrow() -> TurnLoop:
 def _give_back(loop: TurnLoop) -> None:
     global _made
     with _lock:
-        if len(_kept) < MOST_KEPT and not asyncio.all_tasks(loop):  # what is left over must not run with the next
+        if len(_kept) < MOST_KEPT and not loop.has_tasks():  # what is left over must not run with the next
             _kept.append(loop)
             return
         _made -= 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 from cloche.core.capabilities import Capabilities
 from cloche.core.enforcement import Enforcement, shortfalls
@@ -72,22 +72,20 @@ class LocalBackend:
         """Return what runs `language` here. Raises BackendUnavailable saying which package brings it."""
         return find_toolchain(language)
 
-    @asynccontextmanager
-    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[LocalOpenSandbox]:
+    def open(self, policy: Policy, limits: Limits) -> _Opening:
         """Open a sandbox; nothing is started before its first run.
 
-        Raises BackendUnavailable when this host cannot give what the policy requires.
+        Raises BackendUnavailable, as it is entered, when this host cannot give what the policy requires.
         """
+        return _Opening(self._make, policy, limits)
+
+    def _make(self, policy: Policy, limits: Limits) -> LocalOpenSandbox:
         try:
             host = self._host()
         except OSError as error:
             raise BackendUnavailable(f"the local backend cannot start a process here: {error}") from error
         enforcement = self._enforced(policy, host)
-        sandbox = LocalOpenSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
-        try:
-            yield sandbox
-        finally:
-            await sandbox.close()
+        return LocalOpenSandbox(policy=policy, limits=limits, enforcement=enforcement, host=host)
 
     def _enforced(self, policy: Policy, host: Host) -> Enforcement:
         """Return what will be enforced, found out once for each policy. Raises BackendUnavailable."""
@@ -108,6 +106,26 @@ class LocalBackend:
     def _host(self) -> Host:
         host = measure_host()
         return host if self._use_cgroups else host.without_cgroups()
+
+
+class _Opening:
+    """Hold a sandbox open, as a block; a generator would take its time at every run."""
+
+    __slots__ = ("_limits", "_make", "_policy", "_sandbox")
+
+    def __init__(self, make: Callable[[Policy, Limits], LocalOpenSandbox], policy: Policy, limits: Limits) -> None:
+        self._make, self._policy, self._limits = make, policy, limits
+        self._sandbox: LocalOpenSandbox | None = None
+
+    async def __aenter__(self) -> LocalOpenSandbox:
+        self._sandbox = self._make(self._policy, self._limits)
+        return self._sandbox
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sandbox is not None:
+            await self._sandbox.close()
 
 
 def _choose_level(policy: Policy, host: Host) -> Level:

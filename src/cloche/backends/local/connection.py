@@ -168,8 +168,11 @@ class Connection:
             if files >= 0:
                 os.close(files)
 
-    async def attend(self, on_word: OnWord) -> dict[str, Any]:
+    async def attend(self, on_word: OnWord, on_wait: Callable[[float], None] | None = None) -> dict[str, Any]:
         """Wait for the end of the run that was sent; every earlier word goes to `on_word`.
+
+        Where that is not soon, and others in this loop have their turns, `on_wait` is called first, with the seconds
+        after which the run is no short one.
 
         Who was cancelled while waiting may wait again, and does not miss the end if it came meanwhile.
         Raises StartFailed when the sandbox could not be set up, OutcomeUnknown when the helper is gone although the
@@ -198,6 +201,8 @@ class Connection:
             loop.add_reader(link, self._listen, end, on_word)
         self._is_attended = True
         try:
+            if on_wait is not None:
+                on_wait(unheard_s)
             return await end
         finally:
             self._is_attended = False

@@ -68,10 +68,10 @@ class Pipes:
         for reader in self._readers.values():
             reader.listen()
 
-    def listen_soon(self) -> None:
+    def listen_soon(self, seconds: float = UNHEARD_S) -> None:
         """Read what comes as it comes, once the program has run for a while."""
         if self._listening is None:
-            self._listening = asyncio.get_running_loop().call_later(UNHEARD_S, self.listen)
+            self._listening = asyncio.get_running_loop().call_later(seconds, self.listen)
 
     async def drain(self) -> None:
         """Read what is still in the pipes. Everything that could write is dead; a bound is there all the same."""

@@ -327,12 +327,10 @@ class LocalOpenSandbox:
         connection, building = await self._send(run, streams, is_awaited=sink is not discard)
         if pipes is not None:
             pipes.close_guest_ends()
-            if self._slot is not None:  # whose guest may start at once
-                pipes.listen_soon()
         plan: list[PlanStep] = []
 
         def hear(tag: str, body: dict[str, Any], fds: list[int]) -> None:
-            if tag == "started" and pipes is not None:
+            if tag == "started" and pipes is not None and self._slot is None:
                 pipes.listen_soon()
             if tag == "ready" or fds:
                 self.workspace.take(fds)
@@ -344,8 +342,12 @@ class LocalOpenSandbox:
                 plan.extend(_timed(building.steps_of_guest(), body.get("seconds", ()), whose="the program: "))
                 sink(Started(plan=tuple(plan)))
 
+        def wait(seconds: float) -> None:
+            if pipes is not None and self._slot is not None:  # whose guest may have started
+                pipes.listen_soon(seconds)
+
         try:
-            ended = await connection.attend(hear)
+            ended = await connection.attend(hear, wait)
             self._is_over = self._is_last and self._spec.level == "jail"
             return ended
         except asyncio.CancelledError:

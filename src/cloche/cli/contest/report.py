@@ -16,7 +16,7 @@ from .contestants import BUBBLEWRAP, CODE, EVENTS, PLAIN, Event, Setting
 from .peers import PEER_EVENTS
 from .remains import adopt_orphans, cool_down, leaks_after, memory_of_pool
 from .sessions import SESSION_EVENTS, session_lines
-from .turns import THREADS, Contestant, LeftOut, full_speed, reason_of, row, take_turns
+from .turns import THREADS, Contestant, LeftOut, full_speed, row, take_turns
 
 Report = dict[str, Any]
 Tell = Callable[[str], None]
@@ -71,7 +71,9 @@ def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
         for name, one in rows.items():
             one["ms"] = [round(ms, 3) for ms in times[name].ms]
         fit = [one for one in present if one.name in event.at_full_speed and one.name in times]
-        speeds = _speeds(fit, runs, event.speed_limit_s, tell)
+        if fit:
+            tell(f"{', '.join(one.name for one in fit)}: up to {runs} runs from {THREADS} threads, in stints")
+        speeds = full_speed(fit, runs, event.speed_limit_s)
     memory = {"memory": memory_of_pool()} if event.looks_at_memory and rows else {}
     also = {name: look(setting) for name, look in event.also.items()} if rows else {}
     return {
@@ -84,19 +86,6 @@ def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
         **memory,
         **also,
     }
-
-
-def _speeds(contestants: list[Contestant], runs: int, limit_s: float, tell: Tell) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for contestant in contestants:
-        tell(f"{contestant.name}: up to {runs} runs from {THREADS} threads")
-        try:
-            found[contestant.name] = full_speed(contestant, runs, limit_s)
-        except Exception as error:
-            if not contestant.is_optional:
-                raise
-            found[contestant.name] = {"reason": reason_of(error)}
-    return found
 
 
 def show_report(report: Report) -> None:
