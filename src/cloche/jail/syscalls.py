@@ -26,7 +26,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "timerfd_settime": 286, "prlimit64": 302, "setns": 308, "getcpu": 309, "seccomp": 317, "open_tree": 428,
         "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435, "close_range": 436,
         "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
-        "kill": 62, "process_madvise": 440, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240,
+        "waitid": 247, "process_madvise": 440, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240,
     },
     "aarch64": {
         "write": 64, "close": 57, "mmap": 222, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212,
@@ -37,8 +37,8 @@ NUMBERS: dict[str, dict[str, int]] = {
         "timerfd_settime": 86, "unshare": 97, "prlimit64": 261, "getcpu": 168, "setns": 268, "seccomp": 277,
         "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
         "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
-        "landlock_restrict_self": 446, "kill": 129, "process_madvise": 440, "shmget": 194, "semget": 190, "msgget": 186,
-        "mq_open": 180,
+        "landlock_restrict_self": 446, "waitid": 95, "process_madvise": 440, "shmget": 194, "semget": 190,
+        "msgget": 186, "mq_open": 180,
     },
 }  # fmt: skip
 
@@ -78,7 +78,8 @@ PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 AF_UNIX, SOCK_SEQPACKET, SOCK_DGRAM = 1, 5, 2
 MSG_NOSIGNAL, MSG_CMSG_CLOEXEC = 0x4000, 0x40000000
 POLLIN = 1
-WNOHANG = 1
+WNOHANG, WEXITED, WNOWAIT = 1, 4, 0x01000000
+P_ALL = 0
 MOST_PROCESSORS = 4  # among which a blind choice of another one is a good one
 PROT_READ, MAP_PRIVATE = 1, 2
 # Of `struct cmsghdr`: its size, and level and type (SOL_SOCKET, SCM_RIGHTS); of `struct msghdr`, one field's place.

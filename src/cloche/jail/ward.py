@@ -10,7 +10,7 @@ import posix
 
 from . import wire
 from .guest import load_notify
-from .syscalls import WNOHANG, attempt, ppoll, socketpair, wait4
+from .syscalls import P_ALL, WEXITED, WNOHANG, WNOWAIT, attempt, ppoll, socketpair, wait4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _signal: Any = __import__("_signal")  # `signal` would cost every run millisecon
 SIGCHLD, SIGKILL = 17, 9
 POLLIN = 1
 EVERYBODY = -1
-ESRCH = 3
+ECHILD = 10
 
 
 class Ward:
@@ -86,9 +86,17 @@ class Ward:
                     return status
 
     def end_everybody(self) -> None:
-        """Kill all that is left in this process namespace but us, and wait until nothing is."""
-        if attempt("kill", EVERYBODY, SIGKILL) == -ESRCH:
-            return  # there is nobody, dead ones that nobody has waited for among them
+        """Kill all that is left in this process namespace but us, and wait until nothing is.
+
+        Whoever is left descends from us. So where we have no child, dead or alive, there is nobody, and the kernel
+        need not look through all processes of the host for whom to kill.
+        """
+        if attempt("waitid", P_ALL, 0, None, WEXITED | WNOHANG | WNOWAIT) == -ECHILD:
+            return
+        try:
+            posix.kill(EVERYBODY, SIGKILL)
+        except ProcessLookupError:
+            pass  # the last one has gone meanwhile
         try:
             while True:
                 self._add(wait4(-1, 0)[2])
