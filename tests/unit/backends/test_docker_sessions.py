@@ -72,11 +72,12 @@ def test_variables_that_come_too_late_are_refused() -> None:
 def test_whatever_auto_may_choose_has_sessions() -> None:
     """A choice that was made before a session was wanted is never wrong by its kind."""
     import importlib
+    import inspect
 
     for option in OPTIONS:
         module, _, name = str(provider_named(option.backend).target).partition(":")
         opening: Any = getattr(importlib.import_module(module), name).open
-        (opened,) = get_args(get_type_hints(opening.__wrapped__)["return"])
+        opened, *_ = get_args(get_type_hints(inspect.unwrap(opening))["return"])
         assert callable(getattr(opened, "open_session", None)), option
 
 

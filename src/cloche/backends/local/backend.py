@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
 from cloche.core.capabilities import Capabilities
@@ -72,7 +73,7 @@ class LocalBackend:
         """Return what runs `language` here. Raises BackendUnavailable saying which package brings it."""
         return find_toolchain(language)
 
-    def open(self, policy: Policy, limits: Limits) -> _Opening:
+    def open(self, policy: Policy, limits: Limits) -> AbstractAsyncContextManager[LocalOpenSandbox]:
         """Open a sandbox; nothing is started before its first run.
 
         Raises BackendUnavailable, as it is entered, when this host cannot give what the policy requires.
