@@ -177,6 +177,21 @@ def test_a_helper_killed_while_it_waits_is_not_missed() -> None:
         assert cloche.run(f"print({number})").stdout == f"{number}\n"
 
 
+def test_after_a_killed_helper_is_cleared_up_in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that begins without one starts afresh all the same: from Python 3.12 on a time-out needs one."""
+    wait_for = asyncio.wait_for
+
+    def demanding(*given: Any, **settings: Any) -> Any:
+        assert asyncio.current_task() is not None
+        return wait_for(*given, **settings)
+
+    monkeypatch.setattr(asyncio, "wait_for", demanding)
+    run_pooled("1")
+    pool = pool_for(Policy(), measure_host())
+    _kill(slot for slot in pool._idle if slot.pid)
+    assert cloche.run("print(5)", memory="77MiB").stdout == "5\n"  # other amounts, of which the helper must be told
+
+
 @pytest.mark.parametrize("is_nursery", [False, True])
 def test_a_helper_killed_while_it_builds_takes_all_along(is_nursery: bool) -> None:
     """Killed at any moment of the building, a helper leaves no reaper that goes on in its place."""

@@ -18,6 +18,7 @@ import pytest
 
 import cloche
 from cloche import sync
+from cloche.backends.local.backend import LocalBackend
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.runtime import bridge
@@ -191,6 +192,25 @@ def test_a_backend_of_ones_own_runs_in_a_task() -> None:
     first, last = backend.tasks
     assert first is not None
     assert first is last
+
+
+def test_a_backend_that_is_made_of_ours_runs_in_a_task() -> None:
+    """Whoever inherits from it, or passes on what it has, may use time-outs where it needs no task."""
+
+    class Derived(LocalBackend):
+        def open(self, policy: Policy, limits: Limits) -> Any:
+            assert asyncio.current_task() is not None
+            raise cloche.BackendUnavailable("this is far enough")
+
+    class Around:
+        name = "around"
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(Derived(), name)
+
+    for backend in (Derived(), Around()):
+        with pytest.raises(cloche.BackendUnavailable, match="far enough"):
+            cloche.run("1", backend=backend)  # type: ignore[arg-type]  # what passes everything on has no type
 
 
 def test_importing_cloche_is_light() -> None:

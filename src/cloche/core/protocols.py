@@ -43,7 +43,7 @@ class OpenSandbox(Protocol):
 class Backend(Protocol):
     """Give sandboxes of one kind.
 
-    One whose `begins_by_hand` is true takes care of `core.loops.become_task` by itself.
+    A class that itself, not one it is made of, has a true `begins_by_hand` takes care of `core.loops.become_task`.
     """
 
     name: str

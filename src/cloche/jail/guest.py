@@ -136,7 +136,7 @@ class Guest:
 
     def _tell_those_after_us(self, nursed: Nursed | None) -> None:
         """Say, unless somebody has, what memory is ours by now: theirs will be the same."""
-        if nursed is not None and not slate.touched(nursed.file):
+        if nursed is not None and not slate.touched(nursed.file) and touched.is_possible():
             try:
                 slate.note_touched(nursed.file, touched.find())
             except OSError:

@@ -89,7 +89,7 @@ class Nursery(Parent):
 
     def _take_over(self, given: list[int]) -> list[int]:
         """Return what a guest hands over when it is made: its places, its mount namespace, its filter's descriptor."""
-        if not given:  # it failed, and has told the helper at what
+        if not given:  # it failed, and has told the helper at what; or it was killed
             posix._exit(1)
         made, ticket = given[: len(PLACES) + 2], given[len(PLACES) + 2 :]
         if ticket:

@@ -16,8 +16,9 @@ import posix
 from . import wire
 from .calls import StepFailed, perform
 from .guest import Guest, load_notify, tell_failure
+from .minding import Minder
 from .spec import Building, Order
-from .syscalls import CLONE_NEWCGROUP, WNOHANG, ppoll, run_beside, socketpair, unshare, wait4
+from .syscalls import CLONE_NEWCGROUP, POLLIN, WNOHANG, ppoll, run_beside, socketpair, unshare, wait4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     from .spec import Spec
 
-_signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
-SIGCHLD = 17
-POLLIN = 1
 MOST_STEPS = 200  # that a message tells of
 LINGER_S = 1.0  # after which we end everybody ourselves; the helper does it at once
 
@@ -171,16 +169,13 @@ class Reaper(Parent):
         return tree.count_tasks([int(name) for name in posix.listdir("/proc") if name.isdigit()])
 
 
-class Attendance:
+class Attendance(Minder):
     """Attend to the guest while it lives: take dead children, and answer what its filter asks."""
 
     def __init__(self, spec: Spec):
+        super().__init__()
         self.own_places = [spec.workspace, spec.tmp, *(["/dev/shm"] if spec.level == "jail" else [])]
         self.ours, self.theirs = socketpair()
-        self.woken, self.wake = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
-        _signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
-        _signal.signal(SIGCHLD, _wake)
-        self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
         self.watched = [self.woken, self.ours]
         self.helper_link = self.armed = -1
         self.must_stay = False
@@ -213,10 +208,8 @@ class Attendance:
 
     def leave(self) -> int:
         """Undo, in a guest, what only the reaper needs; return the guest's end of the link to it."""
-        _signal.set_wakeup_fd(-1)
-        _signal.signal(SIGCHLD, _signal.SIG_DFL)
+        self.stop()
         posix.close(self.ours)
-        posix.close(self.woken)
         return self.theirs
 
     def wait_for(self, pid: int) -> int:
@@ -224,7 +217,7 @@ class Attendance:
         while True:
             for fd, event in ppoll(self.watched, None):
                 if fd == self.woken:
-                    status = self._take_dead(pid)
+                    status = self.take_dead(pid)
                     self._hear_what_is_there()  # the helper may have said that this death is not the end
                     if status is not None and not self.must_stay:
                         return status
@@ -245,25 +238,6 @@ class Attendance:
         if not tag:
             self.watched.remove(self.ours)
 
-    def _take_dead(self, pid: int) -> int | None:
-        """Take every dead child; return the wait status of `pid` when it is among them."""
-        posix.read(self.woken, 512)
-        while True:
-            try:
-                found, status, usage = wait4(-1, WNOHANG)
-            except ChildProcessError:
-                return None
-            if found == 0:
-                return None
-            self._add(usage)
-            if found == pid:
-                return status
-
-    def _add(self, usage: tuple[float, float, int]) -> None:
-        self.user_s += usage[0]
-        self.system_s += usage[1]
-        self.most_kib = max(self.most_kib, usage[2])
-
     def conclude(self) -> dict[str, Any]:
         """Return what the dead used, and whether nothing else is left alive."""
         try:
@@ -272,11 +246,3 @@ class Attendance:
         except ChildProcessError:
             is_alone = True
         return {"is_alone": is_alone, **self.spent()}
-
-    def spent(self) -> dict[str, float]:
-        """Return what the dead used."""
-        return {"user_s": self.user_s, "system_s": self.system_s, "most_kib": self.most_kib}
-
-
-def _wake(number: int, frame: object) -> None:
-    """Be the handler without which no signal would reach the wakeup pipe."""

@@ -4,36 +4,62 @@ Theory of operation: a forked process shares its memory with its parent, and the
 two first writes to it. Every such moment costs a trap, and a guest has some four hundred of them. They are nearly the
 same for all guests of a nursery. So the first one that has the time notes, when it is ready, which pages are its own by
 then; those after it have the kernel copy all of them in one call. What is noted are places in one's own memory, which
-is laid out alike in all of them; one that is not there is skipped. A kernel that cannot do it is asked in vain, once
-for each guest.
+is laid out alike in all of them. Where that guest's memory had grown there is a hole for the others, at which the
+kernel stops; it is asked again for what lies behind.
 """
 
 from __future__ import annotations
 
 import posix
 
-from .syscalls import call
+from .syscalls import attempt
 
 PIDFD_SELF, MADV_POPULATE_WRITE = -10000, 23
+ENOMEM = 12
 PAGE = 4096
 MOST_RANGES = 1024  # what the kernel takes in one call
+MOST_HOLES = 16
+MOST_BYTES = 32 << 20  # of one span, and of all, that are looked through for pages that one has written to
 _PRESENT, _OWN = 1 << 63, 1 << 56
-_ENTRY, _RANGE = 8, 16
+_ENTRY, _WORD, _RANGE = 8, 8, 16
 
 
-def have(ranges: bytes) -> None:
-    """Have the kernel copy all pages of these ranges now."""
-    if ranges:
-        try:
-            call("process_madvise", PIDFD_SELF, ranges, len(ranges) // _RANGE, MADV_POPULATE_WRITE, 0)
-        except OSError:
-            pass  # they are copied when they are written to
+def is_possible() -> bool:
+    """Tell whether this kernel takes such a call from a process about itself."""
+    return attempt("process_madvise", PIDFD_SELF, None, 0, MADV_POPULATE_WRITE, 0) == 0
+
+
+def have(found: bytes) -> None:
+    """Have the kernel copy all pages now that another process has found to be written to."""
+    left, ranges = int.from_bytes(found[:_WORD], "little"), found[_WORD:]
+    for _ in range(MOST_HOLES):
+        if not left:
+            return
+        done = attempt("process_madvise", PIDFD_SELF, ranges, len(ranges) // _RANGE, MADV_POPULATE_WRITE, 0)
+        if done == left or (done < 0 and done != -ENOMEM):
+            return  # what an older kernel does not copy now, it copies when it is written to
+        left, ranges = _behind_hole(left, ranges, max(done, 0))
+
+
+def _behind_hole(left: int, ranges: bytes, done: int) -> tuple[int, bytes]:
+    """Return what is left to do, in bytes and as ranges, behind the one at which the kernel stopped."""
+    at = 0
+    while at < len(ranges):
+        length = int.from_bytes(ranges[at + _WORD : at + _RANGE], "little")
+        at, left, done = at + _RANGE, left - length, done - length
+        if done < 0:
+            break
+    return left, ranges[at:]
 
 
 def find() -> bytes:
-    """Return which pages are this process's own, as the kernel reads ranges: address and length, eight bytes each."""
+    """Return which pages are this process's own: their sum in bytes, then ranges as the kernel reads them.
+
+    All are words of eight bytes; a range is an address and a length.
+    """
     found = _own_ranges()[:MOST_RANGES]
-    return b"".join([start.to_bytes(8, "little") + length.to_bytes(8, "little") for start, length in found])
+    words = [sum(length for _, length in found), *(word for one in found for word in one)]
+    return b"".join([word.to_bytes(_WORD, "little") for word in words])
 
 
 def _own_ranges() -> list[tuple[int, int]]:
@@ -58,6 +84,7 @@ def _own_ranges() -> list[tuple[int, int]]:
 
 
 def _writable() -> list[tuple[int, int]]:
+    """Return the spans of memory to look through; large ones, of which a run writes to little, are left out."""
     file = posix.open("/proc/self/maps", posix.O_RDONLY | posix.O_CLOEXEC)
     text = b""
     try:
@@ -65,10 +92,11 @@ def _writable() -> list[tuple[int, int]]:
             text += data
     finally:
         posix.close(file)
-    found = []
+    found, left = [], MOST_BYTES
     for line in text.splitlines():
         span, mode, *_ = line.split(None, 2)
-        if mode == b"rw-p":
-            first, _, last = span.partition(b"-")
-            found.append((int(first, 16), int(last, 16)))
+        first, last = (int(word, 16) for word in span.split(b"-"))
+        if mode == b"rw-p" and last - first <= left:
+            found.append((first, last))
+            left -= last - first
     return found

@@ -25,13 +25,13 @@ class TurnLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
         self._heard_by = selector
         self._is_by_hand = False
-        self._ever_had_tasks = False
+        self._may_have_tasks = False
         self.set_task_factory(self._make_task)
 
     def has_tasks(self) -> bool:
         """Tell whether tasks of this loop have yet to end; one that never had any is not looked through."""
-        self._ever_had_tasks = self._ever_had_tasks and bool(asyncio.all_tasks(self))
-        return self._ever_had_tasks
+        self._may_have_tasks = self._may_have_tasks and bool(asyncio.all_tasks(self))
+        return self._may_have_tasks
 
     def _make_task(
         self,
@@ -39,7 +39,7 @@ class TurnLoop(asyncio.SelectorEventLoop):
         coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
         **settings: Any,  # noqa: ANN401 - as asyncio hands it on
     ) -> asyncio.Task[Any]:
-        self._ever_had_tasks = True
+        self._may_have_tasks = True
         return asyncio.Task(coroutine, loop=self, **settings)
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> Any:  # noqa: ANN401 - whatever a coroutine yields to its task
@@ -77,7 +77,8 @@ class TurnLoop(asyncio.SelectorEventLoop):
 class Begun(Coroutine[Any, Any, T]):
     """Be the rest of a coroutine that was begun by hand and waits for something, to be made a task of.
 
-    Also who cancels that before its first step is heard in the coroutine, which does not begin there.
+    Also who cancels that before its first step is heard in the coroutine, which does not begin there: what it waits
+    for is cancelled first, as it is for any task.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], waits_for: Any) -> None:  # noqa: ANN401 - as in `begin`
@@ -92,7 +93,10 @@ class Begun(Coroutine[Any, Any, T]):
         return self._waits_for
 
     def throw(self, *error: Any) -> Any:  # noqa: ANN401 - as a coroutine's own
-        self._is_told = True
+        was_told, self._is_told = self._is_told, True
+        is_cancelled = isinstance(error[0], asyncio.CancelledError)
+        if is_cancelled and not was_told and self._waits_for is not None and self._waits_for.cancel():
+            return self._waits_for
         return self._coroutine.throw(*error)
 
     def close(self) -> None:

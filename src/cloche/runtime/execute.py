@@ -131,7 +131,7 @@ async def arun(
         config=config,
     )  # fmt: skip
     prepared = await prepare_beside(**options)
-    if autofix is not None or not getattr(prepared.backend, "begins_by_hand", False):
+    if autofix is not None or not vars(type(prepared.backend)).get("begins_by_hand", False):
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
     job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)

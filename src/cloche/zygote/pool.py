@@ -44,7 +44,6 @@ class Slot:
     `door` is where its guests take their orders, None where that is the helper's to hand over. `counted` are the
     figures of its control group that are no longer any run's own, `spent_s` the processor time since its quota was
     filled. Unless it `rebuilds`, its helper waits to be told what to build where a run was the last one in a jail.
-    It `is_crowded` when more runs of the pool go on at once than there are processors.
     """
 
     def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
@@ -59,7 +58,7 @@ class Slot:
         self.rebuilds = True
         self.kept_bytes = 0
         self.pid = 0  # the helper's, as far as we know it
-        self.is_here = self.is_dead = self.is_crowded = False
+        self.is_here = self.is_dead = False
         self.idle_since = time.monotonic()
 
     @property
@@ -152,7 +151,6 @@ class Pool:
         self._links: list[socket.socket] = []
         self._latest: Jail | None = None
         self._is_closed = False
-        self._processors = len(os.sched_getaffinity(0))
         self._timer: threading.Timer | None = None
 
     def start(self) -> None:
@@ -175,7 +173,6 @@ class Pool:
                 slot = self._open(template)
             if slot is not None:
                 self._busy.add(slot)
-                slot.is_crowded = len(self._busy) > self._processors
                 self._note_demand()
             return slot
 
@@ -273,8 +270,7 @@ class Pool:
                     return slot
                 if slot.is_dead:
                     self._idle.remove(slot)
-                    slot.let_go()
-                    remove_cgroup(slot.cgroup)
+                    self._close(slot)
         return None
 
     def _open(self, template: Template) -> Slot | None:
@@ -300,7 +296,12 @@ class Pool:
         self._idle.insert(0, slot)
 
     def _close(self, slot: Slot) -> None:
-        """Hang up, and keep the other direction to see the helper's end."""
+        """Hang up, and keep the other direction to see the helper's end; clear up after one that was killed."""
+        slot.look()
+        if slot.is_dead:
+            slot.let_go()
+            remove_cgroup(slot.cgroup)
+            return
         self._links = [link for link in self._links if not _has_ended(link)]
         slot.stop_counting()
         slot.change_door(None)

@@ -149,6 +149,29 @@ def test_ctrl_c_ends_what_it_waits_for() -> None:
     assert bridge.call_promptly(lambda: _answered(0, LONG_S))[0] == b"word"
 
 
+def test_ctrl_c_ends_the_task_that_it_waits_for() -> None:
+    """Also where it came before the coroutine, which was begun by hand, waited for that."""
+    said: list[str] = []
+
+    async def inner() -> None:
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            said.append("inner")
+
+    async def work() -> None:
+        task = asyncio.ensure_future(inner())
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await task
+        finally:
+            said.append(f"outer, {task.done()}")
+
+    with pytest.raises(KeyboardInterrupt):
+        here.run(work)
+    assert said in (["outer, True"], ["inner", "outer, True"])  # a task that never began ends without a word
+
+
 @pytest.mark.parametrize("module", [bridge, here], ids=["bridge", "here"])
 def test_ctrl_c_at_any_moment_leaves_the_turn_free(module: ModuleType) -> None:
     """Wherever it comes, it is raised, and the next call finds the loop as it was."""

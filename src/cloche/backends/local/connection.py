@@ -21,7 +21,7 @@ from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Building, Run, Spec
 
 from ..noting import noted
-from . import leaving
+from . import crowd, leaving
 from .ends import count, count_since, is_short, refill_quota, short_report
 from .warm import WarmJail, open_in, send
 
@@ -147,14 +147,18 @@ class Connection:
         self._generation, self._lent = door.generation, door.take_guest() if door.has_guest else None
         steps = compile_files(self._spec, run) if run.has_files else []
         body = {"order": run.as_order(), "steps": steps, "is_awaited": is_awaited}
-        number, timeout_s = self._number, self._timeout_s
+        number, clock = self._number, self._timeout_s
 
         def talk() -> None:
             refill_quota(slot, self._spec)
-            crowd = slot.is_crowded
-            door.order(body, streams, number=number, timeout_s=timeout_s, rebuilds=rebuilds, is_crowded=crowd)
+            door.order(body, streams, number=number, timeout_s=clock, rebuilds=rebuilds, is_crowded=crowd.is_here())
 
-        self._checked(talk)
+        crowd.enter(number)
+        try:
+            self._checked(talk)
+        except BaseException:
+            crowd.leave(number)
+            raise
 
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
         self._was_started, self._was_killed, self._end = False, False, None
@@ -171,8 +175,7 @@ class Connection:
     async def attend(self, on_word: OnWord, on_wait: Callable[[float], None] | None = None) -> dict[str, Any]:
         """Wait for the end of the run that was sent; every earlier word goes to `on_word`.
 
-        Where that is not soon, and others in this loop have their turns, `on_wait` is called first, with the seconds
-        after which the run is no short one.
+        Where that is not soon, `on_wait` is called first, with the seconds after which the run is no short one.
 
         Who was cancelled while waiting may wait again, and does not miss the end if it came meanwhile.
         Raises StartFailed when the sandbox could not be set up, OutcomeUnknown when the helper is gone although the
@@ -191,6 +194,7 @@ class Connection:
             self._wait_at(door, end, on_word)
             unheard_s = 0.0
             if end.done():
+                crowd.leave(self._number)
                 return end.result()
         if door is not None:
             loop.add_reader(door.fileno(), self._listen_at, door, end, on_word)
@@ -205,6 +209,7 @@ class Connection:
                 on_wait(unheard_s)
             return await end
         finally:
+            crowd.leave(self._number)
             self._is_attended = False
             for answer in self._answers.values():
                 if not answer.done():

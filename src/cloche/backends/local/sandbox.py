@@ -391,7 +391,7 @@ class LocalOpenSandbox:
             try:
                 await connection.start()
             except BaseException:
-                await connection.close()
+                await finish(connection.close())
                 raise
             self._connection = connection
         if not self._connection.is_alive:

@@ -155,10 +155,12 @@ def full_speed(
 
     Their stints take turns, so that a slow while of the machine hits all of them. Raises ContestFailed.
     """
-    sums = {contestant.name: [0, 0.0] for contestant in contestants}
+    sums = {contestant.name: (0, 0.0) for contestant in contestants}
     failed: dict[str, dict[str, Any]] = {}
+    chance, order = random.Random(len(contestants)), list(contestants)  # noqa: S311 - the same orders every time
     for stint in range(STINTS):
-        for contestant in contestants:
+        chance.shuffle(order)
+        for contestant in order:
             share = runs // STINTS + (stint < runs % STINTS)
             if contestant.name in failed or not share:
                 continue
@@ -172,14 +174,15 @@ def full_speed(
                     raise
                 failed[contestant.name] = {"reason": reason_of(error)}
                 continue
-            sums[contestant.name][0] += done
-            sums[contestant.name][1] += seconds
-    measured = {
-        name: {"runs": int(done), "seconds": round(seconds, 3), "per_second": round(done / seconds, 1)}
-        for name, (done, seconds) in sums.items()
-        if name not in failed and done
-    }
-    return measured | failed
+            before = sums[contestant.name]
+            sums[contestant.name] = before[0] + done, before[1] + seconds
+    found: dict[str, dict[str, Any]] = {}
+    for name, (done, seconds) in sums.items():
+        if name in failed or not done:
+            found[name] = failed.get(name, {"reason": f"no run was done within {limit_s:.0f} s"})
+        else:
+            found[name] = {"runs": done, "seconds": round(seconds, 3), "per_second": round(done / seconds, 1)}
+    return found
 
 
 def _from_here(contestant: Contestant) -> Callable[[int, int, float], tuple[int, float]]:
