@@ -20,6 +20,7 @@ from cloche.backends.local.warm import WarmJail, close_pools, pool_for
 from cloche.core.errors import OutcomeUnknown
 from cloche.core.policy import Policy
 from cloche.core.result import Status
+from cloche.jail import slate, touched
 from cloche.zygote.pool import Pool, Slot, remove_cgroup
 from tests.kin import children, guests, is_alive
 from tests.leftovers import Snapshot, wait_for_leftovers
@@ -155,6 +156,19 @@ def test_a_killed_template_is_replaced() -> None:
     for number in range(5):
         assert cloche.run(f"print({number})").stdout == f"{number}\n"
     assert run_warm("print(1)").stdout == "1\n"
+
+
+@pytest.mark.root
+def test_a_guest_tells_those_after_it_what_memory_they_will_write_to() -> None:
+    """The first one of a nursery that has the time; where the kernel can have it copied at once."""
+    run_pooled("1")
+    pool = pool_for(Policy(), measure_host())
+    doors = [slot.door for slot in pool._idle if slot.door is not None]
+    deadline = time.monotonic() + 20
+    while touched.is_possible() and not any(slate.touched(door.other_ends[1]) for door in doors):
+        assert time.monotonic() < deadline, "no guest has told"
+        time.sleep(0.02)
+    assert doors
 
 
 def test_a_helper_killed_while_it_waits_is_not_missed() -> None:

@@ -31,12 +31,15 @@ notify: Any = None  # our module of that name, once it is needed
 class Nursed:
     """Hold what a nursery gives its guest: the building, which it has read; door and slate; and how to say `ready`.
 
-    Where it `is_crowded`, others wait for our processor time, and nobody will give us orders soon.
+    Where it `is_crowded`, others wait for our processor time, and nobody will give us orders soon. Where this kernel
+    `can_copy` memory ahead, those after us want to know which.
     """
 
-    def __init__(self, building: Building, door: int, file: int, ready: dict[str, Any], is_crowded: bool):
+    def __init__(
+        self, building: Building, door: int, file: int, ready: dict[str, Any], *, is_crowded: bool, can_copy: bool
+    ):
         self.building, self.door, self.file, self.ready = building, door, file, ready
-        self.is_crowded = is_crowded
+        self.is_crowded, self.can_copy = is_crowded, can_copy
 
 
 class Guest:
@@ -136,7 +139,7 @@ class Guest:
 
     def _tell_those_after_us(self, nursed: Nursed | None) -> None:
         """Say, unless somebody has, what memory is ours by now: theirs will be the same."""
-        if nursed is not None and not slate.touched(nursed.file) and touched.is_possible():
+        if nursed is not None and nursed.can_copy and not slate.touched(nursed.file):
             try:
                 slate.note_touched(nursed.file, touched.find())
             except OSError:

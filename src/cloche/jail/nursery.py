@@ -57,7 +57,7 @@ class Nursery(Parent):
         ready = {**said, "seconds": self.build(building, private)}
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
-        ward, namespace = Ward(self.spec), -1
+        ward, namespace, can_copy = Ward(self.spec), -1, touched.is_possible()
         while True:
             ward.begin()
             before, is_crowded = slate.taken(file), slate.is_crowded(file)
@@ -67,7 +67,8 @@ class Nursery(Parent):
                 if namespace >= 0:
                     posix.close(namespace)
                 kept.extend((ward, private))
-                return Guest(self, 0, -1, ward.leave(), Nursed(building, door, file, ready, is_crowded)).become
+                nursed = Nursed(building, door, file, ready, is_crowded=is_crowded, can_copy=can_copy)
+                return Guest(self, 0, -1, ward.leave(), nursed).become
             made = self._take_over(ward.receive_made(pid))
             if namespace >= 0:  # taking it down makes the kernel wait, which nobody waits for now
                 posix.close(namespace)

@@ -153,12 +153,7 @@ class Connection:
             refill_quota(slot, self._spec)
             door.order(body, streams, number=number, timeout_s=clock, rebuilds=rebuilds, is_crowded=crowd.is_here())
 
-        crowd.enter(number)
-        try:
-            self._checked(talk)
-        except BaseException:
-            crowd.leave(number)
-            raise
+        self._checked(talk)
 
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
         self._was_started, self._was_killed, self._end = False, False, None
@@ -194,7 +189,6 @@ class Connection:
             self._wait_at(door, end, on_word)
             unheard_s = 0.0
             if end.done():
-                crowd.leave(self._number)
                 return end.result()
         if door is not None:
             loop.add_reader(door.fileno(), self._listen_at, door, end, on_word)
@@ -209,7 +203,6 @@ class Connection:
                 on_wait(unheard_s)
             return await end
         finally:
-            crowd.leave(self._number)
             self._is_attended = False
             for answer in self._answers.values():
                 if not answer.done():

@@ -1,24 +1,24 @@
-"""How many warm runs go on at once in this process: more than there are processors are a crowd."""
+"""How many runs go on at once in this process: more than there are processors are a crowd."""
 
 from __future__ import annotations
 
 import os
 
 _PROCESSORS = len(os.sched_getaffinity(0))
-_under_way: set[int] = set()  # the numbers of runs; changing it by one is a single step for all threads
-os.register_at_fork(after_in_child=_under_way.clear)
+_running: set[object] = set()  # changing it by one is a single step for all threads
+os.register_at_fork(after_in_child=_running.clear)
 
 
-def enter(number: int) -> None:
-    """Count a run whose orders are sent."""
-    _under_way.add(number)
+def enter(sandbox: object) -> None:
+    """Count a sandbox that begins a run."""
+    _running.add(sandbox)
 
 
-def leave(number: int) -> None:
-    """Count a run no more that has ended, or whose end is not waited for; any number will do."""
-    _under_way.discard(number)
+def leave(sandbox: object) -> None:
+    """Count a sandbox no more whose run is over."""
+    _running.discard(sandbox)
 
 
 def is_here() -> bool:
     """Tell whether some run has to wait for a processor."""
-    return len(_under_way) > _PROCESSORS
+    return len(_running) > _PROCESSORS

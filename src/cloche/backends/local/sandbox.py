@@ -27,6 +27,7 @@ from cloche.jail.spec import Building, Run
 
 from ..host import Host
 from ..noting import noted
+from . import crowd
 from .collect import Collection, list_paths, read_regular
 from .connection import Connection
 from .pipes import Pipes
@@ -76,7 +77,11 @@ class LocalOpenSandbox:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         program = build_program(request, self._places, request.timeout_s or self._limits.timeout_s)
         async with self._turn:
-            return await self._run(request, program, sink)
+            crowd.enter(self)
+            try:
+                return await self._run(request, program, sink)
+            finally:
+                crowd.leave(self)
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Return a regular file of the workspace. Raises the SandboxFile errors."""
