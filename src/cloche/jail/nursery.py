@@ -58,12 +58,15 @@ class Nursery(Parent):
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
         ward, namespace, can_copy = Ward(self.spec), -1, touched.is_possible()
+        noted = None
         while True:
             ward.begin()
             before, is_crowded = slate.taken(file), slate.is_crowded(file)
+            if noted is None:
+                noted = touched.read(slate.touched(file))
+            touched.copying.wanted = noted
             pid = posix.fork()
             if pid == 0:
-                touched.have(slate.touched(file))
                 if namespace >= 0:
                     posix.close(namespace)
                 kept.extend((ward, private))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import posix
 
-from . import wire
+from . import touched, wire
 from .cgroups import Cgroup
 from .guest import kept
 from .helper import Helper
@@ -36,6 +36,7 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[], Any])
     _signal.signal(SIGCHLD, _signal.SIG_IGN)  # helpers that end leave nothing to wait for
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     posix.umask(0o077)
+    touched.copying.serve_children()
     _signal.alarm(LOADING_S)  # a module that never finishes loading must not outlive the caller
     interpreter = load_interpreter()
     said = interpreter.warm_up(settings)

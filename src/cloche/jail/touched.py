@@ -14,6 +14,12 @@ import posix
 
 from .syscalls import attempt
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Noted: TypeAlias = tuple[int, bytes]
+
 PIDFD_SELF, MADV_POPULATE_WRITE = -10000, 23
 ENOMEM = 12
 PAGE = 4096
@@ -29,9 +35,33 @@ def is_possible() -> bool:
     return attempt("process_madvise", PIDFD_SELF, None, 0, MADV_POPULATE_WRITE, 0) == 0
 
 
-def have(found: bytes) -> None:
+class Copying:
+    """Have what is `wanted` copied in the next child as its first deed: what else is done there writes to its memory."""
+
+    def __init__(self) -> None:
+        self.wanted: Noted | None = None
+
+    def serve_children(self) -> None:
+        """Begin; hooks of modules that are loaded later come after this one."""
+        posix.register_at_fork(after_in_child=self._have)
+
+    def _have(self) -> None:
+        wanted, self.wanted = self.wanted, None  # a guest's own children have nothing to do with it
+        if wanted is not None:
+            have(wanted)
+
+
+copying = Copying()
+
+
+def read(found: bytes) -> Noted | None:
+    """Return what `find` has written: the sum and the ranges; None where nothing was found."""
+    return (int.from_bytes(found[:_WORD], "little"), found[_WORD:]) if found else None
+
+
+def have(noted: Noted) -> None:
     """Have the kernel copy all pages now that another process has found to be written to."""
-    left, ranges = int.from_bytes(found[:_WORD], "little"), found[_WORD:]
+    left, ranges = noted
     for _ in range(MOST_HOLES):
         if not left:
             return

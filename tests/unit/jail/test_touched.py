@@ -51,6 +51,13 @@ def own_pages(ranges: bytes, address: int) -> set[int]:
     return pages & set(range(PAGES))
 
 
+def noted_in(found: bytes) -> tuple[int, bytes]:
+    """Return what was found as it is passed on."""
+    noted = touched.read(found)
+    assert noted is not None
+    return noted
+
+
 def write(memory: Memory) -> None:
     """Write to some pages."""
     for page in WRITTEN:
@@ -77,7 +84,7 @@ def test_what_was_found_can_be_had_at_once(memory: Memory) -> None:
     first = in_child(find)
 
     def work() -> bytes:
-        touched.have(first)
+        touched.have(noted_in(first))
         assert all(memory[0][page * touched.PAGE] == 1 for page in range(PAGES))
         return touched.find()
 
@@ -98,12 +105,26 @@ def test_what_is_not_there_keeps_nothing_else_away(memory: Memory, hole_at: int)
     noted = words(len(starts) * touched.PAGE, *(word for start in starts for word in (start, touched.PAGE)))
 
     def work() -> bytes:
-        touched.have(b"")
-        touched.have(words(0))
-        touched.have(noted)
+        touched.have((0, b""))
+        touched.have(noted_in(noted))
         return touched.find()
 
     assert own_pages(in_child(work), address) == ({3, 20} if touched.is_possible() else set())
+
+
+def test_the_next_child_has_it_as_its_first_deed(memory: Memory) -> None:
+    """That one alone, and not its children; nothing is wanted where nothing was found."""
+    _, address = memory
+    copying = touched.Copying()
+    copying.wanted = noted_in(words(touched.PAGE, address + 5 * touched.PAGE, touched.PAGE))
+
+    def work() -> bytes:
+        copying._have()  # as the hook does, which could not be taken back
+        assert copying.wanted is None
+        return touched.find()
+
+    assert own_pages(in_child(work), address) == ({5} if touched.is_possible() else set())
+    assert touched.read(b"") is None
 
 
 def test_large_spans_are_not_looked_through() -> None:
