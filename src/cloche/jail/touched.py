@@ -36,7 +36,7 @@ def is_possible() -> bool:
 
 
 class Copying:
-    """Have what is `wanted` copied in the next child as its first deed: what else is done there writes to its memory."""
+    """Have what is `wanted` copied in the next child as its first deed, before anything else in it writes to memory."""
 
     def __init__(self) -> None:
         self.wanted: Noted | None = None
