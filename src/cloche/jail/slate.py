@@ -17,7 +17,7 @@ from .syscalls import call
 CLOCK_MONOTONIC = 1
 TFD_NONBLOCK, TFD_CLOEXEC = posix.O_NONBLOCK, posix.O_CLOEXEC
 _ORDERED_AT, _STARTED_AT, _ENDED_AT, _SIZE = 0, 64, 128, 192  # each has one writer, and a cache line of its own
-_TOUCHED_AT, _TOUCHED_BYTES = 4096, 1 << 14
+_TOUCHED_AT, _TOUCHED_BYTES = 4096, 1 << 15
 _CROWDED_AT, _AGAIN_AT = _ORDERED_AT + 24, _ORDERED_AT + 32
 _TAKEN_AT = _STARTED_AT + 32
 _NS = 10**9

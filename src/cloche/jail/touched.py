@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PIDFD_SELF, MADV_POPULATE_WRITE = -10000, 23
 ENOMEM = 12
-PAGE = 4096
+PAGE: int = posix.sysconf("SC_PAGE_SIZE")
 MOST_RANGES = 1024  # what the kernel takes in one call
 MOST_HOLES = 16
 MOST_BYTES = 32 << 20  # of one span, and of all, that are looked through for pages that one has written to
