@@ -16,8 +16,10 @@ Memory = tuple[mmap.mmap, int]
 
 
 @pytest.fixture
-def memory() -> Memory:
-    """Return memory of this process's own, all written to, with its address."""
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """Return memory of this process's own, all written to, with its address; all of the process is looked through."""
+    monkeypatch.setattr(touched, "MOST_BYTES", 1 << 46)
+    monkeypatch.setattr(touched, "MOST_RANGES", 1 << 20)
     found = mmap.mmap(-1, PAGES * touched.PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for page in range(PAGES):
         found[page * touched.PAGE] = 1
