@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import posix
 
-from .syscalls import WNOHANG, wait4
+from .syscalls import SIGCHLD, WNOHANG, wait4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
-SIGCHLD = 17
 
 
 class Minder:
