@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,42 @@ def children(pid: int) -> list[int]:
 
 def is_alive(pid: int) -> bool:
     """Tell whether there is such a process that has not ended."""
+    return _state(pid) not in "ZX"
+
+
+def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
+
+
+def kill_and_wait(pids: Iterable[int]) -> None:
+    """Kill processes and return when they are dead: a signal takes a moment to reach another processor."""
+    killed = list(pids)
+    tell(killed, signal.SIGKILL)
+    wait_for_end(killed)
+
+
+def wait_for_end(pids: Iterable[int], *, patience_s: float = 30) -> None:
+    """Return when none of the processes lives; a pid 1 ends after everybody in its namespace."""
+    waited, deadline = list(pids), time.monotonic() + patience_s
+    while living := [pid for pid in waited if is_alive(pid)]:
+        assert time.monotonic() < deadline, f"processes {living} live on"
+        time.sleep(0.001)
+
+
+def kill_helpers(helpers: Iterable[int]) -> None:
+    """Kill helpers and return when everybody whom they started is dead, too."""
+    killed, deadline = list(helpers), time.monotonic() + 30
+    assert killed
+    tell(killed, signal.SIGSTOP)  # so that they start nobody whom we do not know of
+    while running := [pid for pid in killed if _state(pid) not in "TZX"]:
+        assert time.monotonic() < deadline, f"processes {running} do not stop"
+        time.sleep(0.001)
+    firsts = [first for helper in killed for first in children(helper)]
+    kill_and_wait(killed)
+    wait_for_end(firsts)
 
 
 def guests(helper: int) -> list[int]:

@@ -4,7 +4,6 @@ import ast
 import asyncio
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from cloche.core.policy import Policy
 from cloche.core.result import Status
 from cloche.jail import slate, touched
 from cloche.zygote.pool import Pool, Slot, remove_cgroup
-from tests.kin import children, guests, is_alive
+from tests.kin import kill_helpers
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
 
@@ -177,16 +176,7 @@ def test_a_helper_killed_while_it_waits_is_not_missed() -> None:
     Its guest dies of that a moment later. One that takes orders in between has begun, which is another case.
     """
     run_pooled("1")
-    pool = pool_for(Policy(), measure_host())
-    helpers = [slot.pid for slot in pool._idle if slot.pid]
-    for pid in helpers:  # so that they start nobody whom we do not know of
-        os.kill(pid, signal.SIGSTOP)
-    waiting = [one for pid in helpers for one in (*children(pid), *guests(pid))]
-    _kill(slot for slot in pool._idle if slot.pid in helpers)
-    deadline = time.monotonic() + 10
-    while any(is_alive(pid) for pid in waiting):
-        assert time.monotonic() < deadline, "the guests of helpers that were killed live on"
-        time.sleep(0.001)
+    kill_helpers(slot.pid for slot in pool_for(Policy(), measure_host())._idle if slot.pid)
     for number in range(5):
         assert cloche.run(f"print({number})").stdout == f"{number}\n"
 
@@ -201,8 +191,7 @@ def test_after_a_killed_helper_is_cleared_up_in_a_task(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(asyncio, "wait_for", demanding)
     run_pooled("1")
-    pool = pool_for(Policy(), measure_host())
-    _kill(slot for slot in pool._idle if slot.pid)
+    kill_helpers(slot.pid for slot in pool_for(Policy(), measure_host())._idle if slot.pid)
     assert cloche.run("print(5)", memory="77MiB").stdout == "5\n"  # other amounts, of which the helper must be told
 
 

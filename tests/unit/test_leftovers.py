@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kin import kill_and_wait
 from tests.leftovers import DIRECTORY_PREFIX, Snapshot, wait_for_leftovers, what_stays
 
 NOBODY_HERE = 61235
@@ -66,7 +67,7 @@ def test_what_another_living_process_made_is_its_own() -> None:
         folder.mkdir()
         try:
             assert f"directory: {folder}" not in before.leftovers()
-            os.kill(maker, signal.SIGKILL)
+            kill_and_wait([maker])
             assert f"directory: {folder}" in what_stays(before, for_s=0.5)
         finally:
             folder.rmdir()
