@@ -106,6 +106,22 @@ def test_an_optional_contestant_that_fails_is_left_out() -> None:
     assert left_out == {"b": "StopIteration"}
 
 
+def test_the_reference_goes_before_everybody() -> None:
+    """Nobody's turn follows that of another one who is compared, whatever the order of a round."""
+    went: list[str] = []
+
+    def entrant(name: str, ms: float) -> Contestant:
+        return Contestant(name=name, call="", take_turn=lambda: went.append(name) or Turn(ms, b"1\n"))
+
+    entrants = [entrant("a", 3.0), entrant("plain", 2.0), entrant("b", 5.0)]
+    times, _ = take_turns(entrants, 4, reference="plain", warm_up=1)
+    assert went[::2] == ["plain"] * 10
+    assert [sorted(went[at : at + 4]) for at in range(0, 20, 4)] == [["a", "b", "plain", "plain"]] * 5
+    assert (len(times["plain"].ms), times["a"].over, times["b"].over) == (8, [1.0] * 4, [3.0] * 4)
+    alone, _ = take_turns([entrant("plain", 2.0)], 3, reference="plain")
+    assert (alone["plain"].ms, alone["plain"].over) == ([2.0] * 3, [0.0] * 3)
+
+
 def test_a_wrong_output_is_not_a_time() -> None:
     """Who prints something else has not run the code."""
     wrong = Contestant(name="a", call="", take_turn=lambda: Turn(1.0, b"2\n"))
@@ -113,9 +129,9 @@ def test_a_wrong_output_is_not_a_time() -> None:
         take_turns([wrong], 1)
 
 
-def test_figures_are_ratios_and_differences_within_a_round() -> None:
-    """The ratio is that of the medians; the difference is the median of the rounds' own."""
-    found = row(Times(ms=[4.0, 6.0, 50.0]), Times(ms=[2.0, 3.0, 40.0]))
+def test_figures_are_ratios_and_differences_to_the_turn_before() -> None:
+    """The ratio is that of the medians; the difference is the median of those to the reference's turns just before."""
+    found = row(Times(ms=[4.0, 6.0, 50.0], over=[2.0, 3.0, 10.0]), Times(ms=[2.0, 3.0, 40.0]))
     assert (found["p50"], found["ratio"], found["over"], found["p99"]) == (6.0, 2.0, 3.0, 50.0)
     assert percentile([float(n) for n in range(100)], 0.95) == 95
 

@@ -65,7 +65,7 @@ def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
         entrants = list(event.enter(setting, stack))
         present = [entrant for entrant in entrants if isinstance(entrant, Contestant)]
         left_out = {entrant.name: entrant.reason for entrant in entrants if isinstance(entrant, LeftOut)}
-        times, failed = take_turns(present, rounds)
+        times, failed = take_turns(present, rounds, reference=event.reference)
         reference = times.get(event.reference)
         rows = {one.name: {"call": one.call, **row(times[one.name], reference)} for one in present if one.name in times}
         for name, one in rows.items():

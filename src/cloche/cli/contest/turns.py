@@ -1,6 +1,8 @@
 """Taking turns: every contestant runs once per round, so that a slow moment of the machine hits all of them.
 
 What decides is the ratio within one round of turns; absolute times say more about the machine than about anyone.
+Before every turn the reference takes one: whoever is compared to it finds the machine as the reference left it, not as
+the one who happened to be before did, some of whose work may be done by the kernel after its turn.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .peer_driver import burst
 
 THREADS = 4
 STINTS = 5  # into which the runs from several threads are cut
 WARM_UP_ROUNDS = 3
+Did = TypeVar("Did")
 
 
 class ContestFailed(Exception):
@@ -71,10 +74,20 @@ class LeftOut:
 
 @dataclass(slots=True)
 class Times:
-    """Collect the milliseconds of one contestant's counted turns, and how they started."""
+    """Collect the milliseconds of one contestant's counted turns, by how much each took longer than the reference.
+
+    And how they started. The reference's own are of all its turns.
+    """
 
     ms: list[float] = field(default_factory=list)
+    over: list[float] = field(default_factory=list)
     starts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, done: Turn, reference: Turn | None) -> None:
+        """Add a turn, and what is known of it beside that of the reference before it."""
+        self.ms.append(done.ms)
+        self.over.extend([done.ms - reference.ms] if reference else [])
+        self.starts.update([done.start] if done.start else [])
 
 
 def timed(work: Callable[[], bytes]) -> Callable[[], Turn]:
@@ -89,35 +102,45 @@ def timed(work: Callable[[], bytes]) -> Callable[[], Turn]:
 
 
 def take_turns(
-    contestants: Sequence[Contestant], rounds: int, *, warm_up: int = WARM_UP_ROUNDS
+    contestants: Sequence[Contestant], rounds: int, *, reference: str = "", warm_up: int = WARM_UP_ROUNDS
 ) -> tuple[dict[str, Times], dict[str, str]]:
     """Return the times of every contestant that came through, and why each of the others did not.
 
-    Each round has an order of its own, so that nobody always follows the same one, whose tail may fall into its turn.
+    The one named `reference` takes a turn before each turn of another one. Each round has an order of its own.
     """
     times = {contestant.name: Times() for contestant in contestants}
     left_out: dict[str, str] = {}
-    chance, order = random.Random(len(contestants)), list(contestants)  # noqa: S311 - the same orders every time
-    for number in range(-1 - warm_up, rounds):
+    first = next((one for one in contestants if one.name == reference and len(contestants) > 1), None)
+    chance = random.Random(len(contestants))  # noqa: S311 - the same orders every time
+    order = [one for one in contestants if one is not first]
+    for contestant in contestants:
+        _attempt(contestant, left_out, contestant.prepare)
+    for number in range(-warm_up, rounds):
         if number >= 0:
             chance.shuffle(order)
         for contestant in order:
-            if contestant.name in left_out:
+            before = _attempt(first, left_out, first.turn) if first else None
+            done = _attempt(contestant, left_out, contestant.turn)
+            if number < 0:
                 continue
-            try:
-                if number == -1 - warm_up:
-                    contestant.prepare()
-                    continue
-                done = contestant.turn()
-            except Exception as error:
-                if not contestant.is_optional:
-                    raise
-                left_out[contestant.name] = reason_of(error)
-                continue
-            if number >= 0:
-                times[contestant.name].ms.append(done.ms)
-                times[contestant.name].starts.update([done.start] if done.start else [])
+            if first and before:
+                times[first.name].add(before, before)
+            if done:
+                times[contestant.name].add(done, done if contestant.name == reference else before)
     return {name: found for name, found in times.items() if name not in left_out}, left_out
+
+
+def _attempt(contestant: Contestant, left_out: dict[str, str], work: Callable[[], Did]) -> Did | None:
+    """Let a contestant do something, unless it is left out; one that is optional is when it fails."""
+    if contestant.name in left_out:
+        return None
+    try:
+        return work()
+    except Exception as error:
+        if not contestant.is_optional:
+            raise
+        left_out[contestant.name] = reason_of(error)
+        return None
 
 
 def reason_of(error: Exception) -> str:
@@ -126,7 +149,7 @@ def reason_of(error: Exception) -> str:
 
 
 def row(times: Times, reference: Times | None) -> dict[str, Any]:
-    """Return the figures of one contestant; `over` is the median of the differences within a round."""
+    """Return the figures of one contestant; `over` is the median difference to the reference's turn just before."""
     ordered = sorted(times.ms)
     found: dict[str, Any] = {
         "p50": statistics.median(ordered),
@@ -137,7 +160,7 @@ def row(times: Times, reference: Times | None) -> dict[str, Any]:
     }
     if reference is not None:
         found["ratio"] = found["p50"] / statistics.median(reference.ms)
-        found["over"] = statistics.median(mine - theirs for mine, theirs in zip(times.ms, reference.ms, strict=True))
+        found["over"] = statistics.median(times.over)
     if times.starts:
         found["starts"] = dict(times.starts)
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
