@@ -1,8 +1,9 @@
-"""Taking turns: every contestant runs once per round, so that a slow moment of the machine hits all of them.
+"""Taking turns with a reference, so that a slow moment of the machine hits both, and the ratio is what counts.
 
-What decides is the ratio within one round of turns; absolute times say more about the machine than about anyone.
-Before every turn the reference takes one: whoever is compared to it finds the machine as the reference left it, not as
-the one who happened to be before did, some of whose work may be done by the kernel after its turn.
+Absolute times say more about the machine than about anyone. Before every turn the reference takes one: whoever is
+compared to it finds the machine as the reference left it, not as the one who happened to be before did, some of whose
+work the kernel may do after its turn. Each takes several turns in a row, for nobody who runs programs runs one in ten
+different ways; and comes several times, for the machine has slow whiles, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from .peer_driver import burst
 
 THREADS = 4
-STINTS = 5  # into which the runs from several threads are cut
+STINTS = 5  # into which all turns are cut, and the runs from several threads
 WARM_UP_ROUNDS = 3
 Did = TypeVar("Did")
 
@@ -106,7 +107,8 @@ def take_turns(
 ) -> tuple[dict[str, Times], dict[str, str]]:
     """Return the times of every contestant that came through, and why each of the others did not.
 
-    The one named `reference` takes a turn before each turn of another one. Each round has an order of its own.
+    The one named `reference` takes a turn before each turn of another one. These take theirs in stints, a fifth of all
+    in a row, and each time in another order.
     """
     times = {contestant.name: Times() for contestant in contestants}
     left_out: dict[str, str] = {}
@@ -115,18 +117,19 @@ def take_turns(
     order = [one for one in contestants if one is not first]
     for contestant in contestants:
         _attempt(contestant, left_out, contestant.prepare)
-    for number in range(-warm_up, rounds):
-        if number >= 0:
-            chance.shuffle(order)
+    for _ in range(warm_up):
+        for contestant in contestants:
+            _attempt(contestant, left_out, contestant.turn)
+    for stint in range(STINTS):
+        chance.shuffle(order)
         for contestant in order:
-            before = _attempt(first, left_out, first.turn) if first else None
-            done = _attempt(contestant, left_out, contestant.turn)
-            if number < 0:
-                continue
-            if first and before:
-                times[first.name].add(before, before)
-            if done:
-                times[contestant.name].add(done, done if contestant.name == reference else before)
+            for _ in range(rounds // STINTS + (stint < rounds % STINTS)):
+                before = _attempt(first, left_out, first.turn) if first else None
+                done = _attempt(contestant, left_out, contestant.turn)
+                if first and before:
+                    times[first.name].add(before, before)
+                if done:
+                    times[contestant.name].add(done, done if contestant.name == reference else before)
     return {name: found for name, found in times.items() if name not in left_out}, left_out
 
 
