@@ -18,7 +18,7 @@ class Level(enum.IntEnum):
     VM = 5
 
     def __str__(self) -> str:
-        return self.name.lower()
+        return self._name_.lower()  # what `name` looks up, a property of several calls, at every run
 
     @classmethod
     def parse(cls, text: str | Level) -> Level:

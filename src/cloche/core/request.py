@@ -54,13 +54,16 @@ class Request:
             object.__setattr__(self, "source_path", workspace_path(self.source_path))
         if self.timeout_s is not None:
             object.__setattr__(self, "timeout_s", parse_duration(self.timeout_s, name="timeout"))
-        _check_argv(self.argv)
-        _check_env(self.env)
+        if self.argv:
+            _check_argv(self.argv)
+        if self.env:
+            _check_env(self.env)
         if len(self.stdin) > MAX_STDIN_BYTES:
             raise InvalidRequest(
                 f"stdin: {len(self.stdin)} bytes exceed the limit of {MAX_STDIN_BYTES}; pass a file instead"
             )
-        _check_unique(self.files)
+        if self.files:
+            _check_unique(self.files)
 
 
 def source_of(request: Request, *, language: str, file_name: str) -> tuple[str, tuple[InputFile, ...]]:
@@ -70,6 +73,8 @@ def source_of(request: Request, *, language: str, file_name: str) -> tuple[str, 
     """
     path = request.source_path or file_name
     code = InputFile(path=path, data=(request.code or "").encode("utf-8", "surrogatepass"))
+    if not request.files:
+        return path, (code,)
     same = next((file for file in request.files if file.path == path), None)
     if same is None:
         return path, (*request.files, code)
@@ -80,6 +85,8 @@ def source_of(request: Request, *, language: str, file_name: str) -> tuple[str, 
 
 def workspace_path(path: str) -> str:
     """Return `path` relative to /workspace, normalised, or raise InvalidRequest when it would leave it."""
+    if "/" not in path and "\0" not in path and path not in ("", ".", ".."):  # as nearly always: a bare name
+        return path
     inside = posixpath.relpath(path, "/workspace") if path.startswith("/") else posixpath.normpath(path)
     if "\0" in path or inside in ("", ".", "..") or inside.startswith("../"):
         raise InvalidRequest(f"file {path!r} is not a path below /workspace")
@@ -90,7 +97,7 @@ def _check_argv(argv: tuple[str, ...]) -> None:
     sizes = [len(_encoded(word, what="argv")) + 1 for word in argv]
     if sum(sizes) > MAX_ARGV_BYTES:
         raise InvalidRequest(f"argv: {sum(sizes)} bytes exceed the limit of {MAX_ARGV_BYTES}; use stdin or a file")
-    if max(sizes, default=0) > MAX_ONE_ARGUMENT_BYTES:
+    if max(sizes) > MAX_ONE_ARGUMENT_BYTES:
         raise InvalidRequest(f"argv: one argument exceeds {MAX_ONE_ARGUMENT_BYTES} bytes; use stdin or a file")
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Call: TypeAlias = tuple[str, tuple[Argument, ...], str, tuple[int, ...], bool]
     Step: TypeAlias = tuple[str, str, list[Call]]
 
+_NAMES_A_REGISTER = frozenset((str, tuple))
 EXCUSED = -1  # what a register holds whose call failed with an error that is no failure
 ENOENT, EEXIST, EINVAL, ENOSPC = 2, 17, 22, 28
 
@@ -40,7 +41,7 @@ class StepFailed(Exception):
 
 def make(name: str, *arguments: Argument, keep: str = "", excuse: tuple[int, ...] = ()) -> Call:
     """Return one call as data."""
-    is_plain = name != "write" and not any(type(one) in (str, tuple) for one in arguments)
+    is_plain = name != "write" and _NAMES_A_REGISTER.isdisjoint(map(type, arguments))
     return name, arguments, keep, excuse, is_plain
 
 

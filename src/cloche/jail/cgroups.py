@@ -151,32 +151,40 @@ class Cgroup:
 class Gauges:
     """Read the figures of a control group after every run: their files stay open, which spares most of the time."""
 
-    __slots__ = ("_group", "_open")
+    __slots__ = ("_group", "_open", "_read")
 
     def __init__(self, group: Cgroup):
         self._group = group
         self._open: dict[str, int] = {}
+        self._read: dict[str, tuple[bytes, int]] = {}  # what a file said last, and the figure in it
 
     def read(self) -> dict[str, int]:
         """Return how often each limit was hit so far, and the most `tasks` at once, 0 where that is not kept."""
         found = {}
         for counter, (controller, name, key) in COUNTERS[self._group.version].items():
-            data = self._content(controller, name)
-            found[counter] = next((int(row.split()[1]) for row in data.splitlines() if row.startswith(key + " ")), 0)
+            found[counter] = self._figure(counter, controller, name, key)
         try:
-            found["tasks"] = int(self._content("pids", "pids.peak") or 0)
+            found["tasks"] = self._figure("tasks", "pids", "pids.peak", "")
         except OSError:
             found["tasks"] = 0  # the kernel does not keep it
         return found
 
-    def _content(self, controller: str, name: str) -> str:
+    def _figure(self, counter: str, controller: str, name: str, key: str) -> int:
+        """Return the number behind `key` in a file, or all of it where that is one number; 0 for none."""
         folder = self._group.folders.get(controller)
         if folder is None:
-            return ""
+            return 0
         fd = self._open.get(name, -1)
         if fd < 0:
             fd = self._open[name] = posix.open(f"{folder}/{name}", posix.O_RDONLY | posix.O_CLOEXEC)
-        return posix.pread(fd, 4096, 0).decode()
+        data = posix.pread(fd, 4096, 0)
+        before = self._read.get(counter)
+        if before is not None and before[0] == data:  # as after nearly every run
+            return before[1]
+        rows = [row.split() for row in data.decode().splitlines()]
+        figure = next((int(row[-1]) for row in rows if row[:-1] == ([key] if key else [])), 0)
+        self._read[counter] = data, figure
+        return figure
 
     def close(self) -> None:
         """Let go of the files."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -41,6 +42,9 @@ from .spill import Spill
 
 OnOutput = Callable[[Stream, bytes], None]
 
+NO_WORDS: tuple[str, ...] = ()
+NO_INPUTS = Inputs()
+ALWAYS_TOLD = frozenset(("backend", "level", "limits", "duration"))  # in the meta of a result
 COMMAND_LANGUAGE = "bash"  # a bare command can do what a shell can, so it is allowed where a shell is
 
 log = logging.getLogger("cloche.runtime")
@@ -169,12 +173,20 @@ def prepare(**options: Unpack[SandboxOptions]) -> Prepared:
     May wait some seconds for the answer of a daemon, where a backend needs one.
     """
     order = _read_order(options)
+    found = _prepared_before(order)
+    if found is not None:
+        return found
+    _check_order(order)
     return _prepared(order, _find(order))
 
 
 async def prepare_beside(**options: Unpack[SandboxOptions]) -> Prepared:
     """Do as `prepare` does, in a thread where that may take its time."""
     order = _read_order(options)
+    found = _prepared_before(order)
+    if found is not None:
+        return found
+    _check_order(order)
     if order.given is None and provider_named(order.settings.backend).asks_around:
         return _prepared(order, await asyncio.to_thread(_find, order))
     return _prepared(order, _find(order))
@@ -200,11 +212,13 @@ def _read_order(options: SandboxOptions) -> Order:
         del arguments["backend"]
     else:
         chosen = None
-    settings = load_settings(arguments)
-    with refusals(settings):
-        check_runnable(settings)
-    _check_packages(settings.policy)
-    return Order(settings=settings, given=chosen, wants_image="image" in arguments)
+    return Order(settings=load_settings(arguments), given=chosen, wants_image="image" in arguments)
+
+
+def _check_order(order: Order) -> None:
+    with refusals(order.settings):
+        check_runnable(order.settings)
+    _check_packages(order.settings.policy)
 
 
 def _find(order: Order) -> Found:
@@ -229,10 +243,38 @@ def _find_backend(order: Order) -> Found:
 def _prepared(order: Order, found: Found) -> Prepared:
     limits = order.settings.limits
     log.debug("backend %s, policy %s, limits %s", found.backend.name, found.policy, limits)
-    return Prepared(
+    prepared = Prepared(
         settings=order.settings, backend=found.backend, policy=found.policy, limits=limits, notes=found.notes,
         audit=audit_for(order.settings),
     )  # fmt: skip
+    _remember(order, prepared)
+    return prepared
+
+
+def _prepared_before(order: Order) -> Prepared | None:
+    """Return what the very same settings came to before, where that depends on nothing else."""
+    settings = order.settings
+    found = _before.get(id(settings))
+    if found is None or found.settings is not settings or order.given is not None or order.wants_image:
+        return None
+    return found if audit_for(settings) is found.audit else None
+
+
+def _remember(order: Order, prepared: Prepared) -> None:
+    """Keep what need not be settled again: a backend that is there or not without asking anybody."""
+    settings = order.settings
+    if order.given is not None or order.wants_image or settings.policy.trusted or prepared.notes:
+        return
+    if provider_named(settings.backend).asks_around:
+        return
+    if len(_before) >= MOST_PREPARED:
+        _before.clear()
+    _before[id(settings)] = prepared
+
+
+MOST_PREPARED = 64
+_before: dict[int, Prepared] = {}  # by the settings' identity: these are the same object for as long as they hold
+os.register_at_fork(after_in_child=_before.clear)  # a forked child measures for itself
 
 
 async def make_job(
@@ -252,18 +294,22 @@ async def make_job(
     with refusals(prepared.settings, language=language, code=code):
         name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
         findings = apply_screen(prepared.policy.screen, name, code) if code is not None else ()
-    inputs = await _gather(files, prepared.limits)
+    inputs = NO_INPUTS if files is None else await _gather(files, prepared.limits)
     request = Request(
         code=code,
         language=name,
-        argv=read_argv(argv),
-        stdin=read_stdin(stdin),
-        env=read_env(env),
+        argv=argv if argv is NO_WORDS else read_argv(argv),
+        stdin=stdin if type(stdin) is bytes else read_stdin(stdin),
+        env={} if env is None else read_env(env),
         files=inputs.files,
         timeout_s=timeout_s,
     )
-    notes = {"screen": [str(finding) for finding in findings], "files_left_out": list(inputs.left_out)}
-    return Job(request=request, notes={key: value for key, value in notes.items() if value})
+    notes: dict[str, Any] = {}
+    if findings:
+        notes["screen"] = [str(finding) for finding in findings]
+    if inputs.left_out:
+        notes["files_left_out"] = list(inputs.left_out)
+    return Job(request=request, notes=notes)
 
 
 async def _gather(files: Files | None, limits: Limits) -> Inputs:
@@ -344,15 +390,11 @@ async def _run_job(
         notes["spilled"] = spilling.paths()
     else:
         result = await (opened.run(job.request) if sink is None else run_with_sink(opened, job.request, sink))
-    defaults = {
-        "backend": prepared.backend.name,
-        "level": str(result.enforcement.level),
-        "limits": prepared.limits.as_dict(),
-        "duration": result.duration,
-        **prepared.notes,
-        **notes,
-    }
-    result.meta = {**defaults, **result.meta}
+    told = result.meta
+    if not told.keys() >= ALWAYS_TOLD:
+        shown = {"level": str(result.enforcement.level), "limits": prepared.limits.as_dict()}
+        told = {"backend": prepared.backend.name, **shown, "duration": result.duration, **told}
+    result.meta = {**prepared.notes, **notes, **told}
     log.debug(
         "%s: %s, exit code %d, %.3f s",
         prepared.backend.name,

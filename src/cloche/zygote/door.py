@@ -35,6 +35,8 @@ class Door:
             self._theirs.close()
             raise
         self._link.setblocking(False)
+        self._waiting = select.poll()
+        self._waiting.register(self._link, select.POLLIN)
         self.generation = next(_generations)
         self.seconds: Sequence[float] = ()
         self.has_guest = False
@@ -111,9 +113,8 @@ class Door:
 
     def wait(self, seconds: float) -> bool:
         """Wait until something is said, and tell whether it was; not when time is up or the other end is gone."""
-        waiting = select.poll()
-        waiting.register(self.fileno(), select.POLLIN)
-        return seconds > 0 and waiting.poll(seconds * 1000) == [(self.fileno(), select.POLLIN)]
+        found = self._waiting.poll(seconds * 1000) if seconds > 0 else []
+        return bool(found) and found[0][1] == select.POLLIN
 
     def look(self) -> bool:
         """Tell whether a guest is known to wait; raises nothing."""

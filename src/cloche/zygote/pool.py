@@ -258,6 +258,10 @@ class Pool:
 
     def _choose(self, key: Hashable) -> Slot | None:
         """Take the idle slot that fits best and is well: one with a guest that waits, else the one that rested most."""
+        for slot in reversed(self._idle):  # as nearly always: the last one that was in use
+            if slot.key == key and slot.is_well and slot.has_guest():
+                self._idle.remove(slot)
+                return slot
         alike = [slot for slot in reversed(self._idle) if slot.key == key]
         ready = next((slot for slot in alike if slot.has_guest()), None)
         others = [slot for slot in reversed(self._idle) if slot.key != key]

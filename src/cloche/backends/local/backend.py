@@ -40,6 +40,7 @@ class LocalBackend:
     def __init__(self, *, use_cgroups: bool = True):
         self._use_cgroups = use_cgroups
         self._settled: dict[Policy, tuple[Host, Enforcement]] = {}
+        self._last: tuple[Policy, Host, Enforcement] | None = None
 
     def capabilities(self) -> Capabilities:
         """Return the strongest level of this host with its controls; measured once per process."""
@@ -90,6 +91,9 @@ class LocalBackend:
 
     def _enforced(self, policy: Policy, host: Host) -> Enforcement:
         """Return what will be enforced, found out once for each policy. Raises BackendUnavailable."""
+        last = self._last
+        if last is not None and last[0] is policy and last[1] is host:  # which spares looking at each of its fields
+            return last[2]
         found = self._settled.get(policy)
         if found is None or found[0] is not host:
             level = _choose_level(policy, host)
@@ -98,6 +102,7 @@ class LocalBackend:
             if len(self._settled) >= MOST_SETTLED:
                 self._settled.clear()
             found = self._settled[policy] = (host, enforcement)
+        self._last = (policy, *found)
         return found[1]
 
     def cool_down(self) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from cloche.core.events import OutputChunk, Sink, Stream
+from cloche.core.events import OutputChunk, Sink, Stream, discard
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause
 from cloche.core.result import Output
@@ -43,7 +43,7 @@ class Pipes:
         return self._new_reader(
             limits.output_bytes,
             limits.flood_bytes,
-            lambda data: sink(OutputChunk(stream=stream, data=data)),
+            _ignore if sink is discard else lambda data: sink(OutputChunk(stream=stream, data=data)),
             lambda: kill(KillCause.OUTPUT_LIMIT),
         )
 
@@ -87,14 +87,15 @@ class Pipes:
             self._listening.cancel()
         self.close_guest_ends()
         for reader in self._readers.values():
-            reader.close()
+            if not reader.has_ended:
+                reader.close()
 
     def kept(self, stream: Stream) -> bytes:
         return self._readers[stream].output.kept()
 
     @property
     def is_truncated(self) -> bool:
-        return any(self._readers[stream].output.is_truncated for stream in ("stdout", "stderr"))
+        return self._readers["stdout"].output.is_truncated or self._readers["stderr"].output.is_truncated
 
     def told(self) -> tuple[Any, bool, tuple[Output, ...]]:
         """Return the value the guest sent, whether it is a repr, and what it showed.

@@ -45,8 +45,13 @@ class Program:
         if self.toolchain is None:
             return "command"
         if self.has_value:
-            return f"{platform.python_implementation()} {platform.python_version()}"
+            return _python_runtime()
         return engine_version(self.toolchain) or self.toolchain.engine.name
+
+
+@functools.cache
+def _python_runtime() -> str:
+    return f"{platform.python_implementation()} {platform.python_version()}"
 
 
 @functools.cache
@@ -108,4 +113,4 @@ def _finished(
 
 def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
     """Tell whether a variable is among them that takes effect when the interpreter starts."""
-    return any(name.startswith(_INTERPRETER_VARIABLES) and name not in _HARMLESS for name in env)
+    return bool(env) and any(name.startswith(_INTERPRETER_VARIABLES) and name not in _HARMLESS for name in env)

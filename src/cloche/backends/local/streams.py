@@ -33,7 +33,7 @@ class StreamReader:
         self._on_chunk, self._on_flood = on_chunk, on_flood
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] | None = None
-        self._is_listening = False
+        self._is_listening = self.has_ended = False
         os.set_blocking(fd, False)
 
     @property
@@ -103,7 +103,7 @@ class StreamReader:
             if self._is_listening:
                 self._loop.remove_reader(self._fd)
             os.close(self._fd)
-            self._fd = -1
+            self._fd, self.has_ended = -1, True
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
