@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tests.escape.attempts import FORK, IS_ROOT, JAIL, SESSION, Attempt
 
 # By family and name: why it makes no sense in a cell.
-PATIENCE = "who resists the interrupt of a time-out has three seconds more, and by then the attempt ends by itself"
+PATIENCE = "who resists the interrupt of a time-out has three seconds more: test_sessions.py plays them as cells"
 NOT_AS_CELL: Mapping[str, str] = {
     "processes/ignore every signal that asks": PATIENCE,
     "processes/outlive a time-out": PATIENCE,

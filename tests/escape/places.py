@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 CONTROL_SECONDS = 20.0
+LINGER_OUTSIDE_S = 2.3
 NAME_LENGTH = 15  # of a process, see prelude.py
 PRELUDE = (HERE / "prelude.py").read_text()
 CODA = '\nsys.stdout.flush()\ncontained("looked everywhere and found nothing")\n'
@@ -131,7 +132,7 @@ class Outside:
 
     def __init__(self, targets: Mapping[str, Any], *, is_throwaway: bool) -> None:
         self.prefix = THROWAWAY if is_throwaway else []
-        self.targets = {**targets, "neighbour": targets["host"]}
+        self.targets = {**targets, "neighbour": targets["host"], "lingers_s": LINGER_OUTSIDE_S}
         self.scratch = Path(tempfile.mkdtemp(prefix="escape-", dir="/tmp"))
         self.fast = Path(tempfile.mkdtemp(prefix="escape-", dir="/dev/shm"))
         self.targets["fast"] = str(self.fast)
@@ -201,7 +202,7 @@ class Outside:
 class Inside:
     """Play programs in a sandbox of one level; nothing of one is there for the next."""
 
-    patience_s = 10.0
+    patience_s = 30.0
 
     def __init__(self, stage: Stage, *, level: str, **keywords: Any) -> None:
         stage.neighbour()

@@ -36,7 +36,10 @@ def outlives(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
 
 
 def returns_by(seconds: float) -> Callable[[Attempt, Place, Stage], Verdict]:
-    """Return a scenario in which the host must not wait longer than `seconds`."""
+    """Return a scenario in which the host must not wait longer than `seconds`, or than its patience with the place.
+
+    Whoever is to keep it waiting does so for `T["lingers_s"]`: in a sandbox much longer than the host's patience.
+    """
 
     def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
         began = time.monotonic()
@@ -44,7 +47,7 @@ def returns_by(seconds: float) -> Callable[[Attempt, Place, Stage], Verdict]:
         waited = time.monotonic() - began
         end_survivors(seen.token)
         late = Verdict(breach=f"the host waited {waited:.1f} s; {seen.status}")
-        return late if waited > seconds else judge(seen, stage)
+        return late if waited > max(seconds, place.patience_s) else judge(seen, stage)
 
     return scenario
 

@@ -39,8 +39,8 @@ KEEPS = {
 
 @pytest.fixture
 def sandbox() -> cloche.Sandbox:
-    """Return a sandbox in which clones are refused or answered within seconds."""
-    return cloche.Sandbox(timeout=8, cpus=2)
+    """Return a sandbox whose cells have half a minute."""
+    return cloche.Sandbox(timeout=30, cpus=2)
 
 
 def _refuses_to_fork(session: Session) -> str:
@@ -191,10 +191,10 @@ def test_a_thread_behind_a_dead_first_one_is_seen(sandbox: cloche.Sandbox) -> No
     with sandbox:
         session = sandbox.session()
         session.run(TAKE_OVER)
-        half_dead = "pid = os.fork()\nif pid == 0:\n    threading.Thread(target=time.sleep, args=(20,)).start()\n"
-        session.run(f"{half_dead}    syscall(60, 0)\ntime.sleep(0.3)")
-        state = session.run("[open(f'/proc/{pid}/stat').read().split()[2], len(os.listdir(f'/proc/{pid}/task'))]").value
-        assert state == ["Z", 2]
+        half_dead = "pid = os.fork()\nif pid == 0:\n    threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        state = "[open(f'/proc/{pid}/stat').read().split()[2], len(os.listdir(f'/proc/{pid}/task'))]"
+        session.run(f"{half_dead}    syscall(60, 0)\nwhile {state} != ['Z', 2]: time.sleep(0.01)")
+        assert session.run(state).value == ["Z", 2]
         assert "still running" in _refuses_to_fork(session)
 
 
@@ -262,8 +262,8 @@ def test_a_fork_that_is_lost_is_told_though_its_link_is_held(sandbox: cloche.San
         session.run(at_birth("for fd in kept: os.close(fd)") + keep)
         (fork,) = session.fork(1)
         began = time.monotonic()
-        assert fork.run("import os\nos._exit(3)", timeout=2).status == "error"
-        assert time.monotonic() - began < 8
+        assert fork.run("import os\nos._exit(3)", timeout=90).status == "error"
+        assert time.monotonic() - began < 60
 
 
 def test_many_forks_at_once(sandbox: cloche.Sandbox) -> None:

@@ -6,7 +6,6 @@ its own verdict, and its control is played outside as ever.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from tests.escape.ledger import Ledger, all_attempts
 from tests.escape.left_out import key_of
 from tests.escape.places import run_on_terminal, show_on_terminal
 from tests.escape.rounds import Hearing, Rounds, build_script
-from tests.escape.scenarios import COMMANDS, LAST_WORD, returns_by
+from tests.escape.scenarios import COMMANDS, LAST_WORD
 from tests.escape.stage import Stage
 from tests.microvms import monitors
 
@@ -32,8 +31,6 @@ VM = "microvm"
 SLOWNESS = 4.0
 MACHINE = {"backend": VM, "require": "vm", "cpus": 2, "timeout": 120}
 SMALL = {"memory": "48m", "disk": "16m", "pids": 24}  # what the attempts at limits ask for
-RETURN_S = 30.0  # in which the host must be back from a run of 1.6 s, and its place be made: emulated
-FOR_EVER = "90"
 # What the jail holds and a machine does not, for inside it is a kernel that nobody else has; none of it is the host's.
 # docs/limitations/microvm.md says so too.
 OWN_KERNEL = "there is no filter of system calls in a machine: the call reaches the machine's own kernel"
@@ -114,12 +111,6 @@ def of_kind(kind: str) -> list[Attempt]:
     return [attempt for attempt in attempts() if kind_of(attempt) == kind]
 
 
-def with_time(attempt: Attempt) -> Attempt:
-    """Return an attempt to keep the host waiting, whose own patience and the host's are such as emulation needs."""
-    code = attempt.code.replace("2.3", FOR_EVER)
-    return dataclasses.replace(attempt, code=code, scenario=returns_by(RETURN_S))
-
-
 class Night:
     """Play all of them, and remember the verdicts."""
 
@@ -134,10 +125,9 @@ class Night:
             self.verdicts |= wide.verdicts(of_kind("plain"), believed=tuple(NOT_HELD))
             self._prepared(wide, of_kind("outlives"))
             self._prepared(wide, [*of_kind("files out"), *of_kind("files")])
-            for attempt in [*of_kind("saved_over"), *of_kind("races"), *of_kind("captures_at_most")]:
-                self._alone(wide, attempt)
-            for attempt in of_kind("returns_by"):
-                self._alone(wide, with_time(attempt))
+            for kind in ("saved_over", "races", "captures_at_most", "returns_by"):
+                for attempt in of_kind(kind):
+                    self._alone(wide, attempt)
             with cloche.Sandbox(**MACHINE, **SMALL) as other:
                 small = Rounds(other, self.stage, slowness=SLOWNESS)
                 self.verdicts |= small.verdicts(of_kind("small"), believed=tuple(NOT_HELD))

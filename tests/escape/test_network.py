@@ -15,7 +15,7 @@ def on_both(name: str, code: str, **keywords: Any) -> tuple[Attempt, ...]:
     return tuple(
         attempt(
             name=f"{name} ({owner})",
-            code=f"import socket\nsocket.setdefaulttimeout(1)\nat = T['{owner}']\n" + code,
+            code=f"import socket\nsocket.setdefaulttimeout(10)\nat = T['{owner}']\n" + code,
             **keywords,
         )
         for owner in OWNERS

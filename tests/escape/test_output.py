@@ -79,7 +79,7 @@ ATTEMPTS = (
             signal.signal(number, signal.SIG_IGN)
         import time
         if os.fork() == 0:
-            time.sleep(3)
+            time.sleep(T["lingers_s"])
             os._exit(0)
         while True:
             try:

@@ -122,8 +122,8 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
-    linger(2.3)
-time.sleep(2.3)
+    linger(T["lingers_s"])
+time.sleep(T["lingers_s"])
 """,
         limits={"timeout": 0.4},
     ),
@@ -146,11 +146,11 @@ os.kill(os.getpid(), signal.SIGSEGV)
             for stream in range(3):
                 os.close(stream)
             os.setsid()
-            time.sleep(2.3)
+            time.sleep(T["lingers_s"])
             os._exit(0)
         for stream in range(3):
             os.close(stream)
-        time.sleep(2.3)
+        time.sleep(T["lingers_s"])
         os._exit(0)
         """,
     ),
@@ -160,7 +160,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
         import time
         if os.fork() == 0:
             os.setsid()
-            time.sleep(2.3)
+            time.sleep(T["lingers_s"])
             os._exit(0)
         """,
     ),
@@ -186,7 +186,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
             for stream in range(3):
                 os.dup2(quiet, stream)
             os.setsid()
-            time.sleep(2.3)
+            time.sleep(T["lingers_s"])
             os._exit(0)
         """,
     ),
@@ -198,8 +198,8 @@ os.kill(os.getpid(), signal.SIGSEGV)
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_IGN)
         if os.fork() == 0:
-            time.sleep(2.3)
-        time.sleep(2.3)
+            time.sleep(T["lingers_s"])
+        time.sleep(T["lingers_s"])
         """,
     ),
     delay(
@@ -210,9 +210,9 @@ os.kill(os.getpid(), signal.SIGSEGV)
         if os.fork() == 0:
             os.setsid()
             os.kill(os.getppid(), signal.SIGSTOP)
-            time.sleep(2.3)
+            time.sleep(T["lingers_s"])
             os._exit(0)
-        time.sleep(2.3)
+        time.sleep(T["lingers_s"])
         """,
     ),
     Attempt(
@@ -251,7 +251,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
                     os.write(count, b".")
                     if depth:
                         bomb(depth - 1)
-                    time.sleep(0.6)
+                    time.sleep(3)
                     os._exit(0)
         try:
             bomb(3)

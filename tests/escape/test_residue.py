@@ -1,11 +1,13 @@
 """Attempts to leave something for the next run: the first program leaves it, the second looks for it."""
 
+import os
 from functools import partial
 
 from tests.escape.attempts import Attempt
 from tests.escape.ledger import Ledger
 
 residue = partial(Attempt, family="residue")
+LEFT = f"escape-left-{os.getpid()}"  # outside, where the suites of two users and their controls run at once
 
 
 def left_file(name: str, path: str) -> Attempt:
@@ -28,9 +30,9 @@ def left_file(name: str, path: str) -> Attempt:
 
 ATTEMPTS = (
     left_file("a file in the workspace", "~/left"),
-    left_file("a file in tmp", "/tmp/escape-left"),
-    left_file("a file in var tmp", "/var/tmp/escape-left"),
-    left_file("a file in shared memory", "/dev/shm/escape-left"),
+    left_file("a file in tmp", f"/tmp/{LEFT}"),
+    left_file("a file in var tmp", f"/var/tmp/{LEFT}"),
+    left_file("a file in shared memory", f"/dev/shm/{LEFT}"),
     left_file("a shell's start-up file", "~/.bashrc"),
     left_file("a module of the user", "~/.local/lib/python3/site-packages/usercustomize.py"),
     left_file("a module that shadows the library's", "~/json.py"),

@@ -217,7 +217,7 @@ ATTEMPTS = (
         code="""
         import threading, time
         for _ in range(64):
-            threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
+            threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
         escaped("holds 64 threads")
         """,
     ),
@@ -283,7 +283,7 @@ ATTEMPTS = (
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.fork() == 0:
             import time
-            time.sleep(2.3)
+            time.sleep(T["lingers_s"])
             os._exit(0)
         while True:
             pass

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.kin import is_alive
@@ -46,10 +47,20 @@ def test_orphans_go_to_it_and_others_are_told_apart() -> None:
         assert running.communicate(timeout=60)[0].split() == [str(running.pid), "False"]
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return bool(int(next(row for row in rows if row.startswith("SigCgt:")).split()[1], 16) >> (number - 1) & 1)
+
+
 def test_it_passes_on_what_asks_to_stop() -> None:
     """A Ctrl-C reaches the command, whose own end decides."""
     with subprocess.Popen([*ADOPT, sys.executable, "-c", STOPS], stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "up\n"
+        deadline = time.monotonic() + 30
+        while not catches(running.pid, signal.SIGTERM):  # the last that it arranges, when its command may run already
+            assert time.monotonic() < deadline, "signals are not passed on"
+            time.sleep(0.01)
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 7

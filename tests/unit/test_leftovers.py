@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,9 @@ def test_a_child_that_lives_on_is_found() -> None:
     before = Snapshot.take()
     child = subprocess.Popen(["sleep", "60"])
     try:
-        assert f"process {child.pid}: sleep 60" in before.leftovers()
+        deadline = time.monotonic() + 30
+        while f"process {child.pid}: sleep 60" not in before.leftovers():  # it may be about to have its command line
+            assert time.monotonic() < deadline
     finally:
         child.kill()
         child.wait()

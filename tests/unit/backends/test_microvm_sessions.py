@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def test_nothing_counts_before_the_mark(size: int) -> None:
 def port() -> Iterator[tuple[PortWire, socket.socket]]:
     """Give the wire of a place, and the other end of its port."""
     ours, theirs = socket.socketpair()
-    ours.settimeout(5)
+    ours.settimeout(30)
     with ours, theirs:
         wire = PortWire(ours, MARK)
         yield wire, theirs
@@ -63,10 +64,14 @@ def test_a_port_that_is_dead_ends_nothing_by_itself(port: tuple[PortWire, socket
     heard: list[bytes] = []
     reading = threading.Thread(target=lambda: heard.extend(data for _, data in wire.pieces()))
     reading.start()
+    deadline = time.monotonic() + 30
+    while not heard:
+        assert time.monotonic() < deadline, "nothing is heard"
+        time.sleep(0.01)
     reading.join(0.2)
     assert (reading.is_alive(), heard) == (True, [b"x"])
     wire.hang_up()
-    reading.join(5)
+    reading.join(30)
     assert not reading.is_alive()
 
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -42,8 +42,8 @@ def _wait(seconds: float, future: asyncio.Future[Any]) -> None:
     loop.wait_briefly(seconds, future, loop.create_future())
 
 
-async def _answered(delay_s: float, wait_s: float) -> tuple[bytes, bool]:
-    """Return what somebody sends, and whether a task was needed to hear it."""
+async def _answered(delay_s: float | None, wait_s: float) -> tuple[bytes, bool]:
+    """Return what somebody sends, by default when waiting was in vain, and whether no task was needed to hear it."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     heard: asyncio.Future[bytes] = loop.create_future()
@@ -54,10 +54,13 @@ async def _answered(delay_s: float, wait_s: float) -> tuple[bytes, bool]:
 
     with ours, theirs:
         loop.add_reader(ours, hear)
-        timer = threading.Timer(delay_s, theirs.send, (b"word",))
-        timer.start()
+        timer = threading.Timer(delay_s or 0, theirs.send, (b"word",))
+        if delay_s is not None:
+            timer.start()
         _wait(wait_s, heard)
         is_heard = heard.done()
+        if delay_s is None:
+            timer.start()
         data = await heard
         assert is_heard == (asyncio.current_task() is None)
         timer.join()
@@ -74,7 +77,7 @@ def test_what_takes_longer_goes_on_as_a_task() -> None:
 
     async def work() -> tuple[str, bool]:
         word.set("kept")
-        found = await _answered(0.05, 0.001)
+        found = await _answered(None, 0.001)
         return word.get(), found[1]
 
     assert bridge.call_promptly(work) == ("kept", False)
@@ -84,23 +87,20 @@ def test_what_takes_longer_goes_on_as_a_task() -> None:
 def test_others_need_not_wait_for_it() -> None:
     """Who asks the loop for something meanwhile is heard at once, and so is a timer that is due."""
 
-    async def set_timer() -> None:
-        asyncio.get_running_loop().call_later(0.05, rang.set)
-
-    async def work() -> float:
+    async def work(arrange: Callable[[], object]) -> float:
         begun = time.monotonic()
+        arrange()  # here, for otherwise it might be over before anybody waits
         _wait(LONG_S, asyncio.get_running_loop().create_future())
         waited = time.monotonic() - begun
         await asyncio.sleep(0)
         return waited
 
     rang = threading.Event()
-    bridge.call(set_timer)
-    assert bridge.call_promptly(work) < LONG_S / 2
+    set_timer = lambda: asyncio.get_running_loop().call_later(0.05, rang.set)  # noqa: E731
+    assert bridge.call_promptly(lambda: work(set_timer)) < LONG_S / 2
     assert rang.wait(LONG_S)
     another = threading.Timer(0.05, lambda: bridge.call(lambda: asyncio.sleep(0)))
-    another.start()
-    assert bridge.call_promptly(work) < LONG_S / 2
+    assert bridge.call_promptly(lambda: work(another.start)) < LONG_S / 2
     another.join(LONG_S)
     assert not another.is_alive()
 

@@ -199,7 +199,7 @@ def test_cancelling_the_call_closes_the_sandbox() -> None:
 
     async def scenario() -> None:
         task = asyncio.create_task(arun("1", backend=backend))
-        await asyncio.wait_for(backend.is_running.wait(), 5)
+        await asyncio.wait_for(backend.is_running.wait(), 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -48,7 +48,7 @@ def test_waiters_are_served_in_the_order_they_came() -> None:
 def test_a_slot_passes_from_one_threads_loop_to_another() -> None:
     """Slots are the process's, whatever loop a run is in."""
     slots, now, most, done = Slots(2), 0, 0, 0
-    guard = threading.Lock()
+    guard, together = threading.Lock(), threading.Barrier(20)
 
     async def one() -> None:
         nonlocal now, most, done
@@ -61,11 +61,15 @@ def test_a_slot_passes_from_one_threads_loop_to_another() -> None:
                 now -= 1
                 done += 1
 
-    threads = [threading.Thread(target=lambda: asyncio.run(one())) for _ in range(20)]
+    def run() -> None:
+        together.wait(30)
+        asyncio.run(one())
+
+    threads = [threading.Thread(target=run) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert (most, done, slots.waiting) == (2, 20, 0)
 
 
@@ -82,8 +86,8 @@ def test_a_cancelled_waiter_leaves_the_queue() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             assert slots.waiting == 1
-        await asyncio.wait_for(behind, 1)
-        await asyncio.wait_for(_hold_once(slots), 1)
+        await asyncio.wait_for(behind, 30)
+        await asyncio.wait_for(_hold_once(slots), 30)
 
     asyncio.run(scenario())
 
@@ -99,7 +103,7 @@ def test_a_slot_granted_to_a_cancelled_waiter_is_passed_on() -> None:
         waiting.cancel()  # the slot is granted, and the waiter has not run since
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.wait_for(_hold_once(slots), 1)
+        await asyncio.wait_for(_hold_once(slots), 30)
 
     asyncio.run(scenario())
 
@@ -115,7 +119,7 @@ def test_a_waiter_whose_loop_is_gone_is_passed_over() -> None:
     assert slots.waiting == 1
     gone.close()
     ours.run_until_complete(held.__aexit__(None, None, None))
-    ours.run_until_complete(asyncio.wait_for(_hold_once(slots), 1))
+    ours.run_until_complete(asyncio.wait_for(_hold_once(slots), 30))
     ours.close()
     lost._log_destroy_pending = False  # type: ignore[attr-defined]  # it is lost on purpose
 
