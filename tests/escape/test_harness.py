@@ -79,18 +79,17 @@ def test_a_survivor_would_be_seen(where: str, ledger: Ledger) -> None:
 def test_a_survivor_of_a_run_would_be_seen(ledger: Ledger) -> None:
     """So is the process of a run, whose command line is not its own."""
     token, found = new_token(), []
-    waits = "import time\nos.write(1, b'up')\nwhile not os.path.exists('seen'): time.sleep(0.01)"
-    attempt = Attempt(name="wait", family="harness", code=waits)
-    argument = json.dumps({**ledger.stage.targets, "token": token})
-    with cloche.Sandbox() as sandbox:
+    attempt = Attempt(name="wait", family="harness", code="import time\nos.write(1, b'up')\ntime.sleep(60)")
+    argument = json.dumps({**ledger.stage.targets, "neighbour": ledger.stage.neighbour(), "token": token})
 
-        def look(*_: object) -> None:
-            found.extend(survivors(token))
-            sandbox.write_file("seen", b"")
+    def look(*_: object) -> None:
+        found.extend(survivors(token))
+        raise StopIteration("seen enough")
 
-        sandbox.run(whole_program(attempt, attempt.code), argv=[argument], on_output=look)
-        assert not survivors(token)
+    with pytest.raises(StopIteration, match="seen enough"):  # by which the run is ended
+        cloche.run(whole_program(attempt, attempt.code), argv=[argument], on_output=look)
     assert found
+    assert not survivors(token)
 
 
 def test_a_round_sees_what_a_run_would(ledger: Ledger) -> None:
