@@ -158,7 +158,7 @@ class Origin:
 class Cells:
     """Play programs as cells of a session in a sandbox of its own or, given an `origin`, in a fork."""
 
-    patience_s = 30.0
+    patience_s = 20.0
 
     def __init__(
         self,

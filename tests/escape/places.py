@@ -202,7 +202,7 @@ class Outside:
 class Inside:
     """Play programs in a sandbox of one level; nothing of one is there for the next."""
 
-    patience_s = 30.0
+    patience_s = 20.0
 
     def __init__(self, stage: Stage, *, level: str, **keywords: Any) -> None:
         stage.neighbour()
