@@ -40,7 +40,7 @@ def test_a_queue_waits_for_who_decides_elsewhere(tmp_path: Path) -> None:
     def decide() -> None:
         other = ApprovalQueue(path)
         while not (waiting := other.waiting()):
-            pass
+            time.sleep(0.001)  # else others hardly get at the file, or at the processor
         asked.append(waiting[0].request)
         other.decide(waiting[0].number, YES)
 
@@ -261,4 +261,5 @@ def test_several_processes_make_and_use_one_queue(tmp_path: Path) -> None:
         for one in queue.waiting():
             queue.decide(one.number, YES)
             decided += 1
+        time.sleep(0.01)
     assert [process.communicate(timeout=60)[0] for process in asking] == ["test\n"] * 4
