@@ -323,8 +323,11 @@ def opened_by(monitor: int) -> Mapping[str, str]:
     """Return the files that a process has open, and how."""
     found = {}
     for number in os.listdir(f"/proc/{monitor}/fd"):
-        path = os.readlink(f"/proc/{monitor}/fd/{number}")
-        rows = Path(f"/proc/{monitor}/fdinfo/{number}").read_text().splitlines()
+        try:
+            path = os.readlink(f"/proc/{monitor}/fd/{number}")
+            rows = Path(f"/proc/{monitor}/fdinfo/{number}").read_text().splitlines()
+        except FileNotFoundError:  # it was closed meanwhile
+            continue
         flags = next(int(row.split()[1], 8) for row in rows if row.startswith("flags:"))
         if path.startswith("/"):
             found[path] = "read" if flags & os.O_ACCMODE == os.O_RDONLY else "write"

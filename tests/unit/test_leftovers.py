@@ -24,7 +24,17 @@ print(subprocess.Popen(["sleep", "60"], cwd=sys.argv[1], stdout=subprocess.DEVNU
 def leave_an_orphan(folder: str, user: int | None = None) -> int:
     """Start a process whose parent is gone when this returns."""
     words = [sys.executable if user is None else "/usr/bin/python3", "-c", ORPHAN, folder]
-    return int(subprocess.run(words, capture_output=True, check=True, user=user).stdout)
+    orphan = int(subprocess.run(words, capture_output=True, check=True, user=user).stdout)
+    wait_for_command(orphan)
+    return orphan
+
+
+def wait_for_command(pid: int) -> None:
+    """Return when a process has the command line by which it is told: it gets that a moment after its program."""
+    deadline = time.monotonic() + 30
+    while not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"):
+        assert time.monotonic() < deadline, f"process {pid} does not become what it is to be"
+        time.sleep(0.001)
 
 
 def test_nothing_new_is_nothing_left() -> None:
@@ -37,9 +47,8 @@ def test_a_child_that_lives_on_is_found() -> None:
     before = Snapshot.take()
     child = subprocess.Popen(["sleep", "60"])
     try:
-        deadline = time.monotonic() + 30
-        while f"process {child.pid}: sleep 60" not in before.leftovers():  # it may be about to have its command line
-            assert time.monotonic() < deadline
+        wait_for_command(child.pid)
+        assert f"process {child.pid}: sleep 60" in before.leftovers()
     finally:
         child.kill()
         child.wait()
