@@ -74,7 +74,7 @@ class Scripted(Container[Ground]):
         self.told: list[bytes] = []
         self.interrupts = 0
         self.is_stubborn, self.killed_at = False, 0.0
-        self.gone = threading.Event()
+        self.gone, self.may_end = threading.Event(), threading.Event()
         self.report: Mapping[str, Any] = REPORT
 
     def connect(self, pieces: Sequence[bytes]) -> None:
@@ -115,7 +115,7 @@ class Scripted(Container[Ground]):
             self._end()
             self._hear(DONE, b"{}")
             return
-        timer = threading.Timer(0.05, self._end)
+        timer = threading.Timer(0.05, self._end_when_it_may)
         timer.daemon = True
         timer.start()
 
@@ -129,6 +129,10 @@ class Scripted(Container[Ground]):
         if word == "interrupt":
             self.interrupts += 1
             self._hear(SAID, encode({"op": "done", "id": len(self.told), "exit_code": 130}))
+
+    def _end_when_it_may(self) -> None:
+        self.may_end.wait(30)
+        self._end()
 
     def _end(self) -> None:
         body = json.dumps(self.report).encode()
@@ -152,6 +156,8 @@ class Sandbox(SessionSandbox[Ground, Scripted]):
         self.made: list[Scripted] = []
         self._obstacle = obstacle
         self.are_stubborn = False
+        self.may_end = threading.Event()
+        self.may_end.set()
         self.report: Mapping[str, Any] = REPORT
 
     def _find_ground(self, request: Request | None) -> Ground:
@@ -170,6 +176,7 @@ class Sandbox(SessionSandbox[Ground, Scripted]):
         self._obstacle(len(self.made))
         self.made.append(Scripted())
         self.made[-1].is_stubborn, self.made[-1].report = self.are_stubborn, self.report
+        self.made[-1].may_end = self.may_end
         return self.made[-1]
 
     def _kind(self, ground: Ground) -> tuple[object, ...]:
@@ -217,7 +224,8 @@ def test_the_end_of_sessions_that_is_cancelled_ends_them_all() -> None:
         await sandbox.run(REQUEST)
         for _ in range(2):
             await sandbox.open_session("python", {})
-        await cancelled(sandbox.close())
+        sandbox.may_end.clear()
+        await cancelled(sandbox.close(), sandbox.may_end.set)
         return sandbox.left()
 
     assert asyncio.run(main()) == []
