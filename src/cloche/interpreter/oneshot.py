@@ -29,6 +29,7 @@ _BEGINS_NO_STATEMENT = (b"", b" ", b"\t", b"#", b")", b"]", b"}", b'"', b"'")
 _FUTURE_FLAGS = 0x1FF0000
 archive: Any = None  # the finder of our own modules, for what a script may need at its end
 telling: Any = None  # our module of that name, once something is told
+farewell: Any = None  # what ends the process so that its parent hears of it first, where there is such a thing
 warming: Any = None  # in a template and its forks, our module of that name
 taken_environment: dict[str, str] | None = None  # what `os.environ` was set to, where that was done ahead
 paths_ahead: list[str] | None = None  # what follows the script's folder in `sys.path`, where that was looked up ahead
@@ -279,6 +280,8 @@ def _leave(code: int, *, has_libraries: bool) -> None:
     What a template loaded needs no exit function in its children; they would take libraries apart for nothing.
     """
     if not has_libraries:
+        if farewell is not None and -(1 << 31) <= code < 1 << 31:
+            farewell(code)
         os._exit(code)
     shape = {"_flags_": _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI, "_restype_": None}
     leave: Any = type("Exit", (_ctypes.CFuncPtr,), shape)(_ctypes.dlsym(_ctypes.dlopen(None, 0), "exit"))

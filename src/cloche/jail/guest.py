@@ -9,7 +9,7 @@ from time import monotonic, perf_counter
 from . import slate, touched, wire
 from .calls import StepFailed, perform, perform_calls
 from .spec import FILTER, Building, Order
-from .syscalls import call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
+from .syscalls import FAREWELL, SCHED_BATCH, attempt, call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Guest:
         self.processors = processors or set()
         self.interpreter: Any = None
         self.forgotten: list[Any] = []
+        self.says_farewell = False
 
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
@@ -76,9 +77,9 @@ class Guest:
                 run_anywhere(self.processors)
             seconds += perform(building.late, self.registers)
             begun = perf_counter()
-            listener = self._filter_system_calls(building.seccomp, must_ask=nursed is not None)
+            listener, holds = self._filter_system_calls(building.seccomp, is_nursed=nursed is not None)
             seconds.append(perf_counter() - begun)
-            self._hand_over(listener, is_nursed=nursed is not None)
+            self._hand_over(listener, holds=holds, is_nursed=nursed is not None)
             if nursed is not None:
                 wire.send(nursed.door, "ready", nursed.ready, self._for_caller())
             if self.interpreter is not None and self._has_time():
@@ -157,24 +158,24 @@ class Guest:
             posix._exit(1)
         return body, fds
 
-    def _filter_system_calls(self, program: bytes | None, *, must_ask: bool) -> int:
-        """Install the filter; return the descriptor on which it asks, -1 where it asks nobody."""
+    def _filter_system_calls(self, program: bytes | None, *, is_nursed: bool) -> tuple[int, bool]:
+        """Install the filter; return the descriptor on which it asks, -1 where it asks nobody, and whether it holds."""
         if program is None:
-            return -1
+            return -1, False
         try:
-            listener: int = load_notify().install(program)
-            if must_ask and listener < 0:
+            listener, holds = load_notify().install(program, holds=is_nursed)
+            if is_nursed and listener < 0:
                 raise OSError(EBUSY, "somebody outside listens already, so nobody would hear of a socket")
         except OSError as error:
             raise StepFailed(FILTER, 0, 1, error) from error
-        return listener
+        return listener, holds
 
-    def _hand_over(self, listener: int, *, is_nursed: bool) -> None:
+    def _hand_over(self, listener: int, *, holds: bool, is_nursed: bool) -> None:
         """Give the parent what it answers the filter by; a nursery, what it looks at and takes down at the end, too."""
         if is_nursed:
             kept = [self.registers[KEPT]] if KEPT in self.registers else []
             made = [self.registers[name] for name in (*PLACES, NAMESPACE)]
-            wire.send(self.asking, "made", fds=[*made, listener, *kept])
+            wire.send(self.asking, "made", {"holds": holds}, [*made, listener, *kept])
         elif listener >= 0:
             wire.send(self.asking, "listener", fds=[listener])
         if listener >= 0:
@@ -209,6 +210,7 @@ class Guest:
         slate.note_taken(nursed.file, number)
         perform(body["steps"], self.registers)
         slate.note_start(nursed.file, number, monotonic())
+        self.says_farewell = not body["is_crowded"]  # else what makes its end be known sooner keeps others waiting
         if body["is_awaited"]:
             wire.send(nursed.door, "started", {"number": number, "generation": generation})
         return Order(**body["order"]), fds
@@ -247,7 +249,18 @@ class Guest:
             run = module.serve
         if self.nursed is None:
             self.forgotten = forget_helper(self.interpreter)
+        elif self.says_farewell:
+            self.interpreter.farewell = say_farewell
         run(order.python, order.env, value_fd)
+
+
+def say_farewell(code: int) -> None:
+    """End this process and let the nursery hear of it first, see `ward`; returns where nobody listens any more.
+
+    Who goes on as a batch job takes nobody's place when it is woken up: what is left to do for us can wait.
+    """
+    attempt("sched_setscheduler", 0, SCHED_BATCH, bytes(4))
+    attempt("exit_group", FAREWELL << 32 | code & 0xFFFFFFFF)
 
 
 def load_notify() -> Any:  # noqa: ANN401 - a module

@@ -15,35 +15,62 @@ from __future__ import annotations
 
 import posix
 
-from .syscalls import FORK_FLAGS, LASTING, MACHINE, NUMBERS, address_of, call, fresh, word
+from .syscalls import FAREWELL, FORK_FLAGS, LASTING, MACHINE, NUMBERS, address_of, call, fresh, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-SET_MODE_FILTER, NEW_LISTENER = 1, 1 << 3
+SET_MODE_FILTER, NEW_LISTENER, WAIT_KILLABLE_RECV = 1, 1 << 3, 1 << 5
 NOTIF_RECV, NOTIF_SEND = 0xC0502100, 0xC0182101
 NOTIF_BYTES = 80
 FLAG_CONTINUE = 1
-EPERM, EBUSY, ENOLCK = 1, 16, 37
+EPERM, EBUSY, EINVAL, ENOLCK = 1, 16, 22, 37
 AF_NETLINK = 16
 _LASTING = frozenset(NUMBERS[MACHINE][name] for name in LASTING if MACHINE in NUMBERS)
 
 
-def install(program: bytes) -> int:
-    """Install the filter for this process and return the descriptor on which it asks.
+def install(program: bytes, *, holds: bool = False) -> tuple[int, bool]:
+    """Install the filter for this process; return the descriptor on which it asks, and whether it holds who asked.
 
     -1 where somebody outside listens already (some containers): the kernel knows one listener only. What would be
-    asked is then refused with ENOSYS.
+    asked is then refused with ENOSYS. A filter that `holds` lets nobody go whose question was received, for no signal
+    but a deadly one, until it is answered; kernels before Linux 5.19 have no such thing.
     """
     header = (len(program) // 8).to_bytes(8, "little") + address_of(program)
-    try:
-        return call("seccomp", SET_MODE_FILTER, NEW_LISTENER, header)
-    except OSError as error:
-        if error.errno != EBUSY:
-            raise
+    for flags in ([NEW_LISTENER | WAIT_KILLABLE_RECV] if holds else []) + [NEW_LISTENER]:
+        try:
+            return call("seccomp", SET_MODE_FILTER, flags, header), flags != NEW_LISTENER
+        except OSError as error:
+            if error.errno != EBUSY and (error.errno != EINVAL or flags == NEW_LISTENER):
+                raise
     call("seccomp", SET_MODE_FILTER, 0, header)
-    return -1
+    return -1, False
+
+
+def receive(listener: int) -> bytes:
+    """Return the next question. Raises OSError where who asked has ended meanwhile."""
+    question = fresh(NOTIF_BYTES)
+    _ioctl(listener, NOTIF_RECV, question)
+    return question
+
+
+def reply(listener: int, question: bytes, refusal: int = 0) -> None:
+    """Let a call go on, or refuse it with an errno. Raises OSError where who asked has ended meanwhile."""
+    flags = 0 if refusal else FLAG_CONTINUE
+    answer = question[:8] + bytes(8) + (-refusal).to_bytes(4, "little", signed=True) + flags.to_bytes(4, "little")
+    _ioctl(listener, NOTIF_SEND, answer)
+
+
+def is_farewell(question: bytes, pid: int) -> bool:
+    """Tell whether process `pid` is about to end, and says so."""
+    number, upper = NUMBERS[MACHINE]["exit_group"], word(question, 36)
+    return (word(question, 16), word(question, 8), upper) == (number, pid, FAREWELL)
+
+
+def exit_code(question: bytes) -> int:
+    """Return the exit code of a farewell, as the kernel keeps it."""
+    return word(question, 32) & 0xFF
 
 
 def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> bool:
@@ -52,21 +79,25 @@ def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], b
     Tell whether it was for what may leave a trace in a namespace: a socket, or an IPC object.
     `may_fork` tells whether the process of that number may clone itself, this once.
     """
-    question = fresh(NOTIF_BYTES)
     try:
-        _ioctl(listener, NOTIF_RECV, question)
-        number = word(question, 16)
-        refusal = _refusal(number, word(question, 8), word(question, 32), own_places, may_fork)
-        flags = 0 if refusal else FLAG_CONTINUE
-        reply = question[:8] + bytes(8) + (-refusal).to_bytes(4, "little", signed=True) + flags.to_bytes(4, "little")
-        _ioctl(listener, NOTIF_SEND, reply)
+        question = receive(listener)
+        reply(listener, question, refusal(question, own_places, may_fork))
     except OSError:
         return True  # we do not know what it was for
+    return leaves_traces(question)
+
+
+def leaves_traces(question: bytes) -> bool:
+    """Tell whether a question is for what may leave a trace in a namespace: a socket, or an IPC object."""
+    number = word(question, 16)
     return number == NUMBERS[MACHINE]["socket"] or number in _LASTING
 
 
-def _refusal(number: int, pid: int, argument: int, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> int:
-    """Return the errno to refuse a call with, 0 to let it go on; `argument` is its first."""
+def refusal(question: bytes, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> int:
+    """Return the errno to refuse a call with, 0 to let it go on."""
+    number, pid, argument = word(question, 16), word(question, 8), word(question, 32)  # the first of its arguments
+    if number == NUMBERS[MACHINE]["exit_group"]:
+        return 0
     if number == NUMBERS[MACHINE]["socket"]:
         return 0 if argument != AF_NETLINK or _is_powerless(pid) else EPERM
     if number in _LASTING:

@@ -118,14 +118,17 @@ class Nursery(Parent):
         number, full, stored = last
         if number == before:  # it failed, or was killed while it waited
             posix._exit(1)
-        tasks = _count_tasks() if status else 0
-        ward.end_everybody()
+        tasks = 0
+        if not ward.is_leaving:
+            tasks = _count_tasks() if status else 0
+            ward.end_everybody()
         ended = {
             "number": number,
             "wait_status": status,
             "tasks": tasks,
             "full": full,
             "is_alone": True,
+            "is_quiet": ward.is_leaving,
             **ward.spent(),
             "is_worn": ward.has_left_traces,
             "at": monotonic(),

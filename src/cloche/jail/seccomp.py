@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from .syscall_table import ALLOWED, LAST_KNOWN
-from .syscalls import FORK_FLAGS, LASTING
+from .syscalls import FAREWELL, FORK_FLAGS, LASTING
 
 BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
@@ -80,8 +80,9 @@ def build_filter(
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
     connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
     `nursed` is for a jail whose namespaces of network and IPC may be used again: its reaper is told of every socket and
-    every object that could leave a trace there. `forkable` is for a session: a clone into new namespaces, by one exact
-    word of flags, asks too. Raises KeyError for a machine without a table.
+    every object that could leave a trace there, and of an end by which a guest says farewell. `forkable` is for a
+    session: a clone into new namespaces, by one exact word of flags, asks too. Raises KeyError for a machine without a
+    table.
     """
     arch = AUDIT_ARCH[machine]
     names = ALLOWED[machine]
@@ -128,6 +129,7 @@ def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, Block]:
     """Return the calls whose answer depends on an argument, each with the lines that decide it."""
     blocks = {
         **({name: [_ASKED] for name in LASTING} if nursed else {}),
+        **({"exit_group": [_upper_half(0), *_if_any((FAREWELL,), _ASKED), _ALLOWED]} if nursed else {}),
         "clone": [_argument(0), (BPF_JSET, 0, 1, CLONE_NEW_ANY), _deny(EPERM), _ALLOWED],
         "clone3": [_deny(ENOSYS)],
         "memfd_create": [_deny(ENOSYS)],
@@ -186,6 +188,11 @@ def _forkable_blocks(special: Mapping[str, list[Instruction]]) -> dict[str, Bloc
 def _argument(index: int) -> Instruction:
     """Load the low 32 bits of an argument; the kernel ignores the high ones in every call checked here."""
     return (BPF_LD_W_ABS, 0, 0, 16 + 8 * index)
+
+
+def _upper_half(index: int) -> Instruction:
+    """Load the high 32 bits of an argument that the kernel ignores."""
+    return (BPF_LD_W_ABS, 0, 0, 16 + 8 * index + 4)
 
 
 def _if_any(values: Sequence[int], answer: Instruction) -> Block:

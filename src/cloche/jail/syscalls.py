@@ -27,6 +27,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435, "close_range": 436,
         "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
         "waitid": 247, "process_madvise": 440, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240,
+        "exit_group": 231, "sched_setscheduler": 144,
     },
     "aarch64": {
         "write": 64, "close": 57, "mmap": 222, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212,
@@ -38,12 +39,16 @@ NUMBERS: dict[str, dict[str, int]] = {
         "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
         "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
         "landlock_restrict_self": 446, "waitid": 95, "process_madvise": 440, "shmget": 194, "semget": 190,
-        "msgget": 186, "mq_open": 180,
+        "msgget": 186, "mq_open": 180, "exit_group": 94, "sched_setscheduler": 119,
     },
 }  # fmt: skip
 
 # What makes or opens an object of a namespace of System V IPC and message queues, which outlives its maker.
 LASTING = ("shmget", "semget", "msgget", "mq_open")
+
+# The upper half of the word by which a guest ends that says farewell: its nursery hears of that first. The kernel takes
+# an exit code from the lower half.
+FAREWELL = 0x6C656176
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
@@ -79,7 +84,7 @@ AF_UNIX, SOCK_SEQPACKET, SOCK_DGRAM = 1, 5, 2
 MSG_NOSIGNAL, MSG_CMSG_CLOEXEC = 0x4000, 0x40000000
 POLLIN = 1
 WNOHANG, WEXITED, WNOWAIT = 1, 4, 0x01000000
-P_ALL = 0
+P_ALL, SCHED_BATCH = 0, 3
 MOST_PROCESSORS = 4  # among which a blind choice of another one is a good one
 PROT_READ, MAP_PRIVATE = 1, 2
 # Of `struct cmsghdr`: its size, and level and type (SOL_SOCKET, SCM_RIGHTS); of `struct msghdr`, one field's place.

@@ -2,6 +2,11 @@
 
 A guest waits for nothing that is done here, but its caller does, and all of it is done once for every run: so what can
 be kept from guest to guest is kept, and nothing that often fails is done in a way that makes failing dear.
+
+The end of a guest is known before the kernel has taken its memory apart, where it says farewell: its interpreter's last
+call asks this process, which looks whether that is the end of all that is the guest's, lets it go on, and tells. Who
+asks is held by the kernel: no signal brings it back to its program, and an answer lets it end. Where anybody else was
+ever made, or anything is in doubt, the farewell is answered and the end is waited for, as that of those who say none.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 EVERYBODY = -1
+MANY_TICKS_S = 0.1  # of processor time: with less, the kernel's own division into two is one by chance
+_USER, _SYSTEM = 11, 12  # in a line of /proc/PID/stat, counted from the state
 ECHILD = 10
 
 
@@ -31,11 +38,26 @@ class Ward(Minder):
         super().__init__()
         self.own_places = [spec.workspace, spec.tmp, "/dev/shm"]
         self.ours, self.theirs = socketpair()
-        self.has_left_traces = False
+        self.has_left_traces = self.holds = False
+        self.leaving = 0
+        self.vitals: list[int] = []  # what is open until the next guest: its time on processors, its memory
+        self.last_pid = _open("/proc/sys/kernel/ns_last_pid")
+
+    @property
+    def is_leaving(self) -> bool:
+        """Tell whether the guest's end is known although the kernel is not through with it."""
+        return self.leaving > 0
 
     def begin(self) -> None:
-        """Forget the guest before: nobody of it lives, and its end has been heard of."""
-        self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
+        """Forget the guest before: its end has been heard of, and nobody of it lives when this returns."""
+        if self.leaving:
+            wait4(self.leaving, 0)
+            self.drain()
+            self.leaving = 0
+        for fd in self.vitals:
+            if fd >= 0:
+                posix.close(fd)
+        self.user_s, self.system_s, self.most_kib, self.vitals = 0.0, 0.0, 0, []
         self.has_left_traces = False
 
     def leave(self) -> int:
@@ -49,7 +71,10 @@ class Ward(Minder):
         while True:
             for fd, _ in ppoll((self.ours, self.woken), None):
                 if fd == self.ours:
-                    tag, _, given = wire.receive(fd)
+                    tag, body, given = wire.receive(fd)
+                    self.holds = tag == "made" and body["holds"] and self.last_pid >= 0
+                    if self.holds:
+                        self.vitals = [_open(f"/proc/{pid}/schedstat"), _open(f"/proc/{pid}/status")]
                     return given if tag == "made" else []
                 if self.take_dead(pid) is not None:
                     return []
@@ -68,8 +93,10 @@ class Ward(Minder):
                         posix.close(listener)
                         return status
                 elif event & POLLIN:
-                    leaves_traces = load_notify().answer(fd, self.own_places, _nobody)
-                    self.has_left_traces = leaves_traces or self.has_left_traces
+                    status = self._answer(listener, pid, on_quiet)
+                    if status is not None:
+                        self.vitals.append(listener)  # what must not be done now is done when nobody waits
+                        return status
                 else:  # the last process behind this filter is gone, or taken apart
                     posix.close(listener)
                     on_quiet()
@@ -77,6 +104,42 @@ class Ward(Minder):
                     self.add(usage)
                     self.drain()
                     return status
+
+    def _answer(self, listener: int, pid: int, on_quiet: Callable[[], None]) -> int | None:
+        """Answer one question; return the guest's wait status where it was its farewell."""
+        notify = load_notify()
+        try:
+            question = notify.receive(listener)
+            spent = self._last_look(pid) if notify.is_farewell(question, pid) else None
+            if spent is not None:
+                on_quiet()
+            notify.reply(listener, question, notify.refusal(question, self.own_places, _nobody))
+        except OSError:  # we do not know what it was for
+            self.has_left_traces = True
+            return None
+        self.has_left_traces = notify.leaves_traces(question) or self.has_left_traces
+        if spent is None:
+            return None
+        self.add(spent)
+        self.leaving = pid
+        status: int = notify.exit_code(question) << 8
+        return status
+
+    def _last_look(self, pid: int) -> tuple[float, float, int] | None:
+        """Return what a guest used that says farewell, None where that is not the end of all that is its.
+
+        It is held in its last call, from which it does not return, and where no process or thread was made after it
+        none is left.
+        """
+        try:
+            if not self.holds or int(posix.pread(self.last_pid, 32, 0)) != pid:
+                return None
+            seconds = int(posix.pread(self.vitals[0], 64, 0).partition(b" ")[0]) / 1e9
+            most_kib = int(posix.pread(self.vitals[1], 1 << 13, 0).partition(b"VmHWM:")[2].split(None, 1)[0])
+            share = _user_share(pid) if seconds > MANY_TICKS_S else 1.0
+        except (OSError, ValueError, IndexError):
+            return None  # a kernel that keeps none of this
+        return (seconds * share, seconds * (1 - share), most_kib) if seconds else None
 
     def end_everybody(self) -> None:
         """Kill all that is left in this process namespace but us, and wait until nothing is.
@@ -95,6 +158,24 @@ class Ward(Minder):
                 self.add(wait4(-1, 0)[2])
         except ChildProcessError:
             self.drain()
+
+
+def _user_share(pid: int) -> float:
+    """Return which part of a process's time was its own and not the kernel's, as far as ticks tell."""
+    file = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        rows = posix.read(file, 1 << 12).rpartition(b")")[2].split()
+    finally:
+        posix.close(file)
+    user, system = int(rows[_USER]), int(rows[_SYSTEM])
+    return user / (user + system) if user + system else 1.0
+
+
+def _open(path: str) -> int:
+    try:
+        return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 def _nobody(_pid: int) -> bool:

@@ -73,7 +73,7 @@ class Door:
         """
         slate.note_order(self._slate, number, timeout_s, rebuilds=rebuilds, is_crowded=is_crowded)
         slate.wind(self._timer, min(timeout_s, UNWATCHED_S))
-        body |= {"number": number, "generation": self.generation}
+        body |= {"number": number, "generation": self.generation, "is_crowded": is_crowded}
         wire.send_by(self._pass_on, "order", body, fds)
 
     def start_of(self, number: int) -> float:

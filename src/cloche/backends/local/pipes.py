@@ -73,10 +73,13 @@ class Pipes:
         if self._listening is None:
             self._listening = asyncio.get_running_loop().call_later(seconds, self.listen)
 
-    async def drain(self) -> None:
-        """Read what is still in the pipes. Everything that could write is dead; a bound is there all the same."""
+    async def drain(self, *, is_quiet: bool = False) -> None:
+        """Read what is still in the pipes. Everything that could write is dead; a bound is there all the same.
+
+        Where it `is_quiet`, all that could write does so no more, though it may yet hold its ends.
+        """
         self.close_guest_ends()
-        open_ones = [reader for reader in self._readers.values() if not reader.finish()]
+        open_ones = [reader for reader in self._readers.values() if not reader.finish(is_quiet=is_quiet)]
         for reader in open_ones:
             reader.listen()
         if open_ones:

@@ -75,17 +75,17 @@ class StreamReader:
         else:
             self._take(data)
 
-    def finish(self) -> bool:
-        """Read what is there without waiting; tell whether that was the stream's end.
+    def finish(self, *, is_quiet: bool = False) -> bool:
+        """Read what is there without waiting; tell whether that was the stream's end, or nobody writes to it any more.
 
         No more than a pipe can hold: somebody who still writes, faster than we read, would keep us here for ever.
         """
         last = self.output.total + PIPE_BYTES
-        while self._fd >= 0 and self.output.total < last:
+        while self._fd >= 0 and (is_quiet or self.output.total < last):
             before = self.output.total
             self._read()
             if self.output.total == before and self._fd >= 0:
-                return False
+                return is_quiet
         return self._fd < 0
 
     def _take(self, data: bytes) -> None:
