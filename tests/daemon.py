@@ -98,7 +98,16 @@ class Daemon:
         """Return the names of all volumes."""
         return self.docker("volume", "ls", "--quiet").split()
 
-    def is_clean(self, *, patience_s: float = 15.0) -> bool:
+    def has_containers(self, count: int, *, patience_s: float = 30.0) -> bool:
+        """Wait until there are so many containers; False when there never are."""
+        deadline = time.monotonic() + patience_s
+        while len(self.containers()) != count:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def is_clean(self, *, patience_s: float = 60.0) -> bool:
         """Wait until no container and no volume is left; False when some stay."""
         deadline = time.monotonic() + patience_s
         while self.containers() or self.volumes():

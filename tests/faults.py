@@ -29,6 +29,7 @@ from cloche.core.request import Request
 from cloche.core.result import Status
 from cloche.core.units import MIB
 from cloche.jail.spec import Run, Spec
+from tests.kin import kill_and_wait
 
 # Piece by piece: a sum that is taken every 20 ms must be able to see it grow.
 GROWS = """
@@ -220,7 +221,7 @@ async def _kill_while_running(sandbox: LocalOpenSandbox) -> None:
 
 def _kill_helper(connection: Connection) -> None:
     assert connection.helper_pid
-    os.kill(connection.helper_pid, 9)
+    kill_and_wait([connection.helper_pid])
 
 
 async def _warm_sandbox(host: Host) -> LocalOpenSandbox:
@@ -228,11 +229,11 @@ async def _warm_sandbox(host: Host) -> LocalOpenSandbox:
     pool = pool_for(Policy(), host)
     pool.start()
     sandbox = _sandbox(host, Level.JAIL, warm=True)
-    for _ in range(500):
+    for _ in range(3000):
         if pool.is_ready():
             return sandbox
         await asyncio.sleep(0.02)
-    raise AssertionError("the template was not ready within ten seconds")
+    raise AssertionError("the template was not ready within a minute")
 
 
 async def warm_helper_killed_while_running(host: Host) -> None:

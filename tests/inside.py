@@ -35,6 +35,7 @@ docker load --quiet --input /image.tar >&2 || { cat /tmp/log >&2; exit 99; }
 shift
 "$@"
 code=$?
+for _ in $(seq 150); do [ -z "$(docker ps --all --quiet; docker volume ls --quiet)" ] && break; sleep 0.2; done
 docker ps --all --quiet >&2
 docker volume ls --quiet >&2
 kill $daemon

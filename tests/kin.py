@@ -47,17 +47,43 @@ def wait_for_end(pids: Iterable[int], *, patience_s: float = 30) -> None:
         time.sleep(0.001)
 
 
-def kill_helpers(helpers: Iterable[int]) -> None:
-    """Kill helpers and return when everybody whom they started is dead, too."""
-    killed, deadline = list(helpers), time.monotonic() + 30
-    assert killed
-    tell(killed, signal.SIGSTOP)  # so that they start nobody whom we do not know of
-    while running := [pid for pid in killed if _state(pid) not in "TZX"]:
+def stop_and_wait(pids: Iterable[int], *, patience_s: float = 30) -> None:
+    """Stop processes and return when none of them does anything any more."""
+    stopped, deadline = list(pids), time.monotonic() + patience_s
+    tell(stopped, signal.SIGSTOP)
+    while running := [pid for pid in stopped if _state(pid) not in "TZX"]:
         assert time.monotonic() < deadline, f"processes {running} do not stop"
         time.sleep(0.001)
+
+
+def kill_helpers(helpers: Iterable[int]) -> None:
+    """Kill helpers and return when everybody whom they started is dead, too."""
+    killed = list(helpers)
+    assert killed
+    stop_and_wait(killed)  # so that they start nobody whom we do not know of
     firsts = [first for helper in killed for first in children(helper)]
     kill_and_wait(killed)
     wait_for_end(firsts)
+
+
+def seen(word: str) -> list[int]:
+    """Return the processes of this machine, in sandboxes or not, whose command line has a word."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and word.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_for_word(word: str, *, is_there: bool = True) -> None:
+    """Return when a process whose command line has the word is there, or none is any more."""
+    deadline = time.monotonic() + 60
+    while bool(seen(word)) is not is_there:
+        assert time.monotonic() < deadline, f"{word}: is {'not ' if is_there else ''}there"
+        time.sleep(0.02)
 
 
 def guests(helper: int) -> list[int]:
@@ -79,7 +105,7 @@ def tell(pids: Iterable[int], number: signal.Signals) -> None:
 def held_up(pids: Iterable[int], *, for_s: float) -> Iterator[None]:
     """Stop processes, at most for so long: what waits for them goes on then."""
     held = list(pids)
-    tell(held, signal.SIGSTOP)
+    stop_and_wait(held)
     timer = threading.Timer(for_s, tell, (held, signal.SIGCONT))
     timer.start()
     try:

@@ -94,7 +94,7 @@ def _processes() -> frozenset[Process]:
 def adopter() -> int:
     """Measure who adopts orphans here: pid 1, or who asked for them: a service manager, or scripts/adopt.py."""
     child = subprocess.run(
-        ["sh", "-c", "sleep 5 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
+        ["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
     ).stdout
     orphan = Process.read(int(child))
     assert orphan is not None

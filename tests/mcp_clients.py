@@ -157,19 +157,7 @@ def token_file(folder: Path, *tokens: str) -> str:
     return str(path)
 
 
-def seen(word: str) -> list[int]:
-    """Return the processes of this machine, in sandboxes or not, whose command line has a word."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and word.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-async def until(there: Callable[[], Any], seconds: float = 20) -> Any:
+async def until(there: Callable[[], Any], seconds: float = 60) -> Any:
     """Wait until something is so, and return it."""
     end = time.monotonic() + seconds
     while not (found := there()) and time.monotonic() < end:  # noqa: ASYNC110 - other processes tell no one

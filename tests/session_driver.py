@@ -113,6 +113,15 @@ class Driver:
         """Wait for the end of the run that was sent last."""
         return self._await("done")
 
+    def await_output(self, text: bytes) -> None:
+        """Wait until the run that was sent last has printed something, which is not kept."""
+        ran, deadline = Ran(done={}), time.monotonic() + PATIENCE_S
+        while text not in ran.stdout:
+            assert time.monotonic() < deadline, f"{text!r} was not printed; so far {ran}"
+            for key, _ in self.selector.select(PATIENCE_S):
+                assert key.data != "link", "it has ended"
+                self._read_pipe(ran, key.data)
+
     def send(self, code: str) -> None:
         """Ask for a run from a thread of its own, as long code may have to wait for the driver."""
         self.run_id += 1
@@ -144,6 +153,8 @@ class Driver:
                     self._read_link(ran, op)
                 else:
                     self._read_pipe(ran, key.data)
+            if ran.done:  # what has ended is not interrupted any more
+                break
             waited_s = time.monotonic() - begin
             if waited_s > interrupt_s or (interrupt_at and interrupt_at in ran.stdout):
                 self.interrupt(words)

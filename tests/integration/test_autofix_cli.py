@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kin import wait_for_word
 from tests.model_server import ESCAPES, KEY, MODEL, Handler, Scripted, block, serving
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("settings_of_nobody", "no_variables")]
@@ -95,8 +96,9 @@ def test_an_interrupt_of_a_rounds_program_prints_what_that_has_printed(
     configured: Callable[[Scripted], None], tmp_path: Path
 ) -> None:
     """Not what the one before printed; --json prints nothing that could be taken for a result."""
-    code = "import time\nprint('running', flush=True)\ntime.sleep(60)\n"
     for words, expected in (([], b"running\n"), (["--json"], b"")):
+        nap = f"6{time.monotonic_ns() % 10**9}.5"
+        code = f"import os\nprint('running', flush=True)\nos.execvp('sleep', ['sleep', '{nap}'])\n"
         with serving([block(code)]) as server:
             configured(server)
             done = [*RUN, "-c", "print('before'); 1 / 0", "--fix", *words]
@@ -107,7 +109,8 @@ def test_an_interrupt_of_a_rounds_program_prints_what_that_has_printed(
                     line = run.stderr.readline()
                     assert line, "it ended by itself"
                     plans += b"  1 " in line and b" ms  " in line
-                time.sleep(1)
+                wait_for_word(nap)
+                time.sleep(1)  # until it has been heard, too
                 run.send_signal(signal.SIGINT)
                 printed, _ = run.communicate(timeout=60)
         assert (run.returncode, printed) == (130, expected)

@@ -93,16 +93,17 @@ def test_both_streams_and_the_exit_code_pass_through() -> None:
 
 def test_output_streams_while_the_code_runs() -> None:
     """The first line can be read long before the program ends."""
-    code = "import time; print('a', flush=True); time.sleep(3)"
+    code = "import time; print('a', flush=True); time.sleep(60)"
     with subprocess.Popen([*COMMAND, "run", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"a\n"
         assert running.poll() is None
+        running.terminate()
 
 
 def test_a_timeout_is_124() -> None:
     """The time limit has its own exit code and one line on stderr."""
-    done = cloche("run", "--timeout", "1", "-c", "print('x', flush=True)\nwhile True: pass")
+    done = cloche("run", "--timeout", "5", "-c", "import time\nprint('x', flush=True)\ntime.sleep(60)")
     assert (done.returncode, done.stdout) == (124, b"x\n")
     assert done.stderr.startswith(b"cloche: timeout")
 
@@ -237,7 +238,7 @@ def test_ctrl_c_is_130_and_leaves_nothing() -> None:
     assert running.stdout is not None
     assert running.stdout.readline() == b"up\n"
     running.send_signal(signal.SIGINT)
-    assert running.wait(10) == 130
+    assert running.wait(60) == 130
     running.stdout.close()
     found = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, check=True).stdout
     assert marker.encode() not in found
@@ -250,7 +251,7 @@ def test_a_terminated_command_leaves_orderly() -> None:
     assert running.stdout is not None
     assert running.stdout.readline() == b"up\n"
     running.terminate()
-    assert running.wait(10) == 143
+    assert running.wait(60) == 143
     running.stdout.close()
 
 
@@ -331,5 +332,5 @@ def _in_terminal(*words: str) -> bytes:
             break
         shown += chunk
     os.close(ours)
-    running.wait(10)
+    running.wait(60)
     return shown

@@ -6,7 +6,6 @@ Whatever comes first, the run after it is answered, and a sandbox keeps its file
 from __future__ import annotations
 
 import asyncio
-import signal
 import subprocess
 import sys
 import time
@@ -29,7 +28,7 @@ from cloche.core.outcome import KillCause
 from cloche.core.policy import Policy
 from cloche.core.result import Status
 from cloche.zygote.pool import Slot
-from tests.kin import guests, held_up, is_alive, tell
+from tests.kin import guests, held_up, is_alive, kill_and_wait
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
 
@@ -162,7 +161,7 @@ def test_a_helper_that_lags_gives_no_wrong_answer() -> None:
 
     async def lag() -> None:
         for code, timeout_s, held_s, expected in (
-            ("print(1)", 1.5, 1.9, (Status.OK, "1\n")),
+            ("print(1)", 4.0, 4.5, (Status.OK, "1\n")),
             (SLEEP, 0.2, 0.6, (Status.TIMEOUT, "")),
         ):
             pool = pool_for(Policy(), measure_host())
@@ -262,8 +261,10 @@ def test_what_is_cancelled_at_once_never_runs() -> None:
     async def cancel() -> None:
         async with sandbox_in_use() as sandbox:
             for turns in range(12):
-                await cut(sandbox.run("import time; time.sleep(0.5); open('g', 'w')"), after_turns=turns)
+                await cut(sandbox.run("import time; time.sleep(4); open('g', 'w')"), after_turns=turns)
                 assert (await promptly(sandbox.run(LOOK))).stdout == "['f', 'main.py']\n"
+            await asyncio.sleep(4.5)  # one that went on would have come to its end
+            assert (await promptly(sandbox.run(LOOK))).stdout == "['f', 'main.py']\n"
 
     asyncio.run(cancel())
 
@@ -312,7 +313,7 @@ def test_a_guest_that_dies_while_it_waits_is_replaced() -> None:
     async def kill_idle() -> None:
         async with sandbox_in_use() as sandbox:
             for _ in range(3):
-                tell(waiting_guests([slot_of(sandbox)]), signal.SIGKILL)
+                kill_and_wait(waiting_guests([slot_of(sandbox)]))
                 await still_kept(sandbox)
 
     asyncio.run(kill_idle())
@@ -323,7 +324,7 @@ def test_a_guest_that_dies_in_the_pool_is_replaced() -> None:
 
     async def kill_idle() -> None:
         pool = pool_for(Policy(), measure_host())
-        tell(waiting_guests(pool._idle), signal.SIGKILL)
+        kill_and_wait(waiting_guests(pool._idle))
         for number in range(5):
             assert (await promptly(cloche.arun(f"print({number})"))).stdout == f"{number}\n"
 
@@ -341,8 +342,11 @@ def test_a_sandbox_closes_under_a_run(after_s: float) -> None:
         await promptly(sandbox.run("1"))
         inner = opened(sandbox)
         before = Snapshot.take()
-        running = asyncio.ensure_future(sandbox.run(SLEEP))
+        begun = asyncio.Event()
+        running = asyncio.ensure_future(sandbox.run(f"print(1, flush=True); {SLEEP}", on_output=lambda *_: begun.set()))
         await asyncio.sleep(after_s)
+        if after_s > 0.1:
+            await promptly(begun.wait())
         await promptly(sandbox.__aexit__(None, None, None))
         with pytest.raises(OutcomeUnknown if after_s > 0.1 else ClocheError):
             await promptly(running)
@@ -380,7 +384,7 @@ def test_a_session_whose_end_is_not_heard_is_hung_up_on(
     async def close_unheard() -> None:
         async with cloche.AsyncSandbox() as sandbox:
             session = await opened(sandbox).open_session("python", {})
-            with held_up([family_of(session).connection.helper_pid], for_s=0.6):
+            with held_up([family_of(session).connection.helper_pid], for_s=20.0):
                 await promptly(session.close())
 
     asyncio.run(close_unheard())

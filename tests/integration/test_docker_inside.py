@@ -83,7 +83,7 @@ def test_a_killed_container_takes_its_sandboxes_along(docker: Daemon, project: P
     )
     assert caller.stdout is not None
     assert caller.stdout.readline() == b"up\n"
-    assert len(docker.containers()) == 2
+    assert docker.has_containers(2)
     docker.docker("kill", "cloche-caller")
     caller.wait(60)
     caller.stdout.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -39,15 +40,26 @@ class Remote:
         }  # fmt: skip
 
 
+def port_that_nobody_gets() -> int:
+    """Return a port that is free, and that the kernel gives to nobody who asks for any."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(first // 2, first), 100):
+        with socket.socket() as trial:
+            try:
+                trial.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
     """Start a daemon that talks to those alone who show a certificate of its authority's."""
     if shutil.which("openssl") is None:
         pytest.skip("missing: openssl (make setup-system)")
     folder = make_certificates(tmp_path_factory.mktemp("tls") / "certificates")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = port_that_nobody_gets()
     options = [f"--host=tcp://127.0.0.1:{port}", "--tlsverify", f"--tlscacert={folder}/ca.pem"]
     options += [f"--tlscert={folder}/server/cert.pem", f"--tlskey={folder}/server/key.pem"]
     with open_daemon(options=options) as daemon:

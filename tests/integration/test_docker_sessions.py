@@ -201,7 +201,7 @@ def test_a_long_cell_gets_there(session: Session) -> None:
 
 def check_expiry(sandbox: Sandbox) -> None:
     """Show the end of a session that nobody uses."""
-    with sandbox.session(idle_timeout="0.3s") as session:
+    with sandbox.session(idle_timeout="4s") as session:
         session.run("open('f', 'w').write('kept')")
         deadline = time.monotonic() + 60
         while session.is_alive and time.monotonic() < deadline:
@@ -224,7 +224,7 @@ def test_two_sessions_share_files_and_nothing_else(docker: Daemon, sandbox: Sand
     first, second = sandbox.session(), sandbox.session("bash", env={"NAME": "second"})
     first.run("x = 1; open('f', 'w').write('f')")
     assert second.run("echo $(cat f) $NAME; ps 2>/dev/null | grep -c python").stdout.startswith("f second\n")
-    assert len(docker.containers()) == 2
+    assert docker.has_containers(2)
     watch = jail.Watch()
     wait = jail.in_a_thread(lambda: first.run(FOR_EVER, on_output=watch))
     assert watch.has_begun.wait(60)
@@ -297,7 +297,7 @@ def hostile() -> Iterator[Any]:
         yield pytest.param(code, id=name.replace(" ", "_"), marks=[pytest.mark.soak] if number > 0 else [])
 
 
-def check_hostile(session: Session, code: str, *, within_s: float = 30) -> None:
+def check_hostile(session: Session, code: str, *, within_s: float = 60) -> None:
     """Show that a cell costs its session within some time, and nothing else."""
     session.run("open('f', 'w').write('f')")
     started = time.monotonic()
@@ -371,7 +371,7 @@ def test_a_caller_that_is_gone_leaves_nothing(docker: Daemon, image: str, more: 
     assert caller.stdout is not None
     assert caller.stdout.readline() == b"up\n"
     if "sleep" in more:
-        assert len(docker.containers()) == 2
+        assert docker.has_containers(2)
         caller.kill()
     caller.wait()
     caller.stdout.close()

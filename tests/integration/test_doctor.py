@@ -42,7 +42,7 @@ def test_every_level_was_tried_for_real(found: Diagnosis) -> None:
     assert [trial.level for trial in found.trials] == [Level.JAIL, Level.CONFINED, Level.PROCESS]
     for trial in found.trials:
         assert (trial.status, trial.detail) == ("ok", "")
-        assert 0 < trial.seconds < 2
+        assert 0 < trial.seconds < 30
         assert set(trial.controls) == set(Control)
 
 

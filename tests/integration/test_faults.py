@@ -47,6 +47,7 @@ def test_a_sandbox_whose_helper_was_killed_says_so(warm: bool) -> None:
 
 async def _run_after_loss(*, warm: bool) -> BaseException:
     from cloche.core.errors import OutcomeUnknown, StartFailed
+    from cloche.core.events import OutputChunk
     from cloche.core.levels import Level
     from cloche.core.request import Request
     from tests.faults import _host, _kill_helper, _sandbox, _warm_sandbox
@@ -55,8 +56,12 @@ async def _run_after_loss(*, warm: bool) -> BaseException:
     sandbox = await _warm_sandbox(host) if warm else _sandbox(host, Level.JAIL)
     try:
         await sandbox.write_file("kept", b"x")
-        running = asyncio.ensure_future(sandbox.run(Request(code="import time; time.sleep(60)")))
-        await asyncio.sleep(1)
+        begun = asyncio.Event()
+        request = Request(code="print('up', flush=True); import time; time.sleep(60)")
+        running = asyncio.ensure_future(
+            sandbox.run_streaming(request, lambda event: begun.set() if isinstance(event, OutputChunk) else None)
+        )
+        await asyncio.wait_for(begun.wait(), 60)
         assert sandbox._connection is not None
         _kill_helper(sandbox._connection)
         with pytest.raises(OutcomeUnknown):

@@ -15,7 +15,7 @@ from tests.programs import PROGRAMS
 
 NPM_PROGRAMS = Path(__file__).parents[2] / ".toolchains/bin"
 EIGHT = tuple(PROGRAMS)
-STOPPED_AFTER_S = 7  # time enough for a compiler, beside seven others
+STOPPED_AFTER_S = 20  # time enough for a compiler, beside seven others and other suites
 # What differs from a language's first choice on the test machine, and how `meta` says so.
 STAND_INS = {"csharp": "Mono stands in for .NET"}
 
@@ -106,7 +106,7 @@ def test_a_program_that_goes_on_is_stopped(language: str, stopped: Mapping[str, 
     assert (result.status, result.exit_code, result.timed_out) == (Status.TIMEOUT, -1, True)
     assert result.stdout == "begun\n"
     assert result.stderr.endswith("Execution timed out")
-    assert STOPPED_AFTER_S <= result.duration < STOPPED_AFTER_S + 4
+    assert STOPPED_AFTER_S <= result.duration < 50  # the programs sleep for a minute
 
 
 def test_the_clock_covers_the_compile_step() -> None:

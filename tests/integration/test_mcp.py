@@ -18,6 +18,7 @@ from mcp import MCPError
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, ElicitResult, InputRequiredResult
 
 from tests.documents import blocks
+from tests.kin import seen
 from tests.mcp_clients import (
     MODES,
     Place,
@@ -28,7 +29,6 @@ from tests.mcp_clients import (
     images_of,
     no,
     run,
-    seen,
     text_of,
     token_file,
     until,
@@ -178,7 +178,7 @@ def test_progress_is_told_while_code_runs(over_http: Place) -> None:
 
     async def work() -> None:
         async with over_http.client(MODES[1], User(says=yes)) as client:
-            code = "import time; time.sleep(1.5)"
+            code = "import time; time.sleep(4)"
             await client.call_tool("run_code", {"code": code, "timeout": 20}, progress_callback=hear)
 
     run(work)
@@ -350,7 +350,7 @@ def test_http_has_a_door_keeper(over_http: Place) -> None:
         ({**token, "origin": "http://localhost:3000"}, 200),
         (token, 200),
     ]
-    with httpx2.Client() as client:
+    with httpx2.Client(timeout=60) as client:
         for headers, status in cases:
             with client.stream("POST", over_http.url, json=HELLO, headers={**ACCEPT, **headers}) as answer:
                 assert answer.status_code == status, headers

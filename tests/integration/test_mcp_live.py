@@ -17,6 +17,7 @@ from mcp_types import CallToolResult
 from cloche.agent.approval import auto
 from cloche.mcp import create_server
 from tests.audits import lines_of
+from tests.kin import seen
 from tests.mcp_clients import (
     MODES,
     Place,
@@ -25,7 +26,6 @@ from tests.mcp_clients import (
     http_server,
     images_of,
     run,
-    seen,
     text_of,
     token_file,
     until,

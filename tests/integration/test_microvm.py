@@ -97,9 +97,9 @@ def test_a_full_disk_is_told(image: Path) -> None:
 def test_a_time_out_is_heard(sandbox: cloche.Sandbox) -> None:
     """What was printed until then is kept, and the machine stays usable."""
     started = time.monotonic()
-    result = sandbox.run("print('so far', flush=True)\nwhile True: pass", timeout=3)
+    result = sandbox.run("print('so far', flush=True)\nwhile True: pass", timeout=10)
     assert (result.status, result.stdout) == ("timeout", "so far\n")
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
     assert sandbox.run("print(1)").stdout == "1\n"
 
 
@@ -124,7 +124,7 @@ def test_output_streams(sandbox: cloche.Sandbox) -> None:
     """It is heard while the program runs."""
     heard: list[float] = []
     sandbox.run(
-        "import time\nfor n in range(3): print(n, flush=True); time.sleep(1)",
+        "import time\nfor n in range(3): print(n, flush=True); time.sleep(3)",
         on_output=lambda *_: heard.append(time.monotonic()),
     )
     assert len(heard) >= 3
@@ -167,7 +167,7 @@ def test_a_killed_caller_leaves_no_machine(image: Path) -> None:
         caller.send_signal(signal.SIGKILL)
         caller.wait()
         caller.stdout.close()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while monitors() - before and time.monotonic() < deadline:
             time.sleep(0.1)
         assert monitors() <= before

@@ -51,8 +51,8 @@ def test_missing_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_timeout() -> None:
     """A run over its time is stopped, keeps its output, and says so."""
     started = time.monotonic()
-    result = cloche.get_sandbox().execute("print('before', flush=True)\nwhile True: pass", timeout=1)
-    assert time.monotonic() - started < 5
+    result = cloche.get_sandbox().execute("print('before', flush=True)\nimport time; time.sleep(100)", timeout=5)
+    assert time.monotonic() - started < 60
     assert (result.timed_out, result.exit_code, result.status) == (True, -1, cloche.Status.TIMEOUT)
     assert result.stdout == "before\n"
     assert result.stderr.endswith("Execution timed out")
@@ -115,21 +115,21 @@ def test_files_come_out(tmp_path: Path) -> None:
 def test_output_streams_while_the_code_runs() -> None:
     """The callback sees the first line long before the program ends."""
     seen: list[tuple[float, bytes]] = []
-    code = "import time; print('a', flush=True); time.sleep(1); print('b')"
+    code = "import time; print('a', flush=True); time.sleep(5); print('b')"
     cloche.run(code, on_output=lambda _stream, data: seen.append((time.monotonic(), data)))
     assert b"".join(data for _, data in seen) == b"a\nb\n"
     assert seen[-1][0] - seen[0][0] > 0.7
 
 
 def test_async_calls_run_side_by_side() -> None:
-    """Three sleeps of a second in one loop take about one second together."""
+    """Three sleeps in one loop take about as long as one of them."""
 
     async def scenario() -> float:
         started = time.monotonic()
-        await asyncio.gather(*(cloche.arun("import time; time.sleep(1)") for _ in range(3)))
+        await asyncio.gather(*(cloche.arun("import time; time.sleep(5)") for _ in range(3)))
         return time.monotonic() - started
 
-    assert asyncio.run(scenario()) < 2.5
+    assert asyncio.run(scenario()) < 14
 
 
 def test_cancelling_kills_the_run(marker: str) -> None:
@@ -263,7 +263,7 @@ def _is_running(marker: str) -> bool:
 
 
 def _wait_for(marker: str) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not _is_running(marker):
         assert time.monotonic() < deadline, "the run never began"
         time.sleep(0.02)

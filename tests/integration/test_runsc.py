@@ -87,7 +87,8 @@ def test_a_workspace_outlives_a_container_that_died(tmp_path: Path) -> None:
 
 def test_a_time_out_ends_it_with_its_output() -> None:
     """What was said before is there."""
-    result = cloche.run("print('before', flush=True)\nwhile True: pass", backend="gvisor", timeout=1, warm=False)
+    code = "print('before', flush=True)\nimport time; time.sleep(100)"
+    result = cloche.run(code, backend="gvisor", timeout=6, warm=False)
     assert (result.timed_out, result.stdout) == (True, "before\n")
 
 
@@ -95,7 +96,7 @@ def test_a_time_out_ends_it_with_its_output() -> None:
 def test_output_streams() -> None:
     """It comes while the program runs."""
     seen: list[tuple[float, bytes]] = []
-    code = "import time\nfor n in range(3): print(n, flush=True); time.sleep(0.3)"
+    code = "import time\nfor n in range(3): print(n, flush=True); time.sleep(2)"
     cloche.run(code, backend="gvisor", warm=False, on_output=lambda _, data: seen.append((time.monotonic(), data)))
     assert b"".join(data for _, data in seen) == b"0\n1\n2\n"
     assert seen[-1][0] - seen[0][0] > 0.3
@@ -107,7 +108,7 @@ def test_a_second_run_is_warm() -> None:
     RunscBackend().cool_down()
     try:
         cloche.run("print(1)", backend="gvisor")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while cloche.run("print(1)", backend="gvisor").meta["start"] != "pooled":
             assert time.monotonic() < deadline
             time.sleep(0.5)
@@ -189,7 +190,10 @@ def left_by_a_killed_caller() -> tuple[int, Snapshot, list[str]]:
     caller.kill()
     caller.wait()
     caller.stdout.close()
-    return caller.pid, before, what_stays(before, for_s=2)
+    left, deadline = what_stays(before, for_s=2), time.monotonic() + 60
+    while any(f"/cloche-{caller.pid}-" not in line for line in left) and time.monotonic() < deadline:
+        left = what_stays(before, for_s=2)  # the dead take a moment to be gone, and others come and go
+    return caller.pid, before, left
 
 
 @pytest.mark.root

@@ -106,7 +106,7 @@ def test_bash_heeds_a_plain_sigint(open_driver: Open, loop: str) -> None:
     driver = open_driver("bash")
     driver.run("kept=41")
     driver.send(loop)
-    time.sleep(0.3)
+    driver.await_output(b"begun\n")
     driver.interrupt(CTRL_C)
     assert driver.await_end().error == "KeyboardInterrupt"
     assert driver.run("kept=$((kept + 1)); echo $kept").stdout.splitlines()[-1] == b"42"
@@ -206,7 +206,7 @@ def test_background_work_does_not_hold_a_run(open_driver: Open, language: str, c
     driver = open_driver(language)
     begin = time.monotonic()
     assert driver.run(code).exit_code == 0
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 25
     if language == "bash":
         said = driver.run("while :; do :; done", interrupt_after_s=0.01).stdout
         said += driver.run("jobs").stdout

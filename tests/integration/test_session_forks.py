@@ -85,7 +85,7 @@ def test_a_dead_session_comes_back(session: Session, death: str, monkeypatch: py
     monkeypatch.setattr("cloche.backends.living.INTERRUPT_PATIENCE_S", 0.5)
     write(session, "kept")
     session.checkpoint("c")
-    result = session.run(death, timeout=2)
+    result = session.run(death, timeout=3 if "while" in death else 30)
     assert (result.ok, result.meta["state"], session.is_alive) == (False, "lost", False)
     session.rollback("c")
     assert session.is_alive

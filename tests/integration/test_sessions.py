@@ -199,7 +199,7 @@ def test_programs_inherit_no_link(language: str, code: str) -> None:
 def test_a_timeout_keeps_the_state(session: Session) -> None:
     """A cell over its own time is interrupted."""
     session.run("x = 1")
-    result = session.run("print('before', flush=True)\nwhile True: pass", timeout=1)
+    result = session.run("print('before', flush=True)\nwhile True: pass", timeout=3)
     assert (result.status, result.exit_code, result.timed_out) == ("timeout", -1, True)
     assert (result.stdout, result.meta["state"]) == ("before\n", "kept")
     assert session.run("x").value == 1
@@ -207,7 +207,7 @@ def test_a_timeout_keeps_the_state(session: Session) -> None:
 
 def test_who_resists_is_killed_and_the_loss_is_said(session: Session) -> None:
     """Code that catches every interrupt costs the state; a restart begins anew."""
-    result = session.run(RESISTING, timeout=0.5)
+    result = session.run(RESISTING, timeout=3)
     assert (result.status, result.meta["state"], session.is_alive) == ("timeout", "lost", False)
     with pytest.raises(cloche.InvalidRequest, match=r"has ended.*timeout.*restart"):
         session.run("1")
@@ -372,12 +372,12 @@ def test_an_interpreter_can_be_ended_and_begun_again(session: Session) -> None:
 def test_an_unused_session_expires() -> None:
     """It ends by itself, says why, and can be begun anew; a cell that runs is use."""
     with cloche.Sandbox() as sandbox:
-        session = sandbox.session(idle_timeout="1s")
-        assert session.run("import time; time.sleep(2.5); 1").value == 1
+        session = sandbox.session(idle_timeout="3s")
+        assert session.run("import time; time.sleep(4); 1").value == 1
         deadline = time.monotonic() + 60
         while session.is_alive and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert session.why_ended == "it was not used for 1 s"
+        assert session.why_ended == "it was not used for 3 s"
         with pytest.raises(cloche.InvalidRequest, match="has expired"):
             session.run("1")
         session.restart()

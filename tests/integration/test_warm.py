@@ -21,6 +21,7 @@ from cloche.core.policy import Policy
 from cloche.core.result import Status
 from cloche.jail import slate, touched
 from cloche.zygote.pool import Pool, Slot, remove_cgroup
+from cloche.zygote.template import Template
 from tests.kin import kill_helpers
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
@@ -110,11 +111,14 @@ def test_limits_follow_the_run() -> None:
 
 def test_quota_is_each_run_s_own() -> None:
     """A run that used up its share of the processor does not slow down the one after it in the same sandbox."""
-    for _ in range(4):
-        run_warm("import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass", cpus=0.5)
-    started = time.monotonic()
-    assert run_warm("print(1)", cpus=0.5).stdout == "1\n"
-    assert time.monotonic() - started < 1.0
+    seconds: list[float] = []
+    while not seconds or (min(seconds) >= 1.0 and len(seconds) < 5):  # others may have the processors at any time
+        for _ in range(4):
+            run_warm("import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass", cpus=0.5)
+        started = time.monotonic()
+        assert run_warm("print(1)", cpus=0.5).stdout == "1\n"
+        seconds.append(time.monotonic() - started)
+    assert min(seconds) < 1.0, seconds
 
 
 def test_modules_can_be_loaded_ahead() -> None:
@@ -137,7 +141,7 @@ def test_a_template_with_threads_is_not_used(caplog: pytest.LogCaptureFixture) -
         **NO_CGROUP,
     )
     pool.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while "threads" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.02)
         pool.start()
@@ -150,8 +154,12 @@ def test_a_killed_template_is_replaced() -> None:
     """Runs go on, cold or warm, when somebody kills the template."""
     run_pooled("1")
     pool = pool_for(Policy(), measure_host())
-    assert pool._template is not None
-    os.kill(pool._template._process.pid, 9)
+    template, deadline = pool._template, time.monotonic() + 30
+    assert template is not None
+    while not template.was_well:  # or the next one is not started at once
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(template._process.pid, 9)
     for number in range(5):
         assert cloche.run(f"print({number})").stdout == f"{number}\n"
     assert run_warm("print(1)").stdout == "1\n"
@@ -163,7 +171,7 @@ def test_a_guest_tells_those_after_it_what_memory_they_will_write_to() -> None:
     run_pooled("1")
     pool = pool_for(Policy(), measure_host())
     doors = [slot.door for slot in pool._idle if slot.door is not None]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while touched.is_possible() and not any(slate.touched(door.other_ends[1]) for door in doors):
         assert time.monotonic() < deadline, "no guest has told"
         time.sleep(0.02)
@@ -223,8 +231,10 @@ def test_a_helper_killed_while_it_works_leaves_the_outcome_unknown() -> None:
     run_pooled("1")
 
     async def kill_it() -> None:
-        running = asyncio.ensure_future(cloche.arun("import time; time.sleep(30)"))
-        await asyncio.sleep(0.5)
+        begun = asyncio.Event()
+        code = "import time; print('up', flush=True); time.sleep(30)"
+        running = asyncio.ensure_future(cloche.arun(code, on_output=lambda *_: begun.set()))
+        await asyncio.wait_for(begun.wait(), 30)
         pool = pool_for(Policy(), measure_host())
         _kill(pool._busy)
         await running
@@ -255,7 +265,7 @@ def test_cancelled_again_and_again() -> None:
 
     async def cancel_thrice() -> None:
         for _ in range(8):
-            task = asyncio.ensure_future(cloche.arun("import time; time.sleep(3)"))
+            task = asyncio.ensure_future(cloche.arun("import time; time.sleep(20)"))
             await asyncio.sleep(0.03)
             for _ in range(3):
                 task.cancel()
@@ -440,7 +450,9 @@ def test_a_sandbox_that_began_cold_goes_on_warm() -> None:
     close_pools()
     before = Snapshot.take()
     with cloche.Sandbox() as sandbox:
-        first = sandbox.run("import os; open('kept', 'w').write('x'); print(os.getuid())")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Template, "is_ready", lambda _: False)  # however late we are
+            first = sandbox.run("import os; open('kept', 'w').write('x'); print(os.getuid())")
         assert (first.meta["start"], [file.path for file in first.files]) == ("cold", ["kept"])
         session = sandbox.session()
         session.run("known = 7; open('more', 'w').write('y')")
