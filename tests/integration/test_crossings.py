@@ -384,7 +384,7 @@ def test_a_session_whose_end_is_not_heard_is_hung_up_on(
     async def close_unheard() -> None:
         async with cloche.AsyncSandbox() as sandbox:
             session = await opened(sandbox).open_session("python", {})
-            with held_up([family_of(session).connection.helper_pid], for_s=20.0):
+            with held_up([family_of(session).connection.helper_pid], for_s=3.0):
                 await promptly(session.close())
 
     asyncio.run(close_unheard())

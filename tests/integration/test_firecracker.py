@@ -83,7 +83,7 @@ def setting(program: Path) -> Iterator[Setting]:
         machine = machines_of(os.getpid())
         loop.run(opening.__aexit__(None, None, None))
     assert len(machine) == 2  # the monitor, and what emulates for it
-    assert not are_there(machine)
+    _wait_until(lambda: not are_there(machine))
 
 
 def run(setting: Setting, code: str, **more: object) -> str:
@@ -186,7 +186,7 @@ def test_what_never_gets_up_is_no_kvm(program: Path, microvm_image: Path, tmp_pa
     found = find_acceleration(find_image(), Firecracker(program=str(hanging)))
     assert found.kind == "tcg"
     assert ("within 5 s" if may_try else "/dev/kvm") in found.reason
-    assert not programs_of(os.getpid())
+    _wait_until(lambda: not programs_of(os.getpid()))
 
 
 @pytest.mark.soak
