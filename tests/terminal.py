@@ -17,6 +17,7 @@ from typing import Self
 
 COMMAND = [sys.executable, "-m", "cloche", "session"]
 PATIENCE_S = 60
+SIZE = struct.pack("4H", 50, 200, 0, 0)
 # What readline sends to the terminal besides text: bracketed paste, cursor movements, erasures.
 READLINE = re.compile(rb"\x1b\[(?:\?2004[hl]|[0-9;]*[A-HJKPm@])|\x07")
 
@@ -27,9 +28,9 @@ class Terminal:
     def __init__(self, *words: str, verb: str = "session") -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, SIZE)  # before anybody asks for it
             os.execv(COMMAND[0], [*COMMAND[:-1], verb, *words])
         os.set_inheritable(self._fd, False)  # else the next one would keep it open
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("4H", 50, 200, 0, 0))
         self.raw = b""
         self._at = 0
 

@@ -197,11 +197,13 @@ def test_a_killed_caller_leaves_no_waiting_guest(docker: Daemon, options: dict[s
     caller = subprocess.Popen([sys.executable, "-c", KILLED, options["image"]], stdout=subprocess.PIPE)
     assert caller.stdout is not None
     assert caller.stdout.readline() == b"up\n"
-    there = docker.containers()
+    deadline = time.monotonic() + 30
+    while len(docker.containers()) < 3:  # those that wait come in the background
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
     caller.kill()
     caller.wait()
     caller.stdout.close()
-    assert len(there) >= 3
     deadline = time.monotonic() + 30
     while docker.docker("ps", "--quiet") and time.monotonic() < deadline:
         time.sleep(0.2)
