@@ -116,13 +116,13 @@ def standing_still(daemon: Daemon) -> Iterator[Callable[[], None]]:
 @pytest.mark.soak  # for its length
 def test_a_daemon_that_stands_still_is_given_up(own: Daemon) -> None:
     """It takes orders and carries none out: a run past its time ends all the same, and so does a session's cell."""
-    with standing_still(own) as stand_still, within(30), pytest.raises(cloche.OutcomeUnknown, match="still be running"):
-        run(LONG, timeout=2, warm=False, on_output=lambda *_: stand_still())
+    with standing_still(own) as stand_still, within(60), pytest.raises(cloche.OutcomeUnknown, match="still be running"):
+        run(LONG, timeout=5, warm=False, on_output=lambda *_: stand_still())
     assert run(warm=False).stdout == "1\n"
     with cloche.Sandbox(backend="docker", image="cloche-test:python", warm=False) as sandbox:
         session = sandbox.session()
-        with standing_still(own) as stand_still, within(40):
-            result = session.run(LONG, timeout=2, on_output=lambda *_: stand_still())
+        with standing_still(own) as stand_still, within(60):
+            result = session.run(LONG, timeout=5, on_output=lambda *_: stand_still())
         assert (result.ok, result.meta["state"]) == (False, "lost")
         assert "may still be running" in result.meta["lost"]
     assert own.is_clean(patience_s=30)

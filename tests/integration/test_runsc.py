@@ -159,7 +159,7 @@ def test_a_killed_keeper_leaves_no_process() -> None:
     with pytest.raises(cloche.OutcomeUnknown):
         cloche.run(LONG, backend="gvisor", timeout=60, warm=False, on_output=kill_it)
     assert keepers
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 50
     RunscBackend().cool_down()
     assert not wait_for_leftovers(before, patience_s=10)
 

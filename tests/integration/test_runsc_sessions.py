@@ -72,9 +72,9 @@ def test_who_stops_the_first_process_is_killed_with_its_container(session: Sessi
     """Nobody waits for it for ever."""
     session.run("open('f', 'w').write('kept')")
     started = time.monotonic()
-    result = session.run("import os, signal, time; os.kill(1, signal.SIGSTOP); time.sleep(60)", timeout=1)
+    result = session.run("import os, signal, time; os.kill(1, signal.SIGSTOP); time.sleep(60)", timeout=3)
     assert (result.status, result.meta["state"]) == ("timeout", "lost")
-    assert time.monotonic() - started < 40
+    assert time.monotonic() - started < 60
     session.restart()
     assert session.run("open('f').read()").value == "kept"
 

@@ -7,8 +7,9 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from cloche.core.result import Status
 from cloche.jail import slate, touched
 from cloche.zygote.pool import Pool, Slot, remove_cgroup
 from cloche.zygote.template import Template
-from tests.kin import kill_helpers
+from tests.kin import kill_and_wait, kill_helpers
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
 
@@ -72,6 +73,15 @@ def _kill(slots: Iterable[Slot]) -> None:
     assert known
     for pid in known:
         os.kill(pid, 9)
+
+
+def _wait_until_empty(cgroup: Mapping[str, Any] | None) -> None:
+    deadline = time.monotonic() + 30
+    for folder in cgroup["folders"].values() if cgroup is not None else ():
+        processes = Path(folder, "cgroup.procs")
+        while processes.exists() and (living := processes.read_text().split()):
+            assert time.monotonic() < deadline, f"processes {living} live on in {folder}"
+            time.sleep(0.001)
 
 
 def _shown(result: cloche.Result) -> tuple[object, ...]:
@@ -219,9 +229,10 @@ def test_a_helper_killed_while_it_builds_takes_all_along(is_nursery: bool) -> No
         assert slot is not None
         jail.prepare(slot)
         time.sleep(number * 0.0001)
-        os.kill(slot.pid, 9)
+        kill_and_wait([slot.pid])
         pool.write_off(slot)
         slot.let_go()
+        _wait_until_empty(slot.cgroup)  # its removal waits for less than a second
         remove_cgroup(slot.cgroup)
     assert wait_for_leftovers(before, patience_s=10) == []
 
