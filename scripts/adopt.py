@@ -16,25 +16,43 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PATIENCE_S = 60
+STOPS = frozenset({signal.SIGINT, signal.SIGTERM})
+# What a command finds as it usually is, whatever an interpreter or a shell that started us in the background ignores.
+USUAL = STOPS | {signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def main(command: list[str]) -> int:
-    """Return the exit code of a command, after all that it started has ended. Signals to stop are passed on."""
+    """Return the exit code of a command, after all that it started has ended. Signals to stop are passed on.
+
+    They are blocked from the first, and waited for: none is lost between the command's start and our being ready for
+    it, nor just before we wait.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whose children are ignored never hears of their end
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS | {signal.SIGCHLD})
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_CHILD_SUBREAPER, 1), (PR_SET_PDEATHSIG, signal.SIGTERM)):
         if libc.prctl(option, value, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
     # A group of its own hears a Ctrl-C at the terminal once, from us.
-    child = os.posix_spawnp(command[0], command, os.environ, setpgroup=0)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: os.killpg(child, number))
-    while True:
-        ended, status = os.waitpid(-1, 0)
-        if ended == child:
-            break
+    child = os.posix_spawnp(command[0], command, os.environ, setpgroup=0, setsigmask=before - STOPS, setsigdef=USUAL)
+    status = _attend(child)
     _end_the_others()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+def _attend(child: int) -> int:
+    """Pass on what asks to stop until a child has ended, and return its status; whoever else ends is adopted."""
+    while True:
+        number = signal.sigwait(STOPS | {signal.SIGCHLD})
+        if number != signal.SIGCHLD:
+            os.killpg(child, number)
+            continue
+        ended = -1
+        while ended != 0:  # one signal may stand for the end of many
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == child:
+                return status
 
 
 def _end_the_others() -> None:

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+import pytest
 
 from tests.kin import is_alive
 
@@ -28,6 +29,18 @@ try:
 except KeyboardInterrupt:
     raise SystemExit(7)
 """
+# Runs the adopter so that a signal comes as soon as its command has been started.
+AT_ONCE = """
+import os, runpy, sys
+spawn = os.posix_spawnp
+def spawn_and_be_stopped(*words, **options):
+    child = spawn(*words, **options)
+    os.kill(os.getpid(), %d)
+    return child
+os.posix_spawnp = spawn_and_be_stopped
+del sys.argv[0]
+runpy.run_path("adopt.py", run_name="__main__")
+"""
 ADOPTER = "from tests.leftovers import adopter, is_of_this_suite; import os; print(adopter(), is_of_this_suite(%d))"
 
 
@@ -47,20 +60,28 @@ def test_orphans_go_to_it_and_others_are_told_apart() -> None:
         assert running.communicate(timeout=60)[0].split() == [str(running.pid), "False"]
 
 
-def catches(pid: int, number: signal.Signals) -> bool:
-    """Tell whether a process has a handler for a signal."""
-    rows = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return bool(int(next(row for row in rows if row.startswith("SigCgt:")).split()[1], 16) >> (number - 1) & 1)
-
-
 def test_it_passes_on_what_asks_to_stop() -> None:
     """A Ctrl-C reaches the command, whose own end decides."""
     with subprocess.Popen([*ADOPT, sys.executable, "-c", STOPS], stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "up\n"
-        deadline = time.monotonic() + 30
-        while not catches(running.pid, signal.SIGTERM):  # the last that it arranges, when its command may run already
-            assert time.monotonic() < deadline, "signals are not passed on"
-            time.sleep(0.01)
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_asks_to_stop_at_the_first_moment_is_passed_on(number: signal.Signals) -> None:
+    """The command has just been started and nothing else has happened: it is told, and ends of it."""
+    words = [sys.executable, "-c", AT_ONCE % int(number), "adopt.py", "sleep", "60"]
+    done = subprocess.run(words, cwd=ROOT / "scripts", check=False, timeout=50)
+    assert done.returncode == 128 + number
+
+
+def test_its_command_blocks_and_ignores_nothing() -> None:
+    """What an adopter blocks for itself, and what a shell ignores for those in the background, is not handed on."""
+    words = ["sh", "-c", 'trap "" INT TERM; exec "$@"', "sh", *ADOPT, "cat", "/proc/self/status"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    rows = dict(row.split(":", 1) for row in done.stdout.splitlines())
+    usual = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
+    found = {name: [one for one in usual if int(rows[name], 16) >> (one - 1) & 1] for name in ("SigBlk", "SigIgn")}
+    assert found == {"SigBlk": [], "SigIgn": []}
