@@ -109,7 +109,7 @@ class Family:
 
     async def _clones(self, parent: Node, new_dialogue: Callable[[], Dialogue], kinds: Sequence[Kind]) -> list[Node]:
         nodes: list[Node] = []
-        self._until = asyncio.get_running_loop().time() + BIRTH_PATIENCE_S
+        self._be_patient()
         try:
             for kind in kinds:  # one after the other: the interpreter can clone itself once at a time
                 node = await self._bear(parent, new_dialogue(), is_fork=kind is Kind.FORK)
@@ -168,6 +168,7 @@ class Family:
             for node, kind in zip(nodes, kinds, strict=True)
         ]
         mounts = await self._ask("settle", {"clones": clones, "steps": self._steps()}, node=parent.number)
+        self._be_patient()  # anew: copying a large workspace takes its time
         parent.is_frozen = True
         for node in nodes:
             node.dialogue.close_guest_ends()
@@ -185,9 +186,11 @@ class Family:
         return self._rehousing
 
     async def _is_ready(self, node: Node) -> None:
-        await self._first_of(node.dialogue.ready, node.dialogue.lost, self.end)
-        if not node.dialogue.ready.done():
-            raise StartFailed(f"a clone of the session ended while it began{_last_words(node.dialogue)}")
+        dialogue = node.dialogue
+        await self._first_of(dialogue.ready, dialogue.lost, self.end)
+        if not dialogue.ready.done():
+            why = "ended while it began" if dialogue.lost.done() or self.end.done() else "has not begun in time"
+            raise StartFailed(f"a clone of the session {why}{_last_words(dialogue)}")
 
     def _cgroup(self) -> Mapping[str, Any] | None:
         """Return a control group of its own for a fork; everything else shares the session's."""
@@ -220,7 +223,7 @@ class Family:
             node.is_runner, reserve.is_runner = False, True
             reserve.workspace.take([mount])
             reserve.dialogue.go(is_fork=False)
-            self._until = asyncio.get_running_loop().time() + BIRTH_PATIENCE_S
+            self._be_patient()
             await self._is_ready(reserve)
         await self.prune()
         return reserve
@@ -292,8 +295,12 @@ class Family:
         elif not self.end.done():
             await self.prune()
 
+    def _be_patient(self) -> None:
+        """Begin to count what all the clones of one call together may take; what the helper does is not theirs."""
+        self._until = asyncio.get_running_loop().time() + BIRTH_PATIENCE_S
+
     async def _first_of(self, *futures: asyncio.Future[Any]) -> None:
-        """Wait until one is done, within reason: what all the clones of one call together may take."""
+        """Wait until one is done, within reason."""
         left = max(0.0, self._until - asyncio.get_running_loop().time())
         await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
