@@ -298,7 +298,7 @@ async def make_job(
     request = Request(
         code=code,
         language=name,
-        argv=argv if argv is NO_WORDS else read_argv(argv),
+        argv=NO_WORDS if argv is NO_WORDS else read_argv(argv),
         stdin=stdin if type(stdin) is bytes else read_stdin(stdin),
         env={} if env is None else read_env(env),
         files=inputs.files,

@@ -5,13 +5,27 @@ How it ends everybody is for the attempts to escape: outside of a process namesp
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import signal
+import tempfile
+import threading
+import time
 from collections.abc import Callable
 
-from cloche.jail import wire
+import pytest
+
+from cloche.jail import notify, wire
+from cloche.jail.guest import say_farewell
+from cloche.jail.seccomp import build_filter
 from cloche.jail.spec import Spec
+from cloche.jail.syscalls import FAREWELL, attempt
 from cloche.jail.ward import Ward
+
+PR_SET_NO_NEW_PRIVS = 38
+RELEASE = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+needs_holding_filter = pytest.mark.skipif(RELEASE < (5, 19), reason="farewells need Linux 5.19 or newer")
 
 
 def in_fork(work: Callable[[Ward], str]) -> str:
@@ -55,7 +69,7 @@ def test_each_guest_hands_over_what_it_has_made() -> None:
 
             def make(code: int = turn, kept: int = reading, ours: int = writing) -> int:
                 os.close(kept)
-                wire.send(ward.theirs, "made", fds=[ours])
+                wire.send(ward.theirs, "made", {"holds": False}, [ours])
                 return code
 
             pid = guest(make)
@@ -67,3 +81,120 @@ def test_each_guest_hands_over_what_it_has_made() -> None:
         return ", ".join(said)
 
     assert in_fork(work) == "0 True, 1 True, 2 True"
+
+
+def see_off(ward: Ward, work: Callable[[], int], *, is_last: bool = True) -> str:
+    """Attend to a guest behind a filter that asks; tell how it ended, and whether the ward knew ahead.
+
+    Who was made last is what a file of the test's own says: the machine's number is everybody's.
+    """
+    ward.begin()
+
+    def live() -> int:
+        ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        listener, holds = notify.install(build_filter(platform.machine(), confined=False, nursed=True), holds=True)
+        wire.send(ward.theirs, "made", {"holds": holds}, [listener])
+        os.close(listener)
+        return work()
+
+    pid = guest(live)
+    with tempfile.TemporaryFile() as file:
+        file.write(b"%d\n" % (pid if is_last else pid + 1))
+        file.flush()
+        ward.last_pid = file.fileno()
+        (listener,) = ward.receive_made(pid)
+        quiet: list[bool] = []
+        status = ward.see_to_end(pid, listener, lambda: quiet.append(ward.is_leaving))
+    assert len(quiet) == 1, "it was said once that all was quiet"
+    return f"{os.waitstatus_to_exitcode(status)} {ward.is_leaving} {ward.most_kib > 0}"
+
+
+def farewell(code: int) -> Callable[[], int]:
+    """Return what says farewell, and is still there if nobody takes it."""
+
+    def say() -> int:
+        say_farewell(code)
+        return 99
+
+    return say
+
+
+@needs_holding_filter
+@pytest.mark.parametrize("code", [0, 1, 124, 255])
+def test_who_says_farewell_is_known_to_end(code: int) -> None:
+    """With its exit code, and what it used; it has gone when the next one comes."""
+
+    def work(ward: Ward) -> str:
+        told = see_off(ward, farewell(code))
+        pid = ward.leaving
+        ward.begin()
+        return f"{told} {os.path.exists(f'/proc/{pid}')}"
+
+    assert in_fork(work) == f"{code} True True False"
+
+
+@needs_holding_filter
+def test_one_farewell_is_not_the_next_guests() -> None:
+    """Whatever the one before did."""
+
+    def work(ward: Ward) -> str:
+        return ", ".join(see_off(ward, one) for one in (farewell(3), lambda: 4, farewell(5), farewell(6)))
+
+    assert in_fork(work) == "3 True True, 4 False True, 5 True True, 6 True True"
+
+
+def test_a_farewell_beside_others_is_no_end() -> None:
+    """Where any process or thread was made after it, it ends as everybody does: its wait status is waited for."""
+    assert in_fork(lambda ward: see_off(ward, farewell(7), is_last=False)) == "7 False True"
+
+
+def test_a_farewell_that_is_not_heard_of_is_no_end() -> None:
+    """Where the kernel does not say who was made last."""
+
+    def work(ward: Ward) -> str:
+        ward.last_pid = -1
+        ward.begin()
+        pid = guest(lambda: wire.send(ward.theirs, "made", {"holds": True}, [1]) or 0)
+        for fd in ward.receive_made(pid):
+            os.close(fd)
+        os.waitpid(pid, 0)
+        return f"{ward.holds} {ward.vitals}"
+
+    assert in_fork(work) == "False []"
+
+
+def test_a_child_s_farewell_is_its_own() -> None:
+    """The guest's is its guest's alone: a child that says it ends, and the guest goes on."""
+
+    def work() -> int:
+        child = guest(farewell(9))
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert in_fork(lambda ward: see_off(ward, work)) == "9 False True"
+
+
+def test_a_thread_s_farewell_ends_all() -> None:
+    """It ends the process, as the call does, but nobody is told before it is over."""
+
+    def work() -> int:
+        threading.Thread(target=say_farewell, args=(8,)).start()
+        time.sleep(30)
+        return 99
+
+    assert in_fork(lambda ward: see_off(ward, work)) == "8 False True"
+
+
+def test_who_was_killed_has_not_said_farewell() -> None:
+    """Nor who ends by the same call with another word."""
+
+    def kill_itself() -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 99
+
+    def nearly() -> int:
+        attempt("exit_group", (FAREWELL ^ 1) << 32 | 5)
+        return 99
+
+    assert (
+        in_fork(lambda ward: f"{see_off(ward, kill_itself)}, {see_off(ward, nearly)}") == "-9 False True, 5 False True"
+    )

@@ -43,7 +43,8 @@ def test_an_order_reaches_who_waits(door: Door) -> None:
     reading, writing = os.pipe()
     order(door, {"order": {"env": {}}, "steps": []}, writing)
     tag, body, fds = wire.receive(door.other_ends[0])
-    assert (tag, body) == ("order", {"order": {"env": {}}, "steps": [], "number": 7, "generation": door.generation})
+    told = {"number": 7, "generation": door.generation, "is_crowded": False}
+    assert (tag, body) == ("order", {"order": {"env": {}}, "steps": [], **told})
     os.write(fds[0], b"hello")
     assert os.read(reading, 5) == b"hello"
     for fd in (reading, writing, *fds):
@@ -54,7 +55,8 @@ def test_a_large_order_comes_whole(door: Door) -> None:
     """What is too large for a message comes in a memory file."""
     body = {"order": {"env": {"LONG": "x" * 3_000_000}}, "steps": []}
     order(door, dict(body))
-    assert wire.receive(door.other_ends[0]) == ("order", {**body, "number": 7, "generation": door.generation}, [])
+    told = {"number": 7, "generation": door.generation, "is_crowded": False}
+    assert wire.receive(door.other_ends[0]) == ("order", {**body, **told}, [])
 
 
 def test_an_order_is_on_the_slate_before_it_is_sent(door: Door) -> None:
