@@ -32,7 +32,7 @@ CHECKS: tuple[Check, ...] = (
     *conformance_sandbox.CHECKS,
     *conformance_truth.CHECKS,
 )
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 class Outcome(enum.StrEnum):

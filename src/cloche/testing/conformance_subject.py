@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
+from cloche.core.errors import SandboxFileNotFound
+from cloche.core.events import Event, OutputChunk, Sink, discard
 from cloche.core.levels import Control, Level, State
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend, OpenSandbox, SupportsSingleRun, SupportsWarmth
+from cloche.core.protocols import Backend, OpenSandbox, SupportsSingleRun, SupportsStreaming, SupportsWarmth
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
 from cloche.core.units import MIB
 
 # Wide enough for a machine that does other things too; a check that waits for a limit sets its own.
 GENEROUS = Limits(timeout_s=60, memory_bytes=256 * MIB, cpus=2, disk_bytes=64 * MIB)
+# How long a program is given, one try after the other, to do what it does first, where nothing but time can tell.
+TRIES_S = (2.0, 4.0, 8.0, 16.0, 32.0)
+WORD_S = 50.0  # how long a program's first word is waited for that then goes on for longer
 
 
 class Broken(Exception):
@@ -47,12 +52,18 @@ class Subject:
         """Open a sandbox of the backend with some limits changed."""
         return self.backend.open(policy or self.policy, self.limits.with_changes(**limits))
 
-    async def run(self, request: Request, **limits: Any) -> Result:  # noqa: ANN401 - checked by Limits
-        """Run one request in a sandbox of its own."""
+    async def run(
+        self,
+        request: Request,
+        *,
+        sink: Sink = discard,
+        **limits: Any,  # noqa: ANN401 - checked by Limits
+    ) -> Result:
+        """Run one request in a sandbox of its own; `sink` hears what happens if that sandbox says it."""
         async with self.open(**limits) as sandbox:
             if isinstance(sandbox, SupportsSingleRun):
                 sandbox.expect_single_run()
-            return await sandbox.run(request)
+            return await run_telling(sandbox, request, sink)
 
     async def cool_down(self) -> None:
         """Let the backend end what it keeps ready for later runs: that is none of one run's leftovers."""
@@ -136,7 +147,70 @@ def shown(value: object) -> str:
     return text if len(text) <= 300 else f"{text[:60]} ... {text[-230:]}"
 
 
-async def eventually(holds: Callable[[], bool], *, patience_s: float = 10.0) -> bool:
+async def run_telling(sandbox: OpenSandbox, request: Request, sink: Sink) -> Result:
+    """Run one request; `sink` hears what happens if the sandbox says it."""
+    if sink is not discard and isinstance(sandbox, SupportsStreaming):
+        return await sandbox.run_streaming(request, sink)
+    return await sandbox.run(request)
+
+
+@asynccontextmanager
+async def at_work(
+    sandbox: OpenSandbox, request: Request, *, hear: Sink = discard, patience_s: float = TRIES_S[0]
+) -> AsyncIterator[asyncio.Future[Result]]:
+    """Run a program in the background that prints something once it is at work, and yield then; it is cancelled after.
+
+    Where the sandbox does not stream only time can tell: that is `patience_s`. The run may have ended by itself.
+    """
+    has_spoken = asyncio.Event()
+
+    def listen(event: Event) -> None:
+        hear(event)
+        if isinstance(event, OutputChunk):
+            has_spoken.set()
+
+    running = asyncio.ensure_future(run_telling(sandbox, request, listen))
+    speaking = asyncio.ensure_future(has_spoken.wait())
+    try:
+        seconds = WORD_S if isinstance(sandbox, SupportsStreaming) else patience_s
+        await asyncio.wait([running, speaking], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        yield running
+    finally:
+        speaking.cancel()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def timed_out(sandbox: OpenSandbox, code: str, *, mark: str) -> tuple[Result, float]:
+    """Let code run out of time after it has made the file `mark`; return the result, and the time that it was given.
+
+    One that has not come so far is tried again, with more time: machines are held up, and programs start slowly.
+    """
+    for seconds in TRIES_S:
+        result = await sandbox.run(python(code, timeout_s=seconds))
+        expect_that(result.status is Status.TIMEOUT, f"the run ended with {describe(result)}")
+        if await has_file(sandbox, mark):
+            return result, seconds
+    raise Broken(f"a program did not come to make its file {mark!r} in {TRIES_S[-1]:g} s")
+
+
+async def has_file(sandbox: OpenSandbox, path: str) -> bool:
+    """Tell whether the workspace has a small file of this name."""
+    try:
+        await sandbox.read_file(path, max_bytes=1000)
+    except SandboxFileNotFound:
+        return False
+    return True
+
+
+async def least_s(subject: Subject) -> float:
+    """Return how long a run takes here that does nothing: a machine that has to boot takes its time."""
+    started = time.monotonic()
+    expect_ok(await subject.run(python("pass")))
+    return time.monotonic() - started
+
+
+async def eventually(holds: Callable[[], bool], *, patience_s: float = 60.0) -> bool:
     """Wait until something holds: dying takes a moment."""
     deadline = time.monotonic() + patience_s
     while not holds():
