@@ -127,7 +127,7 @@ def _run_script(settings: dict[str, Any], path: str, value_fd: int) -> int:
         pipe = os.fstat(value_fd).st_ino if value_fd >= 0 else 0
         namespace = main_module(path).__dict__
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-        value = _execute(path, namespace)
+        value = _execute(path, namespace, settings.get("source"))
         if pipe:
             _tell(value_fd, pipe, value)
     except SystemExit as request:
@@ -299,9 +299,9 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _execute(path: str, namespace: dict[str, Any]) -> Any:
+def _execute(path: str, namespace: dict[str, Any], source: bytes | None) -> Any:
     """Run a script and return the value of its last statement when that is an expression."""
-    body, last = _compile(read_source(path), path)
+    body, last = _compile(read_source(path) if source is None else source, path)
     exec(body, namespace)
     return eval(last, namespace) if last is not None else None
 

@@ -193,12 +193,15 @@ def _look_at_namespace() -> Call:
     return make("openat", AT_FDCWD, b"/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, 0, keep="namespace")
 
 
-def compile_files(spec: Spec, run: Run) -> list[Step]:
-    """Return how the input files come to be. Earlier runs may have left links: nothing is followed."""
+def compile_files(spec: Spec, run: Run, *, is_first: bool = False) -> list[Step]:
+    """Return how the input files come to be. Earlier runs may have left links: nothing is followed.
+
+    Where a run `is_first`, in a workspace that is empty, there is nothing to replace.
+    """
     folder = _FOLDER & ~os.O_NOFOLLOW
     calls = [make("openat", AT_FDCWD, os.fsencode(spec.workspace), folder, keep="root")]
     for path, mode, data in run.files:
-        calls += _file("root", path, mode, data)
+        calls += _file("root", path, mode, data, is_new=is_first)
     calls.append(make("close", "root"))
     if run.build:
         calls.append(make("mkdirat", AT_FDCWD, os.fsencode(run.build), 0o700))
@@ -341,24 +344,24 @@ def _offer_to_oom_killer() -> list[Call]:
     ]
 
 
-def _file(root: str, path: str, mode: int, data: bytes) -> list[Call]:
+def _file(root: str, path: str, mode: int, data: bytes, *, is_new: bool) -> list[Call]:
     """Create or replace a file below the directory in register `root`, making folders, following no link."""
-    key = root, path, mode
+    key = root, path, mode, is_new
     found = _files.get(key)
     if found is None:
         if len(_files) >= MOST_FILES:
             _files.clear()
-        found = _files[key] = _around_content(root, path, mode)
+        found = _files[key] = _around_content(root, path, mode, is_new=is_new)
     before, after = found
     return [*before, *([make("write", "file", data)] if data else []), *after]
 
 
 MOST_FILES = 64
-_files: dict[tuple[str, str, int], tuple[list[Call], list[Call]]] = {}  # the calls of usual names
+_files: dict[tuple[str, str, int, bool], tuple[list[Call], list[Call]]] = {}  # the calls of usual names
 
 
-def _around_content(root: str, path: str, mode: int) -> tuple[list[Call], list[Call]]:
-    """Return the calls before and after the one that writes the content."""
+def _around_content(root: str, path: str, mode: int, *, is_new: bool) -> tuple[list[Call], list[Call]]:
+    """Return the calls before and after the one that writes the content; a call that fails takes its time."""
     *folders, name = path.split("/")
     here, calls = root, []
     for depth, folder in enumerate(folders):
@@ -366,9 +369,8 @@ def _around_content(root: str, path: str, mode: int) -> tuple[list[Call], list[C
         calls.append(make("mkdirat", here, os.fsencode(folder), 0o755, excuse=(EEXIST,)))
         calls.append(make("openat", here, os.fsencode(folder), _FOLDER, 0, keep=there))
         here = there
-    calls += [
-        make("unlinkat", here, os.fsencode(name), 0, excuse=(ENOENT,)),
-        make("openat", here, os.fsencode(name), _NEW_FILE, 0o600, keep="file"),
-    ]
+    if not is_new:
+        calls.append(make("unlinkat", here, os.fsencode(name), 0, excuse=(ENOENT,)))
+    calls.append(make("openat", here, os.fsencode(name), _NEW_FILE, 0o600, keep="file"))
     closing = [make("close", f"folder {depth}") for depth in range(len(folders))]
     return calls, [make("fchmod", "file", mode), make("close", "file"), *closing]

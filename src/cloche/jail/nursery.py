@@ -75,10 +75,11 @@ class Nursery(Parent):
             made = self._take_over(ward.receive_made(pid))
             if namespace >= 0:  # taking it down makes the kernel wait, which nobody waits for now
                 posix.close(namespace)
-            ended, namespace = self._raise(pid, ward, made, file, before)
+            ended, namespace = self._raise(pid, ward, made, file, before, said)
             ready = said  # what the building took was told with the first guest
             building.first = building.later or building.first
-            wire.send(door, "ended", ended | said)
+            wire.send(door, "ended", ended)
+            ward.let_go()
             if slate.rebuilds(file):  # else the caller's next run may be for our next guest, which is yet to be made
                 posix.sched_yield()  # the kernel tends to put whom we woke behind us, though the other one is idle
             slate.note_end(file, ended["number"])  # after it was told: what is noted, the helper asks nobody about
@@ -100,10 +101,12 @@ class Nursery(Parent):
             self._keep(ticket[0])
         return made
 
-    def _raise(self, pid: int, ward: Ward, made: list[int], file: int, before: int) -> tuple[dict[str, Any], int]:
+    def _raise(
+        self, pid: int, ward: Ward, made: list[int], file: int, before: int, said: dict[str, Any]
+    ) -> tuple[dict[str, Any], int]:
         """See one guest to its end; return what there is to tell of it, and its mount namespace, -1 if that is gone.
 
-        `before` is the number of the run whose orders were taken before it was born.
+        `before` is the number of the run whose orders were taken before it was born; `said` is told in any case.
         """
         *places, namespace, listener = made
         last: list[int] = []
@@ -123,6 +126,7 @@ class Nursery(Parent):
             tasks = _count_tasks() if status else 0
             ward.end_everybody()
         ended = {
+            **said,
             "number": number,
             "wait_status": status,
             "tasks": tasks,

@@ -4,7 +4,7 @@ A guest waits for nothing that is done here, but its caller does, and all of it 
 be kept from guest to guest is kept, and nothing that often fails is done in a way that makes failing dear.
 
 The end of a guest is known before the kernel has taken its memory apart, where it says farewell: its interpreter's last
-call asks this process, which looks whether that is the end of all that is the guest's, lets it go on, and tells. Who
+call asks this process, which looks whether that is the end of all that is the guest's, tells, and lets it go on. Who
 asks is held by the kernel: no signal brings it back to its program, and an answer lets it end. Where anybody else was
 ever made, or anything is in doubt, the farewell is answered and the end is waited for, as that of those who say none.
 """
@@ -39,7 +39,8 @@ class Ward(Minder):
         self.own_places = [spec.workspace, spec.tmp, "/dev/shm"]
         self.ours, self.theirs = socketpair()
         self.has_left_traces = self.holds = False
-        self.leaving = 0
+        self.leaving, self.farewell = 0, b""
+        self.listener = -1
         self.vitals: list[int] = []  # what is open until the next guest: its time on processors, its memory
         self.last_pid = _open("/proc/sys/kernel/ns_last_pid")
 
@@ -48,11 +49,20 @@ class Ward(Minder):
         """Tell whether the guest's end is known although the kernel is not through with it."""
         return self.leaving > 0
 
+    def let_go(self) -> None:
+        """Answer the farewell of a guest whose end was told."""
+        if self.leaving:
+            try:
+                load_notify().reply(self.listener, self.farewell)
+            except OSError:
+                pass  # it was killed meanwhile
+
     def begin(self) -> None:
         """Forget the guest before: its end has been heard of, and nobody of it lives when this returns."""
         if self.leaving:
             wait4(self.leaving, 0)
             self.drain()
+            posix.close(self.listener)
             self.leaving = 0
         for fd in self.vitals:
             if fd >= 0:
@@ -93,9 +103,9 @@ class Ward(Minder):
                         posix.close(listener)
                         return status
                 elif event & POLLIN:
-                    status = self._answer(listener, pid, on_quiet)
+                    status = self._answer(listener, pid)
                     if status is not None:
-                        self.vitals.append(listener)  # what must not be done now is done when nobody waits
+                        on_quiet()
                         return status
                 else:  # the last process behind this filter is gone, or taken apart
                     posix.close(listener)
@@ -105,41 +115,39 @@ class Ward(Minder):
                     self.drain()
                     return status
 
-    def _answer(self, listener: int, pid: int, on_quiet: Callable[[], None]) -> int | None:
-        """Answer one question; return the guest's wait status where it was its farewell."""
+    def _answer(self, listener: int, pid: int) -> int | None:
+        """Answer one question; return the guest's wait status where it was its farewell, which is answered later."""
         notify = load_notify()
         try:
             question = notify.receive(listener)
-            spent = self._last_look(pid) if notify.is_farewell(question, pid) else None
-            if spent is not None:
-                on_quiet()
+            if notify.is_farewell(question, pid) and self._is_last_word(pid):
+                self.leaving, self.farewell, self.listener = pid, question, listener
+                status: int = notify.exit_code(question) << 8
+                return status
             notify.reply(listener, question, notify.refusal(question, self.own_places, _nobody))
         except OSError:  # we do not know what it was for
             self.has_left_traces = True
             return None
         self.has_left_traces = notify.leaves_traces(question) or self.has_left_traces
-        if spent is None:
-            return None
-        self.add(spent)
-        self.leaving = pid
-        status: int = notify.exit_code(question) << 8
-        return status
+        return None
 
-    def _last_look(self, pid: int) -> tuple[float, float, int] | None:
-        """Return what a guest used that says farewell, None where that is not the end of all that is its.
+    def _is_last_word(self, pid: int) -> bool:
+        """Tell whether a farewell is the end of all that is a guest's; if so, add what it used.
 
         It is held in its last call, from which it does not return, and where no process or thread was made after it
         none is left.
         """
         try:
             if not self.holds or int(posix.pread(self.last_pid, 32, 0)) != pid:
-                return None
+                return False
             seconds = int(posix.pread(self.vitals[0], 64, 0).partition(b" ")[0]) / 1e9
             most_kib = int(posix.pread(self.vitals[1], 1 << 13, 0).partition(b"VmHWM:")[2].split(None, 1)[0])
             share = _user_share(pid) if seconds > MANY_TICKS_S else 1.0
         except (OSError, ValueError, IndexError):
-            return None  # a kernel that keeps none of this
-        return (seconds * share, seconds * (1 - share), most_kib) if seconds else None
+            return False  # a kernel that keeps none of this
+        if seconds:
+            self.add((seconds * share, seconds * (1 - share), most_kib))
+        return seconds > 0
 
     def end_everybody(self) -> None:
         """Kill all that is left in this process namespace but us, and wait until nothing is.

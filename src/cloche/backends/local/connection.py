@@ -145,7 +145,7 @@ class Connection:
         self._number, self._started_at, self._timeout_s = next(_numbers), 0.0, run.timeout_s
         self._close_lent()
         self._generation, self._lent = door.generation, door.take_guest() if door.has_guest else None
-        steps = compile_files(self._spec, run) if run.has_files else []
+        steps = compile_files(self._spec, run, is_first=rebuilds) if run.has_files else []
         body = {"order": run.as_order(), "steps": steps, "is_awaited": is_awaited}
         number, clock = self._number, self._timeout_s
 

@@ -17,6 +17,7 @@ from .plan import Places, guest_environment
 
 # Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
 _INTERPRETER_VARIABLES = "PYTHON"
+SHORT_BYTES = 2048  # a script that travels with its orders, beside the file that it is: it need not be read again
 _HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
 
 
@@ -75,6 +76,8 @@ def build_program(request: Request, places: Places, timeout_s: float) -> Program
     if language.name == "python" and not sets_interpreter_variables(request.env):
         run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
         run.python["customizes"] = has_customization()
+        if files[-1].path == path and len(files[-1].data) <= SHORT_BYTES:
+            run.python["source"] = files[-1].data
     else:
         run.commands = [list(words) for words in render(engine, toolchain.programs, source, build, request.argv)]
         run.build, run.generated = build, dict(render_generated(engine, source, build))
