@@ -78,6 +78,78 @@ def test_a_clone_keeps_no_capability(sandbox: cloche.Sandbox) -> None:
         assert "capabilities" in _refuses_to_fork(session)
 
 
+ENTER = """
+def enter(self, link, fds, files):
+    INIT(self, link, fds, files)
+    {with_doors}
+INIT = FORKING.Clone.__init__
+FORKING.Clone.__init__ = enter
+"""
+MEMORY_GROUP = "next(line for line in open('/proc/self/cgroup') if ':memory:' in line or line.startswith('0::'))"
+
+
+def _has_doors(sandbox: cloche.Sandbox) -> bool:
+    """Tell whether a fork is handed a way into a control group: where there are any, and of version 1."""
+    with sandbox.session() as session:
+        session.run(at_birth("os.write(self.fds[2], f'{len(self.doors)} doors'.encode())"))
+        (fork,) = session.fork(1)
+        return fork.run("'settled'").stderr.split(" doors")[0] != "0"
+
+
+def test_a_clone_that_does_not_enter_its_group_is_moved(sandbox: cloche.Sandbox) -> None:
+    """What it does not do itself is done to it: its limits are its own, as those of one that does."""
+    with sandbox:
+        if not _has_doors(sandbox):
+            return
+        for hands in ("pass", "for fd in self.doors: os.close(fd)\nself.doors = []"):
+            with sandbox.session() as session:
+                session.run(at_birth(hands))
+                mine = session.run(MEMORY_GROUP).value
+                first, second = session.fork(2)
+                groups = [mine, first.run(MEMORY_GROUP).value, second.run(MEMORY_GROUP).value]
+                assert len(set(groups)) == 3, groups
+
+
+def test_a_clone_keeps_no_way_into_its_group(sandbox: cloche.Sandbox) -> None:
+    """Its own forks could leave theirs by it."""
+    with sandbox:
+        if not _has_doors(sandbox):
+            return
+        with sandbox.session() as session:
+            session.run(at_birth("kept = [os.dup(fd) for fd in self.doors]"))
+            assert "holds something" in _refuses_to_fork(session)
+
+
+def test_a_parent_that_enters_a_fork_s_group_is_ended(sandbox: cloche.Sandbox) -> None:
+    """It would have two limits, one after the other. That it can is shown by itself: it says so before it is seen."""
+    with sandbox:
+        if not _has_doors(sandbox):
+            return
+        with sandbox.session() as session:
+            hands = "[os.write(fd, b'0') for fd in self.doors]; os.write(2, b'entered')"
+            session.run(TAKE_OVER + ENTER.format(with_doors=hands))
+            with pytest.raises((cloche.InvalidRequest, cloche.StartFailed)) as caught:
+                session.fork(1)
+            assert "has entered the control group" in str(caught.value)
+            with pytest.raises(cloche.InvalidRequest, match="has ended"):
+                session.run("1")
+
+
+def test_a_parent_that_keeps_the_way_finds_it_closed(sandbox: cloche.Sandbox) -> None:
+    """It stands still as long as its fork lives, and after that the group is no more."""
+    with sandbox:
+        if not _has_doors(sandbox):
+            return
+        with sandbox.session() as session:
+            hands = "SESSION.ways = getattr(SESSION, 'ways', []) + [os.dup(fd) for fd in self.doors]"
+            session.run(at_birth(after="[os.close(fd) for fd in SESSION.ways]") + ENTER.format(with_doors=hands))
+            with session.fork(1)[0] as fork:
+                assert fork.run("1").value == 1
+            said = session.run("[refused(lambda: os.write(fd, b'0')) for fd in SESSION.ways]").value
+            assert said
+            assert all(word.startswith("refused") for word in said), said
+
+
 REFUSALS = (
     "Operation not permitted",
     "Permission denied",

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 LINK = 3
 VALUE = 1023  # the last number below the limit: out of the way of programs that close what they did not open
 CANNOT_RUN, NOT_FOUND = 126, 127
-GO, EBUSY = b"g", 16
+GO, EBUSY, ETOOMANYREFS = b"g", 16, 109
+GARBAGE_PAUSES, GARBAGE_PAUSE_S = 100, 0.002  # the kernel collects what was on its way when it finds the time
+ROBUST_LIST_BYTES = 24
 PLACES = ("workspace", "tmp", "shm")  # the registers in which a nursed guest has its own places …
 NAMESPACE = "namespace"  # … the one that keeps its mount namespace, to be taken down when nobody waits for it …
 KEPT, LENT = "kept", "lent"  # … and further mounts of a workspace that is kept: for the next guest, for the caller
@@ -81,7 +83,7 @@ class Guest:
             seconds.append(perf_counter() - begun)
             self._hand_over(listener, holds=holds, is_nursed=nursed is not None)
             if nursed is not None:
-                wire.send(nursed.door, "ready", nursed.ready, self._for_caller())
+                _send_patiently(nursed.door, "ready", nursed.ready, self._for_caller())
             if self.interpreter is not None and self._has_time():
                 self._rehearse(building)
                 self._tell_those_after_us(nursed)
@@ -175,7 +177,7 @@ class Guest:
         if is_nursed:
             kept = [self.registers[KEPT]] if KEPT in self.registers else []
             made = [self.registers[name] for name in (*PLACES, NAMESPACE)]
-            wire.send(self.asking, "made", {"holds": holds}, [*made, listener, *kept])
+            _send_patiently(self.asking, "made", {"holds": holds}, [*made, listener, *kept])
         elif listener >= 0:
             wire.send(self.asking, "listener", fds=[listener])
         if listener >= 0:
@@ -210,7 +212,7 @@ class Guest:
         slate.note_taken(nursed.file, number)
         perform(body["steps"], self.registers)
         slate.note_start(nursed.file, number, monotonic())
-        self.says_farewell = not body["is_crowded"]  # else what makes its end be known sooner keeps others waiting
+        self.says_farewell = body["says_farewell"]
         if body["is_awaited"]:
             wire.send(nursed.door, "started", {"number": number, "generation": generation})
         return Order(**body["order"]), fds
@@ -254,11 +256,26 @@ class Guest:
         run(order.python, order.env, value_fd)
 
 
+def _send_patiently(link: int, tag: str, body: dict[str, Any], fds: list[int]) -> None:
+    """Send descriptors, again after a pause where the guest before us left many on their way that are garbage."""
+    for _ in range(GARBAGE_PAUSES):
+        try:
+            wire.send(link, tag, body, fds)
+        except OSError as error:
+            if error.errno != ETOOMANYREFS:
+                raise
+            ppoll((), GARBAGE_PAUSE_S)
+        else:
+            return
+    wire.send(link, tag, body, fds)
+
+
 def say_farewell(code: int) -> None:
     """End this process and let the nursery hear of it first, see `ward`; returns where nobody listens any more.
 
     Who goes on as a batch job takes nobody's place when it is woken up: what is left to do for us can wait.
     """
+    attempt("set_robust_list", None, ROBUST_LIST_BYTES)  # nobody else is there who could wait for a futex of ours
     attempt("sched_setscheduler", 0, SCHED_BATCH, bytes(4))
     attempt("exit_group", FAREWELL << 32 | code & 0xFFFFFFFF)
 

@@ -116,7 +116,7 @@ class Nursery(Parent):
             if not last:
                 last.extend((slate.taken(file), *_count_full(places)))
 
-        status = ward.see_to_end(pid, listener, look_around)
+        status = ward.see_to_end(pid, listener, look_around, lambda: not slate.has_company(file))
         look_around()
         number, full, stored = last
         if number == before:  # it failed, or was killed while it waited

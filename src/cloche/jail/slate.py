@@ -18,7 +18,7 @@ CLOCK_MONOTONIC = 1
 TFD_NONBLOCK, TFD_CLOEXEC = posix.O_NONBLOCK, posix.O_CLOEXEC
 _ORDERED_AT, _STARTED_AT, _ENDED_AT, _SIZE = 0, 64, 128, 192  # each has one writer, and a cache line of its own
 _TOUCHED_AT, _TOUCHED_BYTES = 4096, 1 << 15
-_CROWDED_AT, _AGAIN_AT = _ORDERED_AT + 24, _ORDERED_AT + 32
+_CROWDED_AT, _COMPANY_AT, _AGAIN_AT = _ORDERED_AT + 24, _ORDERED_AT + 32, _ORDERED_AT + 40
 _TAKEN_AT = _STARTED_AT + 32
 _NS = 10**9
 
@@ -48,9 +48,18 @@ def unwind(timer: int) -> None:
         pass  # it was wound again meanwhile
 
 
-def note_order(file: int, number: int, timeout_s: float, *, rebuilds: bool, is_crowded: bool = False) -> None:
+def note_order(
+    file: int,
+    number: int,
+    timeout_s: float,
+    *,
+    rebuilds: bool,
+    is_crowded: bool = False,
+    has_company: bool = False,
+) -> None:
     """Write down that run `number` is ordered; with its number at both ends, so that half of it is told apart."""
-    posix.pwrite(file, _words(number, int(timeout_s * _NS), rebuilds, is_crowded, number), _ORDERED_AT)
+    order = number, int(timeout_s * _NS), rebuilds, is_crowded, has_company, number
+    posix.pwrite(file, _words(*order), _ORDERED_AT)
 
 
 def rebuilds(file: int) -> bool:
@@ -61,6 +70,11 @@ def rebuilds(file: int) -> bool:
 def is_crowded(file: int) -> bool:
     """Tell whether the caller's other runs kept all processors busy when the last one was ordered."""
     return bool(_word(posix.pread(file, 8, _CROWDED_AT), 0))
+
+
+def has_company(file: int) -> bool:
+    """Tell whether a live session works in the same files as the last run that was ordered."""
+    return bool(_word(posix.pread(file, 8, _COMPANY_AT), 0))
 
 
 def note_taken(file: int, number: int) -> None:

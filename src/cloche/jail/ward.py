@@ -4,9 +4,10 @@ A guest waits for nothing that is done here, but its caller does, and all of it 
 be kept from guest to guest is kept, and nothing that often fails is done in a way that makes failing dear.
 
 The end of a guest is known before the kernel has taken its memory apart, where it says farewell: its interpreter's last
-call asks this process, which looks whether that is the end of all that is the guest's, tells, and lets it go on. Who
-asks is held by the kernel: no signal brings it back to its program, and an answer lets it end. Where anybody else was
-ever made, or anything is in doubt, the farewell is answered and the end is waited for, as that of those who say none.
+call asks this process, which looks whether that is the end of all that is the guest's, tells, and kills it. Who asks is
+held by the kernel: no signal but that one ends its waiting. Where anybody else was ever made, where anybody outside may
+hold what it held, or anything is in doubt, the farewell is answered and the end is waited for, as that of those who say
+none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import posix
 from . import wire
 from .guest import load_notify
 from .minding import Minder
-from .syscalls import P_ALL, POLLIN, WEXITED, WNOHANG, WNOWAIT, attempt, ppoll, socketpair, wait4
+from .syscalls import P_ALL, POLLIN, WEXITED, WNOHANG, WNOWAIT, attempt, call, fresh, ppoll, socketpair, wait4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,9 +40,8 @@ class Ward(Minder):
         self.own_places = [spec.workspace, spec.tmp, "/dev/shm"]
         self.ours, self.theirs = socketpair()
         self.has_left_traces = self.holds = False
-        self.leaving, self.farewell = 0, b""
-        self.listener = -1
-        self.vitals: list[int] = []  # what is open until the next guest: its time on processors, its memory
+        self.leaving, self.listener = 0, -1
+        self.vitals: list[int] = []  # what is open until the next guest: its time, its memory, its first program
         self.last_pid = _open("/proc/sys/kernel/ns_last_pid")
 
     @property
@@ -50,11 +50,14 @@ class Ward(Minder):
         return self.leaving > 0
 
     def let_go(self) -> None:
-        """Answer the farewell of a guest whose end was told."""
+        """Kill a guest whose end was told: one that was only answered could be brought back by a signal.
+
+        Some kernels let a signal that is there before it wakes up undo its call, though the answer was to go on.
+        """
         if self.leaving:
             try:
-                load_notify().reply(self.listener, self.farewell)
-            except OSError:
+                posix.kill(self.leaving, SIGKILL)
+            except ProcessLookupError:
                 pass  # it was killed meanwhile
 
     def begin(self) -> None:
@@ -84,13 +87,15 @@ class Ward(Minder):
                     tag, body, given = wire.receive(fd)
                     self.holds = tag == "made" and body["holds"] and self.last_pid >= 0
                     if self.holds:
-                        self.vitals = [_open(f"/proc/{pid}/schedstat"), _open(f"/proc/{pid}/status")]
+                        self.vitals = [_open(f"/proc/{pid}/{name}") for name in ("schedstat", "status", "environ")]
                     return given if tag == "made" else []
                 if self.take_dead(pid) is not None:
                     return []
 
-    def see_to_end(self, pid: int, listener: int, on_quiet: Callable[[], None]) -> int:
+    def see_to_end(self, pid: int, listener: int, on_quiet: Callable[[], None], is_alone: Callable[[], bool]) -> int:
         """Attend to a guest until it has ended, and return its wait status.
+
+        `is_alone` tells whether nobody outside works in its files.
 
         All that can ask lives behind its filter. When nobody does any more, all of it is on its way out, no program
         runs, `on_quiet` is called, and nothing else is worth waking up for.
@@ -103,7 +108,7 @@ class Ward(Minder):
                         posix.close(listener)
                         return status
                 elif event & POLLIN:
-                    status = self._answer(listener, pid)
+                    status = self._answer(listener, pid, is_alone)
                     if status is not None:
                         on_quiet()
                         return status
@@ -115,13 +120,13 @@ class Ward(Minder):
                     self.drain()
                     return status
 
-    def _answer(self, listener: int, pid: int) -> int | None:
-        """Answer one question; return the guest's wait status where it was its farewell, which is answered later."""
+    def _answer(self, listener: int, pid: int, is_alone: Callable[[], bool]) -> int | None:
+        """Answer one question; return the guest's wait status where it was its farewell, which needs no answer."""
         notify = load_notify()
         try:
             question = notify.receive(listener)
-            if notify.is_farewell(question, pid) and self._is_last_word(pid):
-                self.leaving, self.farewell, self.listener = pid, question, listener
+            if notify.is_farewell(question, pid) and is_alone() and self._is_last_word(pid):
+                self.leaving, self.listener = pid, listener
                 status: int = notify.exit_code(question) << 8
                 return status
             notify.reply(listener, question, notify.refusal(question, self.own_places, _nobody))
@@ -135,19 +140,25 @@ class Ward(Minder):
         """Tell whether a farewell is the end of all that is a guest's; if so, add what it used.
 
         It is held in its last call, from which it does not return, and where no process or thread was made after it
-        none is left.
+        none is left. What the kernel writes for it when it is gone (its robust futexes) is none where it keeps no list
+        of any. Its largest memory is that of one program: after `execve` the first one's is forgotten.
         """
         try:
-            if not self.holds or int(posix.pread(self.last_pid, 32, 0)) != pid:
+            if not self.holds or self.has_left_traces or int(posix.pread(self.last_pid, 32, 0)) != pid:
+                return False
+            futexes = fresh(8)
+            call("get_robust_list", pid, futexes, fresh(8))
+            if any(futexes) or not posix.pread(self.vitals[2], 1, 0):
                 return False
             seconds = int(posix.pread(self.vitals[0], 64, 0).partition(b" ")[0]) / 1e9
-            most_kib = int(posix.pread(self.vitals[1], 1 << 13, 0).partition(b"VmHWM:")[2].split(None, 1)[0])
+            most_kib = int(posix.pread(self.vitals[1], 1 << 13, 0).partition(b"\nVmHWM:")[2].split(None, 1)[0])
             share = _user_share(pid) if seconds > MANY_TICKS_S else 1.0
         except (OSError, ValueError, IndexError):
             return False  # a kernel that keeps none of this
-        if seconds:
+        is_told = seconds > 0 and most_kib > 0
+        if is_told:
             self.add((seconds * share, seconds * (1 - share), most_kib))
-        return seconds > 0
+        return is_told
 
     def end_everybody(self) -> None:
         """Kill all that is left in this process namespace but us, and wait until nothing is.

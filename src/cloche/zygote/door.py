@@ -64,16 +64,20 @@ class Door:
         timeout_s: float,
         rebuilds: bool,
         is_crowded: bool = False,
+        has_company: bool = False,
     ) -> None:
         """Send the orders of run `number`, which a guest of the present nursery takes and no other. Raises OSError.
 
         The helper looks at it when it may have lasted too long to be left alone. It builds anew, or waits to be told
         to, where this run turns out to be the last one in its nursery. Where it `is_crowded`, the next guest saves
-        what it would only do to answer sooner.
+        what it would only do to answer sooner. Where a live session `has_company` of it in the same files, or it is
+        crowded, the guest's end is not told before the kernel is through with it.
         """
-        slate.note_order(self._slate, number, timeout_s, rebuilds=rebuilds, is_crowded=is_crowded)
+        slate.note_order(
+            self._slate, number, timeout_s, rebuilds=rebuilds, is_crowded=is_crowded, has_company=has_company
+        )
         slate.wind(self._timer, min(timeout_s, UNWATCHED_S))
-        body |= {"number": number, "generation": self.generation, "is_crowded": is_crowded}
+        body |= {"number": number, "generation": self.generation, "says_farewell": not (is_crowded or has_company)}
         wire.send_by(self._pass_on, "order", body, fds)
 
     def start_of(self, number: int) -> float:

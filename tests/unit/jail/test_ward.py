@@ -9,6 +9,7 @@ import ctypes
 import os
 import platform
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -76,14 +77,14 @@ def test_each_guest_hands_over_what_it_has_made() -> None:
             (given,) = ward.receive_made(pid)
             os.close(given)
             os.close(writing)
-            status = ward.see_to_end(pid, reading, lambda: None)
+            status = ward.see_to_end(pid, reading, lambda: None, lambda: True)
             said.append(f"{os.waitstatus_to_exitcode(status)} {ward.most_kib > 0}")
         return ", ".join(said)
 
     assert in_fork(work) == "0 True, 1 True, 2 True"
 
 
-def see_off(ward: Ward, work: Callable[[], int], *, is_last: bool = True) -> str:
+def see_off(ward: Ward, work: Callable[[], int], *, is_last: bool = True, is_alone: bool = True) -> str:
     """Attend to a guest behind a filter that asks; tell how it ended, and whether the ward knew ahead.
 
     Who was made last is what a file of the test's own says: the machine's number is everybody's.
@@ -104,7 +105,8 @@ def see_off(ward: Ward, work: Callable[[], int], *, is_last: bool = True) -> str
         ward.last_pid = file.fileno()
         (listener,) = ward.receive_made(pid)
         quiet: list[bool] = []
-        status = ward.see_to_end(pid, listener, lambda: quiet.append(ward.is_leaving))
+        status = ward.see_to_end(pid, listener, lambda: quiet.append(ward.is_leaving), lambda: is_alone)
+        ward.let_go()
     assert len(quiet) == 1, "it was said once that all was quiet"
     return f"{os.waitstatus_to_exitcode(status)} {ward.is_leaving} {ward.most_kib > 0}"
 
@@ -146,6 +148,39 @@ def test_one_farewell_is_not_the_next_guests() -> None:
 def test_a_farewell_beside_others_is_no_end() -> None:
     """Where any process or thread was made after it, it ends as everybody does: its wait status is waited for."""
     assert in_fork(lambda ward: see_off(ward, farewell(7), is_last=False)) == "7 False True"
+
+
+@pytest.mark.parametrize("reason", ["company", "a list of futexes", "a socket"])
+def test_a_farewell_with_something_left_is_no_end(reason: str) -> None:
+    """Where a session works in the same files, the kernel has yet to write for it, or a socket may hold things."""
+
+    def with_list() -> int:
+        attempt("set_robust_list", bytes(24), 24)
+        attempt("exit_group", FAREWELL << 32 | 7)
+        return 99
+
+    def with_socket() -> int:
+        socket.socket().close()
+        say_farewell(7)
+        return 99
+
+    work = {"a list of futexes": with_list, "a socket": with_socket}.get(reason, farewell(7))
+    assert in_fork(lambda ward: see_off(ward, work, is_alone=reason != "company")) == "7 False True"
+
+
+@needs_holding_filter
+def test_a_name_of_a_process_is_no_figure() -> None:
+    """The first line of what is read of it is the guest's own words."""
+
+    def work() -> int:
+        ctypes.CDLL(None).prctl(15, b"VmHWM:1", 0, 0, 0)
+        say_farewell(0)
+        return 99
+
+    def see(ward: Ward) -> str:
+        return f"{see_off(ward, work)} {ward.most_kib > 1000}"
+
+    assert in_fork(see) == "0 True True True"
 
 
 def test_a_farewell_that_is_not_heard_of_is_no_end() -> None:

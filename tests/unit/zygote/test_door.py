@@ -43,7 +43,7 @@ def test_an_order_reaches_who_waits(door: Door) -> None:
     reading, writing = os.pipe()
     order(door, {"order": {"env": {}}, "steps": []}, writing)
     tag, body, fds = wire.receive(door.other_ends[0])
-    told = {"number": 7, "generation": door.generation, "is_crowded": False}
+    told = {"number": 7, "generation": door.generation, "says_farewell": True}
     assert (tag, body) == ("order", {"order": {"env": {}}, "steps": [], **told})
     os.write(fds[0], b"hello")
     assert os.read(reading, 5) == b"hello"
@@ -55,7 +55,7 @@ def test_a_large_order_comes_whole(door: Door) -> None:
     """What is too large for a message comes in a memory file."""
     body = {"order": {"env": {"LONG": "x" * 3_000_000}}, "steps": []}
     order(door, dict(body))
-    told = {"number": 7, "generation": door.generation, "is_crowded": False}
+    told = {"number": 7, "generation": door.generation, "says_farewell": True}
     assert wire.receive(door.other_ends[0]) == ("order", {**body, **told}, [])
 
 

@@ -127,18 +127,39 @@ class Connection:
         return jail.building()
 
     def send_kept_run(
-        self, run: Run, streams: Sequence[int], jail: WarmJail, slot: Slot, *, workspace: int, is_awaited: bool
+        self,
+        run: Run,
+        streams: Sequence[int],
+        jail: WarmJail,
+        slot: Slot,
+        *,
+        workspace: int,
+        is_awaited: bool,
+        has_company: bool,
     ) -> Building:
-        """Send one of several runs of a sandbox into a jail that keeps its workspace; another guest follows."""
+        """Send one of several runs of a sandbox into a jail that keeps its workspace; another guest follows.
+
+        It `has_company` where a live session works in the same files.
+        """
         has_workspace = workspace >= 0
         if slot.key != jail.key_of_kept:
             self._checked(lambda: jail.prepare_kept(slot, workspace))
         if slot.door is not None:
-            self._send_to_door(slot, slot.door, run, streams, rebuilds=False, is_awaited=is_awaited)
+            self._send_to_door(
+                slot, slot.door, run, streams, rebuilds=False, is_awaited=is_awaited, has_company=has_company
+            )
         return jail.building_of_kept(has_workspace=has_workspace)
 
     def _send_to_door(
-        self, slot: Slot, door: Door, run: Run, streams: Sequence[int], *, rebuilds: bool, is_awaited: bool
+        self,
+        slot: Slot,
+        door: Door,
+        run: Run,
+        streams: Sequence[int],
+        *,
+        rebuilds: bool,
+        is_awaited: bool,
+        has_company: bool = False,
     ) -> None:
         """Send the guest its orders; the helper keeps the clock without being told."""
         self._was_started, self._was_killed, self._end = False, False, None
@@ -151,7 +172,10 @@ class Connection:
 
         def talk() -> None:
             refill_quota(slot, self._spec)
-            door.order(body, streams, number=number, timeout_s=clock, rebuilds=rebuilds, is_crowded=crowd.is_here())
+            door.order(
+                body, streams, number=number, timeout_s=clock, rebuilds=rebuilds,
+                is_crowded=crowd.is_here(), has_company=has_company,
+            )  # fmt: skip
 
         self._checked(talk)
 

@@ -375,7 +375,10 @@ class LocalOpenSandbox:
         if self._slot is not None and jail.is_nursery:
             self._start = "pooled" if self._slot.key == jail.key_of_kept else "forked"
             fd = self.workspace.fd
-            building = connection.send_kept_run(run, streams, jail, self._slot, workspace=fd, is_awaited=is_awaited)
+            building = connection.send_kept_run(
+                run, streams, jail, self._slot, workspace=fd, is_awaited=is_awaited,
+                has_company=any(not one.has_ended for one in self._sessions),
+            )  # fmt: skip
             return connection, building
         self._start = "cold" if self._slot is None else "forked"
         is_jail = self._spec.level == "jail"

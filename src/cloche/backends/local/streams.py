@@ -81,7 +81,7 @@ class StreamReader:
         No more than a pipe can hold: somebody who still writes, faster than we read, would keep us here for ever.
         """
         last = self.output.total + PIPE_BYTES
-        while self._fd >= 0 and (is_quiet or self.output.total < last):
+        while self._fd >= 0 and self.output.total < last:
             before = self.output.total
             self._read()
             if self.output.total == before and self._fd >= 0:
