@@ -4,6 +4,7 @@ A guest may make the call itself, whenever it likes. It is always an end; when o
 the early one. Each attempt is first made where it works: beside a process that hears of an end in another way.
 """
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -19,13 +20,36 @@ from cloche.core.result import Result
 from cloche.jail.syscalls import FAREWELL, MACHINE, NUMBERS
 from tests.warm import run_pooled
 
-EXIT_GROUP = NUMBERS[MACHINE]["exit_group"]
+EXIT_GROUP, LIST = (NUMBERS[MACHINE][name] for name in ("exit_group", "set_robust_list"))
 SAY = f"""
 import ctypes, os, sys, threading, time
-def say(code):
+def say(code, keeps_list=False):
     sys.stdout.flush()
-    ctypes.CDLL(None).syscall(ctypes.c_long({EXIT_GROUP}), ctypes.c_long({FAREWELL} << 32 | code))
+    call = ctypes.CDLL(None).syscall
+    keeps_list or call(ctypes.c_long({LIST}), None, ctypes.c_long(24))
+    call(ctypes.c_long({EXIT_GROUP}), ctypes.c_long({FAREWELL} << 32 | code))
 """
+# The kernel marks the last of two thousand words when it takes the process apart, and is long in coming there.
+FUTEXES = f"""
+import mmap, struct
+COUNT = 2040
+slow = os.open("/dev/shm/slow", os.O_RDWR | os.O_CREAT)
+file = os.open("/workspace/f", os.O_RDWR | os.O_CREAT)
+os.ftruncate(slow, 4096 * COUNT)
+os.ftruncate(file, 4096)
+one, other, target = mmap.mmap(slow, 4096 * COUNT), mmap.mmap(slow, 4096 * COUNT), mmap.mmap(file, 4096)
+where = lambda area: ctypes.addressof(ctypes.c_char.from_buffer(area))
+me = struct.pack("I", os.getpid())
+head = (ctypes.c_ulong * 3)()
+start = ctypes.addressof(head)
+for n in range(COUNT):
+    after = where(other) + 4096 * (n + 1) if n + 1 < COUNT else where(target)
+    one[4096 * n : 4096 * n + 12] = struct.pack("Q", after) + me
+target[0:12] = struct.pack("Q", start) + me
+head[0], head[1], head[2] = where(other), 8, 0
+ctypes.CDLL(None).syscall(ctypes.c_long({LIST}), ctypes.c_void_p(start), ctypes.c_long(24))
+"""
+MARK = b"\0\0\0\x40"
 BEAT = """
 def beat():
     for _ in range(2000):
@@ -165,3 +189,89 @@ def test_locks_of_who_has_ended_are_gone() -> None:
     with cloche.Sandbox() as sandbox:
         for _ in range(20):
             assert sandbox.run(code).stdout == "mine\n"
+
+
+@pytest.mark.parametrize("ending", ["say(0, keeps_list=True)", "raise SystemExit(0)"])
+def test_what_the_kernel_writes_for_the_dead_is_in_the_result(ending: str) -> None:
+    """A word in a shared file that the kernel marks when its owner dies is marked when the file is looked at.
+
+    An interpreter's own end has no such list, so there the word stays as it is.
+    """
+    is_marked = "keeps" in ending
+    with cloche.Sandbox(timeout=60) as sandbox:
+        for _ in range(10):
+            result = sandbox.run(f"{SAY}{FUTEXES}\n{ending}")
+            assert result.exit_code == 0, result.stderr
+            (record,) = [file for file in result.files if file.path == "f"]
+            now = sandbox.read_file("f")
+            assert hashlib.sha256(now).hexdigest() == record.sha256
+            assert not is_marked or now[8:12] == MARK
+            sandbox.run("import os; os.unlink('/workspace/f')")
+
+
+def test_what_the_dead_held_is_free_for_a_session() -> None:
+    """Locks, room and files that were open for writing, as a session of the same sandbox finds them at once."""
+    look = """
+import fcntl, os
+def look():
+    with open("/workspace/lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    state = os.statvfs("/workspace")
+    return (state.f_blocks - state.f_bfree) * state.f_frsize < 1 << 20
+"""
+    hold = """
+import fcntl, os
+file, gone = open("/workspace/lock", "w"), open("/workspace/gone", "wb")
+fcntl.flock(file, fcntl.LOCK_EX)
+os.unlink("/workspace/gone")
+gone.write(bytes(20 << 20))
+gone.flush()
+memory = bytearray(100 << 20)
+"""
+    with cloche.Sandbox(cpus=2, memory="1g", timeout=60) as sandbox:
+        session = sandbox.session()
+        session.run(look)
+        for ending in ("", "say(0)"):
+            for _ in range(5):
+                result = sandbox.run(f"{SAY}{hold}\n{ending}")
+                assert result.ok, result.stderr
+                seen = session.run("look()")
+                assert seen.value is True, seen.stderr
+
+
+@pytest.mark.parametrize("name", ["VmHWM:1", "VmHWM:-5", "VmHWM:9999999", "x\\nVmHWM:1"])
+def test_a_figure_is_not_the_guest_s_word(name: str) -> None:
+    """What a process calls itself comes before its largest memory in what the kernel tells of it."""
+    rename = f"ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)"
+    result = run_pooled(f"{SAY}x = b'x' * 50_000_000\n{rename}\nsay(0)", memory="300m")
+    assert result.ok, result.stderr
+    assert result.usage.peak_memory_bytes is not None
+    assert 50_000_000 < result.usage.peak_memory_bytes < 200_000_000
+
+
+def test_memory_before_another_program_counts() -> None:
+    """The kernel forgets the largest memory of the first program in one place, and keeps it in another."""
+    again = f"os.execv(sys.executable, [sys.executable, '-c', {SAY!r} + 'say(0)'])"
+    result = run_pooled(f"import os, sys\nx = b'x' * 100_000_000\n{again}", memory="300m")
+    assert result.ok, result.stderr
+    assert result.usage.peak_memory_bytes is not None
+    assert result.usage.peak_memory_bytes > 100_000_000
+
+
+def test_garbage_on_its_way_keeps_nobody_from_starting() -> None:
+    """Descriptors in sockets that were sent to themselves count until the kernel has collected them."""
+    leave = """
+import socket
+try:
+    for _ in range(50):
+        one, other = socket.socketpair()
+        for _ in range(3):
+            socket.send_fds(one, [b"x"], [one.fileno(), other.fileno()])
+except OSError as error:
+    print(error.errno)
+"""
+    with cloche.Sandbox() as sandbox:
+        for _ in range(10):
+            result = sandbox.run(leave)
+            assert result.ok, result.stderr
+            assert sandbox.run("print(1)").stdout == "1\n"
