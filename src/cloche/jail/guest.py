@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import posix
 import sys
 from time import monotonic, perf_counter
@@ -112,11 +113,13 @@ class Guest:
 
     def _get_ready(self) -> None:
         """Import and prepare what needs no file of the sandbox's and no privilege, while the reaper builds."""
+        gc.disable()  # nothing of it is garbage, and looking for some takes time
         import os  # noqa: F401 - for later, when the filter is in place
 
         if self.load_interpreter is not None:
             self.interpreter = self.load_interpreter()
             self.interpreter.prepare()
+        gc.enable()
 
     def _for_caller(self) -> list[int]:
         """Return what the caller shall see the workspace by: one that is kept, it has since the first guest."""

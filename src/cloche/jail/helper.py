@@ -41,6 +41,7 @@ def main(
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     posix.umask(0o077)
     gc.freeze()  # what is here now is shared with every fork; collecting it would only copy its pages
+    gc.enable()
     return Helper(fd, Cgroup(version, folders) if folders else None, load_interpreter).serve()
 
 

@@ -38,12 +38,12 @@ EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
 # Modules come out of an archive of compiled code: no search, no file, and it works behind a changed root as well.
 # Those that every helper needs are made at once, in this order: the import system would take a millisecond for them.
 HELPER_MODULES = (
-    "jail", "jail.syscalls", "jail.wire", "jail.calls", "jail.spec", "jail.guest", "jail.reaper", "jail.identity",
-    "jail.cgroups", "jail.watch", "jail.helper",
+    "jail", "jail.syscalls", "jail.wire", "jail.calls", "jail.spec", "jail.slate", "jail.touched", "jail.notify",
+    "jail.guest", "jail.minding", "jail.reaper", "jail.identity", "jail.cgroups", "jail.watch", "jail.helper",
 )  # fmt: skip
 # What a helper runs first, compiled once: it is told `archive`, a descriptor, and its `head` and `size` in bytes.
 _BOOT = """\
-import marshal, posix, sys
+import gc, marshal, posix, sys
 from _frozen_importlib import ModuleSpec, _load
 from _frozen_importlib_external import ExtensionFileLoader, spec_from_file_location
 class Archive:
@@ -61,6 +61,7 @@ def load_library(name, path):
     # The one that every helper needs is where the caller found it: no search.
     _load(spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path)))
 def make_modules(names):
+    gc.disable()  # nothing of it is garbage; who has all that is needed freezes it, and goes on as usual
     for name in names:
         parent, _, stem = name.rpartition(".")
         module = sys.modules[name] = type(sys)(name)
@@ -82,7 +83,10 @@ import marshal, posix
 archive, head, size = {fd}, {head}, {size}
 exec(marshal.loads(posix.pread(archive, {boot}, size - {boot})))
 """
+# What every guest needs of the standard library is loaded before it is forked: in a fork that takes twice as long, for
+# each page that is written to is copied first.
 _BOOT_HELPER = """\
+import os, site
 _guest = sys.modules["jail.helper"].main({fd}, {version}, {folders}, load_interpreter)
 if _guest: _guest()
 """

@@ -57,6 +57,7 @@ def main(fd: int) -> None:
     _signal.signal(SIGINT, _signal.SIG_DFL)
     posix.umask(0o077)
     gc.freeze()
+    gc.enable()
     Keeper(fd).serve()
 
 

@@ -17,7 +17,8 @@ import posix
 from . import wire
 from .guest import load_notify
 from .minding import Minder
-from .syscalls import P_ALL, POLLIN, WEXITED, WNOHANG, WNOWAIT, attempt, call, fresh, ppoll, socketpair, wait4
+from .syscalls import P_ALL, POLLIN, WEXITED, WNOHANG, WNOWAIT, attempt, ppoll, socketpair, wait4
+from .vitals import Vitals, open_last_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 EVERYBODY = -1
-MANY_TICKS_S = 0.1  # of processor time: with less, the kernel's own division into two is one by chance
-_USER, _SYSTEM = 11, 12  # in a line of /proc/PID/stat, counted from the state
 ECHILD = 10
 
 
@@ -39,10 +38,10 @@ class Ward(Minder):
         super().__init__()
         self.own_places = [spec.workspace, spec.tmp, "/dev/shm"]
         self.ours, self.theirs = socketpair()
-        self.has_left_traces = self.holds = False
+        self.has_left_traces = False
         self.leaving, self.listener = 0, -1
-        self.vitals: list[int] = []  # what is open until the next guest: its time, its memory, its first program
-        self.last_pid = _open("/proc/sys/kernel/ns_last_pid")
+        self.vitals: Vitals | None = None
+        self.last_pid = open_last_pid()
 
     @property
     def is_leaving(self) -> bool:
@@ -67,10 +66,9 @@ class Ward(Minder):
             self.drain()
             posix.close(self.listener)
             self.leaving = 0
-        for fd in self.vitals:
-            if fd >= 0:
-                posix.close(fd)
-        self.user_s, self.system_s, self.most_kib, self.vitals = 0.0, 0.0, 0, []
+        if self.vitals is not None:
+            self.vitals.close()
+        self.user_s, self.system_s, self.most_kib, self.vitals = 0.0, 0.0, 0, None
         self.has_left_traces = False
 
     def leave(self) -> int:
@@ -85,9 +83,8 @@ class Ward(Minder):
             for fd, _ in ppoll((self.ours, self.woken), None):
                 if fd == self.ours:
                     tag, body, given = wire.receive(fd)
-                    self.holds = tag == "made" and body["holds"] and self.last_pid >= 0
-                    if self.holds:
-                        self.vitals = [_open(f"/proc/{pid}/{name}") for name in ("schedstat", "status", "environ")]
+                    if tag == "made" and body["holds"]:
+                        self.vitals = Vitals(pid, self.last_pid)
                     return given if tag == "made" else []
                 if self.take_dead(pid) is not None:
                     return []
@@ -125,10 +122,9 @@ class Ward(Minder):
         notify = load_notify()
         try:
             question = notify.receive(listener)
-            if notify.is_farewell(question, pid) and is_alone() and self._is_last_word(pid):
+            if notify.is_farewell(question, pid) and is_alone() and self._is_last_word():
                 self.leaving, self.listener = pid, listener
-                status: int = notify.exit_code(question) << 8
-                return status
+                return int(notify.exit_code(question) << 8)
             notify.reply(listener, question, notify.refusal(question, self.own_places, _nobody))
         except OSError:  # we do not know what it was for
             self.has_left_traces = True
@@ -136,29 +132,12 @@ class Ward(Minder):
         self.has_left_traces = notify.leaves_traces(question) or self.has_left_traces
         return None
 
-    def _is_last_word(self, pid: int) -> bool:
-        """Tell whether a farewell is the end of all that is a guest's; if so, add what it used.
-
-        It is held in its last call, from which it does not return, and where no process or thread was made after it
-        none is left. What the kernel writes for it when it is gone (its robust futexes) is none where it keeps no list
-        of any. Its largest memory is that of one program: after `execve` the first one's is forgotten.
-        """
-        try:
-            if not self.holds or self.has_left_traces or int(posix.pread(self.last_pid, 32, 0)) != pid:
-                return False
-            futexes = fresh(8)
-            call("get_robust_list", pid, futexes, fresh(8))
-            if any(futexes) or not posix.pread(self.vitals[2], 1, 0):
-                return False
-            seconds = int(posix.pread(self.vitals[0], 64, 0).partition(b" ")[0]) / 1e9
-            most_kib = int(posix.pread(self.vitals[1], 1 << 13, 0).partition(b"\nVmHWM:")[2].split(None, 1)[0])
-            share = _user_share(pid) if seconds > MANY_TICKS_S else 1.0
-        except (OSError, ValueError, IndexError):
-            return False  # a kernel that keeps none of this
-        is_told = seconds > 0 and most_kib > 0
-        if is_told:
-            self.add((seconds * share, seconds * (1 - share), most_kib))
-        return is_told
+    def _is_last_word(self) -> bool:
+        """Tell whether the guest's farewell is the end of all that is its; if so, add what it used."""
+        spent = self.vitals.at_last_word() if self.vitals is not None and not self.has_left_traces else None
+        if spent is not None:
+            self.add(spent)
+        return spent is not None
 
     def end_everybody(self) -> None:
         """Kill all that is left in this process namespace but us, and wait until nothing is.
@@ -177,24 +156,6 @@ class Ward(Minder):
                 self.add(wait4(-1, 0)[2])
         except ChildProcessError:
             self.drain()
-
-
-def _user_share(pid: int) -> float:
-    """Return which part of a process's time was its own and not the kernel's, as far as ticks tell."""
-    file = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
-    try:
-        rows = posix.read(file, 1 << 12).rpartition(b")")[2].split()
-    finally:
-        posix.close(file)
-    user, system = int(rows[_USER]), int(rows[_SYSTEM])
-    return user / (user + system) if user + system else 1.0
-
-
-def _open(path: str) -> int:
-    try:
-        return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
-    except OSError:
-        return -1
 
 
 def _nobody(_pid: int) -> bool:

@@ -1,0 +1,74 @@
+"""What is looked at when a guest says farewell: whether that is the end of all that is its, and what it has used."""
+
+from __future__ import annotations
+
+import posix
+
+from .syscalls import call, fresh
+
+MANY_TICKS_S = 0.1  # of processor time: with less, the kernel's own division into two is one by chance
+_USER, _SYSTEM = 11, 12  # in a line of /proc/PID/stat, counted from the state
+
+
+class Vitals:
+    """Keep open what tells of one guest: its time, its memory, its first program.
+
+    `last_pid` is what `open_last_pid` has returned, to be kept open as long.
+    """
+
+    def __init__(self, pid: int, last_pid: int):
+        self._pid, self._last_pid = pid, last_pid
+        self._time, self._memory, self._program = (
+            _open(f"/proc/{pid}/{name}") for name in ("schedstat", "status", "environ")
+        )
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for fd in (self._time, self._memory, self._program):
+            if fd >= 0:
+                posix.close(fd)
+
+    def at_last_word(self) -> tuple[float, float, int] | None:
+        """Return what a guest used whose farewell is the end of all that is its, None where it may not be.
+
+        Seconds of its own and of the kernel, and the largest memory in KiB. It is held in its last call, from which it
+        does not return, and where no process or thread was made after it none is left. What the kernel writes for it
+        when it is gone (its robust futexes) is none where it keeps no list of any. Its largest memory is that of one
+        program: after `execve` the first one's is forgotten.
+        """
+        try:
+            if int(posix.pread(self._last_pid, 32, 0)) != self._pid:
+                return None
+            futexes = fresh(8)
+            call("get_robust_list", self._pid, futexes, fresh(8))
+            if any(futexes) or not posix.pread(self._program, 1, 0):
+                return None
+            seconds = int(posix.pread(self._time, 64, 0).partition(b" ")[0]) / 1e9
+            most_kib = int(posix.pread(self._memory, 1 << 13, 0).partition(b"\nVmHWM:")[2].split(None, 1)[0])
+            share = _user_share(self._pid) if seconds > MANY_TICKS_S else 1.0
+        except (OSError, ValueError, IndexError):
+            return None  # a kernel that keeps none of this
+        return (seconds * share, seconds * (1 - share), most_kib) if seconds > 0 and most_kib > 0 else None
+
+
+def open_last_pid() -> int:
+    """Open what tells which process or thread of this process namespace was made last; -1 where nothing does."""
+    return _open("/proc/sys/kernel/ns_last_pid")
+
+
+def _user_share(pid: int) -> float:
+    """Return which part of a process's time was its own and not the kernel's, as far as ticks tell."""
+    file = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        rows = posix.read(file, 1 << 12).rpartition(b")")[2].split()
+    finally:
+        posix.close(file)
+    user, system = int(rows[_USER]), int(rows[_SYSTEM])
+    return user / (user + system) if user + system else 1.0
+
+
+def _open(path: str) -> int:
+    try:
+        return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return -1
