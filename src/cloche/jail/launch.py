@@ -61,7 +61,7 @@ def load_library(name, path):
     # The one that every helper needs is where the caller found it: no search.
     _load(spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path)))
 def make_modules(names):
-    gc.disable()  # nothing of it is garbage; who has all that is needed freezes it, and goes on as usual
+    gc.disable()  # nothing of it is garbage; who has loaded all that is needed goes on as usual
     for name in names:
         parent, _, stem = name.rpartition(".")
         module = sys.modules[name] = type(sys)(name)
@@ -91,6 +91,7 @@ _guest = sys.modules["jail.helper"].main({fd}, {version}, {folders}, load_interp
 if _guest: _guest()
 """
 _BOOT_TEMPLATE = """\
+gc.enable()
 import jail.template, jail.notify, jail.tree, jail.idmapped
 _guest = jail.template.main({fd}, {settings}, load_interpreter)
 if _guest: _guest()

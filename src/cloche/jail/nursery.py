@@ -72,7 +72,7 @@ class Nursery(Parent):
                 kept.extend((ward, private))
                 nursed = Nursed(building, door, file, ready, is_crowded=is_crowded, can_copy=can_copy)
                 return Guest(self, 0, -1, ward.leave(), nursed).become
-            made = self._take_over(ward.receive_made(pid))
+            made = self._take_over(ward.receive_made(pid, is_looked_at=not is_crowded))
             if namespace >= 0:  # taking it down makes the kernel wait, which nobody waits for now
                 posix.close(namespace)
             ended, namespace = self._raise(pid, ward, made, file, before, said)

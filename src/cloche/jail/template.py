@@ -44,7 +44,6 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[], Any])
     _signal.alarm(0)
     gc.collect()
     gc.freeze()  # collecting what is here now would copy its pages in every child
-    gc.enable()
     wire.send(fd, "ready", said)
     while True:
         tag, body, fds = wire.receive(fd)

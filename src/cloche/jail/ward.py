@@ -77,13 +77,16 @@ class Ward(Minder):
         posix.close(self.ours)
         return self.theirs
 
-    def receive_made(self, pid: int) -> list[int]:
-        """Wait until a guest is made, and return what it hands over; nothing if it died before."""
+    def receive_made(self, pid: int, *, is_looked_at: bool = True) -> list[int]:
+        """Wait until a guest is made, and return what it hands over; nothing if it died before.
+
+        One that is not looked at now has its end waited for, whatever it says.
+        """
         while True:
             for fd, _ in ppoll((self.ours, self.woken), None):
                 if fd == self.ours:
                     tag, body, given = wire.receive(fd)
-                    if tag == "made" and body["holds"]:
+                    if tag == "made" and body["holds"] and is_looked_at:
                         self.vitals = Vitals(pid, self.last_pid)
                     return given if tag == "made" else []
                 if self.take_dead(pid) is not None:
