@@ -23,6 +23,7 @@ from cloche.jail.spec import Building, Run, Spec
 from ..noting import noted
 from . import crowd, leaving
 from .ends import count, count_since, is_short, refill_quota, short_report
+from .hangups import CLOSE_PATIENCE_S, until_end, wait_for_exit
 from .warm import WarmJail, open_in, send
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from cloche.zygote.pool import Slot
 
 log = logging.getLogger("cloche.local")
-CLOSE_PATIENCE_S = 10.0
 UNHEARD_S = 0.003  # what has a door says all that matters of a short run there: a reader more costs more
 _numbers = itertools.count(1)  # of runs, for a helper that hears of the end of one when the next has begun
 
@@ -424,7 +424,7 @@ class Connection:
             return
         self._drop()
         if self._process is not None:
-            await _wait_for_exit(self._process)
+            await wait_for_exit(self._process)
             if self._process.returncode != 0:
                 with noted(log, leaving.LEFT_EMPTY, OSError):
                     await asyncio.to_thread(clear_remains, self._spec)
@@ -447,7 +447,7 @@ class Connection:
             with noted(log, "the helper had hung up first", OSError):
                 link.shutdown(socket.SHUT_WR)
             with noted(log, "the helper takes its time to end", TimeoutError):
-                await asyncio.wait_for(_until_end(link), CLOSE_PATIENCE_S)
+                await asyncio.wait_for(until_end(link), CLOSE_PATIENCE_S)
             link.close()
         if self._is_lost and self._slot is not None and self._slot.spec is not None:
             with noted(log, leaving.LEFT_EMPTY, OSError):
@@ -473,45 +473,3 @@ class Connection:
         except OSError as error:
             self._is_lost = self._slot is not None  # what it made has nobody else to remove it
             raise StartFailed(f"cannot reach the helper process: {error}", step="helper", errno=error.errno) from error
-
-
-async def _until_end(link: socket.socket) -> None:
-    while True:
-        try:
-            tag, _, fds = wire.receive(link.fileno())
-        except BlockingIOError:
-            await _until_readable(link.fileno())
-            continue
-        except OSError:
-            return
-        for fd in fds:
-            os.close(fd)
-        if not tag:
-            return
-
-
-async def _until_readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _settle, readable)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(fd)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-async def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
-    """Wait by a pidfd: `Popen.wait` with a time-out polls."""
-    fd = os.pidfd_open(process.pid)
-    try:
-        await asyncio.wait_for(_until_readable(fd), CLOSE_PATIENCE_S)
-    except TimeoutError:
-        process.kill()
-    finally:
-        os.close(fd)
-    process.wait()

@@ -21,8 +21,8 @@ from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.jail.enter import compile_rehousing
 
 from ..noting import noted
-from .connection import CLOSE_PATIENCE_S
 from .dialogue import Dialogue
+from .hangups import CLOSE_PATIENCE_S
 from .reports import finish
 from .workspace import Workspace
 
