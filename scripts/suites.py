@@ -20,15 +20,19 @@ LOGS = ROOT / "build" / "suites"
 # A cache of pytest's that several suites wrote at once would be of no use.
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 SOAK = ("--timeout", "1800")
+APART = ("escape", "unit", "integration")  # what is tested in suites of their own, beside all other tests
 # Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
 WITHOUT_ALARM = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
 ENGINE = "(container or machine)"
 # All that leaves something of gVisor's lying about, and what looks for that, is in one lane.
 LANES: dict[str, tuple[dict[str, Sequence[str]], ...]] = {
     "test": (
-        {"root": (*PYTEST, "-m", f"not soak and not {ENGINE}", "--ignore=tests/escape", "--ignore=tests/unit")},
+        {"root": (*PYTEST, "-m", f"not soak and not {ENGINE}", "tests/integration")},
         {"engines": (*PYTEST, "-m", f"not soak and {ENGINE}")},
-        {"escape-and-unit": (*PYTEST, "-m", f"not soak and not {ENGINE}", "tests/escape", "tests/unit")},
+        {
+            "escape-and-unit": (*PYTEST, "-m", f"not soak and not {ENGINE}", "tests/escape", "tests/unit"),
+            "others": (*PYTEST, "-m", f"not soak and not {ENGINE}", *(f"--ignore=tests/{name}" for name in APART)),
+        },
         {"user": ("scripts/test_as_user.sh",)},
     ),
     # An emulated machine has the processors for itself but for containers, which mostly wait.

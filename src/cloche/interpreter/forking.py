@@ -24,7 +24,6 @@ READ_ONLY_TREES = ("/usr/", "/lib", "/opt/")
 KINDS = {0o140000: "a socket", 0o010000: "a pipe", 0o060000: "a device"}
 KIND, DIRECTORY, REGULAR, CHARACTER = 0o170000, 0o040000, 0o100000, 0o020000
 ACCESS_MODE = 3
-MOST_DESCRIPTORS = 16  # that come with the word to clone
 OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
 SHARED = tuple(f" {r}{w}{x}s " for r in "r-" for w in "w-" for x in "x-")  # how a line of maps says so
 
@@ -142,20 +141,16 @@ def _mappings() -> list[str]:
 
 
 class Clone:
-    """Be what a clone of this process needs to know: its own link and streams, and what to open again.
-
-    What follows link and streams in `fds` are the doors of a control group.
-    """
+    """Be what a clone of this process needs to know: its own link and streams, and what to open again."""
 
     def __init__(self, link: int, fds: list[int], files: list[OpenFile]):
-        self.link, self.fds, self.doors, self.files = link, fds[:3], fds[3:], files
+        self.link, self.fds, self.files = link, fds, files
         self.folder = _working_directory()
         random = sys.modules.get("random")
         self.random_state = random.getstate() if random is not None else None
 
     def let_go(self, give_up: Callable[[], None]) -> None:
         """Let go, in the clone, of all that is the parent's, and give up the powers that it was born with."""
-        self._enter_group()
         os.setsid()
         give_up()
         still_open = []
@@ -174,15 +169,6 @@ class Clone:
             os.close(fd)
         os.closerange(0, 1)  # what stands for standard input would be one open file for all clones
         os.chdir("/")
-
-    def _enter_group(self) -> None:
-        """Move into the clone's own control group; where that fails we are moved, which takes longer."""
-        for fd in self.doors:
-            try:
-                os.write(fd, b"0")
-            except OSError:
-                pass
-            os.close(fd)
 
     def take_input(self) -> None:
         """Open an empty standard input that is its own."""

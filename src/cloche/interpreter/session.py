@@ -87,7 +87,7 @@ class Session:
 
     def _fork(self, request: dict[str, Any]) -> None:
         """Clone this process, and go on in both; in the clone when it has a home of its own."""
-        _, fds = recvmsg(self.link, 1, forking.MOST_DESCRIPTORS)
+        _, fds = recvmsg(self.link, 1, 3)
         try:
             self._close_loop()
             plan = forking.Clone(self.link, fds, self._look_around(fds))

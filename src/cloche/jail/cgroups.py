@@ -99,26 +99,6 @@ class Cgroup:
         folder = next(iter(self.folders.values()))
         return posix.open(folder, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
 
-    def open_doors(self) -> list[int]:
-        """Open what a thread writes 0 to in order to move itself in, whoever it is. Version 1 only."""
-        doors: list[int] = []
-        try:
-            doors.extend(
-                posix.open(f"{folder}/tasks", posix.O_WRONLY | posix.O_CLOEXEC)
-                for folder in dict.fromkeys(self.folders.values())
-            )
-        except OSError:
-            for fd in doors:
-                posix.close(fd)
-            raise
-        return doors
-
-    def threads(self) -> list[set[int]]:
-        """Return the threads that are inside, per folder. Version 1 only."""
-        return [
-            {int(word) for word in _read(f"{folder}/tasks").split()} for folder in dict.fromkeys(self.folders.values())
-        ]
-
     def attach(self, pid: int) -> None:
         """Move a process in; whatever it forks is born inside."""
         for folder in dict.fromkeys(self.folders.values()):

@@ -85,7 +85,6 @@ class Family:
                 self._arm(self._node(body["node"]))
             elif tag == "group":
                 self.moves[body["clone"]] = Move(body["cgroup"])
-                fds = self.moves[body["clone"]].doors
             elif tag == "settle":
                 fds = self._settle(body)
             elif tag == "house":
@@ -197,15 +196,18 @@ class Family:
         mounts: list[int] = []
         errands: list[Errand] = []
         try:
-            self._freeze(parent)
             guest = parent.interpreter()
-            fresh = [pid for pid in tree.children(guest) if pid not in known and not _is_dead(pid)]
+            fresh = _living_children(guest, known)
+            _stop(*fresh)
+            for pid in fresh:
+                _check_is_apart(pid)  # else a word to its group could have its parent go on, who can have clones go on
+            self._freeze(parent)
+            _stop(*fresh)
             others = set(tree.children(parent.init)) - {guest}
-            if any(not _is_dead(pid) for pid in others):
+            if any(not _is_dead(pid) for pid in others) or fresh != _living_children(guest, known):
                 raise FamilyError("a process that the session started is still running")
             if len(fresh) != len(body["clones"]):
                 raise FamilyError("a process that the session started is still running")
-            _stop(*fresh)
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"])
                 self.nodes[clone["node"]] = Node(pid, parent, None)
@@ -416,6 +418,17 @@ def _descriptors(pid: int) -> list[str]:
     return [posix.readlink(f"/proc/{pid}/fd/{name}") for name in posix.listdir(f"/proc/{pid}/fd")]
 
 
+def _living_children(guest: int, known: set[int]) -> list[int]:
+    """Return the processes that a guest has cloned and that are not known yet."""
+    return [pid for pid in tree.children(guest) if pid not in known and not _is_dead(pid)] if guest else []
+
+
+def _check_is_apart(pid: int) -> None:
+    """Check that a clone leads a session of its own, which it cannot undo: else kill(0, …) reaches who is in it too."""
+    if posix.getpgid(pid) != pid or posix.getsid(pid) != pid:
+        raise FamilyError("the clone is in a process group with others")
+
+
 def _check_rest(pid: int) -> None:
     """Check what a clone could keep beside descriptors: folders, its program's file, memory, company, powers."""
     if posix.readlink(f"/proc/{pid}/cwd") != "/" or posix.readlink(f"/proc/{pid}/root") != "/":
@@ -424,8 +437,6 @@ def _check_rest(pid: int) -> None:
         raise FamilyError("the clone has threads")
     if tree.children(pid):
         raise FamilyError("the clone has started a process")
-    if posix.getpgid(pid) != pid or posix.getsid(pid) != pid:  # else kill(0, …) would reach whoever is in the same
-        raise FamilyError("the clone is in a process group with others")
     if posix.readlink(f"/proc/{pid}/exe").startswith(OWN_PLACES):
         raise FamilyError("the clone runs a file of its parent's")
     powers = [line.split()[1] for line in _text(f"/proc/{pid}/status").splitlines() if line.startswith(POWERS)]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cloche.core.events import OutputChunk, Sink, Stream, discard
@@ -75,19 +75,14 @@ class Dialogue(Exchange):
         stdout, stderr = self._guest[1:]
         return [_name(self._theirs.fileno(), "socket"), _name(stdout, "pipe"), _name(stderr, "pipe")]
 
-    async def ask_for_clone(
-        self, request_id: int, other: Dialogue, doors: Sequence[int] = ()
-    ) -> asyncio.Future[dict[str, Any]]:
-        """Ask the interpreter to clone itself; the clone takes the guest's ends of `other`.
-
-        By the `doors` it enters a control group of its own.
-        """
+    async def ask_for_clone(self, request_id: int, other: Dialogue) -> asyncio.Future[dict[str, Any]]:
+        """Ask the interpreter to clone itself; the clone takes the guest's ends of `other`."""
         answer, sending = self._ask(request_id, encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
         if sending is not None:
             await sending
         _, stdout, stderr = other._guest
         with noted(log, "the interpreter is gone, as the answer will say", OSError):
-            socket.send_fds(self._link, [b"f"], [other._theirs.fileno(), stdout, stderr, *doors])
+            socket.send_fds(self._link, [b"f"], [other._theirs.fileno(), stdout, stderr])
         return answer
 
     def go(self, *, is_fork: bool) -> None:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import os
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest, StartFailed
@@ -130,14 +129,13 @@ class Family:
         """Let one clone be made; it says when it is born, and waits for its home."""
         self._last += 1
         node = Node(self._last, parent, dialogue, parent.workspace.twin(), is_fork=is_fork)
-        doors: list[int] = []
         try:
             orders = [self._ask("arm", node=parent.number)]
             if is_fork and self.spec.cgroup is not None:  # first: it takes longest, beside all the rest
                 orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
-            await _gather(orders, doors)
+            await asyncio.gather(*orders)
             self._request_id += 1
-            asked = await parent.dialogue.ask_for_clone(self._request_id, dialogue, doors)
+            asked = await parent.dialogue.ask_for_clone(self._request_id, dialogue)
             await self._first_of(asked, parent.dialogue.lost, self.end)
             if not asked.done():
                 raise StartFailed(f"the session ended while it was cloned{_last_words(parent.dialogue)}")
@@ -150,9 +148,6 @@ class Family:
             self.connection.tell("disarm", id=0)
             node.close()
             raise
-        finally:
-            for fd in doors:
-                os.close(fd)
         self.nodes[node.number] = node
         return node
 
@@ -321,19 +316,6 @@ class Family:
         except Exception as error:  # whoever ran in it was told; here it only matters that it is over
             log.debug("a session that is closed had ended: %s", error)
         await finish(self.connection.close())
-
-
-async def _gather(orders: Sequence[Coroutine[Any, Any, list[int]]], found: list[int]) -> None:
-    """Wait for all answers; whatever comes of them, `found` has the descriptors that came."""
-    tasks = [asyncio.ensure_future(order) for order in orders]
-    try:
-        await asyncio.wait(tasks)
-    finally:
-        for task in tasks:
-            if not task.cancel() and not task.cancelled() and task.exception() is None:
-                found += task.result()
-    for task in tasks:
-        task.result()
 
 
 def _last_words(dialogue: Dialogue) -> str:
