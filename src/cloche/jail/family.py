@@ -197,7 +197,11 @@ class Family:
         errands: list[Errand] = []
         try:
             guest = parent.interpreter()
+            if not guest:
+                raise FamilyError("its interpreter has ended")
             fresh = _living_children(guest, known)
+            if len(fresh) != len(body["clones"]):
+                raise FamilyError("a process that the session started is still running")
             _stop(*fresh)
             for pid in fresh:
                 _check_is_apart(pid)  # else a word to its group could have its parent go on, who can have clones go on
@@ -205,8 +209,6 @@ class Family:
             _stop(*fresh)
             others = set(tree.children(parent.init)) - {guest}
             if any(not _is_dead(pid) for pid in others) or fresh != _living_children(guest, known):
-                raise FamilyError("a process that the session started is still running")
-            if len(fresh) != len(body["clones"]):
                 raise FamilyError("a process that the session started is still running")
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"])
@@ -420,7 +422,7 @@ def _descriptors(pid: int) -> list[str]:
 
 def _living_children(guest: int, known: set[int]) -> list[int]:
     """Return the processes that a guest has cloned and that are not known yet."""
-    return [pid for pid in tree.children(guest) if pid not in known and not _is_dead(pid)] if guest else []
+    return [pid for pid in tree.children(guest) if pid not in known and not _is_dead(pid)]
 
 
 def _check_is_apart(pid: int) -> None:
