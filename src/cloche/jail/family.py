@@ -74,6 +74,7 @@ class Family:
         self.watch = watch
         self.nodes: dict[int, Node] = {ORIGIN: Node(watch.reaper, None, None)}
         self.is_busy = False
+        self.ended: list[Errand] = []  # what is done, and yet to be buried
         self.moves: dict[int, Move] = {}  # by the number of the clone that has no home yet
 
     def hear(self, tag: str, body: dict[str, Any]) -> None:
@@ -104,6 +105,8 @@ class Family:
         self.watch.helper.tell("answer", answer, tuple(fds))
         for fd in fds:
             posix.close(fd)
+        while self.ended:  # when nobody waits for it any more
+            self.ended.pop().bury()
 
     def interrupt(self, number: int) -> None:
         """Do what Ctrl-C does: signal the interpreter and what it started in its own group."""
@@ -219,10 +222,11 @@ class Family:
                     errands.append(rehouse(self.watch.spec, body["steps"], guest, pid))
             while errands:
                 self._await(errands[0])
-                mounts += errands.pop(0).finish()
+                self.ended.append(errands.pop(0))
+                mounts += self.ended[-1].hear()
             for clone in body["clones"]:
                 if clone["node"] in self.moves:
-                    self.nodes[clone["node"]].cgroup = self.moves[clone["node"]].finish()
+                    self.nodes[clone["node"]].cgroup = self.moves[clone["node"]].finish(self.ended)
                     self.moves.pop(clone["node"])
             for clone in body["clones"]:
                 self.nodes[clone["node"]].is_settled = True

@@ -38,19 +38,23 @@ class Move:
         if self._errand is not None:
             self._errand.tell("move", {"pid": pid})
 
-    def finish(self) -> Cgroup:
-        """Wait until it is inside, and return the group. Raises OSError."""
+    def finish(self, ended: list[Errand]) -> Cgroup:
+        """Wait until it is inside, and return the group; who did it is to be buried. Raises OSError."""
         errand, self._errand = self._errand, None
         if errand is not None:
-            errand.finish()
+            ended.append(errand)
+            errand.hear()
         return self.group
 
     def give_up(self) -> None:
         """Remove the group; nobody needs it."""
         if self._errand is not None:
             self._errand.tell("nobody")
+        ended: list[Errand] = []
         try:
-            self.finish()
+            self.finish(ended)
         except OSError:
             pass  # there was no room
+        for errand in ended:
+            errand.bury()
         self.group.remove()

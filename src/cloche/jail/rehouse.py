@@ -37,7 +37,7 @@ PLACES = {"workspace": "workspace", "tmp": "tmp", "shm": "dev/shm"}  # by regist
 
 
 class Errand:
-    """Let a process of its own do some work, while the caller goes on; `finish` must be called.
+    """Let a process of its own do some work, while the caller goes on; `finish` must be called, or its two parts.
 
     `link` can be read from when it is done.
     """
@@ -65,10 +65,20 @@ class Errand:
         wait4(self._pid, 0)
 
     def finish(self) -> list[int]:
-        """Wait until it is done, and return its descriptor, if it has one. Raises OSError with what failed."""
+        """Wait until it is done and gone, and return its descriptor, if it has one. Raises OSError with what failed."""
+        try:
+            return self.hear()
+        finally:
+            self.bury()
+
+    def bury(self) -> None:
+        """Wait until a process whose end was heard of is gone, which takes a moment."""
+        wait4(self._pid, 0)
+
+    def hear(self) -> list[int]:
+        """Wait until it is done, and return its descriptor; `bury` must follow. Raises OSError with what failed."""
         tag, body, fds = wire.receive(self.link)
         posix.close(self.link)
-        wait4(self._pid, 0)
         if tag != "done":
             raise OSError(body.get("errno", 0), body.get("message", "the builder died"))
         return fds
