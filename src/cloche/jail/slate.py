@@ -49,13 +49,7 @@ def unwind(timer: int) -> None:
 
 
 def note_order(
-    file: int,
-    number: int,
-    timeout_s: float,
-    *,
-    rebuilds: bool,
-    is_crowded: bool = False,
-    has_company: bool = False,
+    file: int, number: int, timeout_s: float, *, rebuilds: bool, is_crowded: bool = False, has_company: bool = False
 ) -> None:
     """Write down that run `number` is ordered; with its number at both ends, so that half of it is told apart."""
     order = number, int(timeout_s * _NS), rebuilds, is_crowded, has_company, number
