@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.microvm.build import build_image
-from cloche.backends.microvm.image import DISK
+from cloche.backends.microvm.image import DISK, INITRD
+from cloche.backends.microvm.kernel import INIT, pack_archive
 from cloche.backends.microvm.monitor import FIRST_ID, IDS
 from cloche.backends.microvm.packages import TOOLS
 from cloche.core.errors import StartFailed
@@ -78,4 +80,23 @@ def with_root(image: Path, folder: Path) -> Path:
     guest.write_text(text)
     orders.write_text(f"rm {place}\nwrite {guest} {place}\n")
     subprocess.run([debugfs, "-w", "-f", str(orders), str(copy / DISK)], check=True, capture_output=True)
+    return copy
+
+
+def with_late_ports(image: Path, folder: Path, *, after_s: int) -> Path:
+    """Return a copy of an image whose ports come so many seconds late: while the first process asks for them."""
+    copy = folder / image.name
+    shutil.copytree(image, copy)
+    late = (
+        "busybox cp /bin/busybox /modules/virtio_console.ko /dev\n"  # only what is mounted outlives the change of root
+        f"(cd /dev; busybox sleep {after_s}; ./busybox insmod ./virtio_console.ko; busybox rm busybox *.ko) &\n"
+    )
+    words = INIT.replace(
+        "while read -r module; do", "busybox grep -v virtio_console /modules/order | while read -r module; do"
+    )
+    words = words.replace("done < /modules/order", "done").replace("for place in proc", f"{late}for place in proc")
+    assert words.count("virtio_console") == 3
+    disk = (copy / INITRD).read_bytes()
+    disk += bytes(-len(disk) % 512)  # the kernel unpacks one archive after the other
+    (copy / INITRD).write_bytes(disk + pack_archive([("init", stat.S_IFREG | 0o755, words.encode())]))
     return copy

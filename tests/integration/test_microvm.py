@@ -7,6 +7,7 @@ the first of these. What needs another machine, or seconds, is left to the soak.
 from __future__ import annotations
 
 import hashlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from pathlib import Path
 import pytest
 
 import cloche
+from cloche.backends.microvm.image import DISK
+from cloche.core.errors import StartFailed
 from cloche.core.levels import Control, State
-from tests.microvms import monitors
+from tests.microvms import monitors, with_late_ports
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -179,3 +182,21 @@ def test_what_machines_lack_is_refused(image: Path) -> None:
     for options in ({"network": "open"}, {"level": "jail"}):
         with pytest.raises(cloche.ClocheError):
             cloche.run("print(1)", backend="microvm", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.soak
+def test_ports_that_come_late_are_waited_for(image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel makes them one by one, and knows the host's end of each later still; a busy host makes that long."""
+    monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(with_late_ports(image, tmp_path, after_s=5)))
+    assert cloche.run("print(1)", backend="microvm", timeout=120).stdout == "1\n"
+
+
+@pytest.mark.soak
+def test_a_machine_that_cannot_start_says_why(image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last words reach the caller before it restarts."""
+    copy = tmp_path / image.name
+    shutil.copytree(image, copy)
+    (copy / DISK).write_bytes(bytes(1 << 20))
+    monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(copy))
+    with pytest.raises(StartFailed, match="cloche: no root disk"):
+        cloche.run("print(1)", backend="microvm", timeout=120)

@@ -25,7 +25,6 @@ import signal
 import socket
 import stat
 import struct
-import sys
 import time
 
 TYPE_CHECKING = False
@@ -43,6 +42,8 @@ CONTROLLERS = "+memory +pids +cpu"
 PERIOD_US = 100_000
 TRIED, LEFT = b"H", b"L"
 LENGTH_DIGITS, CHUNK = 9, 65_536
+PORT_S = 30.0
+CRITICAL = 2  # of the kernel's log; what is less than that is not said on the console
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWPID, NEWNET = 0x20000000, 0x40000000
 READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
@@ -98,16 +99,28 @@ def prepare() -> None:
 
 
 class SerialPorts:
-    """Be the ports of a monitor that has them: they have names."""
+    """Be the ports of a monitor that has them: they have names.
 
-    is_there_with_host = False  # one can be opened before anybody is at its other end
+    The kernel makes them one after the other, and only then learns who has the other end of each.
+    """
 
     def __init__(self, name: str):
         self.name, self.first = name, open_port(f"{name}{FIRST_PORT}")
+        wait_for_host(self.first)
 
     def open(self, number: int) -> int:
-        """Open another port."""
-        return open_port(f"{self.name}{number}")
+        """Open another port, as soon as it is there. Raises OSError when it does not come."""
+        until = time.monotonic() + PORT_S
+        while True:
+            try:
+                port = open_port(f"{self.name}{number}")
+                break
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.005)
+        wait_for_host(port)
+        return port
 
 
 class VsockPorts:
@@ -116,8 +129,6 @@ class VsockPorts:
     The first is a call to the host, once all others can be called from there. Their numbers are of those that no
     program may take.
     """
-
-    is_there_with_host = True
 
     def __init__(self) -> None:
         with open(VSOCK, "rb") as device:
@@ -149,7 +160,6 @@ class Host:
         self.all = self._find()
         self.port = self.all.first
         self.ports = {FIRST_PORT: self.port}
-        self.is_known = self.all.is_there_with_host
 
     def _find(self) -> SerialPorts | VsockPorts:
         """Open the first port as soon as it is there."""
@@ -176,11 +186,8 @@ class Host:
         found = b""
         while len(found) < size:
             data = os.read(self.port, size - len(found))
-            if not data and self.is_known:
-                end()
-            if not data:  # nobody is connected yet
-                time.sleep(0.005)
-            self.is_known = self.is_known or bool(data)
+            if not data:
+                end("nobody is at the other end any more")
             found += data
         return found
 
@@ -195,6 +202,14 @@ def open_port(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
+def wait_for_host(port: int) -> None:
+    """Wait until the kernel knows who is at the other end of a port: until then it reads as if they had gone."""
+    poll = select.poll()
+    poll.register(port, 0)
+    while poll.poll(0):  # it is hung up
+        time.sleep(0.005)
+
+
 def write_all(fd: int, data: bytes) -> None:
     """Write all of it."""
     view = memoryview(data)
@@ -202,8 +217,15 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def end() -> None:
-    """End the machine: its monitor takes a restart for the end."""
+def end(why: str) -> None:
+    """End the machine: its monitor takes a restart for the end.
+
+    The reason goes by the kernel's log: what is written to a terminal may not have left the machine when it restarts.
+    """
+    try:
+        write("/dev/kmsg", f"<{CRITICAL}>cloche: {why}\n")
+    except OSError:
+        pass  # nobody will know
     _libc.reboot(RESTART)
     os._exit(0)
 
@@ -415,5 +437,4 @@ if __name__ == "__main__":
     try:
         main()
     except BaseException as error:
-        sys.stderr.write(f"cloche: the first process failed: {type(error).__name__}: {error}\n")
-        end()
+        end(f"the first process failed: {type(error).__name__}: {error}")

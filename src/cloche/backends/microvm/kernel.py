@@ -31,17 +31,19 @@ WANTED_MODULES = (
 _DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
 TRAILER = "TRAILER!!!"
 
-# The first program: it loads modules, finds the root disk, and goes there.
+# The first program: it loads modules, finds the root disk, and goes there. What fails is said in the kernel's log, as
+# critical: what is written to a terminal may not have left the machine when it restarts.
 INIT = """\
 #!/bin/busybox sh
 export PATH=/bin
+say() { echo "<2>cloche: $*" > /dev/kmsg; }
 busybox mount -t proc proc /proc
 busybox mount -t sysfs sysfs /sys
 busybox mount -t devtmpfs devtmpfs /dev
-while read -r module; do busybox insmod "/modules/$module" || echo "cloche: cannot load $module"; done < /modules/order
+while read -r module; do busybox insmod "/modules/$module" || say "cannot load $module"; done < /modules/order
 tries=0
 while [ ! -b /dev/vda ] && [ $tries -lt 500 ]; do tries=$((tries+1)); busybox usleep 10000; done
-busybox mount -t ext4 -o ro,nosuid,nodev,noatime /dev/vda /root || { echo "cloche: no root disk"; busybox reboot -f; }
+busybox mount -t ext4 -o ro,nosuid,nodev,noatime /dev/vda /root || { say "no root disk"; busybox reboot -f; }
 for place in proc sys dev; do busybox mount --move /$place /root/$place; done
 exec busybox switch_root /root /usr/bin/python3 -I -S -B /usr/lib/cloche/guest.py
 """
