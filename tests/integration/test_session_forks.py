@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 import cloche
+from cloche.jail.inspection import text_of
+from cloche.jail.tree import descendants
 from cloche.sync import Session
+from tests.kin import children, wait_for_end
 from tests.leftovers import Snapshot, wait_for_leftovers
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
@@ -31,6 +35,19 @@ def read(session: Session) -> list[str]:
     """Return what memory and the file hold."""
     found: list[str] = session.run("[x, open('f').read()]").value
     return found
+
+
+def helper_of(session: Session) -> int:
+    """Return the process outside that started pid 1 of a session, which is found by a name that it gives itself."""
+    name = f"of-{os.getpid()}"
+    session.run(f"import ctypes; ctypes.CDLL(None).prctl(15, {name!r}.encode())")
+    (guest,) = (pid for pid in descendants(os.getpid()) if text_of(f"/proc/{pid}/comm").strip() == name)
+    return parent_of(parent_of(guest))
+
+
+def parent_of(pid: int) -> int:
+    """Return who started a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_rollback_goes_back_as_often_as_one_likes(session: Session) -> None:
@@ -188,12 +205,15 @@ def test_how_many_is_checked(session: Session) -> None:
     ],
 )
 def test_what_stands_in_the_way_is_named(session: Session, code: str, what: str) -> None:
-    """Nothing has changed then; the session goes on."""
+    """Nothing has changed then, and nobody is left who was to build a home; the session goes on."""
     assert session.run(code).ok
+    helper = helper_of(session)
+    before = set(children(helper))
     for call in (lambda: session.checkpoint("c"), session.fork):
         with pytest.raises(cloche.InvalidRequest, match=what):
             call()
     assert session.run("1").value == 1
+    wait_for_end(set(children(helper)) - before)
 
 
 def test_what_does_not_stand_in_the_way(session: Session) -> None:

@@ -25,7 +25,7 @@ KINDS = {0o140000: "a socket", 0o010000: "a pipe", 0o060000: "a device"}
 KIND, DIRECTORY, REGULAR, CHARACTER = 0o170000, 0o040000, 0o100000, 0o020000
 ACCESS_MODE = 3
 OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
-SHARED = tuple(f" {r}{w}{x}s " for r in "r-" for w in "w-" for x in "x-")  # how a line of maps says so
+CHUNK_BYTES = 1 << 16
 
 
 class OpenFile:
@@ -110,15 +110,13 @@ def running_children(clones: set[int]) -> list[str]:
             pass
     except ChildProcessError:
         return []
-    with open("/proc/thread-self/children", encoding="ascii") as file:
-        pids = file.read().split()
+    pids = _read("/proc/thread-self/children").split()
     return [f"the running process {pid} ({_name(pid)})" for pid in pids if int(pid) not in clones]
 
 
 def _name(pid: str) -> str:
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
+        return _read(f"/proc/{pid}/comm").strip()
     except OSError:
         return "?"
 
@@ -126,11 +124,10 @@ def _name(pid: str) -> str:
 def _mappings() -> list[str]:
     """Name memory that is shared with whoever else maps it, and files of this home that are mapped."""
     found: list[str] = []
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        text = file.read()
-    if not (any(mark in text for mark in SHARED) or any(place in text for place in OWN_PLACES)):
-        return found
-    for line in text.splitlines():
+    maps = _read("/proc/self/maps")
+    if _are_all_private(maps):
+        return found  # as is usual: then no single line needs to be looked at
+    for line in maps.rstrip("\n").split("\n"):
         words = line.split(maxsplit=5)
         name = words[5].strip() if len(words) > 5 else ""
         is_shared = words[1][3] == "s" and not name.startswith(READ_ONLY_TREES)
@@ -138,6 +135,26 @@ def _mappings() -> list[str]:
             is_file = name.startswith("/") and name != "/dev/zero (deleted)"  # so the kernel names anonymous memory
             found.append(f"the mapped file {name}" if is_file else "shared memory")
     return list(dict.fromkeys(found))
+
+
+def _are_all_private(maps: str) -> bool:
+    """Tell whether no memory is shared and none is of a home's file, as the kernel lists it."""
+    lines = maps.rstrip("\n").split("\n")
+    if {line.partition(" ")[2][3:4] for line in lines} != {"p"}:
+        return False
+    return not any(path.startswith(OWN_PLACES) for path in {line[line.find("/") :] for line in lines})
+
+
+def _read(path: str) -> str:
+    """Read a file of the kernel's, without the codecs that `open` may have to load first."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = bytearray()
+        while piece := os.read(fd, CHUNK_BYTES):
+            data += piece
+    finally:
+        os.close(fd)
+    return data.decode("utf-8", "replace")
 
 
 class Clone:

@@ -14,8 +14,18 @@ from time import monotonic
 
 from . import tree, wire
 from .cgroups import Cgroup
+from .inspection import (
+    FamilyError,
+    check_is_apart,
+    check_rest,
+    descriptors,
+    is_dead,
+    number_inside,
+    state_of,
+    states_of,
+)
 from .moving import Move
-from .rehouse import Errand, rehouse
+from .rehouse import Errand, new_builder, rehouse
 from .syscalls import ppoll
 
 TYPE_CHECKING = False
@@ -32,14 +42,6 @@ NAP_S, LOOKS = 0.0002, 10  # how often to look before taking naps in between
 ORIGIN = 0
 PROCESSES_OF_A_NODE = 2
 URGENT = ("", "kill", "pace", "interrupt", "signal")
-SYSTEM = ("/usr/", "/lib", "/opt/")  # read-only mounts, of which a shared mapping tells nobody anything
-OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
-SHARED = tuple(f" {r}{w}{x}s " for r in "r-" for w in "w-" for x in "x-")  # how a line says so
-POWERS = ("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")
-
-
-class FamilyError(Exception):
-    """Say why a clone cannot be, in words for the caller."""
 
 
 class Node:
@@ -75,7 +77,9 @@ class Family:
         self.nodes: dict[int, Node] = {ORIGIN: Node(watch.reaper, None, None)}
         self.is_busy = False
         self.ended: list[Errand] = []  # what is done, and yet to be buried
-        self.moves: dict[int, Move] = {}  # by the number of the clone that has no home yet
+        # By the number of the clone that has no home yet:
+        self.moves: dict[int, Move] = {}
+        self.builders: dict[int, Errand] = {}
 
     def hear(self, tag: str, body: dict[str, Any]) -> None:
         """Do what was asked, and answer."""
@@ -105,7 +109,10 @@ class Family:
         self.watch.helper.tell("answer", answer, tuple(fds))
         for fd in fds:
             posix.close(fd)
-        while self.ended:  # when nobody waits for it any more
+        # When nobody waits any more, but for the guest, which clones itself:
+        if tag == "arm" and body["clone"] and "error" not in answer:
+            self._call_builder(body["clone"])
+        while self.ended:
             self.ended.pop().bury()
 
     def interrupt(self, number: int) -> None:
@@ -166,15 +173,17 @@ class Family:
 
     def clear_up(self) -> None:
         """Remove the control groups of forks, when everybody in them is dead."""
-        for number in list(self.moves):
-            self._give_up_move(number)
+        for number in {*self.moves, *self.builders}:
+            self._give_up_home(number)
         for number, node in list(self.nodes.items()):
             if node.parent is not None:
                 self._forget(number, node)
 
-    def _give_up_move(self, number: int) -> None:
-        """Remove the group of a clone that found no home."""
-        move = self.moves.pop(number, None)
+    def _give_up_home(self, number: int) -> None:
+        """Remove the group of a clone that found no home, and send away who was to build that."""
+        builder, move = self.builders.pop(number, None), self.moves.pop(number, None)
+        if builder is not None:
+            builder.abandon()
         if move is not None:
             move.give_up()
 
@@ -189,7 +198,7 @@ class Family:
         if not guest:
             raise FamilyError("its interpreter has ended")
         self._allow_for(1)
-        wire.send(self.watch.link, "arm", {"pid": _number_inside(guest)})
+        wire.send(self.watch.link, "arm", {"pid": number_inside(guest)})
 
     def _settle(self, body: dict[str, Any]) -> list[int]:
         """Stop a node, give its new clones homes of their own, and hand out their workspaces; or undo it all."""
@@ -207,11 +216,11 @@ class Family:
                 raise FamilyError("a process that the session started is still running")
             _stop(*fresh)
             for pid in fresh:
-                _check_is_apart(pid)  # else a word to its group could have its parent go on, who can have clones go on
+                check_is_apart(pid)  # else a word to its group could have its parent go on, who can have clones go on
             self._freeze(parent)
             _stop(*fresh)
             others = set(tree.children(parent.init)) - {guest}
-            if any(not _is_dead(pid) for pid in others) or fresh != _living_children(guest, known):
+            if any(not is_dead(pid) for pid in others) or fresh != _living_children(guest, known):
                 raise FamilyError("a process that the session started is still running")
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"])
@@ -219,7 +228,8 @@ class Family:
                 if clone["node"] in self.moves:
                     self.moves[clone["node"]].begin(pid)
                 if not clone["is_reserve"]:
-                    errands.append(rehouse(self.watch.spec, body["steps"], guest, pid))
+                    errands.append(self._builder(clone["node"]))
+                    rehouse(errands[-1], body["steps"], guest, pid)
             while errands:
                 self._await(errands[0])
                 self.ended.append(errands.pop(0))
@@ -238,7 +248,7 @@ class Family:
             for pid in fresh:
                 _kill(pid)
             for clone in body["clones"]:
-                self._give_up_move(clone["node"])
+                self._give_up_home(clone["node"])
                 if clone["node"] in self.nodes:
                     self._forget(clone["node"], self.nodes[clone["node"]])
             for fd in mounts:
@@ -252,7 +262,8 @@ class Family:
         guest = node.parent.interpreter() if node.parent is not None else 0
         if not guest:
             raise FamilyError("what it was cloned from has ended")
-        errand = rehouse(self.watch.spec, steps, guest, node.init)
+        errand = new_builder(self.watch.spec)
+        rehouse(errand, steps, guest, node.init)
         node.is_settled = False
         try:
             self._await(errand)
@@ -264,6 +275,17 @@ class Family:
         mounts = errand.finish()
         posix.kill(node.init, SIGCONT)
         return mounts
+
+    def _call_builder(self, clone: int) -> None:
+        """Start who is to build the home of a clone, while that is being born."""
+        try:
+            self.builders[clone] = new_builder(self.watch.spec)
+        except OSError:
+            pass  # it is started when it is needed, and who needs it is told what is wrong
+
+    def _builder(self, clone: int) -> Errand:
+        """Return who builds the home of a clone, started ahead or now."""
+        return self.builders.pop(clone, None) or new_builder(self.watch.spec)
 
     def _await(self, errand: Errand) -> None:
         """Wait for an errand that may take its time. What others run meanwhile is looked after."""
@@ -285,9 +307,9 @@ class Family:
         wanted = sorted(holds)
         seen = ""
         for pid in fresh:
-            found = sorted(_descriptors(pid))
+            found = sorted(descriptors(pid))
             if found == wanted:
-                _check_rest(pid)
+                check_rest(pid)
                 return pid
             if set(holds) & set(found):
                 seen = ", ".join(name for name in found if name not in wanted) or "a descriptor twice"
@@ -318,7 +340,7 @@ class Family:
 
     def _drop(self, number: int, *, is_guest_only: bool) -> None:
         """Kill a node; or its interpreter alone, where others live inside its process namespace."""
-        self._give_up_move(number)
+        self._give_up_home(number)
         node = self.nodes.get(number)
         if node is None:
             return
@@ -365,44 +387,19 @@ def _group_of(node: Node) -> Cgroup | None:
     return above.cgroup if above is not None else None
 
 
-def _number_inside(pid: int) -> int:
-    """Return the number that pid 1 of the first node knows a process by."""
-    for line in _text(f"/proc/{pid}/status").splitlines():
-        if line.startswith("NSpid:"):
-            return int(line.split()[2])
-    raise FamilyError("the kernel does not tell process numbers of namespaces")
-
-
 def _stop(*pids: int) -> None:
     """Stop processes, and wait until all their threads stand still."""
     for pid in pids:
         posix.kill(pid, SIGSTOP)
     deadline, looks = monotonic() + STOP_PATIENCE_S, 0
     for pid in pids:
-        while _state(pid) not in "Tt" or any(state not in "TtZX" for state in _states(pid)):
-            if monotonic() > deadline or _is_dead(pid):
+        while state_of(pid) not in "Tt" or any(state not in "TtZX" for state in states_of(pid)):
+            if monotonic() > deadline or is_dead(pid):
                 raise FamilyError("a process of the session cannot be stopped")
             looks += 1
             if looks > LOOKS:
                 ppoll((), NAP_S)
             posix.sched_yield()  # most stand still before a nap would be over
-
-
-def _state(pid: int) -> str:
-    return (_text(f"/proc/{pid}/stat").rpartition(")")[2].split() or ["X"])[0]
-
-
-def _states(pid: int) -> list[str]:
-    """Return the state of every thread: a process whose first one has ended looks dead, and may be running."""
-    try:
-        threads = posix.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-    return [_state(int(thread)) for thread in threads]
-
-
-def _is_dead(pid: int) -> bool:
-    return all(state in "ZX" for state in _states(pid))
 
 
 def _kill(pid: int) -> None:
@@ -420,59 +417,6 @@ def _kill_clone(node: Node) -> None:
         pass
 
 
-def _descriptors(pid: int) -> list[str]:
-    return [posix.readlink(f"/proc/{pid}/fd/{name}") for name in posix.listdir(f"/proc/{pid}/fd")]
-
-
 def _living_children(guest: int, known: set[int]) -> list[int]:
     """Return the processes that a guest has cloned and that are not known yet."""
-    return [pid for pid in tree.children(guest) if pid not in known and not _is_dead(pid)]
-
-
-def _check_is_apart(pid: int) -> None:
-    """Check that a clone leads a session of its own, which it cannot undo: else kill(0, …) reaches who is in it too."""
-    if posix.getpgid(pid) != pid or posix.getsid(pid) != pid:
-        raise FamilyError("the clone is in a process group with others")
-
-
-def _check_rest(pid: int) -> None:
-    """Check what a clone could keep beside descriptors: folders, its program's file, memory, company, powers."""
-    if posix.readlink(f"/proc/{pid}/cwd") != "/" or posix.readlink(f"/proc/{pid}/root") != "/":
-        raise FamilyError("the clone has kept its parent's working directory")
-    if len(posix.listdir(f"/proc/{pid}/task")) != 1:
-        raise FamilyError("the clone has threads")
-    if tree.children(pid):
-        raise FamilyError("the clone has started a process")
-    if posix.readlink(f"/proc/{pid}/exe").startswith(OWN_PLACES):
-        raise FamilyError("the clone runs a file of its parent's")
-    powers = [line.split()[1] for line in _text(f"/proc/{pid}/status").splitlines() if line.startswith(POWERS)]
-    if len(powers) != len(POWERS) or any(int(power, 16) for power in powers):
-        raise FamilyError("the clone has kept capabilities")
-    maps = _text(f"/proc/{pid}/maps")
-    if not maps:
-        raise FamilyError("the clone's memory cannot be looked at")
-    if not any(mark in maps for mark in (*SHARED, *OWN_PLACES)):
-        return  # as is usual: then no single line needs to be looked at
-    for line in maps.splitlines():
-        words = line.split(maxsplit=5)
-        name = words[5] if len(words) > 5 else ""
-        if words[1][3] == "s" and not name.startswith(SYSTEM):
-            raise FamilyError(f"the clone shares memory with its parent: {name or 'an anonymous mapping'}")
-        if name.startswith(OWN_PLACES):
-            raise FamilyError(f"the clone has a file of its parent's mapped: {name}")
-
-
-def _text(path: str) -> str:
-    try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
-    except OSError:
-        return ""
-    data = bytearray()
-    try:
-        while piece := posix.read(fd, 1 << 16):
-            data += piece
-    except OSError:
-        pass  # it ended meanwhile
-    finally:
-        posix.close(fd)
-    return data.decode("utf-8", "replace")
+    return [pid for pid in tree.children(guest) if pid not in known and not is_dead(pid)]

@@ -84,12 +84,17 @@ class Errand:
         return fds
 
 
-def rehouse(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> Errand:
+def new_builder(spec: Spec) -> Errand:
+    """Start who will build a clone's home, while it is yet to be born; `rehouse` must follow, or `abandon`."""
+    return Errand(lambda link: _build(spec, link))
+
+
+def rehouse(builder: Errand, steps: dict[str, list[Step]], parent: int, clone: int) -> None:
     """Begin to build the home of `clone` after that of `parent`, both stopped; it ends with the new workspace's mount.
 
     `steps` are those of `enter.compile_rehousing`.
     """
-    return Errand(lambda _: _outside(spec, steps, parent, clone))
+    builder.tell("build", {"steps": steps, "parent": parent, "clone": clone})
 
 
 def _tell(link: int, work: Callable[[int], int | None]) -> None:
@@ -101,6 +106,13 @@ def _tell(link: int, work: Callable[[int], int | None]) -> None:
         wire.send(link, "failed", {"message": str(error)[:500], "errno": getattr(error, "errno", 0) or 0})
     finally:
         posix._exit(0)
+
+
+def _build(spec: Spec, link: int) -> int:
+    tag, body, _ = wire.receive(link)
+    if tag != "build":
+        posix._exit(0)  # the helper is gone
+    return _outside(spec, body["steps"], body["parent"], body["clone"])
 
 
 def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> int:

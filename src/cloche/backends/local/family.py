@@ -112,7 +112,7 @@ class Family:
         self._be_patient()
         try:
             for kind in kinds:  # one after the other: the interpreter can clone itself once at a time
-                node = await self._bear(parent, new_dialogue(), is_fork=kind is Kind.FORK)
+                node = await self._bear(parent, new_dialogue(), kind)
                 nodes.append(node)
             for node in nodes:
                 await self._is_born(node)
@@ -125,12 +125,13 @@ class Family:
             raise
         return nodes
 
-    async def _bear(self, parent: Node, dialogue: Dialogue, *, is_fork: bool) -> Node:
+    async def _bear(self, parent: Node, dialogue: Dialogue, kind: Kind) -> Node:
         """Let one clone be made; it says when it is born, and waits for its home."""
         self._last += 1
+        is_fork = kind is Kind.FORK
         node = Node(self._last, parent, dialogue, parent.workspace.twin(), is_fork=is_fork)
         try:
-            orders = [self._ask("arm", node=parent.number)]
+            orders = [self._ask("arm", node=parent.number, clone=0 if kind is Kind.RESERVE else node.number)]
             if is_fork and self.spec.cgroup is not None:  # first: it takes longest, beside all the rest
                 orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
             await asyncio.gather(*orders)
