@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.microvm.build import build_image
-from cloche.backends.microvm.image import DISK, INITRD
+from cloche.backends.microvm.image import DISK, INITRD, MANIFEST
 from cloche.backends.microvm.kernel import INIT, pack_archive
 from cloche.backends.microvm.monitor import FIRST_ID, IDS
 from cloche.backends.microvm.packages import TOOLS
@@ -85,18 +86,25 @@ def with_root(image: Path, folder: Path) -> Path:
 
 def with_late_ports(image: Path, folder: Path, *, after_s: int) -> Path:
     """Return a copy of an image whose ports come so many seconds late: while the first process asks for them."""
-    copy = folder / image.name
-    shutil.copytree(image, copy)
+    copy = with_own_id(image, folder)
+    archive = (copy / INITRD).read_bytes()
+    assert b"modules/virtio_console.ko" in archive, "this kernel's ports cannot come late: they are built in"
     late = (
         "busybox cp /bin/busybox /modules/virtio_console.ko /dev\n"  # only what is mounted outlives the change of root
-        f"(cd /dev; busybox sleep {after_s}; ./busybox insmod ./virtio_console.ko; busybox rm busybox *.ko) &\n"
+        f"cd /dev; (busybox sleep {after_s}; ./busybox insmod ./virtio_console.ko; ./busybox rm busybox *.ko) & cd /\n"
     )
-    words = INIT.replace(
-        "while read -r module; do", "busybox grep -v virtio_console /modules/order | while read -r module; do"
-    )
+    words = INIT.replace("while read", "busybox grep -v virtio_console /modules/order | while read")
     words = words.replace("done < /modules/order", "done").replace("for place in proc", f"{late}for place in proc")
     assert words.count("virtio_console") == 3
-    disk = (copy / INITRD).read_bytes()
-    disk += bytes(-len(disk) % 512)  # the kernel unpacks one archive after the other
-    (copy / INITRD).write_bytes(disk + pack_archive([("init", stat.S_IFREG | 0o755, words.encode())]))
+    archive += bytes(-len(archive) % 512)  # the kernel unpacks one archive after the other
+    (copy / INITRD).write_bytes(archive + pack_archive([("init", stat.S_IFREG | 0o755, words.encode())]))
+    return copy
+
+
+def with_own_id(image: Path, folder: Path) -> Path:
+    """Return a copy of an image of which nothing is remembered for the image itself."""
+    copy = folder / image.name
+    shutil.copytree(image, copy)
+    manifest = json.loads((copy / MANIFEST).read_text())
+    (copy / MANIFEST).write_text(json.dumps({**manifest, "id": os.urandom(32).hex()}))
     return copy

@@ -266,6 +266,18 @@ def test_nothing_passes_through_what_all_inherited(sandbox: cloche.Sandbox) -> N
             assert other.run(f"import fcntl, os\n{look}").value is False
 
 
+@pytest.mark.parametrize("name", ["x\x0bCapPrm:", "x\x1cCapEff:z"])
+def test_a_forks_name_ends_nobody(name: str, sandbox: cloche.Sandbox) -> None:
+    """Who asks for a netlink socket is looked at, in lines of which its own name may hold what Python takes for one."""
+    ask = "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).close()"
+    with sandbox:
+        session = sandbox.session()
+        first, second = session.fork(2)
+        assert first.run(f"import ctypes, socket\nctypes.CDLL(None).prctl(15, {name!r}.encode())").value == 0
+        assert first.run(f"{ask}\nopen('/proc/self/comm').read()").value == f"{name}\n"
+        assert [one.run("1").value for one in (first, second, session)] == [1, 1, 1]
+
+
 WAKERS = {
     "a timer": "syscall(222, 0, struct.pack('Qii', 0, {signal}, 0) + bytes(64), bytes(8))",
     "a pipe": "fcntl.fcntl(os.pipe()[0], fcntl.F_SETSIG, {signal})",

@@ -7,7 +7,6 @@ the first of these. What needs another machine, or seconds, is left to the soak.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import cloche
 from cloche.backends.microvm.image import DISK
 from cloche.core.errors import StartFailed
 from cloche.core.levels import Control, State
-from tests.microvms import monitors, with_late_ports
+from tests.microvms import monitors, with_late_ports, with_own_id
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -194,8 +193,7 @@ def test_ports_that_come_late_are_waited_for(image: Path, tmp_path: Path, monkey
 @pytest.mark.soak
 def test_a_machine_that_cannot_start_says_why(image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last words reach the caller before it restarts."""
-    copy = tmp_path / image.name
-    shutil.copytree(image, copy)
+    copy = with_own_id(image, tmp_path)
     (copy / DISK).write_bytes(bytes(1 << 20))
     monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(copy))
     with pytest.raises(StartFailed, match="cloche: no root disk"):

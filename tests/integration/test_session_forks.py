@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import cloche
 from cloche.jail.inspection import text_of
 from cloche.jail.tree import descendants
 from cloche.sync import Session
-from tests.kin import children, wait_for_end
+from tests.kin import children, guests, held_up, kill_helpers, wait_for_end
 from tests.leftovers import Snapshot, wait_for_leftovers
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
@@ -39,10 +42,13 @@ def read(session: Session) -> list[str]:
 
 def helper_of(session: Session) -> int:
     """Return the process outside that started pid 1 of a session, which is found by a name that it gives itself."""
-    name = f"of-{os.getpid()}"
-    session.run(f"import ctypes; ctypes.CDLL(None).prctl(15, {name!r}.encode())")
-    (guest,) = (pid for pid in descendants(os.getpid()) if text_of(f"/proc/{pid}/comm").strip() == name)
-    return parent_of(parent_of(guest))
+    name, deadline = f"of-{os.getpid()}", time.monotonic() + 30
+    assert session.run(f"import ctypes; ctypes.CDLL(None).prctl(15, {name!r}.encode())").ok
+    while True:  # a list of children may miss one while another ends
+        guests = [pid for pid in descendants(os.getpid()) if text_of(f"/proc/{pid}/comm").strip() == name]
+        if guests:
+            return parent_of(parent_of(guests[0]))
+        assert time.monotonic() < deadline
 
 
 def parent_of(pid: int) -> int:
@@ -214,6 +220,21 @@ def test_what_stands_in_the_way_is_named(session: Session, code: str, what: str)
             call()
     assert session.run("1").value == 1
     wait_for_end(set(children(helper)) - before)
+
+
+@pytest.mark.parametrize("ends", [lambda session, _: session.close(), lambda _, helper: kill_helpers([helper])])
+def test_nobody_waits_for_a_clone_that_never_comes(session: Session, ends: Callable[[Session, int], None]) -> None:
+    """Who was to build its home ends with the session, and with the helper alike."""
+    helper = helper_of(session)
+    before, deadline = set(children(helper)), time.monotonic() + 30
+    with held_up(guests(helper), for_s=60), ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(session.checkpoint, "c")
+        while not (called := set(children(helper)) - before):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        ends(session, helper)
+        wait_for_end(called)
+        assert asking.exception(60) is not None
 
 
 def test_what_does_not_stand_in_the_way(session: Session) -> None:

@@ -40,6 +40,7 @@ SIGINT, SIGKILL, SIGCONT, SIGSTOP = 2, 9, 18, 19
 STOP_PATIENCE_S, END_PATIENCE_S = 2.0, 10.0
 NAP_S, LOOKS = 0.0002, 10  # how often to look before taking naps in between
 ORIGIN = 0
+NOBODY = 0  # for the clone that a builder shall come for
 PROCESSES_OF_A_NODE = 2
 URGENT = ("", "kill", "pace", "interrupt", "signal")
 
@@ -109,10 +110,9 @@ class Family:
         self.watch.helper.tell("answer", answer, tuple(fds))
         for fd in fds:
             posix.close(fd)
-        # When nobody waits any more, but for the guest, which clones itself:
-        if tag == "arm" and body["clone"] and "error" not in answer:
-            self._call_builder(body["clone"])
-        while self.ended:
+        if tag == "arm" and body["clone"] != NOBODY and "error" not in answer:
+            self._call_builder(body["clone"])  # while the guest clones itself, which takes longer
+        while self.ended:  # when nobody waits for it any more
             self.ended.pop().bury()
 
     def interrupt(self, number: int) -> None:
@@ -263,9 +263,9 @@ class Family:
         if not guest:
             raise FamilyError("what it was cloned from has ended")
         errand = new_builder(self.watch.spec)
-        rehouse(errand, steps, guest, node.init)
         node.is_settled = False
         try:
+            rehouse(errand, steps, guest, node.init)
             self._await(errand)
         except BaseException:
             errand.abandon()

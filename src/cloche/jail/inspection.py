@@ -1,6 +1,7 @@
 """What a clone of a live session could have kept of its parent, and what it does: seen from outside, in /proc.
 
-Everything here is asked of processes that stand still, but for whether they do.
+What is checked is asked of processes that stand still. A process names itself as it likes, so that no line of these
+files may be ended by anything but the kernel's own ends of lines.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def descriptors(pid: int) -> list[str]:
 
 
 def text_of(path: str) -> str:
-    """Return what a file in /proc says; what has ended says nothing."""
+    """Return all that a file in /proc says; what has ended, or cannot be read to its end, says nothing."""
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
@@ -102,7 +103,7 @@ def text_of(path: str) -> str:
         while piece := posix.read(fd, 1 << 16):
             data += piece
     except OSError:
-        pass  # it ended meanwhile
+        return ""
     finally:
         posix.close(fd)
     return data.decode("utf-8", "replace")

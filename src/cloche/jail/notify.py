@@ -114,10 +114,10 @@ def _is_powerless(pid: int) -> bool:
     except OSError:
         return False
     try:
-        rows = posix.read(fd, 1 << 14).decode("utf-8", "replace").splitlines()
+        rows = posix.read(fd, 1 << 14).split(b"\n")  # of its name the kernel hides no other end of a line
     finally:
         posix.close(fd)
-    powers = [int(row.split()[1], 16) for row in rows if row.startswith(("CapPrm:", "CapEff:"))]
+    powers = [int(row.split()[1], 16) for row in rows if row.startswith((b"CapPrm:", b"CapEff:"))]
     return len(powers) == 2 and not any(powers)
 
 

@@ -45,7 +45,12 @@ class Errand:
     def __init__(self, work: Callable[[int], int | None]):
         """Start the work, which is given its end of a link to us, and may return a descriptor."""
         self.link, theirs = socketpair()
-        self._pid = posix.fork()
+        try:
+            self._pid = posix.fork()
+        except BaseException:
+            posix.close(self.link)
+            posix.close(theirs)
+            raise
         if self._pid == 0:
             posix.close(self.link)
             _tell(theirs, work)
@@ -92,9 +97,9 @@ def new_builder(spec: Spec) -> Errand:
 def rehouse(builder: Errand, steps: dict[str, list[Step]], parent: int, clone: int) -> None:
     """Begin to build the home of `clone` after that of `parent`, both stopped; it ends with the new workspace's mount.
 
-    `steps` are those of `enter.compile_rehousing`.
+    `steps` are those of `enter.compile_rehousing`. Raises OSError where it cannot be told.
     """
-    builder.tell("build", {"steps": steps, "parent": parent, "clone": clone})
+    wire.send(builder.link, "build", {"steps": steps, "parent": parent, "clone": clone})
 
 
 def _tell(link: int, work: Callable[[int], int | None]) -> None:

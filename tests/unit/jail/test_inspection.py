@@ -59,8 +59,37 @@ def test_maps_that_are_hidden_are_not_taken_for_empty(check: Check) -> None:
         check("")
 
 
-def test_a_name_gives_no_powers_and_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands in a line of its own for Python does not for the kernel."""
+def test_a_name_is_no_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends a line for Python does not for the kernel, which leaves it in the name that a process gives itself."""
     status = "Name:\tx\x0bNSpid:\t1 7\nNSpid:\t4711\t12\n"
     monkeypatch.setattr(inspection, "text_of", lambda _: status)
     assert inspection.number_inside(4711) == 12
+
+
+@pytest.mark.parametrize("name", ["x\x0bCapEff:", "x\x0bCapEff:\t0", "x\x1cCapPrm:\tz", "x\x85CapInh:"])
+@pytest.mark.parametrize(
+    ("powers", "may_go_on"), [(POWERLESS, True), (POWERLESS.replace("0\nCapBnd", "1\nCapBnd"), False)]
+)
+def test_a_name_neither_gives_nor_hides_powers(
+    monkeypatch: pytest.MonkeyPatch, check: Check, name: str, powers: str, *, may_go_on: bool
+) -> None:
+    """Nor does it keep anybody from looking."""
+    check(USUAL)
+    status = f"Name:\t{name}\n{powers}"
+    monkeypatch.setattr(inspection, "text_of", lambda path: USUAL if path.endswith("/maps") else status)
+    if may_go_on:
+        inspection.check_rest(1)
+    else:
+        with pytest.raises(FamilyError, match="kept capabilities"):
+            inspection.check_rest(1)
+
+
+def test_what_cannot_be_read_to_its_end_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a list of what is shared would be taken for the whole."""
+    pieces = iter([USUAL.encode()])
+    monkeypatch.setattr(inspection.posix, "read", lambda *_: next(pieces, None) or _fail())
+    assert inspection.text_of("/proc/self/maps") == ""
+
+
+def _fail() -> bytes:
+    raise OSError(12, "no memory")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 ORIGIN = 0
+NOBODY = 0  # for the clone that needs no home yet
 BIRTH_PATIENCE_S = 30.0
 
 log = logging.getLogger("cloche.local")
@@ -131,7 +132,7 @@ class Family:
         is_fork = kind is Kind.FORK
         node = Node(self._last, parent, dialogue, parent.workspace.twin(), is_fork=is_fork)
         try:
-            orders = [self._ask("arm", node=parent.number, clone=0 if kind is Kind.RESERVE else node.number)]
+            orders = [self._ask("arm", node=parent.number, clone=NOBODY if kind is Kind.RESERVE else node.number)]
             if is_fork and self.spec.cgroup is not None:  # first: it takes longest, beside all the rest
                 orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
             await asyncio.gather(*orders)

@@ -42,7 +42,8 @@ CONTROLLERS = "+memory +pids +cpu"
 PERIOD_US = 100_000
 TRIED, LEFT = b"H", b"L"
 LENGTH_DIGITS, CHUNK = 9, 65_536
-PORT_S = 30.0
+PORT_S = 15.0  # less than any host waits
+MOST_SAID_BYTES = 800  # that the kernel's log takes at once
 CRITICAL = 2  # of the kernel's log; what is less than that is not said on the console
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWPID, NEWNET = 0x20000000, 0x40000000
@@ -204,9 +205,11 @@ def open_port(path: str) -> int:
 
 def wait_for_host(port: int) -> None:
     """Wait until the kernel knows who is at the other end of a port: until then it reads as if they had gone."""
-    poll = select.poll()
+    poll, until = select.poll(), time.monotonic() + PORT_S
     poll.register(port, 0)
     while poll.poll(0):  # it is hung up
+        if time.monotonic() > until:
+            raise RuntimeError("nobody is at the other end of a port")
         time.sleep(0.005)
 
 
@@ -223,7 +226,8 @@ def end(why: str) -> None:
     The reason goes by the kernel's log: what is written to a terminal may not have left the machine when it restarts.
     """
     try:
-        write("/dev/kmsg", f"<{CRITICAL}>cloche: {why}\n")
+        log = os.open("/dev/kmsg", os.O_WRONLY)
+        os.write(log, f"<{CRITICAL}>cloche: {why}".encode("utf-8", "replace")[:MOST_SAID_BYTES])
     except OSError:
         pass  # nobody will know
     _libc.reboot(RESTART)

@@ -12,7 +12,7 @@ from pathlib import Path
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import Engine, Language
 
-FORMAT = 3  # of the folder, and of what the first process is told
+FORMAT = 4  # of the folder, of what the first process is told, and of what it does
 KERNEL, INITRD, DISK, MANIFEST, POINTER = "kernel", "initrd", "root.ext4", "manifest.json", "current"
 VARIABLE = "CLOCHE_MICROVM_IMAGE"
 BUILD_IT = 'Build them of the distribution\'s packages: "cloche images build".'
