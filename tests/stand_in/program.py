@@ -74,7 +74,7 @@ def take_calls(path: str) -> dict[str, Any]:
 
 
 def words(taken: dict[str, Any], link: int, khz: int) -> list[str]:
-    """Return what starts QEMU with that machine, emulated."""
+    """Return what starts QEMU with that machine, emulated, and for that with one processor: see `Plan.processors`."""
     machine, boot, disk = taken["/machine-config"], taken["/boot-source"], taken["/drives/root"]
     size = f"{machine['mem_size_mib']}M"
     is_read_only = "on" if disk["is_read_only"] else "off"
@@ -84,7 +84,7 @@ def words(taken: dict[str, Any], link: int, khz: int) -> list[str]:
         QEMU, "-name", "cloche", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
         "-machine", "microvm,rtc=on,memory-backend=memory", "-accel", "tcg,tb-size=128", "-cpu", "max",
         "-m", size, "-object", f"memory-backend-memfd,id=memory,size={size},share=on,reserve=off",
-        "-smp", str(machine["vcpu_count"]), "-global", "virtio-mmio.force-legacy=false",
+        "-global", "virtio-mmio.force-legacy=false",
         "-kernel", boot["kernel_image_path"], "-initrd", boot["initrd_path"], "-append", f"{boot['boot_args']} {more}",
         "-blockdev", f"driver=file,node-name=file,filename={disk['path_on_host']},read-only={is_read_only},locking=off",
         "-blockdev", f"driver=raw,node-name=root,file=file,read-only={is_read_only}",

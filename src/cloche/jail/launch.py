@@ -290,7 +290,7 @@ def start_template(
     settings: Mapping[str, Any], executable: str = sys.executable
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a template and return its process and our end of its socket. Raises OSError."""
-    return _start(executable, lambda fd: _BOOT_TEMPLATE.format(fd=fd, settings=dict(settings)))
+    return _start(executable, lambda fd: _BOOT_TEMPLATE.format(fd=fd, settings=dict(settings)), is_awaited=False)
 
 
 def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -298,8 +298,13 @@ def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[byt
     return _start(executable, lambda fd: _BOOT_KEEPER.format(fd=fd))
 
 
-def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start an interpreter with the modules of a helper; `words` gives its last words, told its end of the socket."""
+def _start(
+    executable: str, words: Callable[[int], str], *, is_awaited: bool = True
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start an interpreter with the modules of a helper; `words` gives its last words, told its end of the socket.
+
+    One that nobody waits for stays on its parent's processor: the other is for what somebody does wait for.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         theirs = socket.socket(fileno=_passable(theirs.detach()))
@@ -316,8 +321,8 @@ def _start(executable: str, words: Callable[[int], str]) -> tuple[subprocess.Pop
             pass_fds=(theirs.fileno(), shelf.fd),
             start_new_session=True,
         )
-        # Where that is interrupted half-way, the process ends with our end of the socket.
-        run_beside(process.pid, os.sched_getaffinity(0))
+        if is_awaited:  # where this is interrupted half-way, the process ends with our end of the socket
+            run_beside(process.pid, os.sched_getaffinity(0))
     except BaseException:
         ours.close()
         raise

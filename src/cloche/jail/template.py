@@ -53,8 +53,16 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[], Any])
             posix.close(fd)
             _signal.signal(SIGCHLD, _signal.SIG_DFL)
             cgroup = Cgroup(body["version"], body["folders"]) if body["folders"] else None
-            wire.send(fds[0], "here", {"pid": posix.getpid()})
+            _say_here(fds[0])
             kept.extend((said, settings, body, fds, cgroup, interpreter))
             return Helper(fds[0], cgroup, lambda: interpreter).serve()
         for one in fds:
             posix.close(one)
+
+
+def _say_here(link: int) -> None:
+    """Tell the caller who serves this socket; one who is gone has left a control group to be removed all the same."""
+    try:
+        wire.send(link, "here", {"pid": posix.getpid()})
+    except OSError:
+        pass  # the helper will hear that nothing more comes

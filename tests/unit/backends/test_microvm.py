@@ -56,8 +56,9 @@ def test_a_machine_has_nothing_that_is_not_listed() -> None:
 
 @pytest.mark.parametrize(("cpus", "processors"), [(0.5, 1), (1, 1), (1.5, 2), (4, 4), (1000, 16)])
 def test_processors_are_rounded_up(cpus: float, processors: int) -> None:
-    """The quota inside is exact, the machine around it has whole ones."""
+    """The quota inside is exact, the machine around it has whole ones; an emulated one has no second, ever."""
     assert plan_machine(Policy(), Limits(cpus=cpus), "kvm").processors == processors
+    assert plan_machine(Policy(), Limits(cpus=cpus), "tcg").processors == 1
 
 
 def test_a_machine_has_room_for_what_it_may_store() -> None:

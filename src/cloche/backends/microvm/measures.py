@@ -30,7 +30,7 @@ def measures(found: Found, *, is_root: bool | None = None, engine: str = "qemu")
         Control.MEMORY: _enforced(
             "control group (v2) in the guest, private memory watched every 20 ms; the size of the machine around it"
         ),
-        Control.CPU: _enforced("CPU quota of a control group (v2) in the guest; the machine's processors around it"),
+        Control.CPU: _enforced(_processors(found)),
         Control.PIDS: _enforced("pids control group (v2) in the guest"),
         Control.DISK: _enforced("tmpfs with size and inode limits in the guest; no disk that could be written"),
         Control.TIME: _enforced("wall clock outside; the machine is killed when it does not obey"),
@@ -42,6 +42,11 @@ def measures(found: Found, *, is_root: bool | None = None, engine: str = "qemu")
 
 def _enforced(mechanism: str) -> Measure:
     return Measure(state=State.ENFORCED, mechanism=mechanism)
+
+
+def _processors(found: Found) -> str:
+    around = "the machine's processors" if found.kind == "kvm" else "the machine's only processor, as it is emulated,"
+    return f"CPU quota of a control group (v2) in the guest; {around} around it"
 
 
 def _syscalls(found: Found, around: str) -> Measure:

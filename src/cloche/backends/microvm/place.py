@@ -53,7 +53,9 @@ class Place(Container[Image]):
             self._link.send_raw(mark + boot_message(preload))
             self._ready.wait(machine.boot_s)
             if self.is_lost or not self._ready.is_set():
-                raise StartFailed(f"the {self.what} did not get ready{machine.last_words()}", step="boot")
+                what, why = self.what, self._why_not_ready()
+                self._fail(is_first)  # then all is heard that the machine had to say
+                raise StartFailed(f"the {what} did not get ready{why}{machine.last_words()}", step="boot")
             self.start_s = time.time() - self.started_at
         except OSError as error:
             self._fail(is_first)
@@ -61,6 +63,14 @@ class Place(Container[Image]):
         except BaseException:
             self._fail(is_first)
             raise
+
+    def _why_not_ready(self) -> str:
+        """Say what is known of why it did not get ready, besides what the machine says."""
+        if not self.is_lost:
+            return f" within {self.machine.boot_s:g} s"
+        status = self._left.get("status")
+        ended = f": its first process ended with status {status}" if isinstance(status, int) else ""
+        return ended + super().last_words()
 
     def _fail(self, is_first: bool) -> None:
         """Leave nothing of it."""
