@@ -203,14 +203,25 @@ class _Shelf:
 
 _shelves: dict[bool, _Shelf] = {}
 _turn = threading.Lock()
+# Held while a process starts, and while this one is forked: a child that was forked between would hold the pipe on
+# which the start is waited for, for as long as it lives. A handler of signals may fork in the midst of a start.
+_starts = threading.RLock()
 
 
 def _forget_after_fork() -> None:
-    global _turn
-    _turn = threading.Lock()
+    global _turn, _starts
+    _turn, _starts = threading.Lock(), threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
+def _wait_for_starts() -> None:
+    _starts.acquire()
+
+
+def _let_start() -> None:
+    _starts.release()
+
+
+os.register_at_fork(before=_wait_for_starts, after_in_parent=_let_start, after_in_child=_forget_after_fork)
 
 
 def _shelf(*, is_probe: bool = False) -> _Shelf:
@@ -303,7 +314,7 @@ def _start(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start an interpreter with the modules of a helper; `words` gives its last words, told its end of the socket.
 
-    One that nobody waits for stays on its parent's processor: the other is for what somebody does wait for.
+    One that nobody waits for is left where the kernel puts it: the other processor is for what somebody does wait for.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -311,16 +322,17 @@ def _start(
         shelf = _shelf()
         first = f"make_modules({HELPER_MODULES})\nmap_archive()\n"
         boot = shelf.run_boot() + _load_ctypes(executable) + first + words(theirs.fileno())
-        process = subprocess.Popen(
-            [executable, "-I", "-S", "-c", boot],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=EMPTY_ENVIRONMENT,
-            cwd="/",
-            pass_fds=(theirs.fileno(), shelf.fd),
-            start_new_session=True,
-        )
+        with _starts:
+            process = subprocess.Popen(
+                [executable, "-I", "-S", "-c", boot],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=EMPTY_ENVIRONMENT,
+                cwd="/",
+                pass_fds=(theirs.fileno(), shelf.fd),
+                start_new_session=True,
+            )
         if is_awaited:  # where this is interrupted half-way, the process ends with our end of the socket
             run_beside(process.pid, os.sched_getaffinity(0))
     except BaseException:

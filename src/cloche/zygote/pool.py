@@ -9,7 +9,6 @@ nothing behind. Threads and event loops share one pool; a forked child of the ca
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 PEAK_MEMORY_S = 60.0
 END_PATIENCE_S = 10.0
-FIRST_START_S = 0.015  # after the first run began: its caller has done what it must by then, and waits
 RETRY_S = 60.0
 LOOK_AGAIN_S = 65.0
 PLAN_AGAIN_S = 0.5  # with as many slots as before, the plan changes with time and free memory alone
@@ -154,10 +152,9 @@ class Pool:
         self._latest: Jail | None = None
         self._is_closed = self._has_begun = False
         self._timer: threading.Timer | None = None
-        self._starter: threading.Timer | None = None
 
     def start(self) -> None:
-        """Start the template when there is none; returns at once."""
+        """Start the template when there is none, now and from now on; returns at once."""
         with self._lock:
             self._has_begun = True
             self._have_template()
@@ -168,10 +165,13 @@ class Pool:
             return self._template is not None and self._template.is_ready()
 
     def take(self, jail: Jail) -> Slot | None:
-        """Return a slot, with `jail` built ahead if there is one; None where only a cold start is left."""
+        """Return a slot, with `jail` built ahead if there is one; None where only a cold start is left.
+
+        Nothing is started before `start` was called.
+        """
         with self._lock:
             self._latest = jail
-            template = self._have_template() if self._begins() else None
+            template = self._have_template() if self._has_begun else None
             slot = self._choose(jail.key)
             if slot is None and template is not None and template.is_ready():
                 slot = self._open(template)
@@ -186,7 +186,7 @@ class Pool:
         None where there is no template yet.
         """
         with self._lock:
-            template = self._have_template() if self._begins() else None
+            template = self._have_template() if self._has_begun else None
             return self._open(template) if template is not None and template.is_ready() else None
 
     def give_back(self, slot: Slot) -> None:
@@ -214,9 +214,8 @@ class Pool:
                 self._close(slot)
             self._idle.clear()
             self._is_closed = True
-            for timer in (self._timer, self._starter):
-                if timer is not None:
-                    timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             if self._template is not None:
                 self._leaving.append(self._template.close())
                 self._template = None
@@ -235,15 +234,6 @@ class Pool:
             link.close()
         if self._template is not None:
             self._template.forget()
-
-    def _begins(self) -> bool:
-        """Tell whether it is time for a template; its start shall not take processors from the first run."""
-        if not self._has_begun and self._starter is None:
-            self._starter = threading.Timer(FIRST_START_S, self.start)
-            self._starter.daemon = True
-            with contextlib.suppress(RuntimeError):  # this process is ending, and needs none
-                self._starter.start()
-        return self._has_begun
 
     def _have_template(self) -> Template | None:
         """Return the template, starting one where there is none; a worn one is replaced and lives on in its slots."""

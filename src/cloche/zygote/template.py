@@ -90,6 +90,8 @@ class Template:
         if not self._is_ready:
             self._process.kill()  # it is still loading, and would not hear us
         self._is_gone = True
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_WR)  # a forked child of ours may hold it, too
         self._link.close()
         return self._process
 

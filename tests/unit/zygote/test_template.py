@@ -31,10 +31,12 @@ def test_a_group_is_removed_whose_maker_is_gone_before_its_helper_is_there(tmp_p
         _wait_until_ready(template)
         process = template._process
         os.kill(process.pid, signal.SIGSTOP)
-        link = template.fork_helper(1, {"memory": str(group)})
-        group.mkdir()
-        link.close()
-        os.kill(process.pid, signal.SIGCONT)
+        try:
+            link = template.fork_helper(1, {"memory": str(group)})
+            group.mkdir()
+            link.close()
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
         deadline = time.monotonic() + PATIENCE_S
         while group.exists():
             assert time.monotonic() < deadline, "the group was left behind"

@@ -461,6 +461,8 @@ class Connection:
 
     def _drop(self) -> None:
         if self._link is not None:
+            with noted(log, "the helper had hung up first", OSError):
+                self._link.shutdown(socket.SHUT_WR)  # a forked child of ours may hold it, too
             self._link.close()
             self._link = None
 

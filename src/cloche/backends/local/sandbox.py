@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cloche.zygote.pool import Slot
 
 log = logging.getLogger("cloche.local")
+BEGIN_S = 0.015  # by then a cold run's caller has done what it must, and waits
 
 
 class LocalOpenSandbox:
@@ -132,8 +133,8 @@ class LocalOpenSandbox:
         show_toolchain(program.run, spec, program.paths(), self._host)
         slot = self._pool.fork() if self._pool is not None else None
         session.start = "cold" if slot is None else "forked"
-        if slot is None and self._pool is not None:
-            self._pool.start()
+        if slot is None:
+            self._begin_soon()
         connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1)
 
         workspace = self.workspace
@@ -247,6 +248,11 @@ class LocalOpenSandbox:
         if self._claim is not None:
             self._claim.forget()
             self._claim = None
+
+    def _begin_soon(self) -> None:
+        """Have the pool begin in this loop while we wait: its start shall not take processors from the first run."""
+        if self._pool is not None:
+            asyncio.get_running_loop().call_later(BEGIN_S, self._pool.start)
 
     def _release(self) -> None:
         """Give the pool its slot back, or tell it that there is one less; and make sure that it has begun."""
@@ -394,6 +400,7 @@ class LocalOpenSandbox:
             self._slot = self._pool.take(jail) if self._pool is not None else None
             if self._slot is None:
                 await become_task()
+                self._begin_soon()
             self._claim_id()
             connection = Connection(self._spec, sys.executable, self._slot, self._claim.held if self._claim else -1)
             try:

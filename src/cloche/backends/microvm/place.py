@@ -52,17 +52,17 @@ class Place(Container[Image]):
             self._number, self._link, mark = machine.make_room(self)
             self._link.send_raw(mark + boot_message(preload))
             self._ready.wait(machine.boot_s)
-            if self.is_lost or not self._ready.is_set():
-                what, why = self.what, self._why_not_ready()
-                self._fail(is_first)  # then all is heard that the machine had to say
-                raise StartFailed(f"the {what} did not get ready{why}{machine.last_words()}", step="boot")
-            self.start_s = time.time() - self.started_at
         except OSError as error:
             self._fail(is_first)
             raise StartFailed(f"the virtual machine is gone: {error}{machine.last_words()}", step="boot") from error
         except BaseException:
             self._fail(is_first)
             raise
+        if self.is_lost or not self._ready.is_set():
+            what, why = self.what, self._why_not_ready()
+            self._fail(is_first)  # where the machine goes with it, all is heard by then that it had to say
+            raise StartFailed(f"the {what} did not get ready{why}{machine.last_words()}", step="boot")
+        self.start_s = time.time() - self.started_at
 
     def _why_not_ready(self) -> str:
         """Say what is known of why it did not get ready, besides what the machine says."""

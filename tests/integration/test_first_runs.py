@@ -1,0 +1,119 @@
+"""The first runs of a process: what keeps later ones warm begins beside them; forks in their midst hold nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import cloche
+from cloche.backends.host import measure_host
+from cloche.backends.local import hangups
+from cloche.backends.local.warm import close_pools, pool_for
+from cloche.core.policy import Policy
+from cloche.jail import launch
+from cloche.zygote.pool import Pool
+
+FOREVER_S, SOON_S = 60, 25.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_warm() -> Iterator[None]:
+    """Begin and end with nothing that is kept warm."""
+    close_pools()
+    yield
+    close_pools()
+
+
+async def _wait_until_ready(pool: Pool) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not pool.is_ready():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def test_a_long_first_run_is_not_waited_for() -> None:
+    """The template begins while the first run goes on, though not before it: then there is none yet."""
+    pool = pool_for(Policy(), measure_host())
+    first = asyncio.create_task(cloche.arun(f"import time; time.sleep({FOREVER_S})"))
+    try:
+        while pool._latest is None:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)
+        assert pool._template is None
+        await _wait_until_ready(pool)
+        assert not first.done()
+    finally:
+        first.cancel()
+        await asyncio.wait([first])
+
+
+async def test_a_session_that_comes_first_has_the_pool_begin() -> None:
+    """It is itself no run that could end."""
+    pool = pool_for(Policy(), measure_host())
+    async with cloche.AsyncSandbox() as sandbox, await sandbox.session() as session:
+        assert (await session.run("1 + 1")).value == 2
+        await _wait_until_ready(pool)
+
+
+@contextmanager
+def _forked() -> Iterator[None]:
+    """Have a child that was forked here, and does nothing."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(FOREVER_S)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+def test_a_fork_in_the_midst_of_a_start_does_not_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that is forked while a process is started would have the pipe on which that start is waited for."""
+    begun, real = threading.Event(), subprocess._fork_exec  # type: ignore[attr-defined]
+
+    def start_slowly(*args: object) -> int:
+        begun.set()
+        time.sleep(0.3)
+        return real(*args)  # type: ignore[no-any-return]
+
+    def start() -> None:
+        process, link = launch.start_helper(sys.executable)
+        done.set()
+        link.shutdown(socket.SHUT_WR)
+        link.close()
+        process.wait()
+
+    monkeypatch.setattr(subprocess, "_fork_exec", start_slowly)
+    done, thread = threading.Event(), threading.Thread(target=start)
+    thread.start()
+    assert begun.wait(SOON_S)
+    with _forked():
+        assert done.wait(SOON_S), "the start waited for the end of a child that has nothing to do with it"
+    thread.join()
+
+
+def test_a_forked_child_does_not_keep_what_its_parent_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox that began cold moves on, and the template ends, while children have copies of their sockets."""
+    monkeypatch.setattr(hangups, "CLOSE_PATIENCE_S", FOREVER_S)  # else a helper that does not hear is killed at last
+    with cloche.Sandbox() as sandbox:
+        sandbox.write_file("kept", b"x")
+        with _forked():
+            started = time.monotonic()
+            start = "cold"
+            while start == "cold":
+                start = sandbox.run("print(open('kept').read())").meta["start"]
+                assert time.monotonic() - started < SOON_S
+    with _forked():
+        started = time.monotonic()
+        close_pools()
+        assert time.monotonic() - started < SOON_S
