@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
@@ -136,7 +137,7 @@ class Sandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         keeper, self._keeper = self._keeper, None
-        if keeper is not None:
+        if keeper is not None and keeper.is_of_this_process():
             try:
                 bridge.call(keeper.close)
             except BaseException:  # Ctrl-C among them, which may come before it was told to close
@@ -298,9 +299,13 @@ class _Keeper:
     """Hold an AsyncSandbox open in one task: contexts must be left by the task that entered them."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
-        self._sandbox = sandbox
+        self._sandbox, self._pid = sandbox, os.getpid()
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
+
+    def is_of_this_process(self) -> bool:
+        """Tell whether the task is here: a forked child has neither it nor its loop, and nothing to close."""
+        return self._pid == os.getpid()
 
     async def open(self) -> None:
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()

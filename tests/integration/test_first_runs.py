@@ -117,3 +117,24 @@ def test_a_forked_child_does_not_keep_what_its_parent_lets_go(monkeypatch: pytes
         started = time.monotonic()
         close_pools()
         assert time.monotonic() - started < SOON_S
+
+
+def test_a_forked_child_that_leaves_a_sandbox_leaves_it_to_its_parent() -> None:
+    """Leaving the block in the child closes nothing, and waits for nothing."""
+    with cloche.Sandbox() as sandbox:
+        sandbox.write_file("kept", b"x")
+        child = os.fork()
+        if child == 0:
+            try:
+                sandbox.__exit__(None, None, None)
+            finally:
+                os._exit(0)
+        deadline = time.monotonic() + SOON_S
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(child, 9)
+                os.waitpid(child, 0)
+                pytest.fail("the child waits for a task that it does not have")
+            time.sleep(0.01)
+        assert sandbox.read_file("kept") == b"x"
+        assert sandbox.run("print(open('kept').read())").stdout == "x\n"
