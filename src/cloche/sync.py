@@ -199,7 +199,7 @@ class Session:
     """
 
     def __init__(self, session: AsyncSession, sandbox: Sandbox) -> None:
-        self._session, self._sandbox = session, sandbox
+        self._session, self._sandbox, self._pid = session, sandbox, os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -207,7 +207,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if self._pid == os.getpid():  # it is not a forked child's to close
+            self.close()
 
     @property
     def sandbox(self) -> Sandbox:

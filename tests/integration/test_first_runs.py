@@ -120,12 +120,14 @@ def test_a_forked_child_does_not_keep_what_its_parent_lets_go(monkeypatch: pytes
 
 
 def test_a_forked_child_that_leaves_a_sandbox_leaves_it_to_its_parent() -> None:
-    """Leaving the block in the child closes nothing, and waits for nothing."""
-    with cloche.Sandbox() as sandbox:
+    """Leaving the blocks in the child, a session's too, closes nothing, and waits for nothing."""
+    with cloche.Sandbox() as sandbox, sandbox.session() as session:
         sandbox.write_file("kept", b"x")
+        session.run("x = 5")
         child = os.fork()
         if child == 0:
             try:
+                session.__exit__(None, None, None)
                 sandbox.__exit__(None, None, None)
             finally:
                 os._exit(0)
@@ -136,5 +138,6 @@ def test_a_forked_child_that_leaves_a_sandbox_leaves_it_to_its_parent() -> None:
                 os.waitpid(child, 0)
                 pytest.fail("the child waits for a task that it does not have")
             time.sleep(0.01)
+        assert session.run("x").value == 5
         assert sandbox.read_file("kept") == b"x"
         assert sandbox.run("print(open('kept').read())").stdout == "x\n"
