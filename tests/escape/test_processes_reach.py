@@ -136,7 +136,7 @@ escaped()
             try:
                 if open(f"/proc/{other}/stat").read().rpartition(")")[2].split()[0] == "Z":
                     escaped(f"killed {other}")
-            except FileNotFoundError:
+            except (FileNotFoundError, ProcessLookupError):
                 escaped(f"killed {other}")
         """,
     ),

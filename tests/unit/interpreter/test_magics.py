@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from cloche.interpreter.commands import SList, expand
 from cloche.interpreter.magics import UsageError, cell_magic, rewrite
 from cloche.interpreter.timing import duration
+from tests.kin import wait_for_end
 from tests.unit.interpreter.notebook import Notebook, parsed
 
 LINE, OUTPUT, SYSTEM = "get_ipython().run_line_magic", "get_ipython().getoutput", "get_ipython().system"
@@ -236,22 +237,7 @@ def test_an_interrupt_ends_the_command_too(notebook: Notebook, tmp_path: Path, c
     with pytest.raises(KeyboardInterrupt):
         notebook.cell(cell.replace("{command}", command))
     thread.join()
-    for pid in ids.read_text().split():
-        assert not _is_alive(int(pid))
-
-
-def _is_alive(pid: int) -> bool:
-    """Tell whether a process still runs, with a little patience for the kernel."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return False
-        if state in "ZX":
-            return False
-        time.sleep(0.01)
-    return True
+    wait_for_end(int(pid) for pid in ids.read_text().split())
 
 
 # --- magics
