@@ -191,7 +191,7 @@ def test_a_line_number_of_any_length_is_no_trouble() -> None:
     assert extract_code(reply, language="python", code="a = 1\n").code == "a = 2\n"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(alphabet=st.sampled_from("`~\n ab{}\"'<>/think#.+-@=()"), max_size=200))
 def test_no_text_is_too_odd(reply: str) -> None:
     """Whatever an answer is made of, the outcome is a program or a reason."""
