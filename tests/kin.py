@@ -12,10 +12,25 @@ from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that this one has started; none of one that is gone."""
+    """Return the processes that this one has started in its first thread; none of one that is gone."""
+    assert pid > 1
+    return _children_of_thread(Path(f"/proc/{pid}/task/{pid}"))
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that this one has started in any thread, and those that these have."""
     assert pid > 1
     try:
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+    found = [child for thread in threads for child in _children_of_thread(thread)]
+    return found + [one for child in found for one in descendants(child)]
+
+
+def _children_of_thread(folder: Path) -> list[int]:
+    try:
+        return [int(one) for one in (folder / "children").read_text().split()]
     except OSError:
         return []
 

@@ -345,7 +345,7 @@ def test_what_a_dead_process_left_is_removed(docker: Daemon, python_image: str) 
     left = docker.containers()
     docker.docker("rm", "--force", *left)
     assert (done.returncode, done.stdout.count("docker: removed "), len(left)) == (0, 2, 1)
-    assert command("gc").stdout == "nothing to remove\n"
+    assert json.loads(command("gc", "--json").stdout)["docker"] == []  # of other backends, others leave something
 
 
 def test_a_daemon_that_goes_away_leaves_no_one_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

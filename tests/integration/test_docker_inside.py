@@ -100,10 +100,10 @@ def test_nobody_clears_up_what_he_cannot_see(docker: Daemon, project: Path) -> N
     for name in (owner(), ":".join(elsewhere), ":".join(hidden)):
         docker.docker("volume", "create", "--label", f"cloche.owner={name}")
     try:
-        words = ["-m", "cloche", "gc"]
+        words = ["-m", "cloche", "gc", "--json"]
         done = run_inside(docker, project, ["python3", *words], image=image, options=[with_its_socket(docker)])
-        assert done.stdout == "nothing to remove\n", done.stderr
+        assert json.loads(done.stdout)["docker"] == [], done.stderr
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
-        assert done.stdout == "nothing to remove\n"
+        assert json.loads(done.stdout)["docker"] == []
     finally:
         docker.docker("volume", "rm", *docker.volumes())

@@ -29,7 +29,7 @@ from tests.warm import run_pooled, run_warm
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 STARTS_THREAD = "starts_a_thread"
-NO_CGROUP: dict[str, Any] = {"cgroup_version": 0, "cgroup_folders": {}, "least": 1, "most": 1}
+NO_CGROUP: dict[str, Any] = {"cgroup_version": 0, "cgroup_folders": {}, "group_name": str, "least": 1, "most": 1}
 # What a program can see of how it was started, and how it may end.
 SCRIPTS = {
     "flags": "import sys; print(sys.flags, sys.dont_write_bytecode, sys.flags.isolated)",

@@ -43,7 +43,7 @@ STANDARD_LIBRARY_ONLY = {"core", "jail", "interpreter", "zygote"}
 RELATIVE_ONLY = {"jail", "interpreter"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "containers", "drivers", "exchange", "host", "layout", "living", "noting", "saving", "toolchain",
+    "containers", "drivers", "exchange", "groups", "host", "layout", "living", "noting", "saving", "toolchain",
     "waiting",
 }  # fmt: skip
 # The one file that names concrete backends.

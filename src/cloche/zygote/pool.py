@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cloche.core.pool import SLOT_BYTES, Demand, plan
@@ -133,12 +132,13 @@ class Pool:
         *,
         cgroup_version: int,
         cgroup_folders: Mapping[str, str],
+        group_name: Callable[[], str],
         least: int,
         most: int,
         slot_bytes: int = SLOT_BYTES,
     ):
         self._settings, self._slot_bytes = settings, slot_bytes
-        self._version, self._folders = cgroup_version, dict(cgroup_folders)
+        self._version, self._folders, self._group_name = cgroup_version, dict(cgroup_folders), group_name
         self._least, self._most = least, most
         self._lock = threading.Lock()
         self._template: Template | None = None
@@ -283,7 +283,7 @@ class Pool:
 
     def _open(self, template: Template) -> Slot | None:
         """Let the template fork a helper with a control group of its own."""
-        name = f"cloche-{os.getpid()}-{secrets.token_hex(6)}"
+        name = self._group_name()
         folders = {controller: f"{folder}/{name}" for controller, folder in self._folders.items()}
         cgroup = {"version": self._version, "folders": folders} if self._version else None
         try:

@@ -15,9 +15,11 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..drivers import DRIVERS
+from ..groups import remove_groups
 from ..host import Host, measure_host, namespace_remedy
 from ..toolchain import Toolchain, find_toolchain
 from .measures import measures
+from .plan import KIND
 from .sandbox import LocalOpenSandbox
 from .warm import close_pools
 
@@ -108,6 +110,10 @@ class LocalBackend:
     def cool_down(self) -> None:
         """End this process's warm templates and the sandboxes made ahead; the next run starts cold."""
         close_pools()
+
+    def clear(self) -> list[str]:
+        """Remove the empty control groups of processes that are dead; return a line for each."""
+        return [f"control group {name}" for name in remove_groups(self._host(), KIND)]
 
     def _host(self) -> Host:
         host = measure_host()

@@ -18,12 +18,14 @@ from cloche.jail.seccomp import build_filter
 from cloche.jail.spec import Run, Spec
 
 from .. import layout
+from ..groups import group_name
 from ..host import Host
 
 # The range of outside ids: above what distributions and systemd give out, below 2^31.
 OUTSIDE_IDS = (1_900_000_000, 100_000)
 USERS = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
 NOFILE = 1024
+KIND = "local"  # of control groups
 # One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
 NO_CORE = 1
 # Below the cgroup, a process may be refused memory only after the sum of the tree was found too large: else a
@@ -184,7 +186,7 @@ def _tasks_of_user(level: Level, host: Host) -> int:
 def _cgroup(limits: Limits, host: Host) -> dict[str, Any] | None:
     if not host.cgroup_version:
         return None
-    name = f"cloche-{os.getpid()}-{os.urandom(6).hex()}"
+    name = group_name(KIND)
     stored = limits.disk_bytes + 2 * limits.tmp_bytes  # pages of a tmpfs count as memory
     return {
         "version": host.cgroup_version,

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cloche.core.limits import Limits
@@ -19,9 +20,10 @@ from cloche.jail.spec import Building, Run, Spec
 from cloche.zygote.door import Door
 from cloche.zygote.pool import Pool, Slot
 
+from ..groups import group_name
 from ..host import Host
 from ..layout import has_customization, user_site
-from .plan import OUTSIDE_IDS, Places, guest_environment
+from .plan import KIND, OUTSIDE_IDS, Places, guest_environment
 from .program import python_toolchain
 
 # What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
@@ -206,6 +208,7 @@ def _new_pool(policy: Policy, host: Host) -> Pool:
         settings,
         cgroup_version=host.cgroup_version,
         cgroup_folders=host.cgroup_folders,
+        group_name=partial(group_name, KIND),
         least=LEAST_SLOTS,
         most=SLOTS_PER_CORE * len(os.sched_getaffinity(0)),
         slot_bytes=LOADED_SLOT_BYTES if policy.preload else SLOT_BYTES,

@@ -15,11 +15,11 @@ from cloche.core.policy import Policy
 
 from ..containers.pool import close_pool
 from ..drivers import DRIVERS
+from ..groups import remove_groups
 from ..host import Host, measure_host
 from .engine import INSTALL, Engine
-from .groups import remove_groups
 from .measures import measures
-from .place import wait_for_all
+from .place import KIND, wait_for_all
 from .sandbox import RunscOpenSandbox
 from .trial import find_engine
 
@@ -88,7 +88,7 @@ class RunscBackend:
 
     def clear(self) -> list[str]:
         """Remove what processes that are dead left, which takes no runsc; return a line for each."""
-        return [f"control group {name}" for name in remove_groups(self._host())]
+        return [f"control group {name}" for name in remove_groups(self._host(), KIND)]
 
     def _host(self) -> Host:
         host = measure_host()

@@ -22,12 +22,13 @@ from cloche.jail.cgroups import Cgroup
 from cloche.jail.launch import start_keeper
 
 from ..containers.background import Background
+from ..groups import clear_groups, group_name
 from ..host import Host
 from ..noting import noted
-from .groups import clear_groups, group_name
 from .plan import Plan
 
 OPEN_S, PATIENCE_S = 30.0, 10.0
+KIND = "gvisor"  # of control groups
 log = logging.getLogger("cloche.runsc")
 _background = Background("cloche-runsc-end", 2 * PATIENCE_S)
 wait_for_all = _background.wait_for_all
@@ -48,7 +49,7 @@ class Place:
         self._folders: dict[int, Mapping[str, str]] = {}
         self._turn = threading.Lock()
         self.is_lost = False
-        clear_groups(host)
+        clear_groups(host, KIND)
         try:
             self._process, self._link = start_keeper(sys.executable)
         except OSError as error:
@@ -163,7 +164,7 @@ class Place:
 def _cgroup(plan: Plan, host: Host) -> dict[str, Any] | None:
     if not host.cgroup_version:
         return None
-    name = group_name()
+    name = group_name(KIND)
     folders = {controller: f"{folder}/{name}" for controller, folder in host.cgroup_folders.items()}
     return {"version": host.cgroup_version, "folders": folders, "amounts": plan.amounts()}
 
