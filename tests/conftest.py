@@ -12,7 +12,7 @@ from tests.daemon import Daemon, chosen, open_daemon
 from tests.leftovers import Snapshot, wait_for_leftovers
 
 IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
-# How long an example takes says how busy the machine is; and CI tries the same ones every time.
+# How long an example takes says how busy the machine is; and of one tree CI tries the same ones every time.
 settings.register_profile("cloche", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=IN_CI)
 settings.load_profile("cloche")
 

@@ -50,6 +50,17 @@ for _ in range(8):
     time.sleep(0.02)
 time.sleep(60)
 """
+# Held until it is seen, also by a look that comes late.
+HOARDS = """
+import time
+x = []
+try:
+    for _ in range(1000):
+        x.append(b"x" * 1_000_000)
+except MemoryError:
+    pass
+time.sleep(60)
+"""
 FORKS = """
 import os, sys, time
 try:
@@ -220,6 +231,9 @@ async def _kill_while_running(sandbox: LocalOpenSandbox) -> None:
 
 
 def _kill_helper(connection: Connection) -> None:
+    slot = connection._slot
+    if slot is not None and not slot.pid:
+        slot.look()  # it told its number before its guest started, on a link that nobody need have read by then
     assert connection.helper_pid
     kill_and_wait([connection.helper_pid])
 

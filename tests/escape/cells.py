@@ -250,7 +250,7 @@ class Cells:
     def _play(self, session: Session, attempt: Attempt, code: str, *, before: str = "") -> Seen:
         token = new_token()
         prelude, program = as_cells(attempt, code, {**self.targets, "token": token})
-        prepared = session.run(prelude + before)
+        prepared = session.run(prelude + before, timeout=60)  # not the attempt's own, which may be short
         assert prepared.ok, f"the prelude is no cell: {prepared.stderr}"
         seen = as_seen(session.run(program), token)
         self.promises = seen.promises

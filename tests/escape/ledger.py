@@ -96,6 +96,7 @@ class Ledger:
             return play(attempt, place, self.stage)
         finally:
             place.close()
+            self.stage.harm()  # what a control did late is nobody else's doing
 
 
 def all_attempts() -> list[Attempt]:

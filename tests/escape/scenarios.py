@@ -25,6 +25,7 @@ COMMANDS = (b"\x1b]", b"\x1b[6n", b"\x1b[c", b"\x1bP", b"\x1b[2J", b"\x1bc", b"\
 LAST_WORD = b"CONTAINED looked everywhere"
 BROKEN = 70  # the prelude's exit code for an attempt that is itself wrong
 MAX_SAVED_BYTES = 96 << 20
+GUEST_S = 60.0  # for a guest that changes a file for less than a second to have done so
 
 
 def outlives(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
@@ -121,7 +122,7 @@ def races(act: str) -> Callable[[Attempt, Place, Stage], Verdict]:
                     verdict = _look(lambda: workspace.read_file("loot"), place, stage)
                 else:
                     verdict = _look(lambda: workspace.write_file("loot", b"harm\n"), place, stage)
-            guest.join(place.patience_s)
+            guest.join(GUEST_S)
             return verdict
 
     return scenario
@@ -170,7 +171,7 @@ def _save_into(attempt: Attempt, place: Place, stage: Stage, *, planted: dict[st
     with tempfile.TemporaryDirectory(prefix="escape-", dir="/tmp", ignore_cleanup_errors=True) as out:
         for name, target in planted.items():
             os.symlink(stage.targets[target], os.path.join(out, name))
-        outcome = bounded(lambda: seen.save(out), place.patience_s)
+        outcome = bounded(lambda: seen.save(out), place.patience_s + 10)  # a copier outside ends by its own bound
         if isinstance(outcome, HANGS):
             return Verdict(breach="the host hangs")
         found = [*stage.harm(), *_arrived(Path(out), stage, ignoring=set(planted))]

@@ -25,7 +25,7 @@ from tests.escape.attempts import CONFINED, JAIL
 from tests.escape.places import level_keywords
 
 HERE = Path(__file__).parent
-HOLD_SECONDS = 1500  # longer than all tests may take
+HOLD_SECONDS = 7200  # longer than all tests may take
 LINGER_S = 90.0  # by whoever keeps the host waiting in a sandbox: longer than anybody's patience
 ADD_KEY, KEYCTL, KEYCTL_INVALIDATE = 248, 250, 21
 UNTOUCHED = "untouched\n"

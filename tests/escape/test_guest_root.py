@@ -326,7 +326,7 @@ def opened_by(monitor: int) -> Mapping[str, str]:
         try:
             path = os.readlink(f"/proc/{monitor}/fd/{number}")
             rows = Path(f"/proc/{monitor}/fdinfo/{number}").read_text().splitlines()
-        except FileNotFoundError:  # it was closed meanwhile
+        except OSError:  # it was closed meanwhile
             continue
         flags = next(int(row.split()[1], 8) for row in rows if row.startswith("flags:"))
         if path.startswith("/"):

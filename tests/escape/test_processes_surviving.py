@@ -219,6 +219,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
         name="a fork bomb",
         family="processes",
         levels=BOTH,
+        promise="pids",
         limits={"pids": 24, "timeout": 10},
         code="""
         import signal, time
@@ -240,6 +241,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
         name="a fork bomb of grandchildren",
         family="processes",
         levels=BOTH,
+        promise="pids",
         limits={"pids": 24, "timeout": 10},
         code="""
         import time

@@ -177,7 +177,7 @@ def test_who_is_deaf_to_interrupts_dies_with_all_that_it_started() -> None:
             session = sandbox.session()
             one = session.fork(1)[0] if is_fork else session
             began = time.monotonic()
-            result = one.run(LEAVE.format(name=names[way]) + DEAF[way], timeout=3)
+            result = one.run(LEAVE.format(name=names[way]) + DEAF[way], timeout=10)
             assert (result.status, result.meta["state"]) == ("timeout", "lost")
             if is_fork:
                 assert session.run("1").value == 1
@@ -185,5 +185,5 @@ def test_who_is_deaf_to_interrupts_dies_with_all_that_it_started() -> None:
 
     with ThreadPoolExecutor(2 * len(DEAF)) as pool:
         waited = list(pool.map(lambda both: play(both[0], is_fork=both[1]), itertools.product(DEAF, (False, True))))
-    assert max(waited) < 40
+    assert max(waited) < 60
     assert not [name for name in names.values() if survivors(name)]

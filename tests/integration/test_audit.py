@@ -52,11 +52,11 @@ def kinds_in(folder: Path) -> list[str]:
 def test_a_run_is_two_events_without_its_code(folder: Path) -> None:
     """Before it starts, and when it is over: hash, limits, what was enforced, how it ended."""
     code = "print('a word of mine')"
-    result = cloche.run(code, audit=folder, warm=False, timeout=7)
+    result = cloche.run(code, audit=folder, warm=False, timeout=30)
     start, end = events_in(folder)
     assert (start["kind"], end["kind"], start["run"]) == ("start", "execution", end["run"])
     assert start["code_sha256"] == end["code_sha256"] == sha256_of(code)
-    assert (end["status"], end["exit_code"], end["level"], end["limits"]["timeout_s"]) == ("ok", 0, "jail", 7)
+    assert (end["status"], end["exit_code"], end["level"], end["limits"]["timeout_s"]) == ("ok", 0, "jail", 30)
     assert set(end["enforcement"].values()) <= {"enforced", "partial"}
     assert result.meta["audit"] == {"run": end["run"], "seq": 2, "hash": end["hash"]}
     assert "a word of mine" not in (folder / "audit.jsonl").read_text()

@@ -84,7 +84,7 @@ BROKEN = {
         script=(block("n = 3\nwhile n > 0:\n    n -= 1\nprint(n)\n"),),
         prints="0\n",
         first="Execution timed out",
-        limits=(("timeout", 4),),
+        limits=(("timeout", 10),),
     ),
     "too much memory": Broken(
         code="data = bytearray(1 << 30)\nprint(len(data))\n",

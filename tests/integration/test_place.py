@@ -53,7 +53,7 @@ def keeper() -> Iterator[Keeper]:
     assert keeper.hear() == ("opened", {"number": 0})
     yield keeper
     keeper.link.close()
-    keeper.process.wait(10)
+    keeper.process.wait(30)
     assert not wait_for_leftovers(before, patience_s=5)
 
 
@@ -100,7 +100,7 @@ def test_a_set_up_that_fails_says_why() -> None:
     assert (tag, "mount: No such file" in body["why"]) == ("failed", True)
     assert wire.receive(link.fileno())[0] == ""
     link.close()
-    assert process.wait(10) == 0
+    assert process.wait(30) == 0
     assert not wait_for_leftovers(before, patience_s=5)
 
 
@@ -115,7 +115,7 @@ def test_everything_ends_with_either(end: str) -> None:
         keeper.link.shutdown(socket.SHUT_RDWR)
     else:
         keeper.process.kill()
-    keeper.process.wait(10)
+    keeper.process.wait(30)
     assert said(output) == b""
     keeper.link.close()
     assert not wait_for_leftovers(before, patience_s=5)

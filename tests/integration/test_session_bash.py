@@ -182,7 +182,7 @@ def test_a_program_in_place_of_the_shell_ends_the_session(tmp_path: Path) -> Non
     driver = Driver("bash", tmp_path)
     try:
         ran = driver.run("exec echo last")
-        assert (ran.done, driver.process.wait(10)) == (END_OF_LINK, 0)
+        assert (ran.done, driver.process.wait(30)) == (END_OF_LINK, 0)
         assert driver.process.stdout is not None
         assert ran.stdout + (driver.process.stdout.read() or b"") == b"last\n"
     finally:
@@ -195,7 +195,7 @@ def test_a_killed_shell_ends_the_session(tmp_path: Path) -> None:
     try:
         ran = driver.run("sleep 30 & kill -KILL $$")
         assert ran.done == END_OF_LINK
-        assert driver.process.wait(10) == -signal.SIGKILL
+        assert driver.process.wait(30) == -signal.SIGKILL
     finally:
         driver.kill()
 
@@ -210,5 +210,5 @@ def test_settings_of_an_interactive_shell_do_not_matter(open_driver: Open, tmp_p
     ran = driver.run("echo a\necho b")
     assert (ran.stdout, ran.stderr) == (b"a\nb\n", b"")
     driver.link.close()
-    driver.process.wait(10)
+    driver.process.wait(30)
     assert "history" not in os.listdir(tmp_path)

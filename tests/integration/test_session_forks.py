@@ -14,6 +14,7 @@ import cloche
 from cloche.jail.inspection import text_of
 from cloche.jail.tree import descendants
 from cloche.sync import Session
+from tests.faults import HOARDS
 from tests.kin import children, guests, held_up, kill_helpers, wait_for_end
 from tests.leftovers import Snapshot, wait_for_leftovers
 
@@ -99,7 +100,7 @@ def test_a_name_can_be_given_again(session: Session) -> None:
     [
         "import os; os._exit(1)",
         "import ctypes; ctypes.string_at(0)",
-        "x = [b'x' * 1_000_000 for _ in range(1000)]",
+        HOARDS,
         "import time\nwhile True:\n try: time.sleep(9)\n except BaseException: pass",
     ],
 )

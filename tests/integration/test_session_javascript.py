@@ -162,8 +162,8 @@ def test_an_interrupted_run_does_not_run_later(javascript: Driver) -> None:
     """A run that was waiting behind a busy callback when it was interrupted is over, and is not made up for."""
     javascript.run("let count = 0")
     javascript.send("setTimeout(() => { console.log('busy'); for (;;) {} }, 50)")
-    javascript.await_end()
-    javascript.await_output(b"busy\n")
+    if b"busy\n" not in javascript.await_end().stdout:  # else it was faster than we
+        javascript.await_output(b"busy\n")
     assert javascript.run("count += 1", interrupt_after_s=0.2).error == "Interrupted"
     assert javascript.run("count").value == 0
 

@@ -230,8 +230,8 @@ def test_the_public_names_are_these() -> None:
 
 
 def _interrupt_when_running(backend: _StuckBackend) -> None:
-    backend.is_running.wait(10)
-    os.kill(os.getpid(), signal.SIGINT)
+    if backend.is_running.wait(60):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 class _StuckBackend(FakeBackend):
@@ -279,9 +279,9 @@ def test_queue_time_is_nobodys_wall_clock() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(backend.requests) == 40
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
 
 
 def test_ctrl_c_while_a_sandbox_opens_leaves_none_open() -> None:

@@ -47,6 +47,7 @@ class LivingSession(ABC):
         self._cause: KillCause | None = None
         self._is_interrupted = self._is_running = self.is_closed = False
         self._request_id, self._started = 0, 0.0
+        self._answer: asyncio.Future[dict[str, Any]] | None = None  # to the cell that runs
         self._verdict: Verdict | None = None
         self._slowness = 1.0  # how many times longer than usual all takes there, as far as patience goes
         self.start = "cold"
@@ -149,13 +150,14 @@ class LivingSession(ABC):
 
     async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:
         self._request_id += 1
-        self._cause, self._is_interrupted, self._is_running = None, False, True
+        self._cause, self._answer, self._is_interrupted, self._is_running = None, None, False, True
         exchange = self._exchange
         heard = exchange.begin(sink)
         started = self._started = time.monotonic()
         try:
             sink(Started())
             answer, sending = exchange.ask(self._request_id, code)
+            self._answer = answer
             if sending is None and await self._comes_soon(answer, timeout_s):
                 frame: dict[str, Any] | None = answer.result()
             else:
@@ -227,14 +229,20 @@ class LivingSession(ABC):
     def _on_flood(self) -> None:
         """Interrupt who says too much; who does so between two cells is killed."""
         if self._is_running:
+            self._cause = self._cause or KillCause.OUTPUT_LIMIT  # also of one that has been answered
             self._interrupt(KillCause.OUTPUT_LIMIT)
         else:
             self._cause = KillCause.OUTPUT_LIMIT
             self._kill()
 
+    def _is_at_work(self, request_id: int) -> bool:
+        """Tell whether that cell runs and was not answered: who was held up hears first, and heeds clocks then."""
+        is_answered = self._answer is not None and self._answer.done()
+        return self._is_running and self._request_id == request_id and not is_answered
+
     def _interrupt(self, cause: KillCause | None) -> None:
         """Interrupt the cell, and kill the session if that does not help."""
-        if not self._is_running:
+        if not self._is_at_work(self._request_id):
             return
         self._cause = self._cause or cause
         self._signal_soon()
@@ -257,7 +265,7 @@ class LivingSession(ABC):
             loop.call_later(hearing_s + AGAIN_S, self._signal_all, self._request_id, words.first)
 
     def _signal_all(self, request_id: int, words: tuple[Word, ...]) -> None:
-        if not words or not self._is_running or self._request_id != request_id:
+        if not words or not self._is_at_work(request_id):
             return
         for word in words:
             self._signal(word)
@@ -265,14 +273,14 @@ class LivingSession(ABC):
 
     def _lose_patience(self, request_id: int) -> None:
         """Kill what did not let itself be interrupted; its end is then heard like any other."""
-        if not self._is_running or self._request_id != request_id:
+        if not self._is_at_work(request_id):
             return
         self._cause = self._cause or KillCause.CANCELLED
         self._kill()
 
     async def interrupt(self) -> None:
         """Interrupt the cell that runs; see core.protocols.OpenSession."""
-        if self._is_running:
+        if self._is_at_work(self._request_id):
             self._is_interrupted = True
             self._interrupt(None)
 

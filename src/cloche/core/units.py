@@ -52,8 +52,8 @@ def parse_duration(value: object, *, name: str, bare_unit_s: float = 1.0) -> flo
 
 def parse_count(value: object, *, name: str) -> int:
     """Return a whole number of at least one."""
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
-        value = int(value)
+    if isinstance(value, str) and len(value) < 20 and (digits := value.strip()).isdecimal():
+        value = int(digits)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name}: {value!r} is not a whole number of at least 1")
     return int(_positive(value, name=name, most=MOST_COUNT))

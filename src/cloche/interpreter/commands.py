@@ -69,10 +69,9 @@ def getoutput(command: str, namespace: dict[str, Any] | None = None) -> SList:
     """Run a command of the shell and return the lines it printed, errors among them."""
     import subprocess
 
-    process = _start([_shell(), "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    output, _ = _finish(process, None)
+    code, output, _ = _run([_shell(), "-c", command], None, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if namespace is not None:
-        namespace["_exit_code"] = _exit_code(process.returncode)
+        namespace["_exit_code"] = code
     return SList(output.decode("utf-8", "replace").splitlines())
 
 
@@ -81,21 +80,19 @@ def run_attached(argv: list[str], script: str | None = None) -> int:
     import subprocess
 
     pipes = {name: subprocess.PIPE for name, fd in (("stdout", 1), ("stderr", 2)) if not _is_at(name, fd)}
-    process = _start(argv, stdin=subprocess.DEVNULL if script is None else subprocess.PIPE, **pipes)
-    output, errors = _finish(process, script)
+    code, output, errors = _run(argv, script, **pipes)
     for stream, data in ((sys.stdout, output), (sys.stderr, errors)):
         if data:
             stream.write(data.decode("utf-8", "replace"))
-    return _exit_code(process.returncode)
+    return code
 
 
 def run_captured(argv: list[str], script: str) -> tuple[int, str, str]:
     """Run a program with a script as its standard input; return its exit code, output and errors."""
     import subprocess
 
-    process = _start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    output, errors = _finish(process, script)
-    return _exit_code(process.returncode), output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
+    code, output, errors = _run(argv, script, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return code, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
 
 
 def _shell() -> str:
@@ -112,25 +109,56 @@ def _is_at(name: str, fd: int) -> bool:
         return stream is None  # what is no file, is written to
 
 
+def _run(argv: list[str], script: str | None, **streams: Any) -> tuple[int, bytes, bytes]:
+    """Run a program to its end; when that is interrupted, end it and all that it started."""
+    import subprocess
+
+    process, early = None, _PutOff()
+    try:
+        with early:
+            process = _start(argv, stdin=subprocess.DEVNULL if script is None else subprocess.PIPE, **streams)
+        early.make_up()
+        output, errors = process.communicate(None if script is None else script.encode("utf-8", "surrogateescape"))
+    except BaseException:
+        if process is not None:
+            _end(process)
+        raise
+    return _exit_code(process.returncode), output or b"", errors or b""
+
+
 def _start(argv: list[str], **streams: Any) -> Any:
     """Start a program in a process group of its own. Raises UsageError when it is not there."""
     import subprocess
 
-    streams.setdefault("stdin", subprocess.DEVNULL)
     try:
         return subprocess.Popen(argv, process_group=0, **streams)
     except FileNotFoundError:
         raise UsageError(f"there is no {argv[0]} in this sandbox") from None
 
 
-def _finish(process: Any, script: str | None) -> tuple[bytes, bytes]:
-    """Wait for the end of a program; when that is interrupted, end it and all that it started."""
-    try:
-        output, errors = process.communicate(None if script is None else script.encode("utf-8", "surrogateescape"))
-    except BaseException:
-        _end(process)
-        raise
-    return output or b"", errors or b""
+class _PutOff:
+    """Put interrupts off, as a block: one within `Popen` would leave a program that nobody knows of."""
+
+    def __enter__(self) -> None:
+        import signal
+        import threading
+
+        self._came: list[tuple[int, Any]] = []
+        is_main = threading.current_thread() is threading.main_thread()
+        self._handler: Any = signal.getsignal(signal.SIGINT) if is_main else None
+        if callable(self._handler):
+            signal.signal(signal.SIGINT, lambda *word: self._came.append(word))
+
+    def __exit__(self, *_: object) -> None:
+        if callable(self._handler):
+            import signal
+
+            signal.signal(signal.SIGINT, self._handler)
+
+    def make_up(self) -> None:
+        """Interrupt now, where it was to be."""
+        for word in self._came[:1]:
+            self._handler(*word)
 
 
 def _end(process: Any) -> None:

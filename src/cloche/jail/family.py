@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
 SIGINT, SIGKILL, SIGCONT, SIGSTOP = 2, 9, 18, 19
-STOP_PATIENCE_S, END_PATIENCE_S = 2.0, 10.0
+STOP_PATIENCE_S, END_PATIENCE_S = 20.0, 10.0
 NAP_S, LOOKS = 0.0002, 10  # how often to look before taking naps in between
 ORIGIN = 0
 NOBODY = 0  # for the clone that a builder shall come for
@@ -83,7 +83,7 @@ class Family:
         self.builders: dict[int, Errand] = {}
 
     def hear(self, tag: str, body: dict[str, Any]) -> None:
-        """Do what was asked, and answer."""
+        """Do what was asked, and answer; "echo" asks for nothing else."""
         fds: list[int] = []
         answer: dict[str, Any] = {"id": body["id"]}
         try:

@@ -286,9 +286,9 @@ def test_a_long_program_is_not_compared() -> None:
     gate = Gate(asks)
     for step in (7, 11):
         code = "\n".join(f"x{number * step % 1009}" for number in range(100_000))
-        begun = time.monotonic()
+        begun = time.process_time()
         assert passes(gate, replace(HIGH, arguments={"code": code}))
-        assert time.monotonic() - begun < 5
+        assert time.process_time() - begun < 5
     assert "not compared" in asks.asked[1].changes
 
 

@@ -226,7 +226,7 @@ def test_a_locked_queue_does_not_hold_up_who_cancels(tmp_path: Path) -> None:
         asking = asyncio.create_task(queue(HIGH))
         while not queue.waiting():  # noqa: ASYNC110 - what another process sees, too
             await asyncio.sleep(0.01)
-        with closing(sqlite3.connect(path)) as database:
+        with closing(sqlite3.connect(path, timeout=60)) as database:
             database.execute("BEGIN EXCLUSIVE")
             begun = time.monotonic()
             asking.cancel()
@@ -237,7 +237,7 @@ def test_a_locked_queue_does_not_hold_up_who_cancels(tmp_path: Path) -> None:
             await asking
         return held_up
 
-    assert asyncio.run(main()) < 5
+    assert asyncio.run(main()) < 30
 
 
 def test_several_processes_make_and_use_one_queue(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_what_comes_up_after_the_end_is_let_go() -> None:
 
     async def main() -> list[int]:
         closed = threading.Event()
-        sandbox = Sandbox(lambda _: closed.wait(5))
+        sandbox = Sandbox(lambda _: closed.wait(60))
         running = asyncio.create_task(sandbox.run(REQUEST))
         await asyncio.sleep(0.01)
         await sandbox.close()
@@ -281,7 +281,9 @@ def test_a_cell_that_is_cancelled_on_its_way_is_interrupted() -> None:
         await sandbox.close()
         return found
 
-    assert asyncio.run(main()) == (1, True)
+    interrupts, is_alive = asyncio.run(main())
+    assert interrupts >= 1  # a second one comes half a second later
+    assert is_alive
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloche.core.errors import InvalidRequest
@@ -85,6 +85,7 @@ def test_a_bare_size_is_bytes(count: int) -> None:
 
 
 @given(st.one_of(st.text(), st.integers(), st.floats(), st.booleans(), st.none()))
+@example("\x1c5")
 def test_parsers_fail_in_one_way(value: Any) -> None:
     """Whatever is given, a parser returns a positive amount or raises InvalidRequest."""
     for parse in PARSERS:

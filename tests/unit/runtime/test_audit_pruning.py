@@ -173,7 +173,7 @@ def test_who_keeps_waits_for_who_removes(audit: Audit, monkeypatch: pytest.Monke
     keeper.start()
     assert not done.wait(0.2)
     os.close(place)
-    keeper.join(10)
+    keeper.join(60)
     assert done.is_set()
     assert prune(audit, most_age_s=60).removed == 0
     assert load(audit.folder, digest) == b"shared"

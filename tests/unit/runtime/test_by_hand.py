@@ -21,7 +21,7 @@ from cloche.runtime.by_hand import Begun, TurnLoop
 from cloche.runtime.shared_loop import SharedLoop
 from tests.interrupts import interrupted
 
-LONG_S = 20.0
+LONG_S = 60.0
 word: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="")
 
 

@@ -102,7 +102,7 @@ def test_a_handler_of_the_caller_s_own_goes_the_other_way(handler: Callable[[int
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(here.is_possible()))
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert found == [True]
 
 
@@ -215,7 +215,8 @@ def test_a_descriptor_of_the_caller_s_own_hears_of_signals_as_before() -> None:
 def test_a_loop_that_cannot_be_made_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller without descriptors fails, and later ones run in their own threads as before."""
 
-    def refuse(_: selectors.BaseSelector) -> TurnLoop:
+    def refuse(selector: selectors.BaseSelector) -> TurnLoop:
+        selector.close()
         raise OSError(errno.EMFILE, "no descriptor")
 
     here._close_kept()

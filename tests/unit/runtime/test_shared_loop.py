@@ -359,7 +359,7 @@ def test_what_a_handed_over_call_leaves_ready_is_run() -> None:
         go_on()
 
     bridge.call_delivering(lambda _: leave_behind())
-    assert is_over.wait(10)
+    assert is_over.wait(60)
 
 
 def test_a_loop_that_cannot_be_made_leaves_nothing_open() -> None:

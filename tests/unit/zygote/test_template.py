@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloche.zygote.template import Template
+from tests.kin import stop_and_wait
 
 SETTINGS: dict[str, Any] = {
     "preload": [], "extra_paths": [], "customizes": False, "home": "/workspace", "ahead": None,
@@ -30,7 +31,7 @@ def test_a_group_is_removed_whose_maker_is_gone_before_its_helper_is_there(tmp_p
     try:
         _wait_until_ready(template)
         process = template._process
-        os.kill(process.pid, signal.SIGSTOP)
+        stop_and_wait([process.pid])
         try:
             link = template.fork_helper(1, {"memory": str(group)})
             group.mkdir()

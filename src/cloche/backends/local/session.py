@@ -37,6 +37,8 @@ log = logging.getLogger("cloche.local")
 Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any, dict[str, Any]]]
 
 LAST_WORDS_S = 0.3
+LINKLESS_S = 5.0  # for who has closed its link to be gone: its end is told by a reaper that may be kept waiting
+NOTED_S = 10.0  # for a helper to say that it has done what it was told
 FOR_EVER_S = 1e9
 _NONE = Changes()
 
@@ -51,6 +53,7 @@ class LocalSession(LivingSession):
         self._node = Node(ORIGIN, None, self._new_dialogue(), sandbox.workspace, is_fork=False)
         self._node.is_runner = True
         self._checkpoints: dict[str, Node] = {}
+        self._has_signalled = False
 
     def _new_dialogue(self) -> Dialogue:
         return Dialogue(self._limits, self._program.new_codec(), self._on_flood)
@@ -73,8 +76,19 @@ class LocalSession(LivingSession):
         await self._await_ready(family.end)
 
     async def _prepare(self) -> None:
+        if self._has_signalled and self._family is not None:
+            await self._await_signals(self._family)
         if self._node.reserve is not None:
             await self._go_on()
+
+    async def _await_signals(self, family: Family) -> None:
+        """Wait until the helper has sent what the last cell was to hear: an answer may cross an interrupt.
+
+        It takes words in order, and an idle interpreter ignores interrupts; the next cell would not.
+        """
+        with noted(log, "a session's helper does not answer, as its next cell will show", OSError, TimeoutError):
+            await asyncio.wait_for(family.connection.ask("echo"), NOTED_S)
+        self._has_signalled = False
 
     async def _go_on(self) -> None:
         """Go on where this session goes on after a fork."""
@@ -100,7 +114,7 @@ class LocalSession(LivingSession):
         if self._cause is not None:
             family.connection.kill(self._cause)
         elif not family.end.done():
-            await asyncio.wait([family.end], timeout=1.0)
+            await asyncio.wait([family.end], timeout=LINKLESS_S)
             family.connection.kill(KillCause.CANCELLED)  # its link is gone, and it lives: nobody can use it
         with noted(log, "how a session ended, which its verdict says", Exception):
             await finish(family.end)
@@ -114,6 +128,7 @@ class LocalSession(LivingSession):
 
     def _signal(self, word: Word) -> None:
         tag, body = word
+        self._has_signalled = True
         self._tell(tag, node=self._node.number, **body)
 
     def _kill(self) -> None:
