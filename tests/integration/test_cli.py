@@ -103,7 +103,7 @@ def test_output_streams_while_the_code_runs() -> None:
 
 def test_a_timeout_is_124() -> None:
     """The time limit has its own exit code and one line on stderr."""
-    done = cloche("run", "--timeout", "15", "-c", "import time\nprint('x', flush=True)\ntime.sleep(60)")
+    done = cloche("run", "--timeout", "10", "-c", "import time\nprint('x', flush=True)\ntime.sleep(60)")
     assert (done.returncode, done.stdout) == (124, b"x\n")
     assert done.stderr.startswith(b"cloche: timeout")
 

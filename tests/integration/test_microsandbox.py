@@ -60,7 +60,7 @@ def test_time_and_memory_end_a_run() -> None:
     """The first is watched from the outside, the other a limit of each process, and of the machine."""
 
     async def work(sandbox: OpenSandbox) -> None:
-        slow = await sandbox.run(Request(code="print('up', flush=True)\nwhile True: pass", timeout_s=15))
+        slow = await sandbox.run(Request(code="print('up', flush=True)\nwhile True: pass", timeout_s=10))
         assert (slow.status, slow.stdout) == (Status.TIMEOUT, "up\n")
         large = await sandbox.run(Request(code="bytearray(1 << 30)"))
         assert (large.status, "MemoryError" in large.stderr) == (Status.ERROR, True)

@@ -88,7 +88,7 @@ def test_a_workspace_outlives_a_container_that_died(tmp_path: Path) -> None:
 def test_a_time_out_ends_it_with_its_output() -> None:
     """What was said before is there."""
     code = "print('before', flush=True)\nimport time; time.sleep(100)"
-    result = cloche.run(code, backend="gvisor", timeout=15, warm=False)
+    result = cloche.run(code, backend="gvisor", timeout=10, warm=False)
     assert (result.timed_out, result.stdout) == (True, "before\n")
 
 

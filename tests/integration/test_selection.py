@@ -214,7 +214,7 @@ def test_the_loop_runs_on_while_a_daemon_is_looked_for(
     deaf_daemon: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`arun` waits for it beside the event loop."""
-    monkeypatch.setattr("cloche.backends.docker.backend.LOOK_S", 20)
+    monkeypatch.setattr("cloche.backends.docker.backend.LOOK_S", 12)
 
     async def scenario() -> float:
         longest, last = 0.0, time.monotonic()
@@ -225,7 +225,7 @@ def test_the_loop_runs_on_while_a_daemon_is_looked_for(
         await run
         return longest
 
-    assert asyncio.run(scenario()) < 15
+    assert asyncio.run(scenario()) < 9
 
 
 def test_without_a_daemon_auto_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

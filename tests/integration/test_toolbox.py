@@ -257,8 +257,8 @@ def test_the_host_is_tier_4s_and_takes_two_words_each_time(tmp_path: Path) -> No
     assert [request.is_confirmation for request in asked] == [False, True]
     child = tmp_path / "child"
     slow = f"sh -c 'echo $$ > {child}; exec sleep 60' & sleep 60"
-    answer = ask("os.execute", {"command": slow, "timeout": 15}, approve=approve, tier=4)
-    assert "Killed after 15 s" in answer.text
+    answer = ask("os.execute", {"command": slow, "timeout": 10}, approve=approve, tier=4)
+    assert "Killed after 10 s" in answer.text
     deadline = time.monotonic() + 20  # until whoever adopted it has taken note
     while os.path.exists(f"/proc/{child.read_text().strip()}"):
         assert time.monotonic() < deadline

@@ -108,15 +108,15 @@ def test_nothing_runs_in_a_toolbox_that_was_closed(is_inside: bool, tmp_path: Pa
         approve: Approver = always if is_inside else slow
         async with Toolbox(approve=approve, tier=4) as tools:
             calls = [
-                asyncio.create_task(tools.call("os.execute", {"command": f"sleep 20; touch {made}"})),
+                asyncio.create_task(tools.call("os.execute", {"command": f"sleep 10; touch {made}"})),
                 asyncio.create_task(
-                    tools.call("run_code", {"code": f"import time; time.sleep(20); open({str(made)!r}, 'w')"})
+                    tools.call("run_code", {"code": f"import time; time.sleep(10); open({str(made)!r}, 'w')"})
                 ),
             ]
             await asyncio.sleep(0.5)
         said.set()
         answers = await asyncio.wait_for(asyncio.gather(*calls), 30)
-        await asyncio.sleep(21)
+        await asyncio.sleep(11)
         return answers
 
     answers = asyncio.run(main())
@@ -131,18 +131,18 @@ def test_a_call_that_is_cancelled_in_another_loop_ends(is_blocking: bool, tmp_pa
 
     async def cancelled(tools: Toolbox) -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(tools.call("os.execute", {"command": f"sleep 20; touch {made}"}), 0.4)
+            await asyncio.wait_for(tools.call("os.execute", {"command": f"sleep 10; touch {made}"}), 0.4)
 
     if is_blocking:
         with Toolbox(approve=always, tier=4) as tools:
             asyncio.run(cancelled(tools))
-            time.sleep(21)
+            time.sleep(11)
     else:
 
         async def elsewhere(tools: Toolbox) -> None:
             thread = threading.Thread(target=lambda: asyncio.run(cancelled(tools)))
             thread.start()
-            await asyncio.sleep(21)
+            await asyncio.sleep(11)
             thread.join()
 
         use(elsewhere, approve=always, tier=4)
