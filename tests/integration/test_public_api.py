@@ -70,7 +70,7 @@ def test_output_truncation() -> None:
     assert (result.truncated, result.exit_code, result.status) == (True, 0, cloche.Status.OK)
     assert result.stdout.startswith("AAA")
     assert result.stdout.endswith("ZZZ\n")
-    assert len(result.stdout_bytes) < 2296
+    assert len(result.stdout_bytes) < 4096
 
 
 def test_unknown_type(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_async_calls_run_side_by_side() -> None:
         await asyncio.gather(*(cloche.arun("import time; time.sleep(8)") for _ in range(3)))
         return time.monotonic() - started
 
-    assert asyncio.run(scenario()) < 40
+    assert asyncio.run(scenario()) < 22
 
 
 def test_cancelling_kills_the_run(marker: str) -> None:
