@@ -26,8 +26,8 @@ run: $(VENV)/.run ## install, then run an example: a CSV in, a table and a chart
 	@test -s $(REPORT)/sales.png
 	@echo "The chart is $(REPORT)/sales.png"
 
-test: setup-system check ## everything but soak, as this user and, from root, as an ordinary one beside (at most 15 min)
-	$(PYTHON_DEV) scripts/suites.py test
+test: setup-system check ## the gate: all tests but soak; what depends on the user as an ordinary one, too (10 min with installation)
+	$(PYTHON_DEV) scripts/gate.py test
 
 check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass before its tests
 	$(VENV)/bin/ruff check $(CHECKED)
@@ -36,8 +36,8 @@ check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change mu
 	.toolchains/bin/pyright --warnings
 	$(PYTHON_DEV) scripts/check_tree.py
 
-soak: setup-system $(VENV)/.dev ## hundreds of repetitions of what must never fail once (at most 30 min)
-	$(PYTHON_DEV) scripts/suites.py soak
+soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and whole suites of each engine (at most 40 min); AREA=machines, containers, escape, sessions, local or signals for one
+	$(PYTHON_DEV) scripts/gate.py soak $(AREA)
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn
 	$(PYTHON_DEV) -m bench

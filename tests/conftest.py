@@ -1,6 +1,7 @@
 """What holds for every test: in CI a skip is a failure, and a session leaves nothing of ours behind."""
 
 import os
+import re
 import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.daemon import Daemon, chosen, open_daemon
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.outcome import Outcome, keep_together
 
 IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
 # How long an example takes says how busy the machine is; and of one tree CI tries the same ones every time.
@@ -17,26 +18,45 @@ settings.register_profile("cloche", deadline=None, suppress_health_check=[Health
 settings.load_profile("cloche")
 
 
-# Who has one of these needs containers, or virtual machines.
+# Who has one of these needs containers, or virtual machines. One worker has all tests of a daemon or an image, so that
+# it is there once; and all of gVisor's, some of which look for what others may have left lying about.
 ENGINES = {
-    "docker_daemon": "container",
-    "gvisor_daemon": "container",
-    "runsc_alone": "container",
-    "microvm_image": "machine",
+    "docker_daemon": ("container", "docker"),
+    "gvisor_daemon": ("container", "gvisor"),
+    "runsc_alone": ("container", "gvisor"),
+    "microvm_image": ("machine", "machine"),
 }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Know where scripts/gate.py reads what came of the tests."""
+    parser.addoption("--outcome", default="", metavar="FILE", help="write counts, failures and what was left to FILE")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Look at the machine before all tests."""
+    session.config.pluginmanager.register(Outcome(session.config, session.config.getoption("outcome")))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what needs an engine, and leave out what the other user's run is for: `make test` runs both."""
     for item in items:
-        for name in ENGINES.keys() & set(getattr(item, "fixturenames", ())):
-            item.add_marker(ENGINES[name])
+        engines = [ENGINES[name] for name in ENGINES.keys() & set(getattr(item, "fixturenames", ()))]
+        for marker, _ in engines:
+            item.add_marker(marker)
+        keep_together(item, {group for _, group in engines} or _attempt_of(item))
     other = "user" if os.geteuid() == 0 else "root"
     left_out = [item for item in items if item.get_closest_marker(other)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def _attempt_of(item: pytest.Item) -> set[str]:
+    """Name the attempt that a test of tests/escape makes: who makes it has also shown once that it works outside."""
+    attempt = getattr(item, "callspec", None) and item.callspec.params.get("attempt")
+    return {re.sub(r"\W+", "-", f"{attempt.family} {attempt.name}")} if attempt else set()
 
 
 def _skip_to_failure(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -61,15 +81,6 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _skip_to_failure(report)
     return report
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _nothing_is_left_behind() -> Iterator[None]:
-    """Compare processes, mounts, cgroups and temporary directories before and after all tests."""
-    before = Snapshot.take()
-    yield
-    left = wait_for_leftovers(before, patience_s=10)
-    assert not left, "the session left behind:\n" + "\n".join(left)
 
 
 @pytest.fixture(scope="session", autouse=True)

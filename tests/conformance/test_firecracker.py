@@ -18,7 +18,6 @@ SOME = ("exact bytes", "timeout", "stdin of 1048576", "workspace lives", "stream
 
 
 @pytest.mark.soak  # for its length
-@pytest.mark.once
 @pytest.mark.timeout(600)
 def test_firecracker_conforms(microvm_image: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They are kept, without a deviation, and no machine is left."""

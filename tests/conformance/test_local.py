@@ -55,15 +55,12 @@ ROWS = {
 }
 
 
-# The same, for the ordinary user after root who has no control groups, as these: the next row but one, the next row,
-# and what test_suite.py tries.
-ONCE = ("jail, control groups", "confined, control groups", "process, rlimits only")
-# Root leaves to the soak what that user tries in every test run, and what differs from both least.
-LATER = ("jail, rlimits only", "confined, rlimits only", "confined, control groups") if os.geteuid() == 0 else ()
+# What every test run tries: root with control groups, the ordinary user, who has none, with rlimits.
+ALWAYS = "jail, control groups" if os.geteuid() == 0 else "jail, rlimits only"
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.once] * (name in ONCE) + [pytest.mark.soak] * (name in LATER)
+    return [pytest.mark.both_users] if name == ALWAYS else [pytest.mark.soak]
 
 
 @pytest.mark.parametrize(

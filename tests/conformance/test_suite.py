@@ -94,6 +94,7 @@ def test_an_unknown_name_is_refused() -> None:
             run_conformance(LocalBackend(), **arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.soak
 def test_the_command_line_runs_it() -> None:
     """`cloche conformance --json` prints one row per check and exits with 0 when all is as promised."""
     command = [sys.executable, "-m", "cloche", "conformance", "--backend", "subprocess", "--json"]

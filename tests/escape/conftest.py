@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.escape.attempts import FORK, SESSION, Attempt
+from tests.escape.attempts import FORK, JAIL, SESSION, Attempt
 from tests.escape.ledger import Ledger
 from tests.escape.left_out import FOUND_OPEN, key_of, places_of
 from tests.escape.stage import open_stage
@@ -43,6 +43,8 @@ def _pair(attempt: Attempt, where: str, turn: int) -> Any:
     marks = [pytest.mark.xfail(reason=found, strict=True, raises=AssertionError)] if found else []
     if where in TURN and turn % EVERY != TURN[where]:
         marks.append(pytest.mark.soak)
+    if where in (JAIL, SESSION, FORK):
+        marks.append(pytest.mark.both_users)
     return pytest.param(attempt, where, id=f"{attempt.name}-{where}", marks=marks)
 
 

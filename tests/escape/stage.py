@@ -29,6 +29,8 @@ HOLD_SECONDS = 7200  # longer than all tests may take
 LINGER_S = 90.0  # by whoever keeps the host waiting in a sandbox: longer than anybody's patience
 ADD_KEY, KEYCTL, KEYCTL_INVALIDATE = 248, 250, 21
 UNTOUCHED = "untouched\n"
+# Folders in which a jail shows nothing, but for the way to the interpreter where that is in one of them.
+HOSTS_ALONE = ("/var/log", "/var/lib/dpkg", "/boot", "/srv", "/opt")
 # Files that everybody sees, to be locked; of those but the last one that no other stage on the machine has locked.
 LOCKED = ("cmd", "codeop", "colorsys", "calendar", "csv", "code")
 LOCKED_INSIDE = ("abc", "base64", "bisect", "contextlib", "dis", "ast")
@@ -155,6 +157,7 @@ class Stage:
             "disk": [os.major(root), os.minor(root)],
             "site": sysconfig.get_path("purelib"),
             "mounts": [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()],
+            "unseen": {name: _beside_the_interpreter(name) for name in HOSTS_ALONE if os.path.isdir(name)},
             "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")},
         }
 
@@ -193,6 +196,12 @@ class Stage:
             "seconds": HOLD_SECONDS,
             "until_input_ends": not is_sandboxed,
         }
+
+
+def _beside_the_interpreter(folder: str) -> list[str]:
+    """List a folder without what leads to the interpreter or the environment that a jail is given."""
+    ways = [Path(way) for way in (sys.prefix, sys.base_prefix, os.path.realpath(sys.executable))]
+    return [name for name in os.listdir(folder) if not any(way.is_relative_to(f"{folder}/{name}") for way in ways)]
 
 
 def _best_level() -> str:

@@ -17,8 +17,8 @@ from tests.escape.left_out import key_of, places_of
 from tests.escape.places import Inside
 
 pytestmark = pytest.mark.root
-# Some minutes of attempts that the jail is held to in every test run: there, a container is held to a few.
-PER_FAMILY = 3
+# Some minutes of attempts that the jail is held to in every test run: there, a container is held to one of each family.
+PER_FAMILY = 1
 # The walls of a session's container are those of any other, so it is held to some of each family, and only as soak.
 CELLS_PER_FAMILY = 4
 

@@ -20,6 +20,8 @@ from cloche.core.result import Result
 from cloche.jail.syscalls import FAREWELL, MACHINE, NUMBERS
 from tests.warm import run_pooled
 
+pytestmark = pytest.mark.both_users
+
 EXIT_GROUP, LIST = (NUMBERS[MACHINE][name] for name in ("exit_group", "set_robust_list"))
 SAY = f"""
 import ctypes, os, sys, threading, time

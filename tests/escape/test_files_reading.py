@@ -221,8 +221,8 @@ ATTEMPTS = (
     read(
         name="the host's logs and package database",
         code="""
-        for name in ("/var/log", "/var/lib/dpkg", "/boot", "/srv", "/opt"):
-            if os.path.isdir(name) and os.listdir(name):
+        for name, unseen in T["unseen"].items():
+            if os.path.isdir(name) and set(unseen) & set(os.listdir(name)):
                 escaped(f"lists {name}")
         """,
     ),

@@ -15,6 +15,8 @@ import cloche
 from cloche.sync import Session
 from tests.escape.hostile import TAKE_OVER, at_birth
 
+pytestmark = pytest.mark.both_users
+
 # What a clone keeps, in its own hands, when it is looked at: by name, what is done before it lets go, and after.
 KEEPS = {
     "a folder of the workspace": ("kept = os.open('/workspace', os.O_RDONLY)", "pass"),

@@ -14,6 +14,8 @@ from tests.escape.attempts import BOTH, CONFINED, JAIL, Attempt
 from tests.escape.ledger import Ledger
 from tests.escape.places import level_keywords
 
+pytestmark = pytest.mark.both_users
+
 call = partial(Attempt, family="attack", levels=BOTH)
 DEEPER_THAN_RECURSION = 1500
 # A folder may be named by a path of 4096 bytes; what lies deeper cannot be looked at by path.

@@ -34,7 +34,7 @@ from tests.escape.rounds import Rounds
 from tests.escape.scenarios import COMMANDS
 from tests.microvms import monitors, with_root
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.root, pytest.mark.soak, pytest.mark.timeout(300)]
 
 SLOWNESS = 4.0
 MACHINE: Mapping[str, Any] = {"backend": "microvm", "require": "vm", "timeout": 60}

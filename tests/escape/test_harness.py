@@ -33,6 +33,7 @@ def test_names_are_unique() -> None:
     assert not twice
 
 
+@pytest.mark.soak
 def test_enough_attempts_count(ledger: Ledger) -> None:
     """At least a hundred attempts are shown to work outside when root makes them."""
     counted = list(ledger.counted(all_attempts()))

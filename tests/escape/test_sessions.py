@@ -15,6 +15,8 @@ import cloche
 from tests.escape.hostile import TAKE_OVER
 from tests.escape.places import survivors
 
+pytestmark = pytest.mark.both_users
+
 FLOODS = {
     "standard output": "os.write(1, bytes(65536))",
     "the link": 'send(b\'{"op":"display","data":{"text/plain":"x"}}\'.ljust(1 << 20))',

@@ -13,6 +13,8 @@ import pytest
 import cloche
 from tests.warm import run_pooled
 
+pytestmark = pytest.mark.both_users
+
 IS_ROOT = os.geteuid() == 0
 # Where the reaper stays for the next guest, it has an identity that no guest has.
 IS_NURSED = IS_ROOT and not sys.base_prefix.startswith("/tmp/") and not sys.prefix.startswith("/tmp/")

@@ -25,8 +25,6 @@ from cloche.agent.terminal import show_request
 from cloche.cli.approvals import decide, list_approvals, show_approval, watch
 from tests.terminal import Terminal
 
-pytestmark = pytest.mark.once
-
 RULES = {
     "runs_on": "local",
     "policy": {"network": "allowlist", "network_allow": ("a.example",), "packages": (), "best_effort": ()},

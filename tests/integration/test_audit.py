@@ -30,8 +30,6 @@ from tests.audits import cloche as call
 from tests.audits import lines_of, rewrite
 from tests.skills import write_skill
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

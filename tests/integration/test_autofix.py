@@ -23,7 +23,7 @@ from cloche.core.fixing import FixAnswering, FixEvent, FixReport, FixStop
 from cloche.core.result import Result
 from tests.model_server import ESCAPES, KEY, MODEL, Answer, Handler, Reply, Scripted, block, serving
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = pytest.mark.usefixtures("settings_of_nobody")
 
 RIGHT = "print(6 * 7)\n"
 

@@ -19,7 +19,7 @@ import pytest
 from tests.kin import wait_for_word
 from tests.model_server import ESCAPES, KEY, MODEL, Handler, Scripted, block, serving
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("settings_of_nobody", "no_variables")]
+pytestmark = pytest.mark.usefixtures("settings_of_nobody", "no_variables")
 
 RUN = [sys.executable, "-m", "cloche", "run"]
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -16,7 +16,7 @@ from tests.contests import OURS, ROOT, event, run
 from tests.documents import commands, matches
 
 # Half a minute: every test run holds the project's own contest, in test_bench_parts.py.
-pytestmark = [pytest.mark.once, pytest.mark.soak]
+pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from cloche.cli.contest.peers import DOCKER_COLD, DOCKER_RUN, DOCKER_RUN_GVISOR,
 from cloche.cli.contest.turns import Contestant, LeftOut, take_turns
 from tests.daemon import ROOT, Daemon
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.soak, pytest.mark.root]
 IMAGE = "cloche-bench:test"
 
 

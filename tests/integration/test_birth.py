@@ -21,6 +21,8 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.jail import launch
 
+pytestmark = pytest.mark.both_users
+
 PROGRAM = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])

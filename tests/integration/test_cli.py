@@ -38,6 +38,7 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.both_users
 def test_a_file_runs_with_its_arguments(tmp_path: Path) -> None:
     """Words after -- are the program's, whatever they look like."""
     script = write(tmp_path / "s.py", "import sys; print(sys.argv[1:])")

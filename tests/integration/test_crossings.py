@@ -32,6 +32,8 @@ from tests.kin import guests, held_up, is_alive, kill_and_wait
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
 
+pytestmark = pytest.mark.both_users
+
 T = TypeVar("T")
 
 PROMPTLY_S = 30.0  # a run takes some milliseconds; what was lost on the way was waited for a minute or for ever

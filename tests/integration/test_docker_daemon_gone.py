@@ -19,7 +19,7 @@ from tests.daemon import Daemon, open_daemon
 
 # Where nobody answers, docker's own library leaves its sockets to the garbage collector.
 UNCLOSED = "ignore::pytest.PytestUnraisableExceptionWarning"
-pytestmark = [pytest.mark.root, pytest.mark.container, pytest.mark.filterwarnings(UNCLOSED)]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.container, pytest.mark.filterwarnings(UNCLOSED)]
 LONG = "print('up', flush=True); import time; time.sleep(60)"
 
 

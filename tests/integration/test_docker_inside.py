@@ -13,7 +13,7 @@ from cloche.backends.containers.owner import owner
 from tests.daemon import IMAGES, ROOT, Daemon
 from tests.inside import FOR_A_DAEMON, WITH_A_DAEMON, command_inside, lay_out, run_inside
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.soak, pytest.mark.root]
 PYTHON = "cloche-test:python"
 # Files in and out, a second run in the same workspace, a session: all of it by streams, none by a path of this side.
 USED = f"""

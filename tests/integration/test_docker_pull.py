@@ -17,7 +17,7 @@ from tests.daemon import Daemon, open_daemon
 from tests.escape.places import show_on_terminal
 from tests.registry import Registry, open_registry
 
-pytestmark = [pytest.mark.root, pytest.mark.container]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.container]
 
 
 @pytest.fixture(scope="module")

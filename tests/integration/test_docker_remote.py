@@ -21,7 +21,7 @@ from cloche.backends.docker.daemon import connect
 from tests.certificates import make_certificates
 from tests.daemon import Daemon, open_daemon
 
-pytestmark = [pytest.mark.root, pytest.mark.container]
+pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.container]
 PYTHON = "cloche-test:python"
 
 

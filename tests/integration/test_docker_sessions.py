@@ -28,10 +28,10 @@ RUNTIME = {"python": "cpython 3.", "javascript": "Node.js v", "bash": "Bash "}
 # What promises something of any session; the others only hold in one test run in many, for their length.
 CLAIMS: tuple[Callable[..., None], ...] = (
     jail.test_state_is_kept,
-    jail.test_output_streams_in_order,
     jail.test_interrupted_from_another_thread,
 )
 MORE_CLAIMS: tuple[Callable[..., None], ...] = (
+    jail.test_output_streams_in_order,
     jail.test_who_resists_is_killed_and_the_loss_is_said,
     jail.test_an_exit_keeps_the_session,
     jail.test_history_is_kept,
@@ -97,13 +97,14 @@ def test_what_a_session_promises_holds_in_a_container(session: Session, claim: C
 
 @pytest.mark.parametrize(
     ("code", "status", "exit_code"),
-    [pytest.param(*end, marks=[pytest.mark.soak] if end in ENDS[1:3] else []) for end in ENDS],
+    [pytest.param(*end, marks=[pytest.mark.soak] if end != ENDS[0] else []) for end in ENDS],
 )
 def test_what_ends_the_interpreter_in_a_container(session: Session, code: str, status: str, exit_code: int) -> None:
     """It costs the state and nothing else: a restart begins anew with the same files."""
     jail.test_what_ends_the_interpreter(session, code, status, exit_code)
 
 
+@pytest.mark.soak
 def test_files_are_shared_with_runs(session: Session, tmp_path: Path) -> None:
     """One workspace serves cells, runs in containers of their own, and the caller."""
     jail.test_runs_and_sessions_share_files(session, tmp_path)
@@ -136,9 +137,7 @@ def check_language(sandbox: Sandbox, language: str, timeouts: int) -> None:
     assert session.run(count).stdout == f"{timeouts + 2}\n"
 
 
-@pytest.mark.parametrize(
-    "language", [pytest.param(one, marks=[pytest.mark.soak] if one != "bash" else []) for one in jail.IN_OTHERS]
-)
+@pytest.mark.parametrize("language", [pytest.param(one, marks=pytest.mark.soak) for one in jail.IN_OTHERS])
 def test_other_languages_keep_their_state(sandbox: Sandbox, language: str) -> None:
     """Time-outs and interrupts cost a cell and never the state."""
     check_language(sandbox, language, 2)
@@ -360,7 +359,7 @@ sessions[0].run("open('f', 'w')")
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param("print('up', flush=True); sessions[1].run('sleep 600')", id="killed"),
+        pytest.param("print('up', flush=True); sessions[1].run('sleep 600')", id="killed", marks=pytest.mark.soak),
         pytest.param("print('up'); sys.exit(0)", id="ended", marks=pytest.mark.soak),
     ],
 )

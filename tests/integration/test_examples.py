@@ -12,8 +12,6 @@ import pytest
 from tests.documents import blocks
 from tests.scripted_openai import calls, says, scripted
 
-pytestmark = pytest.mark.once
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MOST_LINES = 6
 

@@ -9,10 +9,10 @@ import pytest
 from tests.faults import GUEST_FAULTS, OUR_FAULTS, fail, induce
 from tests.leftovers import Snapshot, wait_for_leftovers
 
+pytestmark = pytest.mark.both_users
+
 # The ordinary user after root has no control groups.
-MODES = pytest.mark.parametrize(
-    "use_cgroups", [pytest.param(True, id="cgroups", marks=pytest.mark.once), pytest.param(False, id="rlimits")]
-)
+MODES = pytest.mark.parametrize("use_cgroups", [pytest.param(True, id="cgroups"), pytest.param(False, id="rlimits")])
 
 
 @MODES

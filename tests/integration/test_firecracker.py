@@ -113,7 +113,6 @@ def test_a_run_and_a_session_share_a_machine(setting: Setting) -> None:
     assert setting.loop.run(talk()) == ["ok", "beside\n", "300000\n"]
 
 
-@pytest.mark.once
 def test_no_program_reaches_the_host_by_the_vsock(setting: Setting) -> None:
     """Neither the port that its agent called, nor another; and no port of the agent's can be taken or called."""
     code = """
@@ -136,7 +135,6 @@ attempt("bind 2000", lambda one: one.bind((socket.VMADDR_CID_ANY, 2000)))
     assert last == "bind 2000 works"  # so the family itself is there
 
 
-@pytest.mark.once
 def test_there_is_no_way_out(setting: Setting, microvm_image: Path) -> None:
     """No interface but loopback, no disk that could be written; a remount changes nothing outside."""
     disk = microvm_image / "root.ext4"
@@ -232,7 +230,6 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.once
 def test_it_is_listed(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its program it is said to be missing, with what to do."""
     monkeypatch.setenv("CLOCHE_FIRECRACKER", "/no/such/firecracker")

@@ -12,7 +12,7 @@ import pytest
 from tests.daemon import Daemon
 from tests.inside import lay_out, run_inside
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.soak, pytest.mark.root]
 # Whom nobody else on the machine is: what a user may start at most counts all that they have, in a container or not.
 ORDINARY = f"{61_300 + os.getpid() % 3_000}:61234"
 USERS = pytest.mark.parametrize("user", ["0:0", ORDINARY], ids=["root", "user"])

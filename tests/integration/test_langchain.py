@@ -23,8 +23,6 @@ from cloche.agent.approval import ApprovalRequest, Decided, Decision, auto
 from cloche.agent.toolbox import Toolbox
 from cloche.integrations.langchain import langchain_tools, run_code_tool
 
-pytestmark = pytest.mark.once
-
 PROGRAM = {"code": "print(6 * 7)"}
 
 

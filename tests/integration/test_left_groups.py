@@ -13,7 +13,7 @@ from cloche.backends.groups import group_name
 from cloche.backends.host import measure_host
 from tests.kin import descendants, kill_and_wait, tell
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.soak, pytest.mark.root]
 CALLERS = {
     "cold": "with cloche.Sandbox(warm=False) as sandbox:\n    sandbox.run(SLEEPS, on_output=say)",
     "session": "with cloche.Sandbox() as sandbox:\n    sandbox.session().run('1')\n    say()\n    time.sleep(60)",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 import cloche
+
+pytestmark = pytest.mark.both_users
 
 DATABASE = """
 import sqlite3

@@ -106,7 +106,6 @@ def test_a_client_runs_code_and_its_user_decides(place: Place) -> None:
     at_both(work)
 
 
-@pytest.mark.once
 def test_a_critical_call_is_approved_and_confirmed_every_time(place: Place, tmp_path: Path) -> None:
     """On the host nothing runs before both questions were answered with yes; no answer holds for the next call."""
 
@@ -131,7 +130,6 @@ def test_a_critical_call_is_approved_and_confirmed_every_time(place: Place, tmp_
     at_both(work)
 
 
-@pytest.mark.once
 def test_a_client_that_cannot_ask_is_refused(place: Place, tmp_path: Path) -> None:
     """Without elicitation neither HIGH nor CRITICAL runs, and the error says what is missing; LOW does."""
 
@@ -168,7 +166,6 @@ def test_a_cancelled_call_kills_its_code(place: Place) -> None:
     at_both(work)
 
 
-@pytest.mark.once
 def test_progress_is_told_while_code_runs(over_http: Place) -> None:
     """The seconds go up, towards what the call may take."""
     told: list[tuple[float, float | None, str | None]] = []
@@ -187,7 +184,6 @@ def test_progress_is_told_while_code_runs(over_http: Place) -> None:
     assert {total for _, total, _ in told} == {20.0}
 
 
-@pytest.mark.once
 def test_no_argument_widens_the_sandbox(hosted: Callable[..., Any]) -> None:
     """Options of the sandbox are no arguments of a tool: named they are refused, and nobody is asked."""
     user = User(says=yes)
@@ -211,7 +207,6 @@ def test_no_argument_widens_the_sandbox(hosted: Callable[..., Any]) -> None:
     run(work)
 
 
-@pytest.mark.once
 def test_tools_say_what_they_are(hosted: Callable[..., Any]) -> None:
     """Every tool has a title, hints that are all set, and schemas of what goes in and comes out."""
 
@@ -236,7 +231,6 @@ def test_tools_say_what_they_are(hosted: Callable[..., Any]) -> None:
     run(work)
 
 
-@pytest.mark.once
 def test_files_belong_to_a_client(hosted: partial[Any], over_http: Place) -> None:
     """Files stay between the calls of one session, and no other client comes near them, with whatever token."""
 
@@ -273,7 +267,6 @@ def test_files_belong_to_a_client(hosted: partial[Any], over_http: Place) -> Non
     run(work)
 
 
-@pytest.mark.once
 def test_a_high_call_may_be_remembered_in_a_session(hosted: Callable[..., Any]) -> None:
     """The same code is not asked for again, other code is; what changed is shown."""
 
@@ -293,7 +286,6 @@ def test_a_high_call_may_be_remembered_in_a_session(hosted: Callable[..., Any]) 
     run(work)
 
 
-@pytest.mark.once
 def test_an_approval_is_good_for_one_call(over_http: Place, tmp_path: Path) -> None:
     """Where the client brings the answers, bringing them twice, or for another call, runs nothing."""
 
@@ -334,7 +326,6 @@ HELLO = {
 ACCEPT = {"accept": "application/json, text/event-stream"}
 
 
-@pytest.mark.once
 def test_http_has_a_door_keeper(over_http: Place) -> None:
     """Without a token, with a wrong one, under another name or from another origin nobody gets in."""
     token = {"authorization": f"Bearer {TOKEN}"}
@@ -358,7 +349,6 @@ def test_http_has_a_door_keeper(over_http: Place) -> None:
         assert client.get(over_http.url, headers=ACCEPT).status_code == 401
 
 
-@pytest.mark.once
 def test_a_session_that_ends_takes_its_code_along(over_http: Place) -> None:
     """When a client of 2025-11-25 ends its session, what a call of it runs is ended, and the session is gone."""
     word = f"6{time.monotonic_ns() % 10**9}.5"
@@ -397,7 +387,6 @@ CONFIGURATIONS = [
 ]
 
 
-@pytest.mark.once
 def test_the_configurations_in_the_document_work(over_http: Place, tmp_path: Path) -> None:
     """What clients are told to start, or to connect to, is there and runs code."""
 

@@ -84,7 +84,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[tuple[
         yield {key: future.result() for key, future in running.items()}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("revision", "count"), [("2025-11-25", 84), ("2026-07-28", 152)])
 def test_our_server_with_fixtures_conforms(
     results: Mapping[tuple[str, str], Checks], revision: str, count: int
@@ -95,7 +94,6 @@ def test_our_server_with_fixtures_conforms(
     assert sum(status == "SUCCESS" for *_, status in statuses) == count
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_the_shipped_server_conforms(results: Mapping[tuple[str, str], Checks], revision: str) -> None:
     """So does the server as it is started, in all that needs no fixtures."""

@@ -134,7 +134,6 @@ def test_an_end_over_http_leaves_nothing(tmp_path: Path) -> None:
     assert wait_for_leftovers(before, patience_s=10) == []
 
 
-@pytest.mark.once
 def test_standard_output_has_the_protocol_alone(tmp_path: Path) -> None:
     """Neither code nor commands on the host nor rubbish from the client put anything else there."""
     with wire(tmp_path, "--tier", "4", "--backend", "local", "--approve", "high") as process:
@@ -155,7 +154,6 @@ def test_standard_output_has_the_protocol_alone(tmp_path: Path) -> None:
         assert process.wait(END_S) == 0
 
 
-@pytest.mark.once
 @pytest.mark.soak
 def test_a_client_that_takes_no_answers_keeps_no_server(tmp_path: Path) -> None:
     """A server that cannot get rid of what it has to say ends at a signal all the same."""

@@ -32,7 +32,6 @@ from tests.mcp_clients import (
     yes,
 )
 
-pytestmark = pytest.mark.once
 TOKEN = "a-token-of-the-tests-0123456789"
 OTHER_TOKEN = "another-token-of-the-tests-0123456789"
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot(data)\nplt.show()"

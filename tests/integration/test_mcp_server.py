@@ -18,7 +18,6 @@ from cloche.core.errors import InvalidRequest
 from cloche.mcp import create_server
 from tests.mcp_clients import MODES, User, images_of, run, text_of, yes
 
-pytestmark = pytest.mark.once
 FILES = {"read_file", "list_files", "write_file", "edit_file"}
 CODE = {"run_code", "run_python_code", "code_exec", "code_execute", "os_execute_sandboxed"}
 SESSIONS = {"open_session", "close_session"}

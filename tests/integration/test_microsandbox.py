@@ -22,7 +22,7 @@ from cloche.core.result import Status
 from cloche.runtime.factory import capabilities_of
 from tests.microsandboxes import Recorded, StandIn, check_call
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(120)]
 
 
 def tried(work: Callable[[OpenSandbox], Awaitable[None]], **limits: float) -> None:
@@ -55,7 +55,6 @@ def test_a_run_goes_through() -> None:
     tried(work)
 
 
-@pytest.mark.once
 def test_time_and_memory_end_a_run() -> None:
     """The first is watched from the outside, the other a limit of each process, and of the machine."""
 
@@ -68,7 +67,6 @@ def test_time_and_memory_end_a_run() -> None:
     tried(work, memory_bytes=64 << 20)
 
 
-@pytest.mark.once
 def test_limits_become_the_machines() -> None:
     """Memory, processors, sizes and numbers are those of its package's calls."""
     limits = Limits(memory_bytes=64 << 20, disk_bytes=32 << 20, tmp_bytes=16 << 20, cpus=1.5, pids=20)
@@ -106,7 +104,6 @@ def test_the_package_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp
         asyncio.run(create(no_such_word=1))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -120,7 +117,6 @@ def test_a_trial_says_why(script: str, said: str) -> None:
     assert trial.try_out(script, 1.0 if "sleep" in script else 20.0) == said
 
 
-@pytest.mark.once
 def test_it_refuses_without_kvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With the reason and the remedy, and nothing else is taken instead."""
     monkeypatch.setattr(trial, "KVM", tmp_path / "kvm")
@@ -137,7 +133,6 @@ async def _open() -> None:
         pass
 
 
-@pytest.mark.once
 def test_what_was_never_tried_is_not_called_enforced() -> None:
     """So requiring a control refuses it, while its level stands."""
     found = MicrosandboxBackend(given=StandIn()).capabilities()
@@ -146,7 +141,6 @@ def test_what_was_never_tried_is_not_called_enforced() -> None:
     assert states == {"time", "output"}
 
 
-@pytest.mark.once
 def test_another_image_is_another_sandbox() -> None:
     """One machine has one image."""
 
@@ -163,7 +157,6 @@ def test_another_image_is_another_sandbox() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.once
 def test_machines_of_dead_callers_are_cleared() -> None:
     """And those of living ones stay."""
     from cloche.backends.containers.owner import owner

@@ -71,7 +71,6 @@ def test_a_result_is_whole(sandbox: cloche.Sandbox) -> None:
     assert calls.state is (State.PARTIAL if "tcg" in result.meta["engine"] else State.ENFORCED)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("code", "status", "exit_code"),
     [
@@ -133,7 +132,6 @@ def test_output_streams(sandbox: cloche.Sandbox) -> None:
     assert heard[-1] - heard[0] > 1
 
 
-@pytest.mark.once
 def test_there_is_no_way_out(sandbox: cloche.Sandbox, image: Path) -> None:
     """No interface but loopback, no root, no disk that could be written; a remount changes nothing outside."""
     digest = hashlib.sha256((image / "root.ext4").read_bytes()).digest()
@@ -175,7 +173,6 @@ def test_a_killed_caller_leaves_no_machine(image: Path) -> None:
         assert monitors() <= before
 
 
-@pytest.mark.once
 def test_what_machines_lack_is_refused(image: Path) -> None:
     """A network, or less than they are, before anything boots."""
     for options in ({"network": "open"}, {"level": "jail"}):

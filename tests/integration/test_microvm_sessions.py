@@ -26,7 +26,7 @@ from tests.integration.test_microvm import image
 from tests.microvms import monitors
 
 __all__ = ["image"]
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("settings_of_nobody")]
+pytestmark = pytest.mark.timeout(900), pytest.mark.usefixtures("settings_of_nobody")
 
 DAEMONS = """
 import os, socket, time
@@ -99,13 +99,11 @@ def test_a_session_lives_in_a_machine(session: Session) -> None:
     assert (result.meta["backend"], result.meta["state"], str(result.enforcement.level)) == ("microvm", "kept", "vm")
 
 
-@pytest.mark.once
 def test_files_are_shared_with_runs(session: Session, tmp_path: Path) -> None:
     """One workspace serves cells, runs in places of their own, and the caller."""
     jail.test_runs_and_sessions_share_files(session, tmp_path)
 
 
-@pytest.mark.once
 def test_nothing_but_files_is_shared(sandbox: Sandbox, session: Session) -> None:
     """What a cell left running goes on beside a run and another session, which neither see nor end it."""
     session.run(DAEMONS)
@@ -221,7 +219,6 @@ def test_a_machine_has_places_for_so_many_and_gets_them_back() -> None:
                 one.close()
 
 
-@pytest.mark.once
 def test_what_cannot_be_had_is_refused(sandbox: Sandbox, session: Session) -> None:
     """Languages without sessions, programs that are not on the disk, checkpoints: with what to do."""
     with pytest.raises(cloche.BackendUnavailable, match=r"no sessions of ruby.*use run"):
@@ -257,7 +254,6 @@ def test_a_machine_that_is_lost_ends_its_sessions_and_says_so(image: Path) -> No
             second.restart()
 
 
-@pytest.mark.once
 def test_a_killed_caller_leaves_no_machine(image: Path) -> None:
     """Killed in the middle of a cell, it takes its machine with it."""
     caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)

@@ -46,6 +46,7 @@ def test_sessions_need_no_daemon(sandbox: Sandbox, tmp_path: Path) -> None:
     jail.test_runs_and_sessions_share_files(session, tmp_path)
 
 
+@pytest.mark.soak
 def test_files_outlive_a_session_that_was_killed_for_its_memory() -> None:
     """The place has them: whoever begins anew finds them, and so do runs."""
     with Sandbox(backend="gvisor", memory="64m", disk="16m") as sandbox:
@@ -79,10 +80,7 @@ def test_who_stops_the_first_process_is_killed_with_its_container(session: Sessi
     assert session.run("open('f').read()").value == "kept"
 
 
-@pytest.mark.once
-@pytest.mark.parametrize(
-    "language", [pytest.param(one, marks=[pytest.mark.soak] if one != "bash" else []) for one in jail.IN_OTHERS]
-)
+@pytest.mark.parametrize("language", [pytest.param(one, marks=pytest.mark.soak) for one in jail.IN_OTHERS])
 def test_other_languages_keep_their_state(sandbox: Sandbox, language: str) -> None:
     """Time-outs and interrupts cost a cell and never the state."""
     docker.check_language(sandbox, language, 2)

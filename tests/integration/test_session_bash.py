@@ -11,7 +11,7 @@ import pytest
 
 from tests.session_driver import END_OF_LINK, Driver
 
-pytestmark = [pytest.mark.toolchain, pytest.mark.once]
+pytestmark = pytest.mark.toolchain
 Open = Callable[..., Driver]
 
 LOOPS_THAT_FORK = (

@@ -12,8 +12,6 @@ from cloche.backends.living import LivingSession
 from cloche.backends.local.session import LocalSession
 from tests.kin import held_up
 
-pytestmark = pytest.mark.once
-
 
 def inner_of(session: cloche.AsyncSession) -> LivingSession:
     """Return what the backend holds of a session."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.session_driver import CTRL_C, Driver
 
-pytestmark = [pytest.mark.toolchain, pytest.mark.once]
+pytestmark = pytest.mark.toolchain
 
 BOTH = ("javascript", "bash")
 Open = Callable[..., Driver]

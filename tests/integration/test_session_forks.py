@@ -18,7 +18,7 @@ from tests.faults import HOARDS
 from tests.kin import children, guests, held_up, kill_helpers, wait_for_end
 from tests.leftovers import Snapshot, wait_for_leftovers
 
-pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
 
 ROUNDS = 40
 WAITING_TASK = """

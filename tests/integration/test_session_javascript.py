@@ -10,7 +10,7 @@ import pytest
 
 from tests.session_driver import Driver
 
-pytestmark = [pytest.mark.toolchain, pytest.mark.once]
+pytestmark = pytest.mark.toolchain
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 import cloche
 
-pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
 
 FOR_EVER = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
 CHANGING = """\

@@ -15,7 +15,7 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"
 
 # Sessions and the pipe are tried as the ordinary user too.
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("settings_of_nobody_at_a_terminal")]
+pytestmark = pytest.mark.usefixtures("settings_of_nobody_at_a_terminal")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from cloche.core.events import Displayed, Ended, OutputChunk, Started
 from cloche.sync import Session
 from tests.faults import HOARDS
 
-pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
 
 RESISTING = "import time\nwhile True:\n try: time.sleep(9)\n except BaseException: pass"
 FOR_EVER = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"

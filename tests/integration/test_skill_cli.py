@@ -123,7 +123,6 @@ def test_terms_hold_in_the_run(tmp_path: Path) -> None:
     assert (result.status, result.meta["limits"]["timeout_s"]) == (Status.TIMEOUT, 1.0)
 
 
-@pytest.mark.once
 def test_the_environment_and_the_working_directory_have_their_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +143,6 @@ def test_only_a_trusted_skill_has_the_host_to_itself(looking: Skill, tmp_path: P
     assert (result.stdout.endswith("/scripts/say.sh x rows\n"), result.meta["level"]) == (True, "process")
 
 
-@pytest.mark.once
 def test_nothing_starts_that_is_refused(looking: Skill, tmp_path: Path) -> None:
     """Every reason is in one error, before a backend is even looked for."""
     folder = write_skill(tmp_path, manifest="packages: [x]\nnetwork: [a.example]\ntools: [os.execute]", go__py="")
@@ -163,7 +161,6 @@ def test_nothing_starts_that_is_refused(looking: Skill, tmp_path: Path) -> None:
         run_skill(looking, disk=100)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("network", "is_refused"), [("", False), ("network: off\n", True)])
 def test_a_trusted_skill_falls_back_unless_it_demands_isolation(
     tmp_path: Path, network: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +176,6 @@ def test_a_trusted_skill_falls_back_unless_it_demands_isolation(
         run_skill(skill, backend="docker", fallback="process")
 
 
-@pytest.mark.once
 def test_run_passes_streams_arguments_and_exit_code() -> None:
     """Words after -- are the script's; input, output and exit code pass through."""
     done = command("run", str(EXAMPLE), "--", "missing.txt")
@@ -187,7 +183,6 @@ def test_run_passes_streams_arguments_and_exit_code() -> None:
     assert "FileNotFoundError" in done.stderr
 
 
-@pytest.mark.once
 def test_arguments_that_look_like_options_are_the_scripts(tmp_path: Path) -> None:
     """A script that is named comes before --; what follows is never taken for it, or for an option."""
     folder = write_skill(tmp_path, "demo", a__sh='cat; echo "$#:$*"; exit 3', b__sh="echo b")
@@ -197,7 +192,6 @@ def test_arguments_that_look_like_options_are_the_scripts(tmp_path: Path) -> Non
     assert (done.returncode, "say which script to run: it has: a.sh, b.sh" in done.stderr) == (2, True)
 
 
-@pytest.mark.once
 def test_check_tells_programs_everything(tmp_path: Path) -> None:
     """As JSON: what is asked, what holds and why, faults with file and key; the exit code says whether it can run."""
     done = command("check", str(EXAMPLE), "--json", "--memory", "99m")
@@ -214,7 +208,6 @@ def test_check_tells_programs_everything(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.once
 def test_list_shows_what_names_can_be_run(tmp_path: Path) -> None:
     """A name is found in the platform's folder; a faulty one is listed as such; the working directory is no place."""
     data = {"XDG_DATA_HOME": str(tmp_path / "data")}
@@ -237,7 +230,6 @@ def test_list_shows_what_names_can_be_run(tmp_path: Path) -> None:
 EVIL = "\x1b]0;owned\x07\x1b[2Jx\u202egpj.exe\x9b31m"
 
 
-@pytest.mark.once
 def test_nothing_that_a_skill_says_drives_a_terminal(tmp_path: Path) -> None:
     """At a terminal, names and texts with escape sequences are made visible, in each verb and in errors."""
     quoted = json.dumps(EVIL)

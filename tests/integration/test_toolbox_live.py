@@ -22,7 +22,6 @@ from cloche.runtime.audit import sha256_of
 from cloche.testing import FakeBackend
 from tests.audits import lines_of
 
-pytestmark = pytest.mark.once  # what differs by user is shown by the tests of sessions
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 RESISTING = f"{DEAF}while True: pass"
 FOR_EVER = "open('on', 'w').close()\nwhile True: pass"

@@ -88,6 +88,7 @@ def test_a_program_on_gvisor_cannot_either(gvisor: Daemon) -> None:
     looks_the_same({"backend": "gvisor", "image": gvisor.image("cloche-test:python")}, b"said")
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("gvisor_alone")
 def test_a_program_on_gvisor_alone_cannot_either() -> None:
     """Nor without a daemon."""

@@ -27,6 +27,8 @@ from tests.kin import kill_and_wait, kill_helpers
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
 
+pytestmark = pytest.mark.both_users
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 STARTS_THREAD = "starts_a_thread"
 NO_CGROUP: dict[str, Any] = {"cgroup_version": 0, "cgroup_folders": {}, "group_name": str, "least": 1, "most": 1}

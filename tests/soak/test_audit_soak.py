@@ -16,7 +16,7 @@ from cloche.runtime.audit import Audit
 from cloche.runtime.audit_reading import Reading, verify
 from tests.audits import TAMPERINGS, cloche, cut_the_end, lines_of, rewrite, write_from_processes
 
-pytestmark = [pytest.mark.soak, pytest.mark.once]
+pytestmark = pytest.mark.soak
 
 WRITERS, EVENTS_EACH = 8, 1250
 MORE_TRIES = 10  # of each kind of tampering, besides the one that the command line is asked about

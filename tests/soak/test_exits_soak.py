@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.soak, pytest.mark.once]
+pytestmark = pytest.mark.soak
 
 
 def test_no_end_is_aborted() -> None:

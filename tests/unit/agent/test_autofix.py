@@ -22,8 +22,6 @@ from cloche.core.limits import Limits
 from cloche.core.result import Result, Status
 from cloche.testing.fake import FakeBackend
 
-pytestmark = pytest.mark.once
-
 OK = Result("4\n", "", 0, 0.01)
 
 

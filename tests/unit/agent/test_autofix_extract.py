@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from cloche.agent.autofix_extract import MOST_CODE_CHARS, extract_code, fenced_blocks
 from cloche.agent.autofix_patch import apply_patch, looks_like_patch
 
-pytestmark = pytest.mark.once
-
 OLD = "def mean(values):\n    return sum(values) / len(value)\n\nprint(mean([1, 2, 3]))\n"
 NEW = "def mean(values):\n    return sum(values) / len(values)\n\nprint(mean([1, 2, 3]))\n"
 PATCH = (

@@ -32,8 +32,6 @@ from cloche.agent.exports import (
 from cloche.agent.toolbox import Toolbox
 from cloche.agent.wording import Image
 
-pytestmark = pytest.mark.once
-
 # As they are in a table, and as they are where interpreters go on.
 TOLD = (*TOOLS.values(), *(told_live(tool, ("python", "javascript", "bash")) for tool in TOOLS.values()))
 # What OpenAI's strict mode takes in a schema; `default`, say, is refused with the whole request.

@@ -10,8 +10,6 @@ from cloche.agent.catalog import tools_of
 from cloche.agent.exports import anthropic_tools, openai_response_tools, openai_tools
 from cloche.cli.tools import FORMATS, call_tool, list_tools
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize("tier", [1, 2, 3, 4])
 def test_a_tiers_tools_are_listed_with_their_risks(tier: int, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ def test_of_another_process_with_our_number_it_is_left_over() -> None:
         f"cloche-{os.getpid()}-gvisor-{namespace()}-1-a1",
         f"another-{os.getpid()}-local-{namespace()}-1-a1",
     ],
+    ids=["another namespace's", "nobody's", "without words", "without a number", "for something else", "not ours"],
 )
 def test_what_may_be_anothers_stays(name: str) -> None:
     """Of another namespace, for something else, or not of ours at all."""

@@ -11,8 +11,6 @@ from cloche.core.errors import InvalidRequest
 from cloche.runtime.config_autofix import AutoFixSettings, Secret
 from cloche.runtime.settings import Settings, load_settings
 
-pytestmark = pytest.mark.once
-
 KEY = "sk-very-secret"
 SECTION = {"base_url": "http://localhost:8000/v1", "model": "m", "api_key": KEY, "max_rounds": 6, "time_budget": "2m"}
 

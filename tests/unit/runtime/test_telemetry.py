@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.once
-
 _APPLICATION = """
 import json
 from opentelemetry import metrics, trace

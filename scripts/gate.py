@@ -1,0 +1,225 @@
+"""Run the tests of `make test`, or of an area of `make soak`, in lanes beside each other: they mostly wait.
+
+A lane is one session of pytest, or of pytest-xdist with some workers, each below an adopter of its own (adopt.py). What
+the first lane prints is shown as it comes, what the others print when all have ended. What failed gets a second look
+then: alone, one test after the other. What passes there is named in the last lines and fails nothing; what was left
+behind (tests/outcome.py) has no second look. Arguments: `test`, or `soak` and an area.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "build" / "gate"
+IS_ROOT, IN_CI = os.geteuid() == 0, os.environ.get("CI", "").lower() in {"true", "1"}
+OTHER = "3.13"
+NO_SUCH_PYTHON = 3  # of scripts/other_python.sh
+SECOND_LOOKS = 10  # more failures than that are no accident
+AT_ONCE = 3
+# The longest that a test leaves something lying about which `cloche gc` is to remove, seen by those beside it.
+LIES_ABOUT_S = "180"
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
+LOCAL = "soak and not container and not machine"
+LONG = ("--timeout", "1800")
+# Where it matters whether a signal's handler may raise in the main thread, as that of a test's time-out does.
+SIGNALS = ("tests/unit/test_sync.py", "tests/integration/test_sessions.py", "tests/integration/test_crossings.py")
+AREAS: dict[str, tuple[str, ...]] = {
+    "machines": (*LONG, "-m", "soak and machine"),
+    "containers": (*LONG, "-m", "soak and container and not machine"),
+    "escape": (*LONG, "-m", LOCAL, "tests/escape"),
+    "sessions": (*LONG, "-m", LOCAL, "-k", "session", "--ignore=tests/escape"),
+    "local": (*LONG, "-m", LOCAL, "-k", "not session", "--ignore=tests/escape"),
+    "signals": ("--timeout", "0", "-m", "not soak", *SIGNALS),
+}
+
+
+class Account(NamedTuple):
+    """How many tests passed, which failed, and what else is wrong."""
+
+    passed: int = 0
+    failed: Sequence[str] = ()
+    wrong: Sequence[str] = ()
+
+
+class Lane:
+    """Tests and who runs them: `command` up to pytest's own words, `python` for the workers, if it has any."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, tests: Sequence[str], spread: Sequence[str] = ()
+    ):
+        self.name, self._command, self._tests = name, command, (*spread, *tests)
+        self._outcome, self.log = folder / "outcome", WORK / f"{name}.log"
+        self.seconds = self.computed_s = 0.0
+
+    def start(self, tests: Sequence[str] = (), *, is_shown: bool) -> None:
+        """Start all of it, or only these tests, alone."""
+        self._outcome.unlink(missing_ok=True)
+        self.code: int | None = None
+        self._began = time.monotonic()
+        with self.log.open("wb") as log:
+            output = None if is_shown else log
+            # A group of its own hears a Ctrl-C at the terminal once, from us.
+            self._process = subprocess.Popen(
+                [*self._command, "-q", f"--outcome={self._outcome}", *(tests or self._tests)],
+                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0,
+            )  # fmt: skip
+
+    def has_ended(self) -> bool:
+        """Say whether it has, and note how."""
+        if self.code is None:
+            pid, status, used = os.wait4(self._process.pid, os.WNOHANG)
+            if pid:
+                self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
+                self.seconds += time.monotonic() - self._began
+                self.computed_s += used.ru_utime + used.ru_stime
+        return self.code is not None
+
+    def read(self) -> Account:
+        """Return what came of its tests."""
+        if self.code not in (0, 1) or not self._outcome.exists():
+            return Account(wrong=[f"exit code {self.code}, and no account of the tests; see {self.log}"])
+        found = json.loads(self._outcome.read_text())
+        wrong = [f"left behind: {line}" for line in found["left"]]
+        unsaid = self.code == 1 and not found["failed"] and not wrong
+        return Account(found["passed"], found["failed"], ["exit code 1"] if unsaid else wrong)
+
+    def tell(self, number: int) -> None:
+        """Send it a signal."""
+        os.killpg(self._process.pid, number)
+
+
+def here(python: str = sys.executable) -> list[str]:
+    """Return the command of a lane that runs as this user, with a Python."""
+    return [python, "scripts/adopt.py", python, *PYTEST]
+
+
+def spread(python: str, workers: int) -> list[str]:
+    """Return the words that have so many workers share the tests, each below an adopter of its own."""
+    return [
+        "--dist",
+        "loadgroup",
+        "--tx",
+        f"{workers}*popen//python={shlex.join([python, 'scripts/adopt.py', python])}",
+    ]
+
+
+def gate_lanes(user: Path) -> list[Lane]:
+    """Return all of `make test`: everything, what depends on the user, and what another Python may do otherwise."""
+    lanes = [Lane("all", here(), folder("all"), ["-m", "not soak", "--durations=25"], spread(sys.executable, 3))]
+    if IS_ROOT:
+        words = ["-m", "both_users and not soak", "--durations=10"]
+        command = ["scripts/test_as_user.sh", str(user)]
+        lanes.append(Lane("user", command, user / "home", words, spread(str(user / "venv/bin/python"), 2)))
+    other = f"build/python{OTHER}"
+    install = ["bash", "-c", 'scripts/other_python.sh "$1" "$2" && exec "${@:3}"', "install", OTHER, other]
+    command = [*install, *here(f"{ROOT}/{other}/bin/python")]
+    words = ["-m", "not soak", "tests/unit", "tests/integration/test_public_api.py"]
+    return [*lanes, Lane(f"python{OTHER}", command, folder(f"python{OTHER}"), words)]
+
+
+def soak_lanes(user: Path, area: str) -> list[Lane]:
+    """Return an area, or all; the ordinary user repeats the escapes."""
+    lanes = [Lane(name, here(), folder(name), words) for name, words in AREAS.items() if area in ("", name)]
+    if IS_ROOT and area in ("", "escape"):
+        command = ["scripts/test_as_user.sh", str(user)]
+        lanes.append(Lane("user", command, user / "home", [*LONG, "-m", "soak and both_users"]))
+    return lanes
+
+
+def folder(name: str) -> Path:
+    """Return an empty folder of a lane's own."""
+    path = WORK / name
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+stopped_by = 0
+running: list[Lane] = []
+
+
+def stop(number: int, _: object) -> None:
+    """Hand a signal to all that run; nothing is started any more."""
+    global stopped_by
+    stopped_by = number
+    for lane in running:
+        if not lane.has_ended():
+            lane.tell(number)
+
+
+def run(lanes: Sequence[Lane], tests: Sequence[str] = ()) -> None:
+    """Run lanes, some at once, or only these tests of one; then show what was not shown, that of failures last."""
+    waiting = list(lanes)
+    while running or (waiting and not stopped_by):
+        while waiting and len(running) < AT_ONCE and not stopped_by:
+            running.append(waiting.pop(0))
+            running[-1].start(tests, is_shown=running[-1] is lanes[0])
+        running[:] = [lane for lane in running if not lane.has_ended()]
+        time.sleep(0.1)
+    for lane in sorted(lanes[1:], key=lambda lane: lane.code != 0):
+        print(f"\n===== {lane.name} =====\n{lane.log.read_text(errors='replace')}", flush=True)
+
+
+def judge(lanes: list[Lane]) -> int:
+    """Run all, look again at what failed, and say what came of it in the last lines; return 0 when all is well."""
+    run(lanes)
+    if not IN_CI and any(lane.code == NO_SUCH_PYTHON for lane in lanes):
+        print(f"gate: no Python {OTHER} here (pyenv or your system's packages bring it): left out")
+        lanes = [lane for lane in lanes if lane.code != NO_SUCH_PYTHON]
+    accounts = {lane.name: lane.read() for lane in lanes}
+    passed = sum(account.passed for account in accounts.values())
+    wrong = [f"{name}: {line}" for name, account in accounts.items() for line in account.wrong]
+    failed = {f"{lane.name}: {test}" for lane in lanes for test in accounts[lane.name].failed}
+    doubtful = failed if len(failed) <= SECOND_LOOKS else set()
+    for lane in lanes if doubtful else ():
+        if tests := accounts[lane.name].failed:
+            print(f"\n===== a second look, alone: {lane.name} =====", flush=True)
+            run([lane], tests)
+            again = lane.read()
+            wrong += [f"{lane.name}: {line}" for line in again.wrong]
+            failed -= {f"{lane.name}: {test}" for test in tests if test not in again.failed}
+    print()
+    for lane in lanes:
+        print(f"gate: {lane.name}: {lane.seconds:.0f} s, of processors {lane.computed_s:.0f} s")
+    for line in [*wrong, *sorted(failed)]:
+        print(f"FAILED {line}")
+    print(f"{passed + len(doubtful - failed)} passed, {len(failed) + len(wrong)} failed")
+    if doubtful - failed:
+        print("passed at the second look:", *sorted(doubtful - failed), sep="\n  ")
+    return 128 + stopped_by if stopped_by else bool(failed or wrong or not passed)
+
+
+def main(target: str = "", area: str = "") -> int:
+    """Run a target's lanes."""
+    if target not in {"test", "soak"} or area not in {"", *AREAS}:
+        print(f"usage: gate.py test, or gate.py soak [{' | '.join(AREAS)}]", file=sys.stderr)
+        return 2
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of thousands of processes would compile everything anew
+    if IS_ROOT:
+        beside = subprocess.run(
+            ["scripts/test_as_user.sh", "uid"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        os.environ["TESTED_BESIDE"] = beside.stdout.strip()
+    os.environ["TESTED_BESIDE_S"] = LIES_ABOUT_S
+    user = Path(tempfile.mkdtemp(prefix="test-as-user.", dir="/var/tmp"))
+    try:
+        return judge(gate_lanes(user) if target == "test" else soak_lanes(user, area))
+    finally:
+        shutil.rmtree(user, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
