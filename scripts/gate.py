@@ -181,7 +181,7 @@ def judge(lanes: list[Lane]) -> int:
     passed = sum(account.passed for account in accounts.values())
     wrong = [f"{name}: {line}" for name, account in accounts.items() for line in account.wrong]
     failed = {f"{lane.name}: {test}" for lane in lanes for test in accounts[lane.name].failed}
-    doubtful = failed if len(failed) <= SECOND_LOOKS else set()
+    doubtful = set(failed) if len(failed) <= SECOND_LOOKS else set()
     for lane in lanes if doubtful else ():
         if tests := accounts[lane.name].failed:
             print(f"\n===== a second look, alone: {lane.name} =====", flush=True)
