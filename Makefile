@@ -26,7 +26,7 @@ run: $(VENV)/.run ## install, then run an example: a CSV in, a table and a chart
 	@test -s $(REPORT)/sales.png
 	@echo "The chart is $(REPORT)/sales.png"
 
-test: setup-system check ## the gate: all tests but soak; what depends on the user as an ordinary one, too (10 min with installation)
+test: setup-system check ## all tests but soak; from root, as an ordinary user too what depends on the user (10 min, installation included)
 	$(PYTHON_DEV) scripts/gate.py test
 
 check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change must pass before its tests
@@ -36,7 +36,7 @@ check: $(VENV)/.dev toolchains ## style, types, layers of text: what a change mu
 	.toolchains/bin/pyright --warnings
 	$(PYTHON_DEV) scripts/check_tree.py
 
-soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and whole suites of each engine (at most 40 min); AREA=machines, containers, escape, sessions, local or signals for one
+soak: setup-system $(VENV)/.dev ## hundreds of repetitions, and what is long; AREA=machines, containers, escape, sessions, local or signals
 	$(PYTHON_DEV) scripts/gate.py soak $(AREA)
 
 bench: $(VENV)/.dev ## measure against a plain subprocess and bubblewrap, turn by turn

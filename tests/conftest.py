@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.daemon import Daemon, chosen, open_daemon
+from tests.escape.attempts import Attempt
 from tests.outcome import Outcome, keep_together
 
 IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
@@ -55,8 +56,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _attempt_of(item: pytest.Item) -> set[str]:
     """Name the attempt that a test of tests/escape makes: who makes it has also shown once that it works outside."""
-    attempt = getattr(item, "callspec", None) and item.callspec.params.get("attempt")
-    return {re.sub(r"\W+", "-", f"{attempt.family} {attempt.name}")} if attempt else set()
+    attempt = (
+        item.callspec.params.get("attempt") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    )
+    return {re.sub(r"\W+", "-", f"{attempt.family} {attempt.name}")} if isinstance(attempt, Attempt) else set()
 
 
 def _skip_to_failure(report: pytest.TestReport | pytest.CollectReport) -> None:

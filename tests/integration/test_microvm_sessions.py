@@ -26,7 +26,7 @@ from tests.integration.test_microvm import image
 from tests.microvms import monitors
 
 __all__ = ["image"]
-pytestmark = pytest.mark.timeout(900), pytest.mark.usefixtures("settings_of_nobody")
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("settings_of_nobody")]
 
 DAEMONS = """
 import os, socket, time
