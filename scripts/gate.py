@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "gate"
 IS_ROOT, IN_CI = os.geteuid() == 0, os.environ.get("CI", "").lower() in {"true", "1"}
 OTHER = "3.13"
-NO_SUCH_PYTHON = 3  # of scripts/other_python.sh
+NO_SUCH_PYTHON = 77  # of scripts/other_python.sh
 SECOND_LOOKS = 10  # more failures than that are no accident
 AT_ONCE = 3
 # The longest that a test leaves something lying about which `cloche gc` is to remove, seen by those beside it.
@@ -88,6 +88,8 @@ class Lane:
 
     def read(self) -> Account:
         """Return what came of its tests."""
+        if self.code == NO_SUCH_PYTHON:
+            return Account(wrong=[f"no Python {OTHER} here"])
         if self.code not in (0, 1) or not self._outcome.exists():
             return Account(wrong=[f"exit code {self.code}, and no account of the tests; see {self.log}"])
         found = json.loads(self._outcome.read_text())
@@ -105,6 +107,12 @@ def here(python: str = sys.executable) -> list[str]:
     return [python, "scripts/adopt.py", python, *PYTEST]
 
 
+def marked(name: str) -> list[str]:
+    """Return the files that speak of a mark: to read all others takes each worker seconds."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in files if name in path.read_text() and "escape" not in path.parts]
+
+
 def spread(python: str, workers: int) -> list[str]:
     """Return the words that have so many workers share the tests, each below an adopter of its own."""
     return [
@@ -119,7 +127,7 @@ def gate_lanes(user: Path) -> list[Lane]:
     """Return all of `make test`: everything, what depends on the user, and what another Python may do otherwise."""
     lanes = [Lane("all", here(), folder("all"), ["-m", "not soak", "--durations=25"], spread(sys.executable, 3))]
     if IS_ROOT:
-        words = ["-m", "both_users and not soak", "--durations=10"]
+        words = ["-m", "both_users and not soak", "--durations=10", *marked("both_users"), "tests/escape"]
         command = ["scripts/test_as_user.sh", str(user)]
         lanes.append(Lane("user", command, user / "home", words, spread(str(user / "venv/bin/python"), 2)))
     other = f"build/python{OTHER}"

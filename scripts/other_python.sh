@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make DIR an environment of Python VERSION, with Cloche and what its tests need: `scripts/other_python.sh VERSION DIR`.
-# Nothing is downloaded but packages: that Python must be here. Ends with 3 where it is not.
+# Nothing is downloaded but packages: that Python must be here. Ends with 77 where it is not.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$1 target=$2
@@ -10,7 +10,7 @@ python=
 for one in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python3; do
     if "$one" -c 'import ensurepip, venv' 2>/dev/null; then python=$one; fi
 done
-[[ -n $python ]] || exit 3
+[[ -n $python ]] || exit 77
 
 eval "$(.venv/bin/python scripts/uv_settings.py)"
 [[ -x $target/bin/python ]] || "$python" -m venv --without-pip "$target"
