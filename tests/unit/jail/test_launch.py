@@ -60,7 +60,11 @@ def test_a_changed_source_is_compiled_again(package: Path) -> None:
     assert _answer() == 4200
 
 
-@pytest.mark.parametrize("damage", [b"", b"nonsense", marshal.dumps(("a", b"b", b"c")), marshal.dumps(7)])
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"nonsense", marshal.dumps(("a", b"b", b"c")), marshal.dumps(7)],
+    ids=["empty", "nonsense", "others' words", "a number"],
+)
 def test_a_damaged_archive_is_made_again(package: Path, damage: bytes) -> None:
     """A file that is cut, foreign or altered is replaced, not believed."""
     assert _answer() == 41
