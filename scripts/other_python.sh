@@ -16,5 +16,5 @@ eval "$(.venv/bin/python scripts/uv_settings.py)"
 [[ -x $target/bin/python ]] || "$python" -m venv --without-pip "$target"
 uv=(.venv/bin/uv pip install --quiet --no-config --python "$target/bin/python")
 "${uv[@]}" --require-hashes --requirement requirements/build.txt --requirement requirements/runtime.txt \
-    --requirement requirements/dev.txt
+    --requirement requirements/examples.txt --requirement requirements/dev.txt
 "${uv[@]}" --no-deps --no-build-isolation --editable .
