@@ -14,7 +14,7 @@ done
 
 eval "$(.venv/bin/python scripts/uv_settings.py)"
 [[ -x $target/bin/python ]] || "$python" -m venv --without-pip "$target"
-uv=(.venv/bin/uv pip install --quiet --no-config --python "$target/bin/python")
+uv=(.venv/bin/uv pip install --quiet --python "$target/bin/python")
 "${uv[@]}" --require-hashes --requirement requirements/build.txt --requirement requirements/runtime.txt \
     --requirement requirements/examples.txt --requirement requirements/dev.txt
 "${uv[@]}" --no-deps --no-build-isolation --editable .

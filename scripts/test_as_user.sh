@@ -18,7 +18,7 @@ if [[ ! -e $work/project ]]; then
     mkdir "$work/home" "$work/tmp"
     /usr/bin/python3 -m venv --without-pip "$work/venv"
     eval "$(.venv/bin/python scripts/uv_settings.py)"
-    uv=(.venv/bin/uv pip install --quiet --no-config --python "$work/venv/bin/python")
+    uv=(.venv/bin/uv pip install --quiet --python "$work/venv/bin/python")
     "${uv[@]}" --require-hashes --requirement requirements/build.txt --requirement requirements/runtime.txt \
         --requirement requirements/examples.txt --requirement requirements/dev.txt
     "${uv[@]}" --no-deps --no-build-isolation --refresh-package cloche .

@@ -43,7 +43,7 @@ fi
 # cache for every environment that is made of them.
 $venv/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes --requirement requirements/build.txt
 eval "$($venv/bin/python scripts/uv_settings.py)"
-uv=($venv/bin/uv pip install --quiet --no-config --python $venv/bin/python)
+uv=($venv/bin/uv pip install --quiet --python $venv/bin/python)
 locks=(--requirement requirements/build.txt --requirement requirements/runtime.txt --requirement requirements/examples.txt)
 [[ ${1:-run} == dev ]] && locks+=(--requirement requirements/dev.txt)
 "${uv[@]}" --require-hashes "${locks[@]}"
