@@ -56,8 +56,9 @@ class Outcome:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over what a worker found."""
-        self._left += getattr(node, "workeroutput", {}).get("left", [])
+        """Take over what a worker found: what has no owner any more, several find."""
+        found = getattr(node, "workeroutput", {}).get("left", [])
+        self._left += [line for line in found if line not in self._left]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
