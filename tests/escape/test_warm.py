@@ -199,3 +199,48 @@ def test_siblings_draw_different_numbers(preload: tuple[str, ...]) -> None:
     assert all(len(row) == len(drawn[0]) for row in drawn)
     for column in zip(*drawn, strict=True):
         assert len(set(column)) == len(drawn), f"drawn twice: {column}"
+
+
+# Names that are listed for as long as the kernel has not collected sockets that are on their way through each other.
+LEAVE_NAMES = """
+import socket
+for number in range(30):
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    one.bind(b'\\0left-behind-%d' % number)
+    for end in (one, other):
+        socket.send_fds(end, [b'x'], [one.fileno(), other.fileno()])
+    one.close(), other.close()
+"""
+LIST_NAMES = "print(open('/proc/net/unix').read().count('left-behind'))"
+
+
+@pytest.mark.both_users
+def test_names_of_sockets_that_nobody_holds_end_with_their_run() -> None:
+    """Whoever comes next in a network namespace finds none of them listed, which their own run does."""
+    for _ in range(3):
+        assert int(run_pooled(LEAVE_NAMES + LIST_NAMES).stdout) == 30
+        assert [int(run_pooled(LIST_NAMES).stdout) for _ in range(4)] == [0] * 4
+
+
+@pytest.mark.skipif(not IS_NURSED, reason="an ordinary user's runs have a jail each")
+@pytest.mark.parametrize(
+    "program",
+    ["pass", "import asyncio; asyncio.run(asyncio.sleep(0))", "import socket; kept = socket.socketpair()",
+     "import subprocess; subprocess.run(['true'])"],
+)  # fmt: skip
+def test_who_leaves_nothing_leaves_the_jail_to_the_next(program: str) -> None:
+    """Also who has made pairs of sockets, as every event loop does."""
+    look = "\nimport os; print(os.readlink('/proc/self/ns/net'))"
+    found = [run_pooled(program + look).stdout for _ in range(12)]
+    assert len(set(found)) <= 4, "in a jail for each they would be twelve"
+
+
+@pytest.mark.both_users
+def test_no_count_of_processes_is_left_to_the_next_run() -> None:
+    """However many there were in a run, the numbers in the next ones are the same."""
+    look = "import os; print(os.getpid(), open('/proc/loadavg').read().split()[-1])"
+    before = {run_pooled(look).stdout for _ in range(4)}
+    many = "import os\nfor _ in range(20):\n    os.fork() or os._exit(0)\n    os.wait()\n"
+    after = {run_pooled(code).stdout for _ in range(3) for code in (many, look, look)} - {""}
+    assert len(before) == 1
+    assert after == before

@@ -35,6 +35,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 WORKSPACE, KEPT = "workspace", "kept"
 # In a nursery that keeps a workspace: the mount that the next guest attaches, and the one that is the caller's.
 TICKET, LENT = "ticket", "lent"
+COUNTER = "counter"  # in a nursery: what each guest's count of processes begins anew by
 
 
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
@@ -82,6 +83,8 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
             *((type(one).__name__.lower(), one.describe(), one.calls()) for one in tree),
             *(("place", f"make room for /{one.target}", one.calls()[:-1]) for one in places.values()),
         ]),
+        _step("process_counter", "open what tells a guest how many processes there were before it",
+              *mounts.process_counter(COUNTER)),
         _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
         _step("loopback", "bring the loopback device up", *netns.raise_loopback()),
         _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 
-from .calls import EEXIST, ENOENT, make
+from .calls import EEXIST, EINVAL, ENOENT, make
 from .syscalls import (
     AT_EMPTY_PATH,
     AT_FDCWD,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         def describe(self) -> str: ...
 
 
+EPERM, EACCES = 1, 13
 READ_ONLY = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
 # Any directory that surely exists serves to attach the new root before it becomes one.
 STAGE = "/proc"
@@ -250,6 +251,22 @@ def detached_tmpfs(register: str, size_bytes: int, inodes: int, mode: str) -> li
 def detached_proc(register: str) -> list[Call]:
     """Keep a new, read-only /proc of the process namespace one is in, attached nowhere yet."""
     return _detached("proc", {}, READ_ONLY | MOUNT_ATTR_NOEXEC, register)
+
+
+def process_counter(register: str) -> list[Call]:
+    """Keep open, for writing, what says which process of this namespace was made last; nothing where that is refused.
+
+    It is reached by a /proc of its own that is attached nowhere: all that a guest can see is read-only.
+    """
+    flags, refused = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, (EPERM, ENOENT, EACCES, EINVAL)
+    return [
+        make("fsopen", b"proc", FSOPEN_CLOEXEC, keep="context"),
+        make("fsconfig", "context", FSCONFIG_CMD_CREATE, None, None, 0, excuse=refused),
+        make("fsmount", "context", FSMOUNT_CLOEXEC, flags, keep="proc", excuse=refused),
+        make("close", "context"),
+        make("openat", "proc", b"sys/kernel/ns_last_pid", os.O_RDWR | os.O_CLOEXEC, 0, keep=register, excuse=refused),
+        make("close", "proc"),
+    ]
 
 
 def _detached(kind: str, settings: dict[str, str], attributes: int, register: str) -> list[Call]:

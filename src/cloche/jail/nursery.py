@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FEW_BLOCKS = 64  # what a guest may have stored that is still there for a moment when the next one is made
+COUNTER = "counter"  # the register with what says which process was made last
 TICKET = "ticket"  # the register of the mount that a guest attaches as its workspace, where it is kept
 
 
@@ -57,7 +58,7 @@ class Nursery(Parent):
         ready = {**said, "seconds": self.build(building, private)}
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
-        ward, namespace, can_copy = Ward(self.spec), -1, touched.is_possible()
+        ward, namespace, can_copy = Ward(self.spec, self.registers.get(COUNTER, -1)), -1, touched.is_possible()
         noted = None
         while True:
             ward.begin()
@@ -134,7 +135,7 @@ class Nursery(Parent):
             "is_alone": True,
             "is_quiet": ward.is_leaving,
             **ward.spent(),
-            "is_worn": ward.has_left_traces,
+            "is_worn": ward.is_worn(),
             "at": monotonic(),
         }
         return ended, namespace if stored <= FEW_BLOCKS else _closed(namespace)

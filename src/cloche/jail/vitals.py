@@ -51,6 +51,29 @@ class Vitals:
         return (seconds * share, seconds * (1 - share), most_kib) if seconds > 0 and most_kib > 0 else None
 
 
+class Sockets:
+    """Tell whether a network namespace holds any sockets but those that are there now, which stay as long as we do.
+
+    A socket may last without a process that holds it: two that were sent over each other wait for the kernel's garbage
+    collection, listed in /proc/net/unix by the names that they were given. The kernel counts one until it is freed, of
+    whatever family and with a name or without. Where no process is left to make another, none is as good as never any.
+    """
+
+    def __init__(self, path: str = "/proc/net/sockstat"):
+        self._count = _open(path)
+        self._ours = self._now()
+
+    def are_all_gone(self) -> bool:
+        """Tell whether nobody else's is left; where the kernel does not say, that is in doubt."""
+        return self._ours >= 0 and self._now() == self._ours
+
+    def _now(self) -> int:
+        try:
+            return int(posix.pread(self._count, 64, 0).partition(b"sockets: used ")[2].split(None, 1)[0])
+        except (OSError, ValueError, IndexError):
+            return -1
+
+
 def open_last_pid() -> int:
     """Open what tells which process or thread of this process namespace was made last; -1 where nothing does."""
     return _open("/proc/sys/kernel/ns_last_pid")

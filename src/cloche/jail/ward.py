@@ -18,7 +18,7 @@ from . import wire
 from .guest import load_notify
 from .minding import Minder
 from .syscalls import P_ALL, POLLIN, WEXITED, WNOHANG, WNOWAIT, attempt, ppoll, socketpair, wait4
-from .vitals import Vitals, open_last_pid
+from .vitals import Sockets, Vitals, open_last_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,14 +34,16 @@ ECHILD = 10
 class Ward(Minder):
     """Attend to one guest after the other. What the dead of the present one used is summed up until the next."""
 
-    def __init__(self, spec: Spec):
+    def __init__(self, spec: Spec, process_counter: int = -1):
+        """Be given by what the count of processes begins anew, open for writing; -1 where that was refused."""
         super().__init__()
         self.own_places = [spec.workspace, spec.tmp, "/dev/shm"]
         self.ours, self.theirs = socketpair()
+        self.sockets = Sockets()
         self.has_left_traces = False
         self.leaving, self.listener = 0, -1
         self.vitals: Vitals | None = None
-        self.last_pid = open_last_pid()
+        self.last_pid, self.process_counter = open_last_pid(), process_counter
 
     @property
     def is_leaving(self) -> bool:
@@ -68,6 +70,8 @@ class Ward(Minder):
             self.leaving = 0
         if self.vitals is not None:
             self.vitals.close()
+        if self.process_counter >= 0:  # else a guest's own number tells how many processes there were before it
+            posix.pwrite(self.process_counter, b"1", 0)
         self.user_s, self.system_s, self.most_kib, self.vitals = 0.0, 0.0, 0, None
         self.has_left_traces = False
 
@@ -136,11 +140,20 @@ class Ward(Minder):
         return None
 
     def _is_last_word(self) -> bool:
-        """Tell whether the guest's farewell is the end of all that is its; if so, add what it used."""
-        spent = self.vitals.at_last_word() if self.vitals is not None and not self.has_left_traces else None
+        """Tell whether the guest's farewell is the end of all that is its; if so, add what it used.
+
+        It makes no socket any more, so where it has none now, it leaves none.
+        """
+        if self.vitals is None or self.has_left_traces or not self.sockets.are_all_gone():
+            return False
+        spent = self.vitals.at_last_word()
         if spent is not None:
             self.add(spent)
         return spent is not None
+
+    def is_worn(self) -> bool:
+        """Tell, when nobody is left, whether the namespaces may hold something of the guest's for the next one."""
+        return self.has_left_traces or not (self.is_leaving or self.sockets.are_all_gone())
 
     def end_everybody(self) -> None:
         """Kill all that is left in this process namespace but us, and wait until nothing is.

@@ -21,7 +21,7 @@ from cloche.jail import notify, wire
 from cloche.jail.guest import say_farewell
 from cloche.jail.seccomp import build_filter
 from cloche.jail.spec import Spec
-from cloche.jail.syscalls import FAREWELL, attempt
+from cloche.jail.syscalls import CLONE_NEWNET, CLONE_NEWUSER, FAREWELL, attempt, unshare
 from cloche.jail.ward import Ward
 
 PR_SET_NO_NEW_PRIVS = 38
@@ -30,12 +30,13 @@ HOLDS = RELEASE >= (5, 19)  # before that no filter holds who asks, and every en
 
 
 def in_fork(work: Callable[[Ward], str]) -> str:
-    """Return what `work` says in a process that has a ward and no children."""
+    """Return what `work` says in a process that has a ward and no children, in a network namespace of its own."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         signal.alarm(60)
         try:
+            unshare(CLONE_NEWNET | (CLONE_NEWUSER if os.geteuid() else 0))
             os.write(writing, work(Ward(Spec(level="jail"))).encode())
         finally:
             os._exit(0)
@@ -148,7 +149,7 @@ def test_a_farewell_beside_others_is_no_end() -> None:
     assert in_fork(lambda ward: see_off(ward, farewell(7), is_last=False)) == "7 False True"
 
 
-@pytest.mark.parametrize("reason", ["company", "a list of futexes", "a socket"])
+@pytest.mark.parametrize("reason", ["company", "a list of futexes", "a socket", "a pair of sockets"])
 def test_a_farewell_with_something_left_is_no_end(reason: str) -> None:
     """Where a session works in the same files, the kernel has yet to write for it, or a socket may hold things."""
 
@@ -162,8 +163,33 @@ def test_a_farewell_with_something_left_is_no_end(reason: str) -> None:
         say_farewell(7)
         return 99
 
-    work = {"a list of futexes": with_list, "a socket": with_socket}.get(reason, farewell(7))
+    def with_pair() -> int:
+        _pair = socket.socketpair()
+        say_farewell(7)
+        return 99
+
+    ways = {"a list of futexes": with_list, "a socket": with_socket, "a pair of sockets": with_pair}
+    work = ways.get(reason, farewell(7))
     assert in_fork(lambda ward: see_off(ward, work, is_alone=reason != "company")) == "7 False True"
+
+
+def test_sockets_that_no_process_holds_wear_a_jail() -> None:
+    """They may be on their way, in a socket of another network namespace; when they are gone, nothing is left."""
+    sending, receiving = socket.socketpair()
+
+    def leave() -> int:
+        pair = socket.socketpair()
+        socket.send_fds(sending, [b"x"], [end.fileno() for end in pair])
+        return 0
+
+    def work(ward: Ward) -> str:
+        told = [(see_off(ward, one), ward.is_worn())[1] for one in (lambda: 0, leave)]
+        for fd in socket.recv_fds(receiving, 1, 2)[1]:
+            os.close(fd)
+        return f"{told} {ward.is_worn()}"
+
+    with sending, receiving:
+        assert in_fork(work) == "[False, True] False"
 
 
 def test_a_name_of_a_process_is_no_figure() -> None:
