@@ -1,17 +1,29 @@
 """User namespaces: who the guest is outside.
 
 Never the outside uid 0: even without capabilities it owns /proc/sys. Root gives each live sandbox an outside id of
-its own from a high range, claimed by binding an abstract socket's name: the kernel releases it with its process,
-so nothing can leak. An ordinary user can only give their own id.
+its own from a high range. It is claimed by a lock on one byte of a file that nobody but root can open: no other user
+of the host can take an id first, and the kernel releases the lock with the last descriptor that holds it, so nothing
+can leak. An ordinary user can only give their own id.
 """
 
 from __future__ import annotations
 
 import posix
 
-from .syscalls import AF_UNIX, SOCK_DGRAM, call
+from .syscalls import call
 
-EADDRINUSE = 98
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EPERM, ENOENT, EAGAIN, EACCES, EROFS, EADDRINUSE = 1, 2, 11, 13, 30, 98
+# Where nobody but root can put a name first. The second is for containers and services whose /run is read-only.
+PLACES = ("/run", "/dev")
+FOLDER, FILE = "cloche", "ids"
+_NO_LINK = posix.O_NOFOLLOW | posix.O_CLOEXEC
+_KIND, _IS_FOLDER, _IS_FILE = 0o170000, 0o040000, 0o100000
+_OTHERS_WRITE, _OTHERS = 0o022, 0o077
+F_OFD_SETLK, F_WRLCK = 37, 1
 
 
 class Claim:
@@ -33,21 +45,79 @@ class Claim:
             self.held = -1
 
 
-def claim_outside_id(first: int, count: int) -> Claim:
-    """Claim a free id of the range, starting at a place that this process's pid spreads. Raises OSError when full."""
+def claim_outside_id(first: int, count: int, places: Sequence[str] = PLACES) -> Claim:
+    """Claim a free id of the range, starting at a place that this process's pid spreads.
+
+    Raises OSError when all are in use, or no place is root's alone.
+    """
     start = posix.getpid() * 7919
-    for at in range(count):
-        outside_id = first + (start + at) % count
-        held = call("socket", AF_UNIX, SOCK_DGRAM | posix.O_CLOEXEC, 0)
-        address = AF_UNIX.to_bytes(2, "little") + f"\0cloche-id-{outside_id}".encode()
-        try:
-            call("bind", held, address, len(address))
-            return Claim(outside_id, held)
-        except OSError as error:
-            posix.close(held)
-            if error.errno != EADDRINUSE:
-                raise
+    held = _open_locks(places)
+    try:
+        for at in range(count):
+            outside_id = first + (start + at) % count
+            if _is_locked_by_us(held, outside_id):
+                return Claim(outside_id, held)
+    except BaseException:
+        posix.close(held)
+        raise
+    posix.close(held)
     raise OSError(EADDRINUSE, f"all {count} outside ids from {first} are in use")
+
+
+def _is_locked_by_us(held: int, at: int) -> bool:
+    """Lock one byte; the lock is the open file's, and so its copies' in other processes, and ends with the last."""
+    words = (F_WRLCK, at, 1, 0)  # of `struct flock`: kind (from the start of the file), first byte, bytes, nobody's pid
+    try:
+        call("fcntl", held, F_OFD_SETLK, b"".join(word.to_bytes(8, "little") for word in words))
+    except OSError as error:
+        if error.errno in (EAGAIN, EACCES):
+            return False
+        raise
+    return True
+
+
+def _open_locks(places: Sequence[str]) -> int:
+    """Open the file of locks in the first place that is root's alone. Raises OSError saying what is in the way."""
+    said = []
+    for place in places:
+        try:
+            state = posix.stat(place)
+            if state.st_uid != posix.geteuid() or state.st_mode & _OTHERS_WRITE:
+                said.append(f"others may write to {place}")
+                continue
+            return _open_in(f"{place}/{FOLDER}")
+        except OSError as error:
+            if error.errno not in (EROFS, ENOENT, EACCES):
+                raise
+            said.append(f"{place}: {error.strerror}")
+    raise OSError(EROFS, f"no place for the locks of outside ids: {', '.join(said)}")
+
+
+def _open_in(folder: str) -> int:
+    """Open the file of locks in a folder, and make both where they are missing. Raises OSError."""
+    try:
+        posix.mkdir(folder, 0o700)
+    except FileExistsError:
+        pass
+    at = posix.open(folder, posix.O_RDONLY | posix.O_DIRECTORY | _NO_LINK)
+    try:
+        _refuse_others(at, _IS_FOLDER, folder)
+        file = posix.open(FILE, posix.O_RDWR | posix.O_CREAT | posix.O_NONBLOCK | _NO_LINK, 0o600, dir_fd=at)
+    finally:
+        posix.close(at)
+    try:
+        _refuse_others(file, _IS_FILE, f"{folder}/{FILE}")
+    except BaseException:
+        posix.close(file)
+        raise
+    return file
+
+
+def _refuse_others(fd: int, kind: int, path: str) -> None:
+    """Refuse what is not ours alone: whoever can open the file can lock it."""
+    state = posix.fstat(fd)
+    if state.st_mode & _KIND != kind or state.st_uid != posix.geteuid() or state.st_mode & _OTHERS:
+        raise OSError(EPERM, f"{path} must be root's, and open to nobody else: remove what is there")
 
 
 def write_maps(

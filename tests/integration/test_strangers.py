@@ -1,0 +1,41 @@
+"""What another user of the host could take first: names, places and locks that a run needs."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# In a network namespace of its own: the names are the namespace's, and the host's are left alone.
+TAKEN = """
+import os, socket, sys
+sys.path[:0] = {path!r}
+import cloche
+from cloche.backends.local import plan, warm
+from cloche.jail.syscalls import CLONE_NEWNET, unshare
+
+first, count = plan.OUTSIDE_IDS = warm.OUTSIDE_IDS = (1_898_000_000, 8)
+unshare(CLONE_NEWNET)
+reading, writing = os.pipe()
+until, goes_on = os.pipe()
+if (stranger := os.fork()) == 0:
+    os.setresuid(65534, 65534, 65534)
+    held = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(count)]
+    for number, one in enumerate(held):
+        one.bind(b"\\0cloche-id-%d" % (first + number))
+    os.write(writing, b"x")
+    os.close(goes_on)
+    os.read(until, 1)  # which is over when we are
+    os._exit(0)
+os.read(reading, 1)
+print(*(cloche.run("print(42)", warm=warm).stdout.strip() for warm in (False, True)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's sandboxes claim no ids")
+def test_names_of_sockets_that_a_stranger_holds_stop_nobody() -> None:
+    """Each of them may be taken: no run needs one."""
+    code = textwrap.dedent(TAKEN).format(path=sys.path)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "42 42\n", done.stderr
