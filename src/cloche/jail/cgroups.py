@@ -42,6 +42,7 @@ COUNTERS: Mapping[int, Mapping[str, tuple[str, str, str]]] = {
     1: {"oom_kills": ("memory", "memory.oom_control", "oom_kill"), "pids_hits": ("pids", "pids.events", "max")},
     2: {"oom_kills": ("memory", "memory.events", "oom_kill"), "pids_hits": ("pids", "pids.events", "max")},
 }
+NO_QUOTA = {1: "-1", 2: "max"}
 USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 ANONYMOUS = {1: "rss", 2: "anon"}
 
@@ -80,6 +81,20 @@ class Cgroup:
         controller = self.folders["cpu"]
         name, template, _ = FILES[self.version]["cpu"][-1]
         _write(f"{controller}/{name}", template.format(quota=_quota(cpus)))
+
+    def lift_quota(self) -> None:
+        """Lift the processor quota, for those who have been killed: a process dies by running, and may not be let.
+
+        Whoever is not killed must be given it again. A group that is on its way out needs none.
+        """
+        controller = self.folders.get("cpu")
+        if controller is None:
+            return
+        name, template, _ = FILES[self.version]["cpu"][-1]
+        try:
+            _write(f"{controller}/{name}", template.format(quota=NO_QUOTA[self.version]))
+        except OSError:
+            pass  # they die as fast as they may
 
     def allow_pids(self, pids: int) -> None:
         """Write another limit on processes."""

@@ -171,6 +171,12 @@ class Family:
             self.watch.helper.tell("exceeded", {"node": number})
             _kill_clone(node)
 
+    def lift_quotas(self) -> None:
+        """Lift the processor quotas of forks, when everybody in them has been killed."""
+        for node in self.nodes.values():
+            if node.cgroup is not None:
+                node.cgroup.lift_quota()
+
     def clear_up(self) -> None:
         """Remove the control groups of forks, when everybody in them is dead."""
         for number in {*self.moves, *self.builders}:

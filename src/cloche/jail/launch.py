@@ -39,7 +39,8 @@ EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
 # Those that every helper needs are made at once, in this order: the import system would take a millisecond for them.
 HELPER_MODULES = (
     "jail", "jail.syscalls", "jail.wire", "jail.calls", "jail.spec", "jail.slate", "jail.touched", "jail.notify",
-    "jail.guest", "jail.minding", "jail.reaper", "jail.identity", "jail.cgroups", "jail.watch", "jail.helper",
+    "jail.guest", "jail.minding", "jail.reaper", "jail.identity", "jail.cgroups", "jail.accounting", "jail.watch",
+    "jail.helper",
 )  # fmt: skip
 # What a helper runs first, compiled once: it is told `archive`, a descriptor, and its `head` and `size` in bytes.
 _BOOT = """\

@@ -35,6 +35,7 @@ def clear_remains(spec: Spec) -> None:
 
 def _empty(cgroup: Cgroup) -> None:
     deadline = time.monotonic() + PATIENCE_S
+    cgroup.lift_quota()
     while (pids := cgroup.members()) and time.monotonic() < deadline:
         for pid in pids:
             try:

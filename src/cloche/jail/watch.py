@@ -6,6 +6,7 @@ import posix
 from time import monotonic
 
 from . import identity, slate, wire
+from .accounting import IDLE_TICK_S, TICK_S, Accounting
 from .cgroups import bear
 from .reaper import Reaper
 from .syscalls import (
@@ -37,7 +38,6 @@ ALL_NAMESPACES = (
 )
 # The control group's namespace is entered by the reaper, once it is in the group: its root is where its maker is.
 NAMESPACES_AT_BIRTH = ALL_NAMESPACES & ~CLONE_NEWCGROUP
-TICK_S, IDLE_TICK_S = 0.02, 0.5  # how often memory is summed while something runs, and while a session waits
 SETUP_PATIENCE_S, ETIMEDOUT, EPIPE = 60.0, 110, 32
 GO = b"g"
 FOR_THE_NEXT = ("open", "prepare", "run")  # words that are not about the run that is watched
@@ -61,8 +61,7 @@ class Watch:
         self.ended: dict[str, Any] | None = None
         self.said_ended: dict[str, Any] | None = None  # by the caller, which heard it of a nursery
         self.failed: dict[str, Any] | None = None
-        self.peak_bytes = 0
-        self.peak_tasks = 0
+        self.accounting = Accounting()
         self.link, self._reaper_link = socketpair()
         self.before: dict[str, int] = {}
         self.pids_before = 0
@@ -70,7 +69,6 @@ class Watch:
         self.timers = (helper.timer,) if is_nursing else ()
         self.number = 0
         self.can_go_on = self.is_undecided = self.is_last = False
-        self.tick_s = TICK_S
         self.family: Family | None = None
         self.later: list[tuple[str, dict[str, Any]]] = []  # what can wait until the family is at rest
 
@@ -244,7 +242,7 @@ class Watch:
         """Begin the watch over the next guest of a nursery."""
         self.cause, self.ended, self.failed, self.can_go_on = "", None, None, False
         self.started_at = self.deadline = 0.0
-        self.peak_bytes = self.peak_tasks = 0
+        self.accounting.renew()
         self._count()
 
     def _is_over_on_slate(self) -> bool:
@@ -290,7 +288,12 @@ class Watch:
         """Kill the tree, wait until nothing of it is left, and return what it used."""
         if not self.reaper:
             return None
+        cgroup = self.helper.cgroup if not self._is_quiet() else None
         posix.kill(self.reaper, SIGKILL)
+        if cgroup is not None:
+            cgroup.lift_quota()
+        if self.family is not None:
+            self.family.lift_quotas()
         _, _, usage = wait4(self.reaper, 0)
         self.reaper = 0
         if self.family is not None:
@@ -299,12 +302,18 @@ class Watch:
             from . import tree
 
             tree.kill_descendants(posix.getpid())
+        if cgroup is not None and self.spec.cgroup is not None:
+            cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
         return usage
+
+    def _is_quiet(self) -> bool:
+        """Tell whether nobody but the reaper is known to live."""
+        return not self.cause and self.ended is not None and bool(self.ended["is_alone"])
 
     def _patience_s(self) -> float:
         left = max(0.0, (self.deadline or self.setup_deadline) - monotonic())
         is_summing = (self.spec.accounting and self.deadline) or (self.is_nursing and not self.started_at)
-        return min(left, self.tick_s if is_summing else left) + 0.001
+        return min(left, self.accounting.pause_s() if is_summing else left) + 0.001
 
     def _hear_caller(self) -> bool:
         """Take one word of the caller's; False when it is gone."""
@@ -330,7 +339,7 @@ class Watch:
         elif tag == "over":
             self.said_ended = body["ended"] if body["number"] == self.number else self.said_ended
         elif tag == "pace":
-            self.tick_s = TICK_S if body["is_busy"] else IDLE_TICK_S
+            self.accounting.tick_s = TICK_S if body["is_busy"] else IDLE_TICK_S
         elif tag and tag != "kill":
             self._hear_family(tag, body)
 
@@ -407,7 +416,12 @@ class Watch:
             return
         if monotonic() >= self.deadline:
             self.cause = "timeout"
-        elif self.spec.accounting and self._is_memory_exceeded():
+        elif self.accounting.begin():
+            self._look_at_amounts()
+            self.accounting.end()
+
+    def _look_at_amounts(self) -> None:
+        if self.spec.accounting and self._is_memory_exceeded():
             if self.family is None or not self.family.exceed():
                 self.cause = "out_of_memory"
         elif self._is_folder_over():
@@ -416,29 +430,16 @@ class Watch:
             self.family.check_memory(self.spec.memory_bytes)
 
     def _is_memory_exceeded(self) -> bool:
-        """Sum the tree's memory: a cheap figure first, the fair one only when the cheap one is over."""
-        limit, cgroup = self.spec.memory_bytes, self.helper.cgroup
-        if self.spec.accounting == "cgroup" and cgroup is not None:
-            if cgroup.memory_bytes() <= limit:
-                return False
-            used = cgroup.anonymous_bytes()
-        elif self.family is not None and len(self.family.nodes) > 1:
-            return False  # each of them is looked at by itself
-        else:
-            from . import tree
-
-            pids = tree.descendants(self.reaper)
-            self.peak_tasks = max(self.peak_tasks, tree.count_tasks(pids))
-            used = tree.resident_bytes(pids)
-            if used > limit:
-                used = tree.private_bytes(pids)
-        self.peak_bytes = max(self.peak_bytes, used)
-        return used > limit
+        """Sum the tree's memory, unless it is one of several: each of them is looked at by itself."""
+        cgroup = self.helper.cgroup
+        if self.family is not None and len(self.family.nodes) > 1 and (self.spec.accounting != "cgroup" or not cgroup):
+            return False
+        return self.accounting.is_exceeded(self.spec, cgroup, self.reaper)
 
     def _is_task_limit_seen(self) -> bool:
         """Tell, without a counter of the kernel's, whether the tree was seen at its limit."""
         left = self.ended["tasks"] if self.ended is not None else 0  # the reaper in place of the guest that ended
-        return self.helper.cgroup is None and self.spec.pids > 0 and max(self.peak_tasks, left) >= self.spec.pids
+        return self.helper.cgroup is None and self.spec.pids > 0 and max(self.accounting.peak_tasks, left) >= self.spec.pids
 
     def _is_folder_over(self, *, at_end: bool = False) -> bool:
         """Tell whether the folders of the host that stand in for the workspace hold more than they may."""
@@ -463,8 +464,8 @@ class Watch:
             "wall_s": (self.ended or {}).get("at", monotonic()) - self.started_at if self.started_at else 0.0,
             "cpu_user_s": user_s,
             "cpu_system_s": system_s,
-            "peak_bytes": max(self.peak_bytes, most_kib * 1024),
-            "tasks": max(self.peak_tasks, self._most_pids()),
+            "peak_bytes": max(self.accounting.peak_bytes, most_kib * 1024),
+            "tasks": max(self.accounting.peak_tasks, self._most_pids()),
             "counters": {name: count - self.before.get(name, 0) for name, count in now.items()},
             "is_task_limit_seen": self._is_task_limit_seen(),
             "is_folder_over": self._is_folder_over(at_end=True),

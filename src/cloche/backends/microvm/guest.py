@@ -278,7 +278,7 @@ class Places:
         elif order["do"] == "make":
             self.make(order)
         elif order["number"] in self.groups:
-            write(f"{self.groups[order['number']]}/cgroup.kill", "1")
+            kill_group(self.groups[order["number"]])
 
     def make(self, order: dict[str, Any]) -> None:
         """Let a program live in a place of its own until it ends."""
@@ -314,9 +314,15 @@ class Places:
         self.host.say(LEFT, number=number, status=status, oom_kills=int(rows.get("oom_kill", 0)))
 
 
+def kill_group(group: str) -> None:
+    """Kill all in a control group, who die by running: their share of the processors shall not delay it."""
+    write(f"{group}/cgroup.kill", "1")
+    write(f"{group}/cpu.max", "max")
+
+
 def remove_group(group: str) -> None:
     """Remove a control group, once the kernel has let go of all who were in it."""
-    write(f"{group}/cgroup.kill", "1")
+    kill_group(group)
     while True:
         try:
             os.rmdir(group)
