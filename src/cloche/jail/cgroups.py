@@ -42,6 +42,7 @@ COUNTERS: Mapping[int, Mapping[str, tuple[str, str, str]]] = {
     1: {"oom_kills": ("memory", "memory.oom_control", "oom_kill"), "pids_hits": ("pids", "pids.events", "max")},
     2: {"oom_kills": ("memory", "memory.events", "oom_kill"), "pids_hits": ("pids", "pids.events", "max")},
 }
+TASKS = {1: "tasks", 2: "cgroup.threads"}
 NO_QUOTA = {1: "-1", 2: "max"}
 USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 ANONYMOUS = {1: "rss", 2: "anon"}
@@ -150,6 +151,11 @@ class Cgroup:
         except OSError:
             return []
 
+    def tasks(self) -> list[int]:
+        """Return the threads inside, also those that are on their way out and could still do something."""
+        folder = next(iter(self.folders.values()))
+        return [int(word) for word in _read_whole(f"{folder}/{TASKS[self.version]}").split()]
+
     def remove(self) -> None:
         """Remove the directories. A group whose last process is just leaving is busy for a moment."""
         for folder in dict.fromkeys(self.folders.values()):
@@ -255,6 +261,15 @@ def _read(path: str) -> str:
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
     try:
         return posix.read(fd, 65536).decode()
+    finally:
+        posix.close(fd)
+
+
+def _read_whole(path: str) -> str:
+    """Read a file that may be longer than one piece."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: posix.read(fd, 1 << 16), b"")).decode()
     finally:
         posix.close(fd)
 

@@ -171,7 +171,7 @@ class Family:
             self.watch.helper.tell("exceeded", {"node": number})
             _kill_clone(node)
 
-    def lift_quotas(self) -> None:
+    def lift_quota(self) -> None:
         """Lift the processor quotas of forks, when everybody in them has been killed."""
         for node in self.nodes.values():
             if node.cgroup is not None:

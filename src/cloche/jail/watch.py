@@ -217,10 +217,11 @@ class Watch:
                 return
             self.kill()
         else:
-            usage = self.kill()
-            while self.ended is None and self.failed is None and self._hear_reaper():
+            usage = self.kill(is_awaited=self.spec.level != "jail" or self.family is not None)
+            while not self._is_over() and (not self.reaper or ppoll((self.link,), 0.0)) and self._hear_reaper():
                 pass
             self._report(usage)
+            self.kill()
         self._let_go()
         posix.close(self.link)
 
@@ -284,16 +285,25 @@ class Watch:
             posix.close(self.link)
         return self.failed
 
-    def kill(self) -> tuple[float, float, int] | None:
-        """Kill the tree, wait until nothing of it is left, and return what it used."""
+    def kill(self, *, is_awaited: bool = True) -> tuple[float, float, int] | None:
+        """Kill the tree, wait until nothing of it is left, and return what it used.
+
+        Where that is not awaited, and takes long, the wait ends when nobody of it can do anything any more.
+        """
         if not self.reaper:
             return None
-        cgroup = self.helper.cgroup if not self._is_quiet() else None
+        is_quiet = not self.cause and self.ended is not None and self.ended["is_alone"]  # nobody but the reaper lives
+        cgroup, death = (None if is_quiet else self.helper.cgroup), None
+        if cgroup is not None and not is_awaited:
+            from .dying import Death
+
+            death = Death(self.reaper, cgroup)
         posix.kill(self.reaper, SIGKILL)
-        if cgroup is not None:
-            cgroup.lift_quota()
-        if self.family is not None:
-            self.family.lift_quotas()
+        for throttled in (cgroup, self.family):
+            if throttled is not None:
+                throttled.lift_quota()
+        if death is not None and not death.wait():
+            return death.spent
         _, _, usage = wait4(self.reaper, 0)
         self.reaper = 0
         if self.family is not None:
@@ -305,10 +315,6 @@ class Watch:
         if cgroup is not None and self.spec.cgroup is not None:
             cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
         return usage
-
-    def _is_quiet(self) -> bool:
-        """Tell whether nobody but the reaper is known to live."""
-        return not self.cause and self.ended is not None and bool(self.ended["is_alone"])
 
     def _patience_s(self) -> float:
         left = max(0.0, (self.deadline or self.setup_deadline) - monotonic())
@@ -439,7 +445,8 @@ class Watch:
     def _is_task_limit_seen(self) -> bool:
         """Tell, without a counter of the kernel's, whether the tree was seen at its limit."""
         left = self.ended["tasks"] if self.ended is not None else 0  # the reaper in place of the guest that ended
-        return self.helper.cgroup is None and self.spec.pids > 0 and max(self.accounting.peak_tasks, left) >= self.spec.pids
+        most = max(self.accounting.peak_tasks, left)
+        return self.helper.cgroup is None and 0 < self.spec.pids <= most
 
     def _is_folder_over(self, *, at_end: bool = False) -> bool:
         """Tell whether the folders of the host that stand in for the workspace hold more than they may."""
@@ -461,6 +468,7 @@ class Watch:
             "generation": self.generation + (not self.can_go_on),
             "cause": self.cause,
             "ended": self.ended,
+            "is_quiet": self.reaper > 0,
             "wall_s": (self.ended or {}).get("at", monotonic()) - self.started_at if self.started_at else 0.0,
             "cpu_user_s": user_s,
             "cpu_system_s": system_s,

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cloche.jail.identity import FILE, FOLDER, claim_outside_id
-from cloche.jail.syscalls import unshare
 
 FIRST = 1_899_000_000
 
@@ -46,28 +45,28 @@ def test_no_id_is_claimed_twice(tmp_path: Path) -> None:
     assert claimed(tmp_path, 3) == everything
 
 
-def open_to_others(place: Path) -> None:
+def _open_to_others(place: Path) -> None:
     (place / FOLDER).mkdir()
     (place / FOLDER).chmod(0o755)
 
 
-def file_open_to_others(place: Path) -> None:
+def _file_open_to_others(place: Path) -> None:
     (place / FOLDER).mkdir(mode=0o700)
     (place / FOLDER / FILE).touch()
     (place / FOLDER / FILE).chmod(0o644)
 
 
-def another_users(place: Path) -> None:
+def _another_users(place: Path) -> None:
     (place / FOLDER).mkdir(mode=0o700)
     os.chown(place / FOLDER, 65534, 65534)
 
 
-def link(place: Path) -> None:
+def _link(place: Path) -> None:
     (place / "own").mkdir(mode=0o700)
     (place / FOLDER).symlink_to("own")
 
 
-WAYS = [open_to_others, file_open_to_others, link, *([another_users] if os.geteuid() == 0 else [])]
+WAYS = [_open_to_others, _file_open_to_others, _link, *([_another_users] if os.geteuid() == 0 else [])]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -327,7 +327,7 @@ class LocalOpenSandbox:
             pipes.listen()
         try:
             ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes)
-            await pipes.drain(is_quiet=bool(ended["ended"] and ended["ended"].get("is_quiet")))
+            await pipes.drain(is_quiet=any(one and one.get("is_quiet") for one in (ended, ended["ended"])))
         finally:
             pipes.close()
         found = await self.workspace.collected(program.given, is_last=self._is_last)

@@ -1,0 +1,77 @@
+"""Ends that take the kernel long: who was killed may be throttled, or have much memory to give up."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import cloche
+from cloche.backends.host import measure_host
+from tests.warm import run_pooled
+
+FORKS = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+SLEEPERS = """
+import os, time
+shared = bytearray(190 << 20)
+for at in range(0, len(shared), 4096):
+    shared[at] = 1
+for _ in range(56):
+    os.fork() or time.sleep(60)
+time.sleep(2)
+"""
+
+
+@pytest.mark.both_users
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_small_share_of_the_processor_delays_no_end(is_warm: bool) -> None:
+    """Who is killed dies at full speed: a storm of forks ends with its time-out."""
+    if is_warm:
+        run_pooled("pass", cpus=0.1)
+    begun = time.monotonic()
+    assert cloche.run(FORKS, cpus=0.1, timeout=0.5, warm=is_warm).status == "timeout"
+    assert time.monotonic() - begun < 2.5
+
+
+@pytest.mark.skipif(not measure_host().cgroup_version, reason="without control groups there is no quota")
+def test_a_quota_that_was_lifted_holds_for_the_next_run() -> None:
+    """In the group of the one that was killed, too."""
+    with cloche.Sandbox(cpus=0.1, timeout=1) as sandbox:
+        assert sandbox.run(FORKS).status == "timeout"
+        spun = sandbox.run("import time\nuntil = time.monotonic() + 0.6\nwhile time.monotonic() < until: pass")
+        assert spun.usage.cpu_user_s + spun.usage.cpu_system_s < 0.4
+
+
+@pytest.mark.both_users
+def test_watching_takes_a_part_of_one_processor() -> None:
+    """However many processes share however much: their memory is summed less often where that takes long."""
+    spent, is_over = {}, threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.02):
+            for pid in " ".join(file.read_text() for file in Path("/proc/self/task").glob("*/children")).split():
+                try:
+                    rows = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue
+                spent[pid] = (int(rows[11]) + int(rows[12])) / os.sysconf("SC_CLK_TCK")
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    begun = time.monotonic()
+    try:
+        result = cloche.run(SLEEPERS, warm=False, timeout=30, memory="256m")
+    finally:
+        is_over.set()
+        looking.join()
+    assert result.status == "ok", result.stderr
+    assert spent
+    assert max(spent.values()) < 0.3 * (time.monotonic() - begun) + 0.2
