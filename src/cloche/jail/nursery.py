@@ -8,8 +8,9 @@ has an identity that no guest has, so no guest can signal, slow down or limit it
 only root can give. After each guest everything else in the process namespace is killed and waited for. What a network
 namespace remembers is too much to list (counters, flow labels, memberships, closed connections), so it is not looked
 at: a guest's filter tells this process of every socket of the network that it makes, and after the first one the
-nursery ends with its guest. It is the same with the namespace of System V IPC and message queues: the filter tells of
-every segment, set of semaphores and queue that is made or opened.
+nursery ends with its guest. Pairs of sockets it makes without asking; where the kernel still counts any when nobody
+is left, the nursery ends as well. It is the same with the namespace of System V IPC and message queues: the filter
+tells of every segment, set of semaphores and queue that is made or opened.
 
 A guest takes its orders from the caller itself, at the *door*: a socket whose inner end this process keeps, for each
 guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake up. By

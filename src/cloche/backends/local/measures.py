@@ -83,7 +83,7 @@ def _memory(host: Host) -> Measure:
     return Measure(
         state=PARTIAL,
         mechanism="RLIMIT_DATA per process; the tree's memory is summed every 20 ms",
-        reason=f"{host.cgroup_reason}; the tree can overshoot by what it touches in 20 ms, "
+        reason=f"{host.cgroup_reason}; the tree can overshoot by what it touches in 20 ms (a large one: in a second), "
         "and shared memory that no process has in its tables is not seen",
     )
 
