@@ -204,12 +204,13 @@ def test_siblings_draw_different_numbers(preload: tuple[str, ...]) -> None:
 # Names that are listed for as long as the kernel has not collected sockets that are on their way through each other.
 LEAVE_NAMES = """
 import socket
+kept = []
 for number in range(30):
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     one.bind(b'\\0left-behind-%d' % number)
     for end in (one, other):
         socket.send_fds(end, [b'x'], [one.fileno(), other.fileno()])
-    one.close(), other.close()
+    kept += one, other
 """
 LIST_NAMES = "print(open('/proc/net/unix').read().count('left-behind'))"
 
