@@ -468,7 +468,7 @@ class Watch:
             "generation": self.generation + (not self.can_go_on),
             "cause": self.cause,
             "ended": self.ended,
-            "is_quiet": self.reaper > 0,
+            "is_quiet": usage is not None and self.reaper > 0,  # it is dying, and nobody of it can write any more
             "wall_s": (self.ended or {}).get("at", monotonic()) - self.started_at if self.started_at else 0.0,
             "cpu_user_s": user_s,
             "cpu_system_s": system_s,
