@@ -56,11 +56,12 @@ class Driver:
         driver = PROGRAMS[language]
         self.codec, self.stopping = driver.new_codec(), driver.interrupt
         self.link, theirs = socket.socketpair()
-        with theirs:
+        self.answers, says = os.pipe()
+        with theirs, open(says, "wb"):
             file = str(DRIVERS / driver.file_name)
             self.process = subprocess.Popen(
-                [program or driver.program, *driver.options, file, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                driver.command(program or driver.program, file, theirs.fileno(), says),
+                pass_fds=[theirs.fileno(), says],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -75,7 +76,7 @@ class Driver:
         for name, fd in self.pipes.items():
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ, name)
-        self.selector.register(self.link, selectors.EVENT_READ, "link")
+        self.selector.register(self.answers, selectors.EVENT_READ, "link")
         self.run_id = 0
         self.ready = self._await("ready").done
 
@@ -83,7 +84,7 @@ class Driver:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self.link.close()
+        self.hang_up()
         try:
             exit_code = self.process.wait(PATIENCE_S)
         finally:
@@ -102,7 +103,16 @@ class Driver:
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """End the link, and read no more answers."""
         self.link.close()
+        if self.answers >= 0:
+            if self.selector.get_map() is not None:
+                self.selector.unregister(self.answers)
+            os.close(self.answers)
+            self.answers = -1
 
     def run(self, code: str, *, interrupt_at: bytes = b"", interrupt_after_s: float = 0.0) -> Ran:
         """Run `code`; interrupt it once `interrupt_at` was printed, or after a time, until it is over."""
@@ -167,7 +177,7 @@ class Driver:
         return ran
 
     def _read_link(self, ran: Ran, op: str) -> None:
-        data = self.link.recv(1 << 16)
+        data = os.read(self.answers, 1 << 16)
         if not data:
             ran.done = END_OF_LINK
         for message in self.codec.feed(data) if data else []:

@@ -26,6 +26,7 @@ KEEPS = {
     "a pipe": ("kept = os.pipe()", "pass"),
     "standard input": ("kept = os.dup(0)", "pass"),
     "its parent's link": ("kept = os.dup(SESSION.link)", "pass"),
+    "the pipe of its parent's answers": ("kept = os.dup(SESSION.answers)", "pass"),
     "a descriptor of its process": ("kept = os.pidfd_open(os.getpid())", "pass"),
     "namespaces": ("kept = os.open('/proc/self/ns/mnt', os.O_RDONLY)", "pass"),
     "a watch of a folder": ("syscall(254, syscall(253), b'/workspace', 0xFFF)", "pass"),
@@ -189,7 +190,7 @@ POWERS = """
 def newlink():
     link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
 def note(name, act):
-    os.write(self.fds[2], f"{name}: {refused(act)}\\n".encode())
+    os.write(self.fds[1], f"{name}: {refused(act)}\\n".encode())
 note("an interface", newlink)
 note("a packet socket", lambda: socket.socket(17, socket.SOCK_RAW, 0))
 note("a raw socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))

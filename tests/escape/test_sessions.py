@@ -25,7 +25,7 @@ SEND = """
 def send(frame):
     view = memoryview(len(frame).to_bytes(4, "big") + frame)
     while view:
-        view = view[os.write(SESSION.link, view):]
+        view = view[os.write(SESSION.answers, view):]
 """
 SAID = {
     "nesting without end": b'{"op":"done","id":2,"data":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -115,14 +115,12 @@ def test_a_writer_that_never_stops_does_not_keep_the_caller() -> None:
         assert time.monotonic() - began < 60
 
 
-def test_a_session_that_closed_its_link_still_counts() -> None:
+def test_a_session_that_closed_its_answers_still_counts() -> None:
     """Its processes may be at work in the files: no other session's checkpoint is made beside them."""
     with cloche.Sandbox(timeout=10) as sandbox:
         other, session = sandbox.session(), sandbox.session()
         other.run(TAKE_OVER)
-        other.run("link = socket.socket(fileno=os.dup(SESSION.link))")
-        # A close would tell nobody for as long as the interpreter reads from it.
-        leave = "lambda: (time.sleep(0.5), link.shutdown(socket.SHUT_WR), time.sleep(30))"
+        leave = "lambda: (time.sleep(0.5), os.close(SESSION.answers), time.sleep(30))"
         other.run(f"threading.Thread(target={leave}).start()")
         deadline = time.monotonic() + 30
         while other.is_alive:

@@ -53,9 +53,9 @@ class Driver:
         """Return the driver itself."""
         return _text(self.file_name)
 
-    def command(self, program: str, path: str, link: int) -> list[str]:
-        """Return the words that start it, where it lies at `path` and its link has the number `link`."""
-        return [program, *self.options, path, str(link)]
+    def command(self, program: str, path: str, link: int, answers: int) -> list[str]:
+        """Return the words that start it: it lies at `path`, reads from descriptor `link`, writes to `answers`."""
+        return [program, *self.options, path, str(link), str(answers)]
 
 
 @functools.cache

@@ -26,6 +26,7 @@ KIND, DIRECTORY, REGULAR, CHARACTER = 0o170000, 0o040000, 0o100000, 0o020000
 ACCESS_MODE = 3
 OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
 CHUNK_BYTES = 1 << 16
+CLONE_FDS = 4  # what a clone is given: standard output, error, the pipe of its answers, and its link
 
 
 class OpenFile:
@@ -158,10 +159,13 @@ def _read(path: str) -> str:
 
 
 class Clone:
-    """Be what a clone of this process needs to know: its own link and streams, and what to open again."""
+    """Be what a clone of this process needs to know: its own streams, answers and link, and what to open again.
 
-    def __init__(self, link: int, fds: list[int], files: list[OpenFile]):
-        self.link, self.fds, self.files = link, fds, files
+    `ends` are the parent's answers and link, whose numbers those of the clone take over.
+    """
+
+    def __init__(self, ends: tuple[int, int], fds: list[int], files: list[OpenFile]):
+        self.ends, self.fds, self.files = ends, fds, files
         self.folder = _working_directory()
         random = sys.modules.get("random")
         self.random_state = random.getstate() if random is not None else None
@@ -178,10 +182,11 @@ class Clone:
             except OSError:
                 continue  # its last owner was garbage, and is gone since we looked
         self.files = still_open
-        link, stdout, stderr = self.fds
+        stdout, stderr, *ends = self.fds
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        os.dup2(link, self.link, inheritable=False)
+        for fd, number in zip(ends, self.ends, strict=True):
+            os.dup2(fd, number, inheritable=False)
         for fd in self.fds:
             os.close(fd)
         os.closerange(0, 1)  # what stands for standard input would be one open file for all clones

@@ -1,12 +1,12 @@
 // A live session of JavaScript:
-//     node --expose-internals --no-force-async-hooks-checks session.js FD [MAX_FRAME_BYTES]
+//     node --expose-internals --no-force-async-hooks-checks session.js LINK ANSWERS [MAX_FRAME_BYTES]
 //
 // Theory of operation: the main thread is the guest's. It evaluates each run by V8's inspector in REPL mode, as a
 // browser's console does: names outlive their run and may be declared again, `await` stands anywhere, and the value is
-// that of the last expression. A worker thread is the driver. It alone reads and writes the link, so no frame is torn
-// when the guest is stopped half-way; it hears SIGINT while the guest computes, and has V8 terminate whatever the guest
-// is doing, be it a run or a callback. `process.exit` is stopped the same way. A guest that waits is not stopped: its
-// run is declared to be over. The options are for that: one lets a thread that is not the main one hear signals, and
+// that of the last expression. A worker thread is the driver. It alone reads LINK and writes to ANSWERS, so no frame is
+// torn when the guest is stopped half-way; it hears SIGINT while the guest computes, and has V8 terminate whatever the
+// guest is doing, be it a run or a callback. `process.exit` is stopped the same way. A guest that waits is not stopped:
+// its run is declared to be over. The options are for that: one lets a thread that is not the main one hear signals, and
 // without the other Node.js would end over the bookkeeping of async_hooks, which a termination skips.
 
 'use strict';
@@ -16,7 +16,7 @@ const { inspect, types } = require('node:util');
 const { isMainThread, parentPort, Worker, workerData } = require('node:worker_threads');
 
 const { parse, stringify } = JSON; // a run may replace them
-const MAX_FRAME_BYTES = Number((isMainThread && process.argv[3]) || 16 * 1024 * 1024);
+const MAX_FRAME_BYTES = Number((isMainThread && process.argv[4]) || 16 * 1024 * 1024);
 const MAX_TEXT = Math.floor(MAX_FRAME_BYTES / 32); // characters of a value, a repr or a traceback: many fit a frame
 const PATIENCE_MS = 100; // how long an idle guest may take to say so before it counts as busy
 const MAX_DISPLAYS = 16; // not yet read by the caller, before `display` waits
@@ -33,7 +33,9 @@ const INTERRUPTED = {
 function beDriver() {
   const guest = new Session();
   guest.connectToMainThread();
-  const link = new (require('node:net').Socket)({ fd: workerData.fd, readable: true, writable: true });
+  const { Socket } = require('node:net');
+  const link = new Socket({ fd: workerData.fds[0], readable: true, writable: false });
+  const pipe = new Socket({ fd: workerData.fds[1], readable: false, writable: true }).on('error', () => {});
   const waiting = [];
   let run = null; // the id of the current one
   let lastId = 0;
@@ -48,7 +50,7 @@ function beDriver() {
     const body = Buffer.from(stringify(message));
     const header = Buffer.alloc(4);
     header.writeUInt32BE(body.length);
-    link.write(Buffer.concat([header, body]), then);
+    pipe.write(Buffer.concat([header, body]), then);
   };
   const tell = (message) => parentPort.postMessage(message);
   const finish = (result) => {
@@ -152,7 +154,7 @@ function frameReader(receive) {
 function beGuest() {
   process.on('SIGINT', () => {}); // for as long as the driver does not listen
   const shared = new Int32Array(new SharedArrayBuffer(8));
-  const driver = new Worker(__filename, { workerData: { fd: Number(process.argv[2]), shared } });
+  const driver = new Worker(__filename, { workerData: { fds: process.argv.slice(2, 4).map(Number), shared } });
   driver.on('error', (error) => report(error) && process.reallyExit(EXIT_BROKEN));
   process.argv = [process.execPath];
   prepareStreams();

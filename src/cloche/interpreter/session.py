@@ -1,8 +1,9 @@
 """A live session: run one cell after the other in one interpreter, and say what came of each.
 
-This runs with the guest's privileges, behind every wall. Requests and answers are frames on one socket: four bytes
-of length, most significant first, and a JSON object. Whatever a cell prints goes to the standard streams and is
-there before the answer that ends it. The other end believes nothing of what it hears here.
+This runs with the guest's privileges, behind every wall. Requests come on a link, answers go to a pipe, which carries
+no descriptors. Both are frames: four bytes of length, most significant first, and a JSON object. Whatever a cell
+prints goes to the standard streams and is there before the answer that ends it. The other end believes nothing of
+what it hears here.
 
 A cell is compiled as a script whose last expression is its value, with `await` allowed at its top level. Where that
 fails at a line that begins with `!` or `%`, the line is rewritten (see `magics`) and it is tried again.
@@ -50,10 +51,10 @@ class Cell:
 
 
 class Session:
-    """Serve one link. `namespace` is that of `__main__`."""
+    """Serve one link, and answer to the pipe `answers`. `namespace` is that of `__main__`."""
 
-    def __init__(self, link: int, namespace: dict[str, Any]):
-        self.link, self.namespace, self.pid = link, namespace, os.getpid()
+    def __init__(self, link: int, answers: int, namespace: dict[str, Any]):
+        self.link, self.answers, self.namespace, self.pid = link, answers, namespace, os.getpid()
         self._waiting = select.poll()
         self._waiting.register(link, select.POLLIN)
         self.is_running = False
@@ -87,10 +88,10 @@ class Session:
 
     def _fork(self, request: dict[str, Any]) -> None:
         """Clone this process, and go on in both; in the clone when it has a home of its own."""
-        _, fds = recvmsg(self.link, 1, 3)
+        _, fds = recvmsg(self.link, 1, forking.CLONE_FDS)
         try:
             self._close_loop()
-            plan = forking.Clone(self.link, fds, self._look_around(fds))
+            plan = forking.Clone((self.answers, self.link), fds, self._look_around(fds))
             pid = clone(request["flags"])
         except (OSError, RuntimeError) as error:
             self._close_all(fds)
@@ -107,7 +108,7 @@ class Session:
     def _look_around(self, fds: list[int]) -> list[forking.OpenFile]:
         """Return the files to open again in a clone, or raise what cannot be cloned; between cells nothing changes."""
         if self.files is None:
-            obstacles, files = forking.look_for_obstacles({self.link, *fds}, self.clones)
+            obstacles, files = forking.look_for_obstacles({self.link, self.answers, *fds}, self.clones)
             self.files = None if obstacles else files
         else:
             obstacles, files = forking.running_children(self.clones), self.files
@@ -160,7 +161,7 @@ class Session:
         view = memoryview(len(data).to_bytes(4, "big") + data)
         while view:
             try:
-                view = view[os.write(self.link, view) :]
+                view = view[os.write(self.answers, view) :]
             except InterruptedError:
                 continue
 
@@ -429,7 +430,7 @@ def _remember_source(name: str, source: str) -> None:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
 
 
-def serve(settings: dict[str, Any], env: dict[str, str], link: int) -> None:
+def serve(settings: dict[str, Any], env: dict[str, str], answers: int, link: int) -> None:
     """Serve a session on `link`, in the standing of a plain interpreter; ends the process."""
     oneshot.settle(settings, env)
     sys.path[0] = settings["home"]
@@ -441,5 +442,5 @@ def serve(settings: dict[str, Any], env: dict[str, str], link: int) -> None:
     this: Any = sys
     this.stdin = this.__stdin__ = NoInput()
     sys.modules["builtins"].input = _refuse_input  # type: ignore[attr-defined]  # the guest's own built-ins
-    Session(link, namespace).serve()
+    Session(link, answers, namespace).serve()
     oneshot.finish(0, settings["home"])

@@ -1,12 +1,13 @@
-# A live session of Bash: `bash --noprofile --norc session.sh FD`, where FD is one end of a stream socket.
+# A live session of Bash: `bash --noprofile --norc session.sh LINK ANSWERS`, two descriptors: one to read from, and a pipe
+# to write to.
 #
 # Theory of operation: only an interactive Bash can be interrupted in the middle of a loop and keep all it knows, so this
 # script becomes one, without a terminal. Such a shell runs PROMPT_COMMAND before each line it reads; here that command is
 # the session. It says how the run before it ended, reads the next one from the link and evaluates it, outside of any
 # function, so that what a run declares is global. A SIGINT throws the shell back to its prompt, wherever it was, hence to
 # PROMPT_COMMAND. The line it then reads is empty and made anew each time. At the prompt, standard error is nowhere, which
-# hides what an interactive shell says by itself; a run has the real one. While a run goes on, the link (60) and the kept
-# standard error (61) are closed, so that none of its processes inherit them.
+# hides what an interactive shell says by itself; a run has the real one. While a run goes on, the link (60), the pipe of
+# answers (59) and the kept standard error (61) are closed, so that none of its processes inherit them.
 #
 # A run is one compound command, as a script is one file: an error that would end a script ends all of it. What would end
 # the shell must not: `exit` is a function and `set -e` is watched by the ERR trap; both throw the shell back to its
@@ -19,11 +20,10 @@
 # after that. An interrupt that comes while no run goes on, or before the shell has read it, is ignored.
 
 if [[ $- != *i* ]]; then
-  exec 60<&"$1" 61>&2 62>&-
-  if (($1 != 60 && $1 != 61)); then
-    __cloche_link=$1
-    exec {__cloche_link}>&-
-  fi
+  exec 60<&"$1" 61>&2 62>&- 59>&"$2"
+  for __cloche_given in "$1" "$2"; do
+    ((__cloche_given >= 59 && __cloche_given <= 62)) || exec {__cloche_given}>&-
+  done
   exec -a bash "$BASH" --noprofile --noediting --rcfile "$0" -i </dev/null 2>/dev/null
 fi
 
@@ -84,7 +84,7 @@ __cloche_report() {
   [[ $__cloche_id ]] || return 0
   __cloche_last=${__cloche_status:-$(($1 < 128 ? $1 : 130))}
   builtin trap '' PIPE # a caller that is gone shows in the next read
-  builtin printf 'done %s %s\n' "$__cloche_id" "$__cloche_last" >&60
+  builtin printf 'done %s %s\n' "$__cloche_id" "$__cloche_last" >&59
   builtin trap - PIPE
   __cloche_id= __cloche_status=
 }
@@ -137,12 +137,12 @@ __cloche_restart() {
 
 trap __cloche_failed ERR
 trap '[[ -z $__cloche_is_running ]] || { __cloche_status=130; builtin kill -INT $$; }' URG
-trap '__cloche_status=$? __cloche_options=$-; [[ $BASHPID == "$$" ]] && { : >&60; } 2>/dev/null && __cloche_restart' EXIT
+trap '__cloche_status=$? __cloche_options=$-; [[ $BASHPID == "$$" ]] && { : >&59; } 2>/dev/null && __cloche_restart' EXIT
 readonly PROMPT_COMMAND='__cloche_next
 builtin source /dev/stdin <<<"{ { exec </dev/null; __cloche_return $__cloche_last && :; } 2>/dev/null; $__cloche_code
 
 { __cloche_status=\$?; } 2>/dev/null
-}" 2>&61 60>&- 61>&-
+}" 2>&61 60>&- 61>&- 59>&-
 __cloche_conclude "$?"'
 
 if { : <&62; } 2>/dev/null; then
@@ -151,5 +151,5 @@ if { : <&62; } 2>/dev/null; then
   eval "$__cloche_code" 2>/dev/null
   [[ $__cloche_options != *e* ]] || set -e
 else
-  printf 'ready %s\n' "$BASH_VERSION" >&60
+  printf 'ready %s\n' "$BASH_VERSION" >&59
 fi

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
     from .reaper import Parent
 
-LINK = 3
-VALUE = 1023  # the last number below the limit: out of the way of programs that close what they did not open
+LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
+# The last numbers below the limit: out of the way of programs that close what they did not open. The value's pipe, or
+# that of a session's answers, has the first, a session's link the other.
+KEPT_NUMBERS, FEWER_NUMBERS = (1023, 1022), (63, 62)
 CANNOT_RUN, NOT_FOUND = 126, 127
 GO, EBUSY, ETOOMANYREFS = b"g", 16, 109
 GARBAGE_PAUSES, GARBAGE_PAUSE_S = 100, 0.002  # the kernel collects what was on its way when it finds the time
@@ -100,13 +102,14 @@ class Guest:
             posix._exit(0)
         is_compiling = command is not None and self.index < len(order.commands) - 1
         self._take_streams(fds, is_compiling=is_compiling)
-        value = _out_of_the_way(fds[3]) if command is None or order.is_session else -1
-        self._close_descriptors(value)
+        kept = _out_of_the_way(fds[3:]) if command is None or order.is_session else []
+        self._close_descriptors(kept)
         if command is not None:
-            if order.is_session:  # what is executed gets its link by a number that it was told
-                call("dup3", value, LINK, 0)
+            if order.is_session:  # what is executed gets its ends by numbers that it was told
+                for fd, number in zip(kept, (ANSWERS, LINK), strict=True):
+                    call("dup3", fd, number, 0)
             self._exec(command, order.env)
-        self._run_python(order, value)
+        self._run_python(order, kept)
 
     def _read_building(self) -> Building:
         return Building.of_parts(wire.unpack(self.plan_fd)["guests"])
@@ -187,8 +190,9 @@ class Guest:
             posix.close(listener)
 
     def _take_order(self, nursed: Nursed | None) -> tuple[Order, list[int]]:
-        """Wait for orders; return them and the streams: standard input, output, error, and the value's pipe.
+        """Wait for orders; return them and the streams: standard input, output, error, the value's pipe.
 
+        For a session that pipe takes its answers, and its link follows.
         A reaper has written the input files by then; a nursery, which is somebody else, leaves that to us, and to hear
         the orders of the caller itself.
         """
@@ -226,11 +230,14 @@ class Guest:
         for number, fd in enumerate((fds[0], stdout, fds[2])):
             call("dup3", fd, number, 0)
 
-    def _close_descriptors(self, keep: int) -> None:
-        """Leave exactly the standard streams, and for a Python guest the pipe of its value."""
-        if keep > 3:
-            close_range(3, keep - 1)
-        close_range(max(keep + 1, 3))
+    def _close_descriptors(self, kept: list[int]) -> None:
+        """Leave exactly the standard streams, for a Python guest the pipe of its value, and a session's two ends."""
+        first = 3
+        for fd in sorted(kept):
+            if fd > first:
+                close_range(first, fd - 1)
+            first = fd + 1
+        close_range(first)
 
     def _exec(self, command: list[str], env: dict[str, str]) -> None:
         import os
@@ -242,7 +249,7 @@ class Guest:
             posix.write(2, f"cloche: cannot run {command[0]!r}: {posix.strerror(error.errno or 0)}\n".encode())
             posix._exit(NOT_FOUND if missing else CANNOT_RUN)
 
-    def _run_python(self, order: Order, value_fd: int) -> None:
+    def _run_python(self, order: Order, kept: list[int]) -> None:
         """Let the interpreter forget the helper and become the guest's."""
         assert order.python is not None
         run = self.interpreter.run
@@ -256,7 +263,7 @@ class Guest:
             self.forgotten = forget_helper(self.interpreter)
         elif self.says_farewell:
             self.interpreter.farewell = say_farewell
-        run(order.python, order.env, value_fd)
+        run(order.python, order.env, *kept)
 
 
 def _send_patiently(link: int, tag: str, body: dict[str, Any], fds: list[int]) -> None:
@@ -301,12 +308,12 @@ def forget_helper(interpreter: Any) -> list[Any]:  # noqa: ANN401 - a module
     return [sys.modules.pop(name) for name in ours]
 
 
-def _out_of_the_way(fd: int) -> int:
-    """Give the value's pipe a number that does not depend on how we got here; a host may allow no number so high."""
+def _out_of_the_way(fds: list[int]) -> list[int]:
+    """Give what is kept numbers that do not depend on how we got here; a host may allow no number so high."""
     try:
-        return call("dup3", fd, VALUE, posix.O_CLOEXEC)
+        return [call("dup3", fd, number, posix.O_CLOEXEC) for fd, number in zip(fds, KEPT_NUMBERS, strict=False)]
     except OSError:
-        return fd
+        return [call("dup3", fd, number, posix.O_CLOEXEC) for fd, number in zip(fds, FEWER_NUMBERS, strict=False)]
 
 
 def tell_failure(link: int, error: StepFailed, kept: tuple[int, ...] = ()) -> None:

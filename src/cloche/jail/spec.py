@@ -98,7 +98,8 @@ class Run(_Record):
     `binds` are the toolchain's paths to show besides the spec's mounts, `private` those of them whose files only the
     caller may read (shown through an id-mapped mount), `readable` the rules Landlock needs for them,
     `keep_read_search` that Landlock alone must decide what can be read (see `caps.become_keeping_read_search`).
-    `is_session` says that it lives until it is ended, and that the value's pipe is a link on which it is asked.
+    `is_session` says that it lives until it is ended: the value's pipe takes its answers, and a link follows it, on
+    which it is asked.
     """
 
     commands: list[list[str]] = []

@@ -13,7 +13,7 @@ from cloche.backends.containers import reaper_link
 from cloche.backends.containers.container import Container
 from cloche.backends.containers.hearing import SAID, Hearing
 from cloche.backends.containers.running import ENDED, OUT, Outputs
-from cloche.backends.containers.session_program import LINK
+from cloche.backends.containers.session_program import ANSWERS, LINK
 from cloche.backends.docker.images import Image
 from cloche.backends.docker.session_program import build_session_program
 from cloche.backends.exchange import MAX_HEARD_BYTES, JsonCodec
@@ -42,7 +42,8 @@ def test_python_is_forked_and_others_are_driven() -> None:
     for language, program in (("javascript", "node"), ("bash", "bash")):
         session = build_session_program(language, {}, ALL)
         (command,), (path,) = session.commands, session.generated
-        assert (command[0], command[-2:], session.python) == (f"/bin/{program}", (path, str(LINK)), None)
+        assert (command[0], command[-3:]) == (f"/bin/{program}", (path, str(LINK), str(ANSWERS)))
+        assert session.python is None
         assert json.loads(json.dumps(session.order(LIMITS)))["generated"][path]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.containers.session_program import LINK
+from cloche.backends.containers.session_program import ANSWERS, LINK
 from cloche.backends.microvm.image import Image
 from cloche.backends.microvm.session_program import build_session_program
 from cloche.backends.microvm.wires import Beyond, PortWire
@@ -83,7 +83,8 @@ def test_python_is_forked_and_others_are_driven() -> None:
     for language, program in (("javascript", "node"), ("bash", "bash")):
         session = build_session_program(language, {}, disk)
         (command,), (path,) = session.commands, session.generated
-        assert (command[0], command[-2:], session.python) == (f"/usr/bin/{program}", (path, str(LINK)), None)
+        assert (command[0], command[-3:]) == (f"/usr/bin/{program}", (path, str(LINK), str(ANSWERS)))
+        assert session.python is None
         assert json.loads(json.dumps(session.order(Limits())))["generated"][path]
 
 

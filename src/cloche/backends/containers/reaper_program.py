@@ -27,7 +27,7 @@ CANNOT_RUN, NOT_FOUND = 126, 127
 PR_SET_DUMPABLE = 4
 prctl = ctypes.CDLL(None).prctl
 FOR_EVER = float("inf")
-LINK = 3  # where a program finds its link that was told so
+LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
 archive: Any = None  # the finder of our modules and the interpreter's
 
 
@@ -73,7 +73,7 @@ class Attempt:
         return self.see_out({ours: tag for (ours, _), tag in zip(pipes, tags, strict=True)})
 
     def start(self, index: int, theirs: list[int]) -> None:
-        """Start command number `index` with its ends of output, error, and the value's pipe or the link."""
+        """Start command number `index` with its ends of output, error and the value's pipe, or those of a session."""
         self.pid = os.fork()
         if self.pid == 0:
             become_guest(self.order, index, self.stdin, theirs)
@@ -108,17 +108,17 @@ class Attempt:
         for fd in (0, self.wake, *readers):
             self.poll.register(fd, select.POLLIN)
         while self.status is None:
-            for fd, events in self.poll.poll(self.look_s * 1000):
+            for fd, _ in self.poll.poll(self.look_s * 1000):
                 if fd in readers:
-                    if events & select.POLLOUT:
-                        self._push()
-                    if events & ~select.POLLOUT and not self._pass_on(fd, readers[fd]):
+                    if not self._pass_on(fd, readers[fd]):
                         self.poll.unregister(fd)
                 elif fd == self.wake:
                     os.read(fd, CHUNK)
                     self._reap()
-                else:
+                elif fd == 0:
                     self._listen()
+                else:
+                    self._push()
             self._look()
         self.poll = select.poll()
 
@@ -208,15 +208,17 @@ def become_guest(order: dict[str, Any], index: int, stdin: int, ends: list[int])
         os.chdir(WORKSPACE)
         for number, fd in enumerate((stdin, ends[0], ends[1])):
             os.dup2(fd, number)
-        value = os.dup2(ends[2], order["nofile"] - 1, inheritable=False)
-        os.closerange(3, value)
+        last = order["nofile"] - 1
+        kept = [os.dup2(fd, last - at, inheritable=False) for at, fd in enumerate(ends[2:])]
+        os.closerange(3, kept[-1])
         commands = order["commands"]
         if commands and order["is_session"]:
-            os.dup2(value, LINK)
+            for fd, number in zip(kept, (ANSWERS, LINK), strict=True):
+                os.dup2(fd, number)
         if commands:
-            os.close(value)
+            os.closerange(kept[-1], last + 1)
             execute(commands[index], order["env"])
-        run_python(order, value)
+        run_python(order, kept)
     finally:
         os._exit(1)
 
@@ -243,12 +245,12 @@ def execute(words: list[str], env: dict[str, str]) -> None:
         os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN)
 
 
-def run_python(order: dict[str, Any], value: int) -> None:
+def run_python(order: dict[str, Any], kept: list[int]) -> None:
     """Let the interpreter forget what it was, and run a script, or serve a session."""
     oneshot = interpreter()
     work = oneshot.session().serve if order["is_session"] else oneshot.run
     forget_ours()
-    work(order["python"], order["env"], value)
+    work(order["python"], order["env"], *kept)
 
 
 def interpreter() -> Any:

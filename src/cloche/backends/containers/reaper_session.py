@@ -40,19 +40,19 @@ class Life(Attempt):
         super().__init__(caller, order, stdin, wake, FOR_EVER, counters)
         self.obey = obey
         self.streams: dict[int, bytes] = {}
-        self.link, self.is_linked = -1, True
+        self.link, self.is_pushing = -1, False
         self.waiting = bytearray()
 
     def live(self) -> int:
         """Start it, see it through its life, and return its wait status."""
-        import _socket
-
-        out, err = os.pipe(), os.pipe()
-        ours, theirs = _socket.socketpair()
-        self.link = ours.detach()
+        out, err, answers, asked = (os.pipe() for _ in range(4))
+        self.link = asked[1]
+        os.set_blocking(self.link, False)
         self.streams = {out[0]: OUT, err[0]: ERR}
-        self.start(0, [out[1], err[1], theirs.detach()])
-        return self.see_out({**self.streams, self.link: SAID})
+        self.start(0, [out[1], err[1], answers[1], asked[0]])
+        status = self.see_out({**self.streams, answers[0]: SAID})
+        os.close(self.link)
+        return status
 
     def _pass_on(self, fd: int, tag: bytes) -> bool:
         """Pass on what is there; what was printed before a word on the link goes before that word."""
@@ -62,13 +62,10 @@ class Life(Attempt):
             data = os.read(fd, CHUNK)
         except BlockingIOError:
             return self.status is None
-        except ConnectionResetError:
-            data = b""
         for stream, its_tag in self.streams.items() if data else ():
             for _ in range(MOST_PIECES):
                 if not self._pass_on_at_once(stream, its_tag):
                     break
-        self.is_linked = bool(data)
         self.caller.say(SAID, data)
         return bool(data)
 
@@ -101,9 +98,13 @@ class Life(Attempt):
         except BlockingIOError:
             pass
         except OSError:
-            self.waiting.clear()  # its end is closed, which is told when it is read
-        if self.is_linked and self.status is None:
-            self.poll.modify(self.link, select.POLLIN | (select.POLLOUT if self.waiting else 0))
+            self.waiting.clear()  # its end is closed: it will say no more either
+        if bool(self.waiting) != self.is_pushing:
+            self.is_pushing = not self.is_pushing
+            if self.is_pushing:
+                self.poll.register(self.link, select.POLLOUT)
+            else:
+                self.poll.unregister(self.link)
 
     def _heed(self, word: dict[str, Any]) -> None:
         """Signal the program, or look at its memory more or less often."""

@@ -17,7 +17,7 @@ from .program import sets_interpreter_variables
 
 # Not in /tmp, which a policy may close, and where programs list their own files.
 FOLDER = "/dev/shm/.cloche"
-LINK = 3  # as in `reaper_program`
+LINK, ANSWERS = 3, 4  # as in `reaper_program`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,6 @@ def driven_session(language: Language, driver: Driver, program: str, env: Mappin
         env=env,
         new_codec=driver.new_codec,
         interrupt=driver.interrupt,
-        commands=(tuple(driver.command(program, path, LINK)),),
+        commands=(tuple(driver.command(program, path, LINK, ANSWERS)),),
         generated={path: driver.text()},
     )

@@ -1,4 +1,10 @@
-"""A session's link and streams as a jail has them: one end of a socket, and pipes."""
+"""A session's link and streams as a jail has them.
+
+Theory of operation: whatever a guest writes to is a pipe. A socket of AF_UNIX carries descriptors, and who receives
+one that it has no room for closes it: a TCP socket with SO_LINGER keeps the thread that closes it for as long as the
+guest says. Only the caller sends descriptors, to be cloned with. So cells and descriptors go to the guest by a socket
+whose other direction is shut down before the guest gets it: the kernel refuses all that is sent to the caller there.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +34,9 @@ class Dialogue(Exchange):
     def __init__(self, limits: Limits, codec: Codec, on_flood: Callable[[], None]):
         super().__init__(codec, on_flood)
         self._link, self._theirs = socket.socketpair()
+        self._link.shutdown(socket.SHUT_RD)
         self._link.setblocking(False)
+        self._said = -1  # where the guest's answers are read
         self._guest: list[int] = []
         self._readers: dict[Stream, StreamReader] = {}
         self.born: asyncio.Future[dict[str, Any]] = self._loop.create_future()
@@ -38,16 +46,21 @@ class Dialogue(Exchange):
             self._guest.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             for stream in ("stdout", "stderr"):
                 self._readers[stream] = self._new_reader(limits)
+            self._said = self._new_pipe()
+            os.set_blocking(self._said, False)
         except BaseException:
             self.close()
             raise
-        self._loop.add_reader(self._link.fileno(), self._listen)
+        self._loop.add_reader(self._said, self._listen)
 
-    def _new_reader(self, limits: Limits) -> StreamReader:
+    def _new_pipe(self) -> int:
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         self._guest.append(theirs)
+        return ours
+
+    def _new_reader(self, limits: Limits) -> StreamReader:
         reader = StreamReader(
-            ours,
+            self._new_pipe(),
             limit=limits.output_bytes,
             flood_limit=limits.flood_bytes,
             on_chunk=ignore,
@@ -57,7 +70,7 @@ class Dialogue(Exchange):
         return reader
 
     def guest_ends(self) -> list[int]:
-        """Return the guest's ends: standard input, output, error, and the link."""
+        """Return the guest's ends: standard input, output, error, the pipe of its answers, and the link."""
         return [*self._guest, self._theirs.fileno()]
 
     def close_guest_ends(self) -> None:
@@ -72,17 +85,16 @@ class Dialogue(Exchange):
 
     def holds(self) -> list[str]:
         """Name the guest's ends as the kernel names them to whoever looks which descriptors a process has."""
-        stdout, stderr = self._guest[1:]
-        return [_name(self._theirs.fileno(), "socket"), _name(stdout, "pipe"), _name(stderr, "pipe")]
+        return [_name(self._theirs.fileno(), "socket"), *(_name(fd, "pipe") for fd in self._guest[1:])]
 
     async def ask_for_clone(self, request_id: int, other: Dialogue) -> asyncio.Future[dict[str, Any]]:
         """Ask the interpreter to clone itself; the clone takes the guest's ends of `other`."""
         answer, sending = self._ask(request_id, encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
         if sending is not None:
             await sending
-        _, stdout, stderr = other._guest
+        _, *ends = other.guest_ends()
         with noted(log, "the interpreter is gone, as the answer will say", OSError):
-            socket.send_fds(self._link, [b"f"], [other._theirs.fileno(), stdout, stderr])
+            socket.send_fds(self._link, [b"f"], ends)
         return answer
 
     def go(self, *, is_fork: bool) -> None:
@@ -157,7 +169,7 @@ class Dialogue(Exchange):
     def _listen(self) -> bool:
         """Take what has come; tell whether anything had."""
         try:
-            data = self._link.recv(CHUNK_BYTES)
+            data = os.read(self._said, CHUNK_BYTES)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -181,9 +193,11 @@ class Dialogue(Exchange):
             super()._take(frame)
 
     def _lose(self, reason: str) -> None:
-        if self._link.fileno() >= 0:
-            self._loop.remove_reader(self._link.fileno())
-            self._link.close()
+        self._link.close()
+        if self._said >= 0:
+            self._loop.remove_reader(self._said)
+            os.close(self._said)
+            self._said = -1
         super()._lose(reason)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.languages import Language
 from cloche.jail.caps import drop_all
-from cloche.jail.guest import LINK
+from cloche.jail.guest import ANSWERS, LINK
 from cloche.jail.spec import Run
 
 from ..drivers import ONCE, Driver, Interrupt, session_language
@@ -74,7 +74,7 @@ def _driven(
     folder = f"{places.tmp}/.cloche"
     path = f"{folder}/{driver.file_name}"
     run = Run(env=guest_environment(places, env, toolchain.env), timeout_s=timeout_s, is_session=True)
-    run.commands = [driver.command(toolchain.programs[driver.program], path, LINK)]
+    run.commands = [driver.command(toolchain.programs[driver.program], path, LINK, ANSWERS)]
     run.build, run.generated = folder, {path: driver.text()}
     return SessionProgram(
         run=run, language=language, toolchain=toolchain, new_codec=driver.new_codec, interrupt=driver.interrupt
