@@ -29,7 +29,7 @@ def syscall(number, *arguments):
     return result
 
 def say(frame):
-    os.write(SESSION.link, len(frame).to_bytes(4, "big") + frame)
+    os.write(SESSION.answers, len(frame).to_bytes(4, "big") + frame)
 
 def refused(act):
     try:
@@ -53,3 +53,58 @@ def at_birth(before: str = "pass", after: str = "pass", give_up: str = "give_up"
         for name, text in {"before": before, "after": after}.items()
     }
     return TAKE_OVER + BIRTH.format(give_up=give_up, **indented)
+
+
+# A socket whose last holder waits, when it lets go of it, as long as it was told; and its way into other hands.
+LINGERING = """
+import array, ctypes, os, socket, stat, struct
+held = []
+
+def lingering(seconds):
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, seconds))
+    client.setblocking(False)
+    try:
+        while True:
+            client.send(bytes(1 << 16))
+    except BlockingIOError:
+        return client, server, server.accept()[0]
+
+def lingers(client):
+    return list(struct.unpack("ii", client.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)))
+
+def takes(number, seconds):
+    if not stat.S_ISSOCK(os.fstat(number).st_mode):
+        return False
+    with socket.socket(fileno=os.dup(number)) as carrier:
+        if carrier.family != socket.AF_UNIX:
+            return False
+        client, *others = lingering(seconds)
+        held.extend(others)
+        words = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [client.fileno()]))]
+        frame = (2).to_bytes(4, "big") + b"{}"
+        try:
+            carrier.sendmsg([frame], words, socket.MSG_DONTWAIT)
+            client.close()  # at once: whoever lets go of it last waits
+        except OSError:
+            held.append(client)
+            return False
+    return True
+
+def send_everywhere(seconds):
+    numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    return [number for number in numbers if os.path.exists(f"/proc/self/fd/{number}") and takes(number, seconds)]
+"""
+# Words of 64 bits that the kernel reads 32 of, and options that everybody may set.
+OPTIONS = """
+libc = ctypes.CDLL(None)
+number = {"x86_64": 54, "aarch64": 208}[os.uname().machine]
+one, high = socket.socket(), 1 << 32
+words = [ctypes.c_long(one.fileno()), ctypes.c_long(high | 1), ctypes.c_long(high | 13), struct.pack("ii", 1, 30)]
+libc.syscall(ctypes.c_long(number), *words, ctypes.c_long(8))
+one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+settings = [lingers(one), one.getsockopt(1, socket.SO_REUSEADDR) > 0, one.getsockopt(6, socket.TCP_NODELAY) > 0]
+one.close()
+"""

@@ -18,6 +18,7 @@ import cloche
 from cloche.backends.docker import DockerBackend
 from cloche.sync import Sandbox, Session
 from tests.daemon import Daemon, open_daemon
+from tests.escape.hostile import LINGERING, OPTIONS
 from tests.integration import test_session_drivers as drivers
 from tests.integration import test_sessions as jail
 
@@ -311,6 +312,18 @@ def check_hostile(session: Session, code: str, *, within_s: float = 60) -> None:
 def test_a_hostile_cell_harms_its_session_only(session: Session, code: str) -> None:
     """The session is lost, within seconds, and the sandbox goes on with its files."""
     check_hostile(session, code)
+
+
+def check_no_descriptors(session: Session) -> None:
+    """Show that nothing takes a descriptor that a guest sends."""
+    assert session.run(f"{LINGERING}send_everywhere(30)", timeout=30).value == []
+
+
+def test_the_first_process_takes_no_descriptors(session: Session, gvisor_sandbox: Sandbox) -> None:
+    """What a guest can write to are pipes, so nobody closes for it a socket that lingers; nor does one linger."""
+    check_no_descriptors(session)
+    assert session.run(f"{OPTIONS}[lingers(lingering(30)[0]), settings]").value == [[0, 0], [[0, 0], True, True]]
+    check_no_descriptors(gvisor_sandbox.session())
 
 
 MOVES = """

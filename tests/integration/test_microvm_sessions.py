@@ -146,6 +146,12 @@ def test_a_hostile_cell_harms_its_session_only(sandbox: Sandbox, session: Sessio
 
 
 @pytest.mark.soak  # for its length
+def test_the_first_process_takes_no_descriptors(session: Session) -> None:
+    """What a guest can write to are pipes, so nobody closes for it a socket that lingers."""
+    docker.check_no_descriptors(session)
+
+
+@pytest.mark.soak  # for its length
 def test_a_fork_bomb_harms_its_session_only(sandbox: Sandbox, session: Session) -> None:
     """Whether the limit on processes or that on memory comes first: nobody else notices, and a restart begins anew."""
     with sandbox.session("bash") as other:

@@ -100,6 +100,11 @@ def test_a_hostile_cell_harms_its_session_only(session: Session, code: str) -> N
     docker.check_hostile(session, code)
 
 
+def test_the_first_process_takes_no_descriptors(session: Session) -> None:
+    """What a guest can write to are pipes, so nobody closes for it a socket that lingers."""
+    docker.check_no_descriptors(session)
+
+
 @pytest.mark.soak
 def test_files_that_change_while_they_are_looked_at(session: Session) -> None:
     """What a thread of the guest's does meanwhile costs nobody anything; what comes out it could read itself."""

@@ -62,6 +62,9 @@ SIGCONT, EXIT_SIGNAL_MASK, PR_SET_PDEATHSIG, F_SETSIG = 18, 0xFF, 1, 10
 LATE_SIGNALS = ("timer_create", "mq_notify")
 # From here on the options of IPv4 sockets belong to packet filters; of IPv6, these two do.
 SOL_IP, SOL_IPV6, FIRST_FILTER_OPTION, FILTER_OPTIONS = 0, 41, 64, (64, 65)
+# Whoever closes a socket last waits as long as this option says, and that need not be the guest: a socket on its way
+# over another one is closed by who receives it without room or, on older kernels, by whoever collects what nobody will.
+SOL_SOCKET, SO_LINGER = 1, 13
 
 Instruction = tuple[int, int, int, int]
 Block = list[Instruction]
@@ -145,6 +148,7 @@ def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, Block]:
         "ioctl": _ioctl_block(),
         "personality": [_argument(0), *_if_any(PERSONALITIES, _ALLOWED), _deny(EPERM)],
         "prctl": [_argument(0), *_if_any(PRCTL_REFUSED, _deny(EPERM)), _ALLOWED],
+        "setsockopt": _socket_option_block(),
     }
     if confined:
         blocks |= {name: [_deny(EPERM)] for name in ("socket", *SHARED_WITHOUT_NAMESPACES)}
@@ -164,6 +168,7 @@ def _forkable_blocks(special: Mapping[str, list[Instruction]]) -> dict[str, Bloc
     exit_signal = [(BPF_AND, 0, 0, EXIT_SIGNAL_MASK), *_if_any((SIGCONT,), _deny(EPERM))]
     late = [(BPF_JEQ, 0, 3, PR_SET_PDEATHSIG), _argument(1), *_if_any((SIGCONT,), _deny(EPERM))]
     options = [
+        *special["setsockopt"][:-1],
         _argument(1),
         (BPF_JEQ, 0, 3, SOL_IP),
         _argument(2),
@@ -206,6 +211,7 @@ def _deny(code: int) -> Instruction:
 
 _ALLOWED: Instruction = (BPF_RET, 0, 0, ALLOW)
 _ASKED: Instruction = (BPF_RET, 0, 0, ASK)
+_NOT_DONE: Instruction = (BPF_RET, 0, 0, errno_action(0))  # and the caller is told that it was
 
 
 def _self_block(kind: int) -> Block:
@@ -233,6 +239,17 @@ def _socket_block(granted: Instruction, routes_granted: Instruction | None = Non
         _deny(EAFNOSUPPORT),
         *protocols,
         *routes,
+    ]
+
+
+def _socket_option_block() -> Block:
+    """Leave SO_LINGER as it is, and say that it was set: servers set it, and few of them could do without success."""
+    return [
+        _argument(1),
+        (BPF_JEQ, 0, 3, SOL_SOCKET),
+        _argument(2),
+        *_if_any((SO_LINGER,), _NOT_DONE),
+        _ALLOWED,
     ]
 
 

@@ -9,6 +9,7 @@ import functools
 import json
 from typing import Any
 
+from cloche.jail.seccomp import SO_LINGER, SOL_SOCKET
 from cloche.jail.syscall_table import ALLOWED
 
 EPERM, ENOSYS = 1, 38
@@ -20,9 +21,12 @@ SOCK_TYPE_MASK, SOCKET_TYPES, SOCKET_PROTOCOLS = 0xF, (1, 2, 5), (0, 6, 17)
 BESIDES = (
     "capget", "capset", "close_range", "execve", "faccessat2", "getdents64", "memfd_create", "newfstatat", "openat2",
 )  # fmt: skip
-DECIDED_BY_ARGUMENTS = ("clone", "clone3", "ioctl", "personality", "socket", "socketpair")
+DECIDED_BY_ARGUMENTS = ("clone", "clone3", "ioctl", "personality", "setsockopt", "socket", "socketpair")
 PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+# Why SO_LINGER is left as it is, says the jail's filter. Levels have numbers of so many bits, as have the options of
+# SOL_SOCKET; a larger one is refused.
+LEVEL_BITS, OPTION_BITS, ALL_BITS = 9, 7, (1 << 64) - 1
 
 
 def profile() -> dict[str, Any]:
@@ -47,6 +51,17 @@ def profile() -> dict[str, Any]:
         ),
         _allow(["socket"], _argument(0, AF_NETLINK, "SCMP_CMP_EQ"), _argument(2, NETLINK_ROUTE, "SCMP_CMP_EQ")),
         _allow(["socketpair"], _argument(0, AF_UNIX, "SCMP_CMP_EQ")),
+        *(_allow(["setsockopt"], level) for level in _any_but(SOL_SOCKET, 1, LEVEL_BITS)),
+        *(
+            _allow(["setsockopt"], _argument(1, SOL_SOCKET, "SCMP_CMP_EQ"), option)
+            for option in _any_but(SO_LINGER, 2, OPTION_BITS)
+        ),
+        {
+            "names": ["setsockopt"],
+            "action": "SCMP_ACT_ERRNO",
+            "errnoRet": 0,
+            "args": [_argument(1, SOL_SOCKET, "SCMP_CMP_EQ"), _argument(2, SO_LINGER, "SCMP_CMP_EQ")],
+        },
         _allow(["ioctl"], _argument(1, TIOCSTI, "SCMP_CMP_NE"), _argument(1, TIOCLINUX, "SCMP_CMP_NE")),
     ]
     return {
@@ -70,6 +85,15 @@ def profile_text() -> str:
 
 def _allow(names: list[str], *arguments: dict[str, Any]) -> dict[str, Any]:
     return {"names": names, "action": "SCMP_ACT_ALLOW", "args": list(arguments)}
+
+
+def _any_but(value: int, index: int, bits: int) -> list[dict[str, Any]]:
+    """Return conditions of which one holds where an argument is another number of so many bits.
+
+    To ask for what is not equal would not do: all 64 bits are compared, and the kernel looks at 32.
+    """
+    masks = [(bit, ALL_BITS >> bit << bit) for bit in range(bits)]
+    return [_argument(index, mask, "SCMP_CMP_MASKED_EQ", value & mask ^ 1 << bit) for bit, mask in masks]
 
 
 def _argument(index: int, value: int, comparison: str, value_two: int = 0) -> dict[str, Any]:

@@ -240,7 +240,8 @@ def _seccomp() -> Mapping[str, Any]:
     """Return the containers' profile in the words of the OCI specification.
 
     gVisor answers every refusal with EPERM, whatever a rule says, and the C library takes ENOSYS alone for "not there":
-    so `clone3`, which would get that answer, is left to gVisor's own kernel.
+    so `clone3`, which would get that answer, is left to gVisor's own kernel. So is SO_LINGER, to which the filter would
+    say yes: a socket that lingers is gVisor's own, and nobody outside can be made to close it.
     """
     found = profile()
     return {
