@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -209,6 +210,7 @@ def test_how_many_is_checked(session: Session) -> None:
         ("import mmap; m = mmap.mmap(-1, 4096)", "has shared memory"),
         ("import os; p = os.pipe()", "a pipe"),
         (WAITING_TASK, r"1 task\(s\) that still run"),
+        ("import ctypes; ctypes.CDLL(None).timerfd_create(0, 0)", "timerfd"),
     ],
 )
 def test_what_stands_in_the_way_is_named(session: Session, code: str, what: str) -> None:
@@ -221,6 +223,30 @@ def test_what_stands_in_the_way_is_named(session: Session, code: str, what: str)
             call()
     assert session.run("1").value == 1
     wait_for_end(set(children(helper)) - before)
+
+
+@pytest.mark.both_users
+@pytest.mark.parametrize(
+    ("timer", "sent"), [("ITIMER_REAL", "SIGALRM"), ("ITIMER_VIRTUAL", "SIGVTALRM"), ("ITIMER_PROF", "SIGPROF")]
+)
+def test_a_timer_that_runs_is_named_and_goes_on(session: Session, timer: str, sent: str) -> None:
+    """A clone would not have it, so there is none; a checkpoint from before can be gone back to all the same."""
+    session.checkpoint("before")
+    session.run(f"import signal; signal.setitimer(signal.{timer}, 1000, 500)")
+    for call in (lambda: session.checkpoint("c"), session.fork):
+        with pytest.raises(cloche.InvalidRequest, match=f"the interval timer {timer}, which sends {sent}"):
+            call()
+    assert session.run(f"signal.getitimer(signal.{timer})[0] > 900").value is True
+    session.rollback("before")
+    assert session.run(f"import signal; list(signal.getitimer(signal.{timer}))").value == [0.0, 0.0]
+    session.fork()[0].close()
+
+
+def test_a_session_can_make_no_timer_of_another_kind(session: Session) -> None:
+    """`timer_create` is refused, so there is none that a clone would lose."""
+    session.run("import ctypes; libc = ctypes.CDLL(None, use_errno=True)")
+    made = session.run("[libc.timer_create(0, None, ctypes.byref(ctypes.c_void_p())), ctypes.get_errno()]")
+    assert made.value == [-1, errno.EPERM]
 
 
 @pytest.mark.parametrize("ends", [lambda session, _: session.close(), lambda _, helper: kill_helpers([helper])])

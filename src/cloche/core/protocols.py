@@ -102,7 +102,7 @@ class SupportsFork(Protocol):
     """Go back in time, and go on in several ways: memory and workspace together.
 
     All raise BackendUnavailable where this session cannot, and InvalidRequest naming what stands in the way: a
-    running thread or process, a file open for writing, a socket, shared memory. Then nothing has changed.
+    running thread or process, a file open for writing, a socket, shared memory, a timer. Then nothing has changed.
     """
 
     @property

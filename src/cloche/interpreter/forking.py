@@ -25,6 +25,7 @@ KINDS = {0o140000: "a socket", 0o010000: "a pipe", 0o060000: "a device"}
 KIND, DIRECTORY, REGULAR, CHARACTER = 0o170000, 0o040000, 0o100000, 0o020000
 ACCESS_MODE = 3
 OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
+TIMERS = {"ITIMER_REAL": "SIGALRM", "ITIMER_VIRTUAL": "SIGVTALRM", "ITIMER_PROF": "SIGPROF"}
 CHUNK_BYTES = 1 << 16
 CLONE_FDS = 4  # what a clone is given: standard output, error, the pipe of its answers, and its link
 
@@ -62,7 +63,7 @@ def look_for_obstacles(ours: set[int], clones: set[int]) -> tuple[list[str], lis
 
     `ours` are descriptors of the session itself, and `clones` earlier ones, which are its children.
     """
-    obstacles = [*_threads(), *running_children(clones), *_mappings()]
+    obstacles = [*_threads(), *running_children(clones), *_mappings(), *_timers()]
     files: list[OpenFile] = []
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -102,6 +103,15 @@ def _threads() -> list[str]:
         names = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
     told = f" ({', '.join(names)})" if names else " of a library"
     return [f"{count - 1} running thread{'s' if count > 2 else ''}{told}"]
+
+
+def _timers() -> list[str]:
+    """Name interval timers that run: a clone has none, a process that stands still is hit when it goes on.
+
+    There are no others: a session's filter refuses `timer_create`, and a timer with a descriptor is found by that.
+    """
+    running = [name for name in TIMERS if _signal.getitimer(getattr(_signal, name))[0]]
+    return [f"the interval timer {name}, which sends {TIMERS[name]}" for name in running]
 
 
 def running_children(clones: set[int]) -> list[str]:

@@ -206,7 +206,8 @@ class AsyncSession:
         """Remember memory and workspace under `name`.
 
         Raises InvalidRequest naming what cannot be remembered (a running thread or process, a file open for writing,
-        a socket, shared memory), and BackendUnavailable where there are no checkpoints. Either way nothing is lost.
+        a socket, shared memory, a timer), and BackendUnavailable where there are no checkpoints. Either way nothing is
+        lost.
         """
         if not name or not isinstance(name, str):
             raise InvalidRequest(f"checkpoint: {name!r} is no name; give text")
