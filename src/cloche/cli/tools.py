@@ -19,6 +19,7 @@ from cloche.agent.tiers import DEFAULT_TIER
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
 from cloche.runtime.options import SandboxOptions
+from cloche.runtime.replacing import open_in_place_of
 
 from .exits import say
 from .tables import show
@@ -141,9 +142,9 @@ def _keep_images(answer: Answer, out: str | None) -> None:
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
         for number, image in enumerate(answer.images, 1):
-            path = Path(out, f"figure-{number}.{image.mime.partition('/')[2]}")
-            path.write_bytes(base64.b64decode(image.base64))
-            say(f"wrote {path}")
+            name = f"figure-{number}.{image.mime.partition('/')[2]}"
+            open_in_place_of(out, name, base64.b64decode(image.base64)).close()
+            say(f"wrote {Path(out, name)}")
     except OSError as error:
         raise InvalidRequest(f"--out {out}: the figures cannot be written: {error.strerror}") from error
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.units import format_size
+from cloche.runtime.replacing import open_in_place_of
 
 from .terminal import neutralise
 
@@ -163,9 +164,7 @@ def save(prompt: Prompt, arguments: Sequence[str]) -> None:
     target = os.path.join(folder, name)
     try:
         os.makedirs(folder, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(target, flags, 0o666), "wb") as file:
-            file.write(data)
+        open_in_place_of(folder, name, data).close()
     except OSError as error:
         raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
     tell(f"{target} ({format_size(len(data))})")

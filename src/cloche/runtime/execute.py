@@ -119,7 +119,8 @@ async def arun(
     (path objects), or a list of host paths. `stdin` is bytes or text. `env` is the program's environment besides
     a fixed minimum. `on_output(stream, data)` gets each piece of output as bytes while the code runs, `on_event`
     every event of `cloche.core.events`. `out` is a host directory that receives the files the run created or
-    changed, `spill` one that receives the full output as stdout.txt and stderr.txt. With `autofix` (see
+    changed, `spill` one that receives the full output as stdout.txt and stderr.txt; in both, what has the name of a
+    file before is replaced, and a link never followed. With `autofix` (see
     `cloche.agent.autofix.AutoFix`) a program that fails is repaired by a language model and run again, each time in a
     sandbox of its own; the result is that of the last run and its `fix` says what was done, while callbacks hear every
     run. The other keywords are those of `SandboxOptions`. Cancelling the call kills the run.

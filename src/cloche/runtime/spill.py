@@ -9,6 +9,8 @@ from typing import BinaryIO, Self
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Event, OutputChunk, Sink, Stream
 
+from .replacing import open_in_place_of
+
 NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}
 
 
@@ -25,12 +27,13 @@ class Spill:
             raise InvalidRequest(f"spill: cannot make the folder {os.fspath(folder)!r}: {error.strerror}") from error
 
     def __enter__(self) -> Self:
+        path = ""
         try:
             for stream, path in self._paths.items():
-                self._files[stream] = open(path, "wb")
+                self._files[stream] = open_in_place_of(*os.path.split(path))
         except OSError as error:
             self._close()
-            raise InvalidRequest(f"spill: cannot write {error.filename!r}: {error.strerror}") from error
+            raise InvalidRequest(f"spill: cannot write {path!r}: {error.strerror}") from error
         return self
 
     def __exit__(
