@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from time import monotonic
 
 CHECK_EVERY = 5
 ENAMETOOLONG = 36
 BEYOND_MEASURE = 1 << 62
+RENEWAL_S = 10.0
 MOST_ROUNDS = 200_000  # one removes a level of every tree; more than a disk limit's inodes allow
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PASSABLE = 0o711  # whoever knows a name below may go there; nobody may look around
@@ -38,16 +40,16 @@ class WorkFolder:
     def renew_tmp(self) -> None:
         """Empty /tmp between runs: only the workspace lives on. What overfills it may be cleared up by the next run."""
         self._excused, self._last = self._stored, False
-        _remove(self.tmp)
+        _remove(self.tmp, monotonic() + RENEWAL_S)
         self._make(self.tmp)
 
     def is_over(self, size_bytes: int, inodes: int, *, is_fresh: bool) -> bool:
         """Tell whether more is stored than allowed; walking costs, so only every few calls look unless `is_fresh`."""
         self._tick += 1
         if is_fresh or self._tick % CHECK_EVERY == 1:
-            self._stored = _measure((self.workspace, self.tmp))
-            most = zip((size_bytes, inodes), self._excused, strict=True)
-            self._last = any(now > max(pair) for now, pair in zip(self._stored, most, strict=True))
+            most_bytes, most_inodes = max(size_bytes, self._excused[0]), max(inodes, self._excused[1])
+            self._stored = stored, count = _measure((self.workspace, self.tmp), most_inodes)
+            self._last = stored > most_bytes or count > most_inodes
         return self._last
 
     def remove(self) -> None:
@@ -55,33 +57,54 @@ class WorkFolder:
         _remove(self.folder)
 
 
-def _measure(places: tuple[str, ...]) -> tuple[int, int]:
-    """Return bytes stored and number of files below `places`, however deep: the guest decides how deep."""
+def _measure(places: tuple[str, ...], most: int) -> tuple[int, int]:
+    """Return bytes stored and number of files below `places`, however deep: the guest decides how deep.
+
+    It may move folders about meanwhile, so each is counted once; and who has more than `most` has too many, however
+    many more. Of each folder its own name is kept, not its path: a few of the longest would fill the memory.
+    """
     used = count = 0
-    pending = list(places)
-    while pending:
+    folders: list[tuple[int, bytes]] = [(-1, os.fsencode(place)) for place in places]  # and which one each is in
+    pending = list(range(len(folders)))
+    visited: set[int] = set()
+    while pending and count <= most:
+        at = pending.pop()
         try:
-            with os.scandir(pending.pop()) as entries:
+            with os.scandir(_path_of(folders, at)) as entries:
                 for entry in entries:
                     used += _stored_bytes(entry)
                     count += 1
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
+                    if count > most:
+                        break
+                    if entry.is_dir(follow_symlinks=False) and entry.inode() not in visited:
+                        visited.add(entry.inode())
+                        pending.append(len(folders))
+                        folders.append((at, entry.name))
         except OSError as error:
             if error.errno == ENAMETOOLONG:  # nobody can look there, so it counts as more than any limit
                 return BEYOND_MEASURE, count
     return used, count
 
 
-def _stored_bytes(entry: os.DirEntry[str]) -> int:
+def _path_of(folders: list[tuple[int, bytes]], at: int) -> bytes:
+    names = []
+    while at >= 0:
+        at, name = folders[at]
+        names.append(name)
+    return b"/".join(reversed(names))
+
+
+def _stored_bytes(entry: os.DirEntry[bytes]) -> int:
     try:
         return entry.stat(follow_symlinks=False).st_blocks * 512
     except FileNotFoundError:
         return 0  # it went away while we looked
 
 
-def _remove(path: str) -> None:
+def _remove(path: str, deadline: float | None = None) -> None:
     """Remove a folder with all that is in it, following no link, in bounded memory and descriptors.
+
+    Raises OSError when the deadline has come first: a live session may fill it faster than it is emptied.
 
     Where a folder holds folders, these are moved up beside it first: however deep a guest built, nothing here recurses.
     """
@@ -89,7 +112,7 @@ def _remove(path: str) -> None:
     try:
         for _ in range(MOST_ROUNDS):
             names = os.listdir(here)
-            if not names:
+            if not names or (deadline is not None and monotonic() > deadline):
                 break
             for name in names:
                 _remove_one(name, here)
