@@ -26,6 +26,7 @@ from cloche.runtime.settings import Settings
 
 MOUNTS = ("/memory", "/configs")
 MOST_LISTED = 10_000
+MOST_FOLDERS, MOST_NAMES = 20_000, 100_000  # that are walked, and that are read in one of them
 MOST_DEPTH = 64  # folders within folders
 _NEVER = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a pipe or a device shall not hold us up
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -100,7 +101,7 @@ class Roots:
         mount, names = self._split(path)
         fd = self._descend(path, mount, names, make=False)
         try:
-            found = _walk(fd, "/".join([mount, *names]), MOST_DEPTH - len(names))
+            found = _walk(fd, "/".join([mount, *names]), MOST_DEPTH - len(names), set())
             return tuple(sorted(islice(found, MOST_LISTED)))
         except OSError as error:
             raise _told(error, path) from error
@@ -174,9 +175,14 @@ def _check_own(fd: int, path: str) -> None:
         raise SandboxFileRefused(f"{path} is a hard link, and is not read", path=path)
 
 
-def _walk(fd: int, told: str, depth: int) -> Iterator[str]:
+def _walk(fd: int, told: str, depth: int, visited: set[tuple[int, int]]) -> Iterator[str]:
+    """Yield the files below a folder, each folder once: whoever else works there may move it about."""
+    facts = os.fstat(fd)
+    if (facts.st_dev, facts.st_ino) in visited or len(visited) >= MOST_FOLDERS:
+        return
+    visited.add((facts.st_dev, facts.st_ino))
     with os.scandir(fd) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
+        found = sorted(islice(entries, MOST_NAMES), key=lambda entry: entry.name)
     for entry in found:
         if entry.is_file(follow_symlinks=False):
             yield f"{told}/{entry.name}"
@@ -184,6 +190,6 @@ def _walk(fd: int, told: str, depth: int) -> Iterator[str]:
             with suppress(OSError):  # it went away meanwhile, or became a link
                 below = os.open(entry.name, _FOLDER, dir_fd=fd)
                 try:
-                    yield from _walk(below, f"{told}/{entry.name}", depth - 1)
+                    yield from _walk(below, f"{told}/{entry.name}", depth - 1, visited)
                 finally:
                     os.close(below)

@@ -20,6 +20,7 @@ from cloche.core.units import format_size
 Content = bytes | bytearray | memoryview | str | os.PathLike[str]
 Files = Mapping[str, Content] | Sequence[str | os.PathLike[str]]
 
+MOST_WALKED = 200_000  # many times what may be given: other programs may move folders about meanwhile
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # never wait for the writer of a fifo
 
 
@@ -115,7 +116,11 @@ def _copy(path: str, source: str, budget: _Budget, left_out: list[str]) -> Itera
 
 def _copy_directory(path: str, source: str, budget: _Budget, left_out: list[str]) -> Iterator[InputFile]:
     root = os.path.realpath(source)
+    walked = 0
     for folder, folders, names in os.walk(root, onerror=_raise):
+        walked += 1 + len(names)
+        if walked > MOST_WALKED:
+            raise InvalidRequest(f"files: {source!r} has more than {MOST_WALKED} files and folders; give a part of it")
         folders.sort()
         for name in sorted([*names, *(f for f in folders if os.path.islink(os.path.join(folder, f)))]):
             host = os.path.join(folder, name)
@@ -124,7 +129,7 @@ def _copy_directory(path: str, source: str, budget: _Budget, left_out: list[str]
                 if path not in ("", ".")
                 else os.path.relpath(host, root)
             )
-            found = _read(inside, host, budget) if _stays_below(host, root) else None
+            found = _read(inside, host, budget, root) if _stays_below(host, root) else None
             if found is None:
                 left_out.append(host)
             else:
@@ -136,8 +141,8 @@ def _stays_below(host: str, root: str) -> bool:
     return os.path.realpath(host).startswith(root.rstrip("/") + "/")
 
 
-def _read(path: str, host: str, budget: _Budget) -> InputFile | None:
-    """Read one file; None when it is not a regular one (a dangling link included)."""
+def _read(path: str, host: str, budget: _Budget, root: str = "") -> InputFile | None:
+    """Read one file; None when it is not a regular one (a dangling link included), or not below `root`."""
     try:
         fd = os.open(host, _OPEN_FLAGS)
     except FileNotFoundError:
@@ -148,6 +153,8 @@ def _read(path: str, host: str, budget: _Budget) -> InputFile | None:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             return None
+        if root and not _stays_below(f"/proc/self/fd/{fd}", root):
+            return None  # whoever owns the folder has made it a link since it was looked at
         budget.spend(facts.st_size, source=host)
         data = opened.read(facts.st_size)
     return InputFile(path=path, data=data, mode=0o755 if facts.st_mode & 0o100 else 0o644)
