@@ -44,7 +44,7 @@ RELATIVE_ONLY = {"jail", "interpreter"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
     "containers", "drivers", "exchange", "groups", "host", "layout", "living", "noting", "saving", "toolchain",
-    "waiting",
+    "waiting", "walking",
 }  # fmt: skip
 # The one file that names concrete backends.
 FACTORY = "runtime/factory.py"

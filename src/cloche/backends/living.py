@@ -92,8 +92,8 @@ class LivingSession(ABC):
         """Return what is known of an end between two cells, without asking anybody."""
 
     @abstractmethod
-    async def _changes(self) -> Changes:
-        """Return what has changed in the workspace."""
+    async def _changes(self, timeout_s: float) -> Changes:
+        """Return what has changed in the workspace, after a cell that had so long."""
 
     @abstractmethod
     def _enforcement(self, hits: Mapping[str, int]) -> Enforcement:
@@ -167,7 +167,7 @@ class LivingSession(ABC):
         duration = time.monotonic() - started
         if duration > LONG_S:
             self._set_pace(is_busy=False)
-        return await self._result(frame, heard, duration)
+        return await self._result(frame, heard, duration, timeout_s)
 
     async def _comes_soon(self, answer: asyncio.Future[dict[str, Any]], timeout_s: float) -> bool:
         """Tell whether the answer comes while nobody else is waiting for this thread; if not, nobody waited for it."""
@@ -289,7 +289,7 @@ class LivingSession(ABC):
         self._verdict = self._verdict or self._known_end()
         return f" ({self._verdict.status}, exit code {self._verdict.exit_code})" if self._verdict is not None else ""
 
-    async def _result(self, frame: dict[str, Any] | None, heard: Heard, duration: float) -> Result:
+    async def _result(self, frame: dict[str, Any] | None, heard: Heard, duration: float, timeout_s: float) -> Result:
         exchange, seen = self._exchange, Usage(wall_s=duration)
         if frame is not None:
             exchange.catch_up()
@@ -304,7 +304,7 @@ class LivingSession(ABC):
         exchange.renew()
         if verdict.status is Status.TIMEOUT:
             err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
-        found = await self._changes()
+        found = await self._changes(timeout_s)
         value, is_repr = _value(frame or {})
         return Result(
             out.decode("utf-8", "replace"),
@@ -323,7 +323,7 @@ class LivingSession(ABC):
             stdout_bytes=out,
             stderr_bytes=err,
             save_files=found.save,
-            meta=self._meta(frame, duration, is_cut=heard.is_cut, skipped=found.skipped),
+            meta=self._meta(frame, duration, is_cut=heard.is_cut) | found.meta(),
         )
 
     def _verdict_of(self, frame: dict[str, Any]) -> Verdict:
@@ -342,7 +342,7 @@ class LivingSession(ABC):
         """Judge a cell that ended its session."""
         return as_lost(decide(dataclasses.replace(seen, cause=seen.cause or self._cause)))
 
-    def _meta(self, frame: dict[str, Any] | None, duration: float, *, is_cut: bool, skipped: int) -> dict[str, Any]:
+    def _meta(self, frame: dict[str, Any] | None, duration: float, *, is_cut: bool) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "runtime": self._language,
             "versions": {self._language: self.runtime},
@@ -358,8 +358,6 @@ class LivingSession(ABC):
             meta["error"] = {key: str(error[key])[:2000] for key in ("name", "message") if key in error}
         if is_cut:
             meta["outputs_cut"] = True
-        if skipped:
-            meta["files_skipped"] = skipped
         return meta
 
 

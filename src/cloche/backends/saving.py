@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from cloche.core.errors import SandboxFileRefused
 from cloche.core.result import FileRecord, SaveFiles
@@ -17,11 +20,20 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Hold the files that a run created or changed, how many others were left out, and how to save them."""
+    """Hold the files that a run created or changed, how many others were left out, and how to save them.
+
+    `partial` says why files may be missing: words of `walking.REASONS`.
+    """
 
     records: tuple[FileRecord, ...] = ()
     skipped: int = 0
+    partial: frozenset[str] = frozenset()
     save: SaveFiles | None = None
+
+    def meta(self) -> dict[str, Any]:
+        """Return what a result's meta says of what was left out."""
+        told: dict[str, Any] = {"files_skipped": self.skipped} if self.skipped else {}
+        return told | ({"files_partial": ", ".join(sorted(self.partial))} if self.partial else {})
 
 
 class Source(Protocol):
@@ -33,54 +45,124 @@ class Source(Protocol):
 OpenSource = Callable[[FileRecord], AbstractContextManager[Source]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Hold where a file's content waits for its name."""
+
+    folder: str
+    temporary: str
+    name: str
+
+
+def changed_since(record: FileRecord) -> SandboxFileRefused:
+    """Return the error for a file that is not any more what its record says."""
+    return SandboxFileRefused(
+        f"{record.path!r} has changed since the result was made: what ran there since has written to it; save the "
+        "files of a cell before the next one, or pass out=DIR to the cell",
+        path=record.path,
+    )
+
+
 def copy_out(
     open_source: OpenSource, directory: str | os.PathLike[str], records: tuple[FileRecord, ...]
 ) -> tuple[str, ...]:
-    """Copy the recorded files into `directory`, replacing regular files, through no link."""
+    """Copy the recorded files into `directory`, replacing regular files, through no link: all of them, or none.
+
+    Each is written beside its place, and takes it once all of them were found to be what their records say. Raises
+    SandboxFileNotFound and SandboxFileRefused.
+    """
     os.makedirs(directory, exist_ok=True)
     target_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    made: list[str] = []
+    written: list[_Written] = []
     try:
         for record in records:
-            _copy_one(open_source, target_fd, record)
+            written.append(_write_one(open_source, target_fd, record, made))  # noqa: PERF401 - known when one fails
+        while written:
+            _name_one(target_fd, written[-1])
+            written.pop()
+    except BaseException:
+        _undo(target_fd, written, made)
+        raise
     finally:
         os.close(target_fd)
     return tuple(record.path for record in records)
 
 
-def _copy_one(open_source: OpenSource, target_fd: int, record: FileRecord) -> None:
+def _write_one(open_source: OpenSource, target_fd: int, record: FileRecord, made: list[str]) -> _Written:
     folder, _, name = record.path.rpartition("/")
-    here = _make_folder(target_fd, folder)
+    here = _make_folder(target_fd, folder, made)
     try:
+        if _is_folder(name, here):
+            raise SandboxFileRefused(f"cannot write {record.path!r}: a folder is in its place", path=record.path)
         with open_source(record) as source:
-            _replace_file(here, name, source, record)
-    except IsADirectoryError as error:
-        raise SandboxFileRefused(f"cannot write {record.path!r}: a folder is in its place", path=record.path) from error
+            return _Written(folder, _write_beside(here, source, record), name)
     finally:
         os.close(here)
 
 
-def _replace_file(here: int, name: str, source: Source, record: FileRecord) -> None:
-    """Write beside, then rename over: no reader sees half a file, and a link in the way is replaced, not followed."""
+def _is_folder(name: str, here: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _write_beside(here: int, source: Source, record: FileRecord) -> str:
+    """Write what the record says, and return under which name: no reader sees half a file."""
     temporary = f".{os.getpid()}-{os.urandom(6).hex()}.cloche"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o666, dir_fd=here)
     try:
+        digest, left = hashlib.sha256(), record.size
         with open(fd, "wb") as target:
-            left = record.size
             while left > 0 and (data := source.read(min(CHUNK_BYTES, left))):
+                digest.update(data)
                 target.write(data)
                 left -= len(data)
-        os.rename(temporary, name, src_dir_fd=here, dst_dir_fd=here)
+        if left or digest.hexdigest() != record.sha256:
+            raise changed_since(record)
     except BaseException:
         os.unlink(temporary, dir_fd=here)
         raise
+    return temporary
 
 
-def _make_folder(target_fd: int, folder: str) -> int:
-    here = os.open(".", DIRECTORY, dir_fd=target_fd)
-    for name in folder.split("/") if folder else ():
+def _name_one(target_fd: int, one: _Written) -> None:
+    """Rename over what is there: a link in the way is replaced, not followed."""
+    here = _make_folder(target_fd, one.folder, [])
+    try:
+        os.rename(one.temporary, one.name, src_dir_fd=here, dst_dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def _undo(target_fd: int, written: list[_Written], made: list[str]) -> None:
+    """Remove what has no name yet, and the folders that were made for it."""
+    for one in written:
+        with contextlib.suppress(OSError, SandboxFileRefused):
+            here = _make_folder(target_fd, one.folder, [])
+            try:
+                os.unlink(one.temporary, dir_fd=here)
+            finally:
+                os.close(here)
+    for folder in reversed(made):
+        with contextlib.suppress(OSError, SandboxFileRefused):
+            above, _, name = folder.rpartition("/")
+            here = _make_folder(target_fd, above, [])
+            try:
+                os.rmdir(name, dir_fd=here)
+            finally:
+                os.close(here)
+
+
+def _make_folder(target_fd: int, folder: str, made: list[str]) -> int:
+    """Open a folder below, through no link; what must be `made` for that is noted there."""
+    here, names = os.open(".", DIRECTORY, dir_fd=target_fd), folder.split("/") if folder else []
+    for depth, name in enumerate(names, 1):
         try:
             os.mkdir(name, dir_fd=here)
+            made.append("/".join(names[:depth]))
         except FileExistsError:
             pass
         try:

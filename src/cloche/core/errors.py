@@ -76,8 +76,8 @@ class SandboxFileNotFound(SandboxFileError, FileNotFoundError):
 
 
 class SandboxFileTooLarge(SandboxFileError):
-    """Report that the file exceeds `max_bytes`; nothing was returned."""
+    """Report that the file exceeds `max_bytes`, or that there is too much to be listed; nothing was returned."""
 
 
 class SandboxFileRefused(SandboxFileError, PermissionError):
-    """Report a path that leaves the workspace, passes a link, or is not a regular file."""
+    """Report a path that leaves the workspace, passes a link, is not a regular file, or changed since it was found."""

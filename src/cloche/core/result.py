@@ -73,7 +73,11 @@ class Result:
     `stdout` and `stderr` are text with undecodable bytes as U+FFFD, at most `Limits.output_bytes` each; the exact
     bytes kept are in `stdout_bytes` and `stderr_bytes`. `duration` is in seconds. `exit_code` is the program's own,
     128+n for signal n, and -1 on time-out. `value` is the last expression: decoded JSON, or its repr where
-    `value_is_repr`; it is the guest's word. `fix` says what auto-fix did, where it was asked for.
+    `value_is_repr`; it is the guest's word. `files` may lack some: `meta["files_skipped"]` counts what was left out,
+    links and the like among it, and `meta["files_partial"]` says why files may be missing: `time` (looking takes half
+    of the run's time-out at most, one to five seconds), `entries` (200,000), `files` (10,000), `bytes` (the disk
+    limit), `paths` (8 million characters together), `depth` (64 folders), `access`. `fix` says what auto-fix did,
+    where it was asked for.
     """
 
     stdout: str
@@ -109,8 +113,11 @@ class Result:
     def save(self, directory: str | os.PathLike[str]) -> tuple[str, ...]:
         """Copy `files` into `directory` (created when missing) and return their paths below it.
 
-        Regular files only, never through links, never outside `directory`. Raises InvalidRequest when this result
-        holds no files to copy although it lists some (it was read back from JSON, say).
+        Regular files only, never through links, never outside `directory`; all of them as `files` says, or none.
+        Raises InvalidRequest when this result holds no files to copy although it lists some (it was read back from
+        JSON, say). What a session's cell made is in the session's workspace: where a later cell, or a process that
+        still runs, has removed or changed a file, SandboxFileError names it; save before the next cell, or give that
+        cell `out`.
         """
         if self.save_files is None:
             if self.files:

@@ -177,6 +177,24 @@ class Cgroup:
         except OSError:
             pass  # a kernel that has no such thing, or that keeps a part of it
 
+    def freeze(self) -> bool:
+        """Have all inside stand still, soon; False where the kernel cannot, or what it stops could not be killed."""
+        if self.version != 2:
+            return False
+        try:
+            _write(f"{next(iter(self.folders.values()))}/cgroup.freeze", "1")
+        except OSError:  # before Linux 5.2, or where the group is another's
+            return False
+        return True
+
+    def is_frozen(self) -> bool:
+        """Tell whether all inside stand still."""
+        return _keyed(f"{next(iter(self.folders.values()))}/cgroup.events").get("frozen", 0) == 1
+
+    def thaw(self) -> None:
+        """Have all inside go on."""
+        _write(f"{next(iter(self.folders.values()))}/cgroup.freeze", "0")
+
     def remove(self) -> None:
         """Remove the directories. A group whose last process is just leaving is busy for a moment."""
         self.give_back()

@@ -32,6 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .halting import Halt
     from .watch import Watch
 
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
@@ -77,6 +78,7 @@ class Family:
         self.watch = watch
         self.nodes: dict[int, Node] = {ORIGIN: Node(watch.reaper, None, None)}
         self.is_busy = False
+        self.halt: Halt | None = None
         self.ended: list[Errand] = []  # what is done, and yet to be buried
         # By the number of the clone that has no home yet:
         self.moves: dict[int, Move] = {}
@@ -101,6 +103,10 @@ class Family:
                 wire.send(self.watch.link, "arm", {"pid": 0})
             elif tag == "thaw":
                 self._thaw(self._node(body["node"]))
+            elif tag == "halt":
+                self._halt(body["node"])
+            elif tag == "resume":
+                self._resume()
             elif tag == "signal":
                 self._signal(self._node(body["node"]), body["number"], to_group=body["to_group"])
             elif tag == "drop":
@@ -179,6 +185,7 @@ class Family:
 
     def clear_up(self) -> None:
         """Remove the control groups of forks, when everybody in them is dead."""
+        self._resume()  # a group that is used again must not be frozen
         for number in {*self.moves, *self.builders}:
             self._give_up_home(number)
         for number, node in list(self.nodes.items()):
@@ -339,6 +346,23 @@ class Family:
         for pid in (node.init if node.parent is not None else 0, node.interpreter()):
             if pid:
                 posix.kill(pid, SIGCONT)
+
+    def _halt(self, number: int) -> None:
+        """Have all that runs in a node stand still, while its files are looked at; below one that is stopped all is."""
+        from .halting import Halt, processes_of
+
+        self._resume()
+        node, spec = self._node(number), self.watch.spec
+        if node.is_frozen:
+            return
+        find = processes_of(node.init, is_first=node.parent is None, has_namespace=spec.level == "jail")
+        self.halt = Halt(find, _group_of(node) or self.watch.helper.cgroup)
+        self.halt.begin()
+
+    def _resume(self) -> None:
+        if self.halt is not None:
+            self.halt.end()
+            self.halt = None
 
     def _keep_origin(self, *, is_on: bool) -> None:
         """Let pid 1 of the first node stay when its interpreter ends: others live in its process namespace."""

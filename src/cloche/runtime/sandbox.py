@@ -185,7 +185,10 @@ class AsyncSandbox:
         await self._require_open().write_file(path, content)
 
     async def list_files(self, path: str = ".") -> tuple[str, ...]:
-        """Return the paths of the files below `path`, relative to the workspace, if the backend can."""
+        """Return the paths of the files below `path`, relative to the workspace, if the backend can.
+
+        Raises SandboxFileError where there is too much to list it whole.
+        """
         opened = self._require_open()
         if not isinstance(opened, SupportsListing):
             raise BackendUnavailable(f"backend {self.backend!r} cannot list files; run a command that lists them")

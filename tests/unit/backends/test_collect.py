@@ -1,4 +1,4 @@
-"""The quick look at a workspace: as it was given, or not."""
+"""Looks at a workspace: the quick one, as it was given or not; and the bounds of the others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.local.collect import is_as_given
+from cloche.backends.containers import reaper_files
+from cloche.backends.containers.reaper_link import Caller
+from cloche.backends.local import collect as collecting
+from cloche.backends.local.collect import collect, is_as_given, list_paths
+from cloche.backends.walking import Until
+from cloche.core.errors import SandboxFileTooLarge
 
+PLACES, FILES = 10, 20
 CODE = b"print(1)"
 GIVEN = {"main.py": CODE}
 
@@ -65,3 +71,75 @@ def test_folders_and_many_files_are_left_to_the_walk(root: int) -> None:
     """The quick look is for the quick case."""
     assert not is_as_given(root, {"folder/main.py": CODE}, entries=2)
     assert not is_as_given(root, {str(number): CODE for number in range(10)}, entries=11)
+
+
+class Moving(Until):
+    """Move a folder to another place each time that the walk goes on."""
+
+    def __init__(self, root: Path):
+        super().__init__(60)
+        self.root, self.here, self.steps = root, 0, 0
+        for number in range(PLACES):
+            (root / str(number)).mkdir()
+        (root / "0" / "tree").mkdir()
+        for number in range(FILES):
+            (root / "0" / "tree" / f"file{number}").write_bytes(CODE)
+
+    def is_over(self) -> bool:
+        """Say no, and move it."""
+        self.steps += 1
+        there = (self.here + 1) % PLACES
+        os.rename(self.root / str(self.here) / "tree", self.root / str(there) / "tree")
+        self.here = there
+        return False
+
+
+def test_a_folder_that_is_moved_ahead_is_walked_once(root: int, tmp_path: Path) -> None:
+    """However often it is met, what is in it is looked at once."""
+    until = Moving(tmp_path)
+    collect(root, {}, GIVEN, max_bytes=1 << 20, until=until)
+    assert until.steps <= 2 * (PLACES + FILES) + PLACES  # each file once when met and once when read
+
+
+@pytest.mark.parametrize("walker", ["container", "host"])
+def test_what_exceeds_a_bound_is_said(walker: str, root: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many entries, too long paths and too deep folders end the look or are left out, each with its reason."""
+    monkeypatch.setattr(reaper_files, "WORKSPACE", str(tmp_path))
+    for module in (collecting, reaper_files):
+        monkeypatch.setattr(module, "MAX_DEPTH", 2)
+        monkeypatch.setattr(module, "MAX_PATH_CHARS", 20)
+    (tmp_path / "a" / "b" / "too deep").mkdir(parents=True)
+    (tmp_path / ("n" * 30)).write_bytes(b"")
+    (tmp_path / "a" / "link").symlink_to("/etc/passwd")
+
+    def look(max_entries: int) -> tuple[set[str], int, set[str]]:
+        if walker == "host":
+            found = collect(root, {}, {}, max_bytes=1 << 20, until=Until(60), max_entries=max_entries)
+            return set(found.known), found.skipped, set(found.partial)
+        walk = reaper_files.Walk(60)
+        walk.left = max_entries
+        return set(reaper_files.survey(walk)), walk.skipped, walk.reasons
+
+    paths, skipped, reasons = look(100)
+    assert paths <= {"main.py"}  # which comes after the long name, or before it
+    assert (skipped, reasons) == (3 if paths else 4, {"depth", "paths"})
+    assert "entries" in look(2)[2]
+
+
+@pytest.mark.parametrize("walker", ["container", "host"])
+def test_too_much_is_not_listed_in_part(
+    walker: str, root: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of some of the files would look like a list of all of them."""
+    monkeypatch.setattr(reaper_files, "WORKSPACE", str(tmp_path))
+    for module in (collecting, reaper_files):
+        monkeypatch.setattr(module, "MAX_ENTRIES", 3)
+    assert list_paths(root, ".", Until(60)) == ("main.py",)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    if walker == "host":
+        with pytest.raises(SandboxFileTooLarge, match="list a folder below it"):
+            list_paths(root, ".", Until(60))
+    else:
+        with pytest.raises(reaper_files.Refused, match="too much"):
+            reaper_files.list_files(Caller())

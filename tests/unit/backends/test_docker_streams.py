@@ -18,6 +18,7 @@ from cloche.backends.containers.archive import Spool, pack, unpack
 from cloche.backends.containers.frames import MAX_FRAME_BYTES, Splitter
 from cloche.backends.docker.daemon import _why_not
 from cloche.backends.docker.frames import AttachedWire, Demultiplexer
+from cloche.backends.walking import Until
 from cloche.core.request import InputFile
 
 FRAME = b"o" + (5).to_bytes(4, "big") + b"hello"
@@ -75,7 +76,7 @@ def test_files_go_through_an_archive() -> None:
         InputFile(path="\udce4 \n", data=b""),
         InputFile(path="c", data=bytes(2000)),
     )
-    places, left_out = unpack(spooled(pack(given)))
+    places, left_out = unpack(spooled(pack(given)), Until(60))
     assert {path: place.size for path, place in places.items()} == {"a/b": 1, "\udce4 \n": 0, "c": 2000}
     assert left_out == 0
 
@@ -92,7 +93,7 @@ def test_a_hostile_archive_names_nothing_outside() -> None:
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, "/etc/passwd"
             archive.addfile(member)
-    places, left_out = unpack(spooled(target.getvalue()))
+    places, left_out = unpack(spooled(target.getvalue()), Until(60))
     assert (list(places), left_out) == (["good"], 8)
 
 
@@ -136,16 +137,19 @@ def extended() -> bytes:
 def test_an_archive_that_lies_costs_nothing(hostile: bytes) -> None:
     """What went before is there; nothing is unpacked, made up, read for ever or walked in circles."""
     good = header("good", size=1) + b"1".ljust(512, b"\0")
-    places, left_out = unpack(spooled(good + hostile))
+    places, left_out = unpack(spooled(good + hostile), Until(60))
     assert ({path: place.size for path, place in places.items()}, left_out) == ({"good": 1}, 1)
-    assert unpack(spooled(hostile)) == ({}, 1)
+    assert unpack(spooled(hostile), Until(60)) == ({}, 1)
 
 
 def test_long_names_are_read_whole() -> None:
     """As usual programs write them."""
     long = "a/" * 60 + "b" * 200
     given = (InputFile(path=long, data=b"1"), InputFile(path="short", data=b"22"))
-    assert {path: place.size for path, place in unpack(spooled(pack(given)))[0].items()} == {long: 1, "short": 2}
+    assert {path: place.size for path, place in unpack(spooled(pack(given)), Until(60))[0].items()} == {
+        long: 1,
+        "short": 2,
+    }
 
 
 class Breaking(io.BytesIO):

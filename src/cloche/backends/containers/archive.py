@@ -26,6 +26,7 @@ from cloche.core.request import InputFile, workspace_path
 from cloche.core.result import FileRecord, SaveFiles
 
 from ..saving import CHUNK_BYTES, Slice, Source, copy_out
+from ..walking import Until
 
 SMALL_BYTES = 1 << 20
 MAX_FILES, MAX_DEPTH = 10_000, 64
@@ -89,20 +90,24 @@ class _Member:
     size: int
 
 
-def unpack(spool: Spool) -> tuple[dict[str, Place], int]:
-    """Return where each regular file is by its path, and how many members were left out.
+def unpack(spool: Spool, until: Until) -> tuple[dict[str, Place], int]:
+    """Return where each regular file is by its path, how many members were left out.
 
-    What follows a header that makes no sense is left out, and counts as one.
+    What follows a header that makes no sense, or comes when the time is over, is left out, and counts as one.
     """
     found: dict[str, Place] = {}
     left_out = 0
     try:
         for member in _members(spool):
+            if until.is_over():
+                return found, left_out + 1
             path = _inside(member.name) if member.kind in REGULAR and member.name is not None else None
             if path is None or len(found) >= MAX_FILES:
                 left_out += member.kind != tarfile.DIRTYPE
                 continue
-            digest = _digest(spool, member.offset, member.size)
+            digest = _digest(spool, member.offset, member.size, until)
+            if digest is None:
+                return found, left_out + 1
             found[path] = Place(offset=member.offset, size=member.size, sha256=digest)
     except (tarfile.TarError, ValueError) as error:
         log.warning("a container's files are left out from where their archive makes no sense: %s", error)
@@ -147,10 +152,13 @@ def _inside(name: str) -> str | None:
     return path if path.count("/") <= MAX_DEPTH else None
 
 
-def _digest(spool: Spool, at: int, size: int) -> str:
+def _digest(spool: Spool, at: int, size: int, until: Until) -> str | None:
+    """Return the hash of a member's content; None when the time is over before."""
     digest = hashlib.sha256()
     spool.file.seek(at)
     while size and (data := spool.file.read(min(size, CHUNK_BYTES))):
+        if until.is_over():
+            return None
         digest.update(data)
         size -= len(data)
     return digest.hexdigest()

@@ -11,6 +11,7 @@ from cloche.core.languages import Engine, Language, language_named, render, rend
 from cloche.core.limits import Limits
 from cloche.core.request import InputFile, Request, source_of
 
+from ..walking import time_for_files
 from .guest import BUILD, ENVIRONMENT, NOFILE, WORKSPACE
 
 # Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
@@ -65,6 +66,7 @@ class Program:
             "timeout_s": timeout_s,
             "memory_bytes": limits.memory_bytes,
             "disk_bytes": limits.disk_bytes,
+            "walk_s": time_for_files(timeout_s),
             "pids": limits.pids,
             "nofile": NOFILE,
         }

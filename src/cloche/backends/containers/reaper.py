@@ -70,7 +70,7 @@ def run(caller: Caller, order: dict[str, Any], wake: int, counters: Counters, wa
     account.close(attempt, status)
     os.close(stdin)
     prepare_workspace()
-    hand_files(caller, before, order["disk_bytes"])
+    hand_files(caller, before, order["disk_bytes"], order["walk_s"])
 
 
 def take_stdin(incoming: Incoming, fd: int) -> None:
@@ -135,7 +135,7 @@ def serve(caller: Caller) -> None:
         "write": lambda _: write(caller),
         "list": lambda _: list_files(caller),
         "leave": lambda _: os._exit(0),
-        "look": lambda order: seen.hand(order["disk_bytes"]),
+        "look": lambda order: seen.hand(order["disk_bytes"], order["walk_s"]),
     }
 
     def obey(order: dict[str, Any]) -> None:

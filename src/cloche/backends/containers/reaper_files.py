@@ -1,14 +1,16 @@
 """The workspace as the first process of a container sees it: files come in, are looked at, and go out.
 
-The guest left what it liked, so nothing is opened by a path: folders are walked one name at a time, through no link.
+The guest left what it liked, so nothing is opened by a path: folders are walked by descriptors, through no link.
 Beside a session it may still be at work: then walks end, and a file is as long as it was when it was looked at.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import tarfile
+import time
 
 from .reaper_link import CHUNK, DATA, DONE, Caller, Outgoing
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 WORKSPACE = "/workspace"
 MAX_FILES, MAX_DEPTH = 10_000, 64
-MAX_WALKED = 200_000  # many times what a workspace holds: who moves folders about shall not keep us
+MAX_ENTRIES, MAX_PATH_CHARS = 200_000, 8 << 20  # several times what a workspace holds at the default limits
+WALK_S = 5.0
 ENOSPC, EDQUOT, ELOOP = 28, 122, 40
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -60,9 +63,14 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
     folder, _, name = path.rpartition("/")
     here = open_folder(folder)
     try:
-        fd = os.open(name, FILE, dir_fd=here)
+        return open_file_in(here, name, path)
     finally:
         os.close(here)
+
+
+def open_file_in(here: int, name: str, path: str) -> tuple[int, os.stat_result]:
+    """Open a regular file of a folder for reading."""
+    fd = os.open(name, FILE, dir_fd=here)
     state = os.fstat(fd)
     if not stat.S_ISREG(state.st_mode):
         os.close(fd)
@@ -70,37 +78,81 @@ def open_file(path: str) -> tuple[int, os.stat_result]:
     return fd, state
 
 
-def walk() -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield every entry that is no folder, with its state; None for what cannot be looked at or lies too deep."""
-    pending, walked = [""], 0
-    while pending:
-        folder = pending.pop()
-        if walked > MAX_WALKED:
-            yield folder, None
-            return
+class Walk:
+    """Visit the regular files of the workspace, depth first, and each folder once, however it is moved about.
+
+    Nothing but the folders on the way to the current one is held. Time, entries, depth and the length of all paths are
+    bounded; `reasons` say what was left out for, in the words of the caller's `walking.REASONS`.
+    """
+
+    def __init__(self, seconds: float):
+        self.until = time.monotonic() + seconds
+        self.left, self.chars, self.skipped = MAX_ENTRIES, MAX_PATH_CHARS, 0
+        self.visited: set[int] = set()
+        self.reasons: set[str] = set()
+
+    def skip(self, reason: str = "") -> None:
+        """Count what is left out; without a reason where it would be left out in any case: a link, say."""
+        self.skipped += 1
+        if reason:
+            self.reasons.add(reason)
+
+    def files(self) -> Iterator[tuple[int, str, str, os.stat_result]]:
+        """Yield folder, name, path and state of each file; what is done with it meanwhile is not the walk's time."""
+        stack: list[tuple[int, Any, str]] = []
         try:
-            here = open_folder(folder)
-        except OSError:
-            yield folder, None
-            continue
-        try:
-            names = sorted(os.listdir(here))
-            walked += len(names) + 1
-            for name in names:
-                path = f"{folder}/{name}" if folder else name
-                try:
-                    state = os.stat(name, dir_fd=here, follow_symlinks=False)
-                except OSError:
-                    yield path, None
+            self._enter(stack, WORKSPACE, None, "")
+            while stack:
+                here, entries, prefix = stack[-1]
+                entry = next(entries, None)
+                if entry is None:
+                    stack.pop()
+                    entries.close()
+                    os.close(here)
                     continue
-                if not stat.S_ISDIR(state.st_mode):
-                    yield path, state
-                elif path.count("/") < MAX_DEPTH:
-                    pending.append(path)
-                else:
-                    yield path, None
+                if self.left <= 0 or time.monotonic() >= self.until:
+                    self.skip("entries" if self.left <= 0 else "time")
+                    return
+                self.left -= 1
+                try:
+                    state = os.stat(entry.name, dir_fd=here, follow_symlinks=False)
+                except OSError:
+                    self.skip("access")
+                    continue
+                if stat.S_ISREG(state.st_mode):
+                    path = prefix + entry.name
+                    self.chars -= len(path)
+                    if self.chars < 0:
+                        self.skip("paths")
+                        continue
+                    handed = time.monotonic()
+                    yield here, entry.name, path, state
+                    self.until += time.monotonic() - handed
+                elif not stat.S_ISDIR(state.st_mode):
+                    self.skip()
+                elif len(stack) > MAX_DEPTH:
+                    self.skip("depth")
+                elif state.st_ino not in self.visited:
+                    # Old versions of gVisor follow a link all the same, so this was looked at first.
+                    self._enter(stack, entry.name, here, f"{prefix}{entry.name}/")
         finally:
+            for here, entries, _ in stack:
+                entries.close()
+                os.close(here)
+
+    def _enter(self, stack: list[tuple[int, Any, str]], name: str, parent: int | None, prefix: str) -> None:
+        """Open a folder, unless it was visited before: it may have been moved on meanwhile."""
+        try:
+            here = os.open(name, FOLDER, dir_fd=parent)
+        except OSError:
+            self.skip("access")
+            return
+        number = os.fstat(here).st_ino
+        if number in self.visited:
             os.close(here)
+            return
+        self.visited.add(number)
+        stack.append((here, os.scandir(here), prefix))
 
 
 def identity(state: os.stat_result) -> tuple[int, int, int]:
@@ -108,9 +160,9 @@ def identity(state: os.stat_result) -> tuple[int, int, int]:
     return state.st_ino, state.st_ctime_ns, state.st_size
 
 
-def survey() -> dict[str, tuple[int, int, int]]:
-    """Return every regular file's identity, which no guest can set."""
-    return {path: identity(state) for path, state in walk() if state is not None and stat.S_ISREG(state.st_mode)}
+def survey(walk: Walk | None = None) -> dict[str, tuple[int, int, int]]:
+    """Return the identity of every regular file, which no guest can set."""
+    return {path: identity(state) for _, _, path, state in (walk or Walk(WALK_S)).files()}
 
 
 def take_files(incoming: Any) -> None:
@@ -149,26 +201,28 @@ def place_file(path: str, mode: int, source: Any) -> None:
         os.close(here)
 
 
-def hand_files(caller: Caller, before: dict[str, tuple[int, int, int]], max_bytes: int) -> None:
+def hand_files(
+    caller: Caller, before: dict[str, tuple[int, int, int]], max_bytes: int, seconds: float = WALK_S
+) -> None:
     """Send what is new or changed as an archive; then what was skipped, and what is gone."""
-    skipped, left, count, seen = 0, max_bytes, 0, set()
+    walk, left = Walk(seconds), max_bytes
+    seen: set[str] = set()
     archive: tarfile.TarFile | None = None
-    for path, state in walk():
-        if state is None or not stat.S_ISREG(state.st_mode) or count >= MAX_FILES or state.st_size > left:
-            skipped += 1
+    for here, name, path, state in walk.files():
+        if len(seen) >= MAX_FILES or state.st_size > left:
+            walk.skip("files" if len(seen) >= MAX_FILES else "bytes")
             continue
-        count += 1
         seen.add(path)
         if before.get(path) == identity(state):
             continue
         try:
-            fd, now = open_file(path)
+            fd, now = open_file_in(here, name, path)
         except (OSError, Refused):
-            skipped += 1
+            walk.skip("access")
             continue
         if now.st_size > left:
             os.close(fd)
-            skipped += 1
+            walk.skip("bytes")
             continue
         if archive is None:
             out: Any = Outgoing(caller)
@@ -182,7 +236,8 @@ def hand_files(caller: Caller, before: dict[str, tuple[int, int, int]], max_byte
     if archive is not None:
         archive.close()
     caller.say(DATA)
-    caller.say_json(DONE, skipped=skipped, gone=[path for path in before if path not in seen])
+    gone = [path for path in before if path not in seen]  # or not found in time: the caller then forgets its hash
+    caller.say_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone=gone)
 
 
 class Exactly:
@@ -203,10 +258,13 @@ class Seen:
         self.caller = caller
         self.files: dict[str, tuple[int, int, int]] = {}
 
-    def hand(self, max_bytes: int) -> None:
+    def hand(self, max_bytes: int, seconds: float) -> None:
         """Send what has changed since. What changes meanwhile is sent once more the next time."""
-        before, self.files = self.files, survey()
-        hand_files(self.caller, before, max_bytes)
+        walk = Walk(seconds)
+        before, self.files = self.files, survey(walk)
+        if walk.reasons:  # else what was not reached would seem new the next time
+            self.files = {**dict(itertools.islice(before.items(), MAX_FILES)), **self.files}
+        hand_files(self.caller, before, max_bytes, seconds)
 
 
 def hand_file(caller: Caller, path: str, max_bytes: int) -> None:
@@ -225,8 +283,12 @@ def hand_file(caller: Caller, path: str, max_bytes: int) -> None:
 
 
 def list_files(caller: Caller) -> None:
-    """Say which files there are."""
-    caller.say_json(DONE, paths=sorted(survey()))
+    """Say which files there are. Some of them would look like all of them, so too many are refused."""
+    walk = Walk(WALK_S)
+    found = survey(walk)
+    if why := walk.reasons & {"time", "entries", "paths"}:
+        raise Refused("too_large", WORKSPACE, f"there is too much to list it ({', '.join(sorted(why))})")
+    caller.say_json(DONE, paths=sorted(found))
 
 
 def prepare_workspace() -> None:

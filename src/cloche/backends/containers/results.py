@@ -20,6 +20,7 @@ from cloche.core.told import read_told
 
 from ..noting import noted
 from ..saving import Changes
+from ..walking import REASONS, Until, in_thread
 from .archive import Spool, keep, unpack
 from .container import Container
 from .program import Program
@@ -47,22 +48,31 @@ class Workspace:
         """Take note of files that the caller wrote."""
         self._known.update({file.path: hashlib.sha256(file.data).hexdigest() for file in files})
 
-    def changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any]) -> Changes:
+    async def changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
         """Return what a run changed, by what it handed back."""
+        return await in_thread(until, lambda: self._changes(spool, given, answer, until))
+
+    def _changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
         before = {**self._known, **given}
-        places, left_out = unpack(spool)
+        places, left_out = unpack(spool, until)
         changed = [path for path, place in places.items() if before.get(path) != place.sha256]
-        gone = [path for path in before if path not in places] if answer.get("is_whole") else answer.get("gone")
+        gone = (
+            [path for path in before if path not in places]
+            if answer.get("is_whole") and not until.has_ended
+            else answer.get("gone")
+        )
         self._known = {**before, **{path: place.sha256 for path, place in places.items()}}
         for path in gone if isinstance(gone, list) else ():
             self._known.pop(path, None)
         records = tuple(
             FileRecord(path=path, size=places[path].size, sha256=places[path].sha256) for path in sorted(changed)
         )
-        skipped = answer.get("skipped")
+        skipped, partial = answer.get("skipped"), answer.get("partial")
+        told = {one for one in partial if isinstance(one, str)} if isinstance(partial, list) else set[str]()
         return Changes(
             records=records,
             skipped=left_out + (skipped if isinstance(skipped, int) else 0),
+            partial=REASONS & (told | {"time"} if until.has_ended else told),
             save=keep(spool, places, records),
         )
 
@@ -148,8 +158,6 @@ def make_result(
         meta["stand_in"] = engine.stand_in
     if engine is not None and (advice := limits_note(engine, limits)):
         meta["advice"] = advice
-    if found.skipped:
-        meta["files_skipped"] = found.skipped
     return Result(
         out.decode("utf-8", "replace"),
         err.decode("utf-8", "replace"),
@@ -167,5 +175,5 @@ def make_result(
         stdout_bytes=out,
         stderr_bytes=err,
         save_files=found.save,
-        meta=meta,
+        meta=meta | found.meta(),
     )

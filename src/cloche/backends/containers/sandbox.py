@@ -26,6 +26,7 @@ from cloche.core.result import Result
 
 from ..noting import noted
 from ..waiting import finish
+from ..walking import Until, time_for_files
 from .archive import pack
 from .container import Container, G
 from .ending import Ending
@@ -239,7 +240,8 @@ class ContainerSandbox(ABC, Generic[G, C]):
         end = await observed_end(container, running.report, ending.cause)
         if end is None:
             raise OutcomeUnknown(f"{container.why_lost()}. {self._advice}{container.last_words()}")
-        found = await asyncio.to_thread(self._workspace.changes, running.spool, program.given(), answer)
+        until = Until(time_for_files(timeout_s))
+        found = await self._workspace.changes(running.spool, program.given(), answer, until)
         return make_result(
             end, running, found, program=program, limits=self._limits, enforcement=self._enforced(container),
             notes={**self._notes(container), "start": start},

@@ -121,8 +121,8 @@ class ContainerSession(LivingSession):
         why = super()._why()
         return why or (f" (its {self.container.what} is gone)" if self.container.is_lost else "")
 
-    async def _changes(self) -> Changes:
-        return await self._sandbox.changes_in(self.container)
+    async def _changes(self, timeout_s: float) -> Changes:
+        return await self._sandbox.changes_in(self.container, timeout_s)
 
     def _enforcement(self, hits: Mapping[str, int]) -> Enforcement:
         return dataclasses.replace(self._enforced, hits=hits) if hits else self._enforced

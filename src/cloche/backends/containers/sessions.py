@@ -5,7 +5,6 @@ A session's container has the files too while it lives, and holds them afterward
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -18,6 +17,7 @@ from cloche.core.policy import Policy
 
 from ..saving import Changes
 from ..waiting import finish
+from ..walking import Until, time_for_files
 from .container import Container, G
 from .running import Conversation
 from .sandbox import C, ContainerSandbox
@@ -67,19 +67,20 @@ class SessionSandbox(ContainerSandbox[G, C]):
         else:
             self._used = container
 
-    async def changes_in(self, container: Container[Any]) -> Changes:
-        """Look at the files after a cell; nothing where they cannot be seen any more."""
+    async def changes_in(self, container: Container[Any], timeout_s: float) -> Changes:
+        """Look at the files after a cell that had so long; nothing where they cannot be seen any more."""
         async with self._turn:
             if container.is_lost or self._is_closed:
                 return Changes()
-            talk = Conversation(self._limits.disk_bytes)
+            talk, walk_s = Conversation(self._limits.disk_bytes), time_for_files(timeout_s)
+            order = {"do": "look", "disk_bytes": self._limits.disk_bytes, "walk_s": walk_s}
             try:
-                answer = await self._ask(container, talk, {"do": "look", "disk_bytes": self._limits.disk_bytes})
+                answer = await self._ask(container, talk, order)
             except SandboxFileError:
                 return Changes(skipped=1)
             except StartFailed:
                 return Changes()
-            return await asyncio.to_thread(self._workspace.changes, talk.spool, {}, answer)
+            return await self._workspace.changes(talk.spool, {}, answer, Until(walk_s))
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""

@@ -1,8 +1,9 @@
-"""Bring files out of a workspace after everything in it was killed.
+"""Bring files out of a workspace after everything in it was killed, or stopped.
 
-The guest chose the names and may have left links, fifos, devices or a million files. So nothing is ever opened by
-a path: directories are walked by descriptors, links are not followed, only regular files of the workspace's own
-file system are read, and count and size are bounded.
+The guest chose the names and may have left links, fifos, devices or a million files; beside a session it may still be
+at work. So nothing is ever opened by a path: folders are walked by descriptors, depth first, each of them once however
+it is moved about, links are not followed, only regular files of the workspace's own file system are read, and time,
+entries, depth, number, size and the length of all paths are bounded. Paths are made for files alone, not for folders.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Protocol
 
 from cloche.core.errors import SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
 from cloche.core.request import workspace_path
 from cloche.core.result import FileRecord
 
 from ..saving import CHUNK_BYTES, DIRECTORY
+from ..walking import Until
 
-MAX_FILES = 10_000
-MAX_DEPTH = 64
+MAX_FILES, MAX_DEPTH = 10_000, 64
+MAX_ENTRIES = 200_000  # several times what a workspace holds at the default limits
+MAX_PATH_CHARS = 8 << 20  # of all paths together
+LOOKS_EVERY = 32  # entries, at the clock
 FEW_FILES = 4
 # Not blocking: a fifo that slipped in between look and open must not hang us.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -38,38 +44,63 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """Hold what a walk found: every file as known now, the records of new and changed ones, and what was skipped."""
+    """Hold what a walk found: every file as known now, the records of new and changed ones, and what was skipped.
+
+    `partial` says why files may be missing: words of `walking.REASONS`.
+    """
 
     known: Mapping[str, Known]
     changed: tuple[FileRecord, ...]
     skipped: int
+    partial: frozenset[str] = frozenset()
 
 
-def collect(root_fd: int, before: Mapping[str, Known], given: Mapping[str, bytes], *, max_bytes: int) -> Collection:
+class Copies(Protocol):
+    """Take the content of changed files while it is read."""
+
+    def begin(self, path: str) -> None: ...
+    def write(self, data: bytes, /) -> None: ...
+    def forget(self, path: str) -> None: ...
+
+
+def collect(
+    root_fd: int,
+    before: Mapping[str, Known],
+    given: Mapping[str, bytes],
+    *,
+    max_bytes: int,
+    until: Until,
+    max_entries: int = MAX_ENTRIES,
+    copies: Copies | None = None,
+) -> Collection:
     """Walk the workspace. `given` maps the input files to their content: unchanged ones are not reported."""
+    walk = _Walk(until, max_entries)
     known: dict[str, Known] = {}
     changed: list[FileRecord] = []
-    skipped, left = 0, max_bytes
-    digests = {path: hashlib.sha256(data).hexdigest() for path, data in given.items()}
-    for path, state in _walk(root_fd):
-        if state is None or len(known) >= MAX_FILES or state.st_size > left or not stat.S_ISREG(state.st_mode):
-            skipped += 1
-            continue
-        old = before.get(path)
-        if old is not None and (old.inode, old.changed_ns, old.size) == _identity(state):
-            known[path] = old
-            continue
-        try:
-            digest = _digest(root_fd, path, state)
-        except (OSError, SandboxFileRefused):
-            skipped += 1
-            continue
-        left -= state.st_size
-        inode, changed_ns, size = _identity(state)
-        known[path] = Known(inode=inode, changed_ns=changed_ns, size=size, sha256=digest)
-        if digest != (digests.get(path) or (old.sha256 if old else None)):
-            changed.append(FileRecord(path=path, size=size, sha256=digest))
-    return Collection(known=known, changed=tuple(sorted(changed, key=lambda r: r.path)), skipped=skipped)
+    left, chars = max_bytes, 0
+    with closing(walk.files(root_fd)) as files:
+        for here, name, path, state in files:
+            chars += len(path)
+            if len(known) >= MAX_FILES or chars > MAX_PATH_CHARS or state.st_size > left:
+                walk.skip("files" if len(known) >= MAX_FILES else "paths" if chars > MAX_PATH_CHARS else "bytes")
+                continue
+            old = before.get(path)
+            if old is not None and _is_same(old, state):
+                known[path] = old
+                continue
+            found = _read(here, name, path, walk, left, copies)
+            if found is None:
+                continue
+            known[path] = found
+            left -= found.size
+            if found.sha256 != (_digest_of(given.get(path)) or (old.sha256 if old is not None else None)):
+                changed.append(FileRecord(path=path, size=found.size, sha256=found.sha256))
+            elif copies is not None:
+                copies.forget(path)
+    if walk.reasons:
+        _keep_known(known, before)
+    changed.sort(key=lambda record: record.path)
+    return Collection(known=known, changed=tuple(changed), skipped=walk.skipped, partial=frozenset(walk.reasons))
 
 
 def is_as_given(root_fd: int, given: Mapping[str, bytes], *, entries: int) -> bool:
@@ -96,44 +127,169 @@ def _is_given(root_fd: int, name: str, content: bytes) -> bool:
         os.close(fd)
 
 
-def _identity(state: os.stat_result) -> tuple[int, int, int]:
-    return state.st_ino, state.st_ctime_ns, state.st_size
-
-
-def _walk(root_fd: int) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield every entry that is not a directory, with its path below the root and its own state.
-
-    The state is None for what is left out: a folder that cannot be listed or lies too deep, and all that is in one
-    whose names can be listed and no more.
-    """
-    device = os.fstat(root_fd).st_dev
-    pending = [""]
-    while pending:
-        folder = pending.pop()
-        try:
-            here = _open_folder(root_fd, folder)
-        except OSError:
-            yield folder, None
-            continue
-        try:
-            for name in sorted(os.listdir(here)):
-                path = f"{folder}/{name}" if folder else name
-                state = _state(name, here)
-                if state is None or not stat.S_ISDIR(state.st_mode):
-                    yield path, state
-                elif state.st_dev == device and path.count("/") < MAX_DEPTH:
-                    pending.append(path)
-                else:
-                    yield path, None
-        finally:
-            os.close(here)
-
-
-def _state(name: str, here: int) -> os.stat_result | None:
+def _read(here: int, name: str, path: str, walk: _Walk, max_bytes: int, copies: Copies | None) -> Known | None:
+    """Return a file as it is now, perhaps with a copy made of it; None where it cannot be read to its end."""
     try:
-        return os.stat(name, dir_fd=here, follow_symlinks=False)
+        fd = os.open(name, _FILE, dir_fd=here)
     except OSError:
+        walk.skip("access")
         return None
+    try:
+        state = os.fstat(fd)  # once more: another file may have taken its place
+        if not stat.S_ISREG(state.st_mode) or state.st_dev != walk.device:
+            walk.skip("access")
+            return None
+        if state.st_size > max_bytes:
+            walk.skip("bytes")
+            return None
+        if copies is not None:
+            copies.begin(path)
+        found = _digest(fd, state.st_size, walk, copies)
+        if found is None:
+            if copies is not None:
+                copies.forget(path)
+            return None
+        size, digest = found
+        return Known(inode=state.st_ino, changed_ns=state.st_ctime_ns, size=size, sha256=digest)
+    finally:
+        os.close(fd)
+
+
+def _digest(fd: int, size: int, walk: _Walk, copies: Copies | None) -> tuple[int, str] | None:
+    """Return how much of a file there was, at most `size`, and its hash; None when the time was over before."""
+    digest, left = hashlib.sha256(), size
+    try:
+        while left > 0 and (data := os.read(fd, min(CHUNK_BYTES, left))):
+            if walk.is_over():
+                walk.skip("time")
+                return None
+            digest.update(data)
+            left -= len(data)
+            if copies is not None:
+                copies.write(data)
+    except OSError:
+        walk.skip("access")
+        return None
+    return size - left, digest.hexdigest()
+
+
+def _is_same(old: Known, now: os.stat_result) -> bool:
+    return old.inode == now.st_ino and old.changed_ns == now.st_ctime_ns and old.size == now.st_size
+
+
+def _digest_of(given: bytes | None) -> str | None:
+    return hashlib.sha256(given).hexdigest() if given is not None else None
+
+
+def _keep_known(known: dict[str, Known], before: Mapping[str, Known]) -> None:
+    """Remember what was not reached this time, so that it does not seem new the next time."""
+    for path, old in before.items():
+        if len(known) >= MAX_FILES:
+            return
+        known.setdefault(path, old)
+
+
+class _Folder:
+    """Hold a folder open, and how far it has been read."""
+
+    __slots__ = ("depth", "entries", "fd", "prefix")
+
+    def __init__(self, fd: int, prefix: str, depth: int):
+        self.fd, self.prefix, self.depth = fd, prefix, depth
+        self.entries = os.scandir(fd)
+
+    def close(self) -> None:
+        self.entries.close()
+        os.close(self.fd)
+
+
+class _Walk:
+    """Visit the files of a workspace, and count what is left out.
+
+    Nothing but the folders on the way to the current one is held, and the numbers of those that were visited.
+    """
+
+    def __init__(self, until: Until, max_entries: int):
+        self._until, self._left = until, max_entries
+        self._visited: set[int] = set()
+        self._is_ended = False
+        self.device = -1
+        self.skipped = 0
+        self.reasons: set[str] = set()
+
+    def skip(self, reason: str = "") -> None:
+        """Count what is left out; without a reason where it would be left out in any case: a link, say."""
+        self.skipped += 1
+        if reason:
+            self.reasons.add(reason)
+
+    def is_over(self) -> bool:
+        """Tell whether there is no more time."""
+        return self._until.is_over()
+
+    def files(self, root_fd: int, prefix: str = "") -> Generator[tuple[int, str, str, os.stat_result]]:
+        """Yield the folder, the name, the path and the state of each regular file below."""
+        stack: list[_Folder] = []
+        self.device = os.fstat(root_fd).st_dev
+        try:
+            self._enter(stack, ".", root_fd, prefix, prefix.count("/"))
+            while stack:
+                here = stack[-1]
+                try:
+                    yield from self._files_of(here, stack)
+                except OSError:
+                    self.skip("access")
+                if self._is_ended:
+                    return
+                if stack[-1] is here:
+                    stack.pop().close()
+        finally:
+            for folder in stack:
+                folder.close()
+
+    def _files_of(self, here: _Folder, stack: list[_Folder]) -> Generator[tuple[int, str, str, os.stat_result]]:
+        """Yield the files of a folder up to the next folder in it, which is then on the stack, or to its end."""
+        for entry in here.entries:
+            self._left -= 1
+            if self._left < 0 or (self._left % LOOKS_EVERY == 0 and self.is_over()):
+                self.skip("entries" if self._left < 0 else "time")
+                self._is_ended = True
+                return
+            try:
+                state = entry.stat(follow_symlinks=False)
+            except OSError:
+                self.skip("access")
+                continue
+            kind = stat.S_IFMT(state.st_mode)
+            if kind == stat.S_IFREG:
+                yield here.fd, entry.name, here.prefix + entry.name, state
+            elif kind != stat.S_IFDIR:
+                self.skip()
+            elif here.depth >= MAX_DEPTH:
+                self.skip("depth")
+            elif state.st_ino not in self._visited:
+                self._enter(stack, entry.name, here.fd, f"{here.prefix}{entry.name}/", here.depth + 1)
+                if stack[-1] is not here:
+                    return
+
+    def _enter(self, stack: list[_Folder], name: str, parent: int, prefix: str, depth: int) -> None:
+        """Open a folder, unless it was visited before: it may have been moved on meanwhile."""
+        try:
+            fd = os.open(name, DIRECTORY, dir_fd=parent)
+        except OSError:
+            self.skip("access")
+            return
+        state = os.fstat(fd)
+        try:
+            if state.st_dev != self.device:
+                self.skip()
+            elif state.st_ino not in self._visited:
+                self._visited.add(state.st_ino)
+                stack.append(_Folder(fd, prefix, depth))
+                fd = -1
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
 
 def _open_folder(root_fd: int, folder: str) -> int:
@@ -181,18 +337,28 @@ def read_regular(root_fd: int, path: str, *, max_bytes: int) -> bytes:
     return data
 
 
-def list_paths(root_fd: int, path: str = ".") -> tuple[str, ...]:
-    """Return the paths of the regular files below `path`, relative to the workspace, sorted."""
-    top = "" if path in (".", "", "/workspace") else workspace_path(path) + "/"
-    found = (name for name, state in _walk(root_fd) if state and stat.S_ISREG(state.st_mode) and name.startswith(top))
+def list_paths(root_fd: int, path: str, until: Until) -> tuple[str, ...]:
+    """Return the paths of the regular files below `path`, relative to the workspace, sorted.
+
+    Raises SandboxFileTooLarge where there is too much below it: some of the paths would look like all of them.
+    """
+    top = "" if path in (".", "", "/workspace") else workspace_path(path)
+    try:
+        fd = _open_folder(root_fd, top)
+    except OSError:
+        return ()
+    walk, found, chars = _Walk(until, MAX_ENTRIES), [], 0
+    try:
+        with closing(walk.files(fd, f"{top}/" if top else "")) as files:
+            for _, _, inside, _ in files:
+                chars += len(inside)
+                if chars > MAX_PATH_CHARS:
+                    walk.skip("paths")
+                    break
+                found.append(inside)
+    finally:
+        os.close(fd)
+    if why := walk.reasons & {"time", "entries", "paths"}:
+        said = f"there is too much below {path!r} to list it ({', '.join(sorted(why))}); list a folder below it"
+        raise SandboxFileTooLarge(said, path=path)
     return tuple(sorted(found))
-
-
-def _digest(root_fd: int, path: str, state: os.stat_result) -> str:
-    digest = hashlib.sha256()
-    with open(open_regular(root_fd, path), "rb") as file:
-        left = state.st_size
-        while left > 0 and (data := file.read(min(CHUNK_BYTES, left))):
-            digest.update(data)
-            left -= len(data)
-    return digest.hexdigest()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from cloche.core.events import OutputChunk, Sink, Stream, discard
+from cloche.core.events import Event, OutputChunk, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause
 from cloche.core.result import Output
@@ -126,3 +126,21 @@ def _stdin(data: bytes) -> int:
     os.lseek(fd, 0, os.SEEK_SET)
     fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
     return fd
+
+
+def started_first(sink: Sink) -> Sink:
+    """Hold output back until `Started` was handed on: it comes another way, and may be faster."""
+    held: list[Event] | None = []
+
+    def hand_on(event: Event) -> None:
+        nonlocal held
+        if held is None:
+            sink(event)
+        elif not isinstance(event, Started):
+            held.append(event)
+        else:
+            early, held = held, None
+            for one in (event, *early):
+                sink(one)
+
+    return hand_on

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, SandboxFileRefused, StartFailed
-from cloche.core.events import Event, PlanStep, Sink, Started, discard
+from cloche.core.events import PlanStep, Sink, Started, discard
 from cloche.core.languages import limits_note
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
@@ -21,16 +21,18 @@ from cloche.core.loops import become_task
 from cloche.core.outcome import KillCause, decide
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
-from cloche.core.result import TIMEOUT_NOTE, Result, SaveFiles, Status
+from cloche.core.result import TIMEOUT_NOTE, Result, Status
 from cloche.jail.identity import Claim, claim_outside_id
 from cloche.jail.spec import Building, Run
 
 from ..host import Host
 from ..noting import noted
+from ..saving import Changes
 from . import crowd
-from .collect import Collection, list_paths, read_regular
+from .collect import read_regular
 from .connection import Connection
-from .pipes import Pipes
+from .halting import halted
+from .pipes import Pipes, started_first
 from .plan import build_spec, choose_places, make_forkable, show_toolchain
 from .program import Program, build_program, python_toolchain
 from .reports import finish, observed, usage
@@ -61,8 +63,7 @@ class LocalOpenSandbox:
         self.workspace = Workspace(limits, "" if enforcement.level is Level.JAIL else self._places.workspace)
         self.workspace.has_owner = True
         self._turn = asyncio.Lock()
-        self._is_closed = False
-        self._is_last = self._is_over = False
+        self._is_closed = self._is_last = self._is_over = False
         self._claim: Claim | None = None
         self._sessions: list[LocalSession] = []
 
@@ -94,7 +95,7 @@ class LocalOpenSandbox:
         """Return the paths of all regular files below `path`, relative to the workspace."""
         async with self._turn:
             await self._have_workspace()
-            return await asyncio.to_thread(list_paths, self.workspace.fd, path)
+            return await self.workspace.paths(path, halted=self._halted)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""
@@ -207,14 +208,17 @@ class LocalOpenSandbox:
         """Return what is enforced here, and which limits were hit."""
         return dataclasses.replace(self._enforcement, hits=hits) if hits else self._enforcement
 
-    async def collected(self) -> Collection | None:
-        """Look at the workspace after a cell; None when it is gone."""
+    async def changes(self, timeout_s: float) -> Changes:
+        """Look at the workspace after a cell that had so long; nothing when it is gone."""
         async with self._turn:
-            return await self.workspace.collected({}) if self.workspace.fd >= 0 else None
+            return await self._look({}, timeout_s) if self.workspace.fd >= 0 else Changes()
 
-    def saver(self, found: Collection) -> SaveFiles | None:
-        """Keep what `Result.save` needs as long as the result lives."""
-        return self.workspace.saver(found)
+    async def _look(self, given: Mapping[str, bytes], timeout_s: float) -> Changes:
+        return await self.workspace.collected(given, timeout_s=timeout_s, halted=self._halted, is_last=self._is_last)
+
+    def _halted(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Stop what live sessions run in these files, for as long as they are looked at."""
+        return halted([one for one in self._sessions if not one.has_ended])
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""
@@ -275,7 +279,7 @@ class LocalOpenSandbox:
             await self._attend(run, (null, null, null, null), discard)
         finally:
             os.close(null)
-        await self.workspace.collected({})
+        await self._look({}, self._limits.timeout_s)
 
     async def _have_workspace(self) -> None:
         if self.workspace.fd < 0:
@@ -330,7 +334,7 @@ class LocalOpenSandbox:
             await pipes.drain(is_quiet=any(one and one.get("is_quiet") for one in (ended, ended["ended"])))
         finally:
             pipes.close()
-        found = await self.workspace.collected(program.given, is_last=self._is_last)
+        found = await self._look(program.given, program.run.timeout_s)
         return await self._result(program, pipes, ended, found)
 
     async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, pipes: Pipes | None = None) -> dict[str, Any]:
@@ -426,14 +430,13 @@ class LocalOpenSandbox:
         if self._connection is not None:
             self._connection.kill(cause)
 
-    async def _result(self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Collection) -> Result:
+    async def _result(self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Changes) -> Result:
         verdict = decide(observed(ended))
         out, err = pipes.kept("stdout"), pipes.kept("stderr")
         if verdict.status is Status.TIMEOUT:
             err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
         value, is_repr, outputs = pipes.told()
-        save = self.workspace.saver(found)
-        if save is not None and self._slot is not None:
+        if found.save is not None and self._slot is not None:
             self._slot.kept_bytes += self.workspace.stored_bytes()  # all of it, whether it was found or not
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         return Result(
@@ -447,16 +450,16 @@ class LocalOpenSandbox:
             value=value,
             value_is_repr=is_repr,
             outputs=outputs,
-            files=found.changed,
+            files=found.records,
             usage=usage(ended),
             enforcement=self.enforcement_with(verdict.hits),
             stdout_bytes=out,
             stderr_bytes=err,
-            save_files=save,
+            save_files=found.save,
             meta=self._meta(program, runtime, ended, found),
         )
 
-    def _meta(self, program: Program, runtime: str, ended: dict[str, Any], found: Collection) -> dict[str, Any]:
+    def _meta(self, program: Program, runtime: str, ended: dict[str, Any], found: Changes) -> dict[str, Any]:
         engine = program.toolchain.engine if program.toolchain else None
         meta: dict[str, Any] = {
             "runtime": engine.name if engine else "command",
@@ -471,30 +474,10 @@ class LocalOpenSandbox:
             meta["stand_in"] = engine.stand_in
         if engine is not None and (advice := limits_note(engine, self._limits)):
             meta["advice"] = advice
-        if found.skipped:
-            meta["files_skipped"] = found.skipped
-        return meta
+        return meta | found.meta()
 
 
 def _timed(steps: Sequence[Step], seconds: Sequence[float], *, whose: str = "") -> Iterator[PlanStep]:
     """Return what was done, with the time that it took; a guest that waited tells none."""
     for (name, description, _), spent in zip(steps, seconds, strict=False):
         yield PlanStep(name=name, description=whose + description, seconds=spent)
-
-
-def started_first(sink: Sink) -> Sink:
-    """Hold output back until `Started` was handed on: it comes another way, and may be faster."""
-    held: list[Event] | None = []
-
-    def hand_on(event: Event) -> None:
-        nonlocal held
-        if held is None:
-            sink(event)
-        elif not isinstance(event, Started):
-            held.append(event)
-        else:
-            early, held = held, None
-            for one in (event, *early):
-                sink(one)
-
-    return hand_on

@@ -7,9 +7,10 @@ given cells, and that it can be cloned: checkpoints, rollbacks, forks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
@@ -39,6 +40,7 @@ Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any
 LAST_WORDS_S = 0.3
 LINKLESS_S = 5.0  # for who has closed its link to be gone: its end is told by a reaper that may be kept waiting
 NOTED_S = 10.0  # for a helper to say that it has done what it was told
+HALTED_S = 1.0  # for it to say that all stands still; then the files are looked at all the same
 FOR_EVER_S = 1e9
 _NONE = Changes()
 
@@ -273,11 +275,24 @@ class LocalSession(LivingSession):
         )
         return as_lost(decide(seen))
 
-    async def _changes(self) -> Changes:
-        found = None if self._sandbox.workspace.is_untouched() else await self._sandbox.collected()
-        if found is None:
+    async def _changes(self, timeout_s: float) -> Changes:
+        if self._sandbox.workspace.is_untouched():
             return _NONE
-        return Changes(records=found.changed, skipped=found.skipped, save=self._sandbox.saver(found))
+        return await self._sandbox.changes(timeout_s)
+
+    @contextlib.asynccontextmanager
+    async def halted(self) -> AsyncIterator[None]:
+        """Stop all that it runs, its interpreter too, as far as that can be done soon; then have it go on."""
+        family, node = self._family, self._node.number
+        if family is None or family.end.done():
+            yield
+            return
+        try:
+            with noted(log, "a session that has ended runs nothing", OSError, TimeoutError):
+                await asyncio.wait_for(family.connection.ask("halt", node=node), HALTED_S)
+            yield
+        finally:
+            family.connection.tell("resume", id=0)
 
     def _enforcement(self, hits: Mapping[str, int]) -> Enforcement:
         return self._sandbox.enforcement_with(hits)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from cloche.core.limits import Limits
-from cloche.core.result import SaveFiles
 
-from .collect import Collection, Known, collect, is_as_given
-from .keep import keep_copies, keep_mount
+from ..saving import Changes
+from ..walking import MOST_S, Until, in_thread, time_for_files
+from .collect import Collection, Known, collect, is_as_given, list_paths
+from .keep import KeptCopies, keep_mount
 
-SMALL_BYTES, SMALL_FILES = 256 * 1024, 32
+SMALL_BYTES, SMALL_FILES, SMALL_S = 512 * 1024, 128, 0.02
+Halted = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class Workspace:
@@ -67,34 +69,63 @@ class Workspace:
         state = os.fstatvfs(self.fd)
         return state.f_files - state.f_ffree <= 1
 
-    async def collected(self, given: Mapping[str, bytes], *, is_last: bool = False) -> Collection:
-        """Look at the files; in a thread when there are many. After the last run nothing needs to be known."""
+    async def collected(
+        self, given: Mapping[str, bytes], *, timeout_s: float, halted: Halted = nullcontext, is_last: bool = False
+    ) -> Changes:
+        """Look at the files after what had `timeout_s`; after the last run nothing needs to be known.
+
+        Where there are many, that is done in a thread, with what still runs there `halted`.
+        """
         if is_last and not self._known and self._is_as_given(given):
-            return Collection(known={}, changed=(), skipped=0)
-        found = self._collect(given) if self._is_small() else await asyncio.to_thread(self._collect, given)
+            return Changes()
+        if (few := self._collect_few(given)) is not None:
+            return self._changes(few, self.fd)
+        until, copies = Until(time_for_files(timeout_s)), KeptCopies() if self._folder else None
+        fd, known = os.dup(self.fd), self._known  # of our own: a sandbox that is closed lets go of its own
+
+        def look() -> Collection:
+            return collect(fd, known, given, max_bytes=self._max_bytes, until=until, copies=copies)
+
+        try:
+            async with halted():
+                found = await in_thread(until, look)
+            return self._changes(found, fd, copies)
+        finally:
+            os.close(fd)
+
+    def _changes(self, found: Collection, fd: int, copies: KeptCopies | None = None) -> Changes:
+        """Take note of what was found, and keep what `Result.save` needs as long as the result lives."""
         self._known = dict(found.known)
-        return found
+        save = None
+        if found.changed:
+            save = keep_mount(fd, found.changed) if copies is None else copies.saver(found.changed)
+        return Changes(records=found.changed, skipped=found.skipped, partial=found.partial, save=save)
+
+    async def paths(self, path: str, *, halted: Halted) -> tuple[str, ...]:
+        """Return the paths of the files below `path`. Raises SandboxFileTooLarge where there are too many."""
+        until, fd = Until(MOST_S), os.dup(self.fd)
+        try:
+            async with halted():
+                return await in_thread(until, lambda: list_paths(fd, path, until))
+        finally:
+            os.close(fd)
 
     def _is_as_given(self, given: Mapping[str, bytes]) -> bool:
         state = os.fstatvfs(self.fd)
         return not self._folder and is_as_given(self.fd, given, entries=state.f_files - state.f_ffree)
 
-    def _is_small(self) -> bool:
-        """Tell whether hashing everything takes less time than handing the work to a thread."""
+    def _collect_few(self, given: Mapping[str, bytes]) -> Collection | None:
+        """Look at the files here and now, where that takes less time than handing the work to a thread; else None."""
         state = os.fstatvfs(self.fd)
-        return self.stored_bytes() < SMALL_BYTES and state.f_files - state.f_ffree < SMALL_FILES
+        if self._folder or self.stored_bytes() >= SMALL_BYTES or state.f_files - state.f_ffree >= SMALL_FILES:
+            return None
+        # What still runs may add to it meanwhile; and what takes no room may say to be of any size.
+        found = collect(
+            self.fd, self._known, given, max_bytes=SMALL_BYTES, until=Until(SMALL_S), max_entries=SMALL_FILES
+        )
+        return None if found.partial & {"time", "entries", "bytes"} else found
 
     def stored_bytes(self) -> int:
         """Return the bytes that are stored, found or not."""
         state = os.fstatvfs(self.fd)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
-
-    def _collect(self, given: Mapping[str, bytes]) -> Collection:
-        return collect(self.fd, self._known, given, max_bytes=self._max_bytes)
-
-    def saver(self, found: Collection) -> SaveFiles | None:
-        """Keep what `Result.save` needs as long as the result lives; None when there is nothing to save."""
-        if not found.changed:
-            return None
-        keep = keep_copies if self._folder else keep_mount
-        return keep(self.fd, found.changed)

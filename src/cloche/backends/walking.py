@@ -1,0 +1,53 @@
+"""How long a look at a guest's files may take, and what is said when it was not enough.
+
+A guest decides how many files there are, and beside a session it may move them about while they are looked at. The
+guest's own time-out has ended by then, so the look has a time of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import TypeVar
+
+from .waiting import finish
+
+T = TypeVar("T")
+
+# Why files may be missing from a result, as `meta["files_partial"]` says it; docs/api.md explains each.
+REASONS = frozenset({"time", "entries", "files", "bytes", "paths", "depth", "access"})
+SHARE, LEAST_S, MOST_S = 0.5, 1.0, 5.0
+
+
+def time_for_files(timeout_s: float) -> float:
+    """Return how many seconds may be spent on the files of a run, or a cell, that had so long itself."""
+    return min(MOST_S, max(LEAST_S, timeout_s * SHARE))
+
+
+class Until:
+    """Tell a walk in another thread when it shall end: its time is over, or nobody waits for it any more."""
+
+    def __init__(self, seconds: float):
+        self._deadline = monotonic() + seconds
+        self.has_ended = False  # somebody was told to end
+
+    def cancel(self) -> None:
+        """Have it end now."""
+        self._deadline = 0.0
+
+    def is_over(self) -> bool:
+        """Tell whether it shall end."""
+        self.has_ended = self.has_ended or monotonic() >= self._deadline
+        return self.has_ended
+
+
+async def in_thread(until: Until, work: Callable[[], T]) -> T:
+    """Do in a thread what heeds `until`; when cancelled, have it end, and wait for that: it holds what is not ours."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        until.cancel()
+        await finish(asyncio.wait([task]))
+        raise
