@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cloche.core.errors import InvalidRequest
+from cloche.runtime import inputs
 from cloche.runtime.inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
 
 LIMIT = 1 << 20
@@ -144,3 +147,39 @@ def test_env_maps_text_to_text() -> None:
     assert read_env(None) == {}
     with pytest.raises(InvalidRequest, match="COUNT"):
         read_env({"COUNT": 1})  # type: ignore[dict-item]
+
+
+def test_a_file_that_becomes_a_link_is_not_followed_out(tmp_path: Path) -> None:
+    """Whoever owns the folder may change it between a look and the reading."""
+    (tmp_path / "secret").write_bytes(b"canary")
+    folder = tmp_path / "given"
+    folder.mkdir()
+    (folder / "file").write_bytes(b"plain")
+    is_over = threading.Event()
+
+    def swap() -> None:
+        while not is_over.is_set():
+            (tmp_path / "next").symlink_to(tmp_path / "secret")
+            (tmp_path / "next").rename(folder / "file")
+            (tmp_path / "next").write_bytes(b"plain")
+            (tmp_path / "next").rename(folder / "file")
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for _ in range(500):
+            with suppress(InvalidRequest):  # it changed just then, which is said
+                assert set(contents({"d": folder}).values()) <= {b"plain"}
+    finally:
+        is_over.set()
+        swapping.join()
+
+
+def test_a_tree_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders count, too, where there is nothing in them."""
+    monkeypatch.setattr(inputs, "MOST_WALKED", 3)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert contents({"d": tmp_path}) == {}
+    (tmp_path / "a" / "b" / "c").mkdir()
+    with pytest.raises(InvalidRequest, match="more than 3 files and folders"):
+        gather({"d": tmp_path})
