@@ -105,7 +105,7 @@ def test_long_names_cost_no_memory() -> None:
 def test_the_loop_goes_on_while_a_file_without_content_is_read() -> None:
     """A file that says to be large and takes no room is read in a thread."""
 
-    async def run() -> float:
+    async def longest_pause() -> float:
         loop, beats = asyncio.get_running_loop(), list[float]()
 
         async def beat() -> None:
@@ -121,9 +121,9 @@ def test_the_loop_goes_on_while_a_file_without_content_is_read() -> None:
             beating.cancel()
             assert result.ok
             assert result.files or result.meta["files_partial"] == "time"
-            return max(after - before for before, after in pairwise(beats))
+            return max(after - before for before, after in pairwise(beats)) / (beats[-1] - beats[0])
 
-    assert asyncio.run(run()) < 0.3
+    assert asyncio.run(longest_pause()) < 0.4  # of the time; that of reading is nearly all of it
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_look_can_be_cancelled(endless: Workspace) -> None:
             await looking
         assert not any(link.endswith("/large") for link in _open_files())
 
-    asyncio.run(asyncio.wait_for(cancel(), 2))
+    asyncio.run(asyncio.wait_for(cancel(), 20))
     endless.drop()
 
 
