@@ -230,7 +230,6 @@ class _Walk:
     def files(self, root_fd: int, prefix: str = "") -> Generator[tuple[int, str, str, os.stat_result]]:
         """Yield the folder, the name, the path and the state of each regular file below."""
         stack: list[_Folder] = []
-        self.device = os.fstat(root_fd).st_dev
         try:
             self._enter(stack, ".", root_fd, prefix, prefix.count("/"))
             while stack:
@@ -279,8 +278,10 @@ class _Walk:
         except OSError:
             self.skip("access")
             return
-        state = os.fstat(fd)
         try:
+            state = os.fstat(fd)
+            if self.device < 0:
+                self.device = state.st_dev
             if state.st_dev != self.device:
                 self.skip()
             elif state.st_ino not in self._visited:

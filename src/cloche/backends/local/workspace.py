@@ -117,7 +117,8 @@ class Workspace:
     def _collect_few(self, given: Mapping[str, bytes]) -> Collection | None:
         """Look at the files here and now, where that takes less time than handing the work to a thread; else None."""
         state = os.fstatvfs(self.fd)
-        if self._folder or self.stored_bytes() >= SMALL_BYTES or state.f_files - state.f_ffree >= SMALL_FILES:
+        stored = (state.f_blocks - state.f_bfree) * state.f_frsize
+        if self._folder or stored >= SMALL_BYTES or state.f_files - state.f_ffree >= SMALL_FILES:
             return None
         # What still runs may add to it meanwhile; and what takes no room may say to be of any size.
         found = collect(
