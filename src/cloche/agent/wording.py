@@ -30,7 +30,9 @@ _WORDS: Mapping[Status, Callable[[Result, Limits], str]] = {
         f"{', with what earlier calls had left there' if 'state' in result.meta else ''}; work on less data at once."
     ),
     Status.OUTPUT_LIMIT: lambda result, limits: (
-        f"{_ended(result)}: it printed more than {limits.flood_bytes // MIB} MiB; print a summary, or write to a file."
+        f"{_ended(result)}: it {'showed' if 'refused' in result.meta else 'printed'} more than "
+        f"{'is read of one run' if 'refused' in result.meta else f'{limits.flood_bytes // MIB} MiB'}; "
+        "print a summary, or write to a file."
     ),
     Status.PIDS_LIMIT: lambda _, limits: f"It wanted more than {limits.pids} processes and threads; use fewer.",
     Status.DISK_LIMIT: lambda _, limits: (

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from cloche.core.decoding import TooMuch
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Displayed, Sink, Stream, discard
 from cloche.core.frames import FrameReader, encode
@@ -19,9 +20,8 @@ from cloche.core.result import Output
 from cloche.core.told import MAX_SHOWN, read_output
 
 MIB = 1024 * 1024
-MAX_FRAME_BYTES = 16 * MIB
 MAX_SHOWN_BYTES = 32 * MIB  # of one run
-MAX_HEARD_BYTES = 80 * MIB  # from the beginning of one run to that of the next: all that may be shown, and a value
+MAX_HEARD_BYTES = 64 * MIB  # from the beginning of one run to that of the next: all that may be shown, and a value
 
 
 class Codec(Protocol):
@@ -29,19 +29,23 @@ class Codec(Protocol):
 
     def encode_run(self, request_id: int, code: str, /) -> bytes: ...
     def feed(self, data: bytes) -> list[dict[str, Any]]: ...
+    def renew(self) -> None: ...
 
 
 class JsonCodec:
     """Speak frames of JSON in both directions."""
 
     def __init__(self) -> None:
-        self._reader = FrameReader(MAX_FRAME_BYTES)
+        self._reader = FrameReader()
 
     def encode_run(self, request_id: int, code: str) -> bytes:
         return encode({"op": "run", "id": request_id, "code": code})
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         return self._reader.feed(data)
+
+    def renew(self) -> None:
+        self._reader.renew()
 
 
 @dataclass(slots=True)
@@ -55,6 +59,8 @@ class Heard:
 
     def add(self, frame: Mapping[str, Any]) -> None:
         """Take a bundle, while there is room."""
+        if self.is_cut:
+            return
         output = read_output(frame)
         if output is None:
             return
@@ -77,12 +83,14 @@ class Exchange(ABC):
         self._codec, self.on_flood = codec, on_flood
         self._heard, self._heard_bytes = Heard(), 0
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.refused = ""  # why it is not listened to any more, where it was the interpreter's doing
         self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.lost: asyncio.Future[str] = self._loop.create_future()
 
     def begin(self, sink: Sink) -> Heard:
         """Begin to hear of a new run; output that came since the last one belongs to it."""
         self._heard, self._heard_bytes = Heard(sink=sink), 0
+        self._codec.renew()
         self._hand_on_to(sink)
         return self._heard
 
@@ -112,6 +120,7 @@ class Exchange(ABC):
     def renew(self) -> None:
         """Begin anew: what comes from now on belongs to the next run."""
         self._heard, self._heard_bytes = Heard(), 0
+        self._codec.renew()
         self._renew_streams()
 
     @abstractmethod
@@ -146,15 +155,18 @@ class Exchange(ABC):
     def _hear(self, data: bytes) -> None:
         """Take what came on the link."""
         self._heard_bytes += len(data)
-        if self._heard_bytes > MAX_HEARD_BYTES:
-            self._lose("the interpreter said more than anybody listens to")
-            self.on_flood()
-            return
         try:
+            if self._heard_bytes > MAX_HEARD_BYTES:
+                raise TooMuch(f"there are more than {MAX_HEARD_BYTES} bytes")
             for frame in self._codec.feed(data):
                 self._take(frame)
+        except TooMuch as error:
+            self.refused = f"the interpreter said more than is read of one cell: {error}"
+            self._lose(self.refused)
+            self.on_flood()
         except (ValueError, RecursionError) as error:
-            self._lose(f"the interpreter said what nobody understands: {error}")
+            self.refused = f"the interpreter said what nobody understands: {error}"
+            self._lose(self.refused)
 
     def _take(self, frame: dict[str, Any]) -> None:
         kind = frame.get("op")
@@ -162,6 +174,8 @@ class Exchange(ABC):
             self.ready.set_result(frame)
         elif kind == "display":
             self._heard.add(frame)
+        elif kind == "cut":
+            self._heard.is_cut = True
         elif kind == "done":
             request_id = frame.get("id")
             answer = self._answers.pop(request_id, None) if isinstance(request_id, int) else None

@@ -358,6 +358,8 @@ class LivingSession(ABC):
             meta["error"] = {key: str(error[key])[:2000] for key in ("name", "message") if key in error}
         if is_cut:
             meta["outputs_cut"] = True
+        if frame is None and self._exchange.refused:
+            meta["refused"] = self._exchange.refused[:2000]
         return meta
 
 

@@ -31,7 +31,7 @@ MAX_CODE_BYTES = 16 * MIB
 NOTES = {
     Status.TIMEOUT: "the code was stopped at its time limit",
     Status.OUT_OF_MEMORY: "the code was stopped at its memory limit",
-    Status.OUTPUT_LIMIT: "the code was stopped because it printed without end",
+    Status.OUTPUT_LIMIT: "the code printed or showed without end",
     Status.PIDS_LIMIT: "the code reached its limit of processes",
     Status.DISK_LIMIT: "the code reached its limit of disk space",
     Status.SIGNALED: "the code ended by a signal",
@@ -264,6 +264,8 @@ def _conclude(result: Result, *, as_json: bool) -> None:
     note = NOTES.get(result.status or Status.OK)
     if note is not None:
         say(f"{result.status}: {note}{_signal_of(result)} ({result.duration:.2f} s)")
+    if refused := result.meta.get("refused"):
+        say(f"nothing is kept of what the code told of its value and figures: {refused}")
     if result.fix is not None:
         from .fixing import conclude_fix
 

@@ -9,20 +9,16 @@ the objects hold is still the guest's word, for the caller to check.
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from .units import MIB
+from .decoding import MAX_BYTES, MAX_PARTS, TooMuch, as_text, decode, json_writer
 
-MAX_FRAME_BYTES = 16 * MIB
-MAX_CONTAINERS = 1_000_000  # in one frame: a megabyte of nothing but brackets would become a hundred of objects
+MAX_FRAME_BYTES = MAX_BYTES
+MAX_FRAMES = 1000  # of one cell or run: twice as many as are kept
 EXIT_INTERRUPTED = 130
 _HEADER_BYTES = 4
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_LINE_BYTES = 100
 _READY = re.compile(r"ready ([\w.()+-]{1,60})", re.ASCII)
 _DONE = re.compile(r"done ([0-9]{1,18}) ([0-9]{1,3})")
@@ -36,21 +32,35 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return len(body).to_bytes(_HEADER_BYTES, "big") + body
 
 
+_as_json = json_writer()
+
+
 class FrameReader:
-    """Turn bytes, in whatever pieces they come, into the objects of at most `max_bytes` each that they spell."""
+    """Turn bytes, in whatever pieces they come, into the objects of at most `max_bytes` each that they spell.
+
+    How many frames there may be, and of how many parts together, holds until it is renewed.
+    """
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES):
         self._max_bytes = max_bytes
         self._buffer = bytearray()
         self._is_broken = False
+        self.renew()
+
+    def renew(self) -> None:
+        """Count anew."""
+        self._frames_left, self._parts_left = MAX_FRAMES, MAX_PARTS
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Return what `data` completes. Raises ValueError for a frame that is too long or is no JSON object."""
+        """Return what `data` completes.
+
+        Raises ValueError for what is no frame or no JSON object, TooMuch for more than anybody has to say.
+        """
         if self._is_broken:
             raise ValueError("this stream broke its protocol before")
         self._is_broken = True
         if not self._buffer and _HEADER_BYTES < len(data) <= self._max_bytes and _is_one_frame(data):
-            found = [_decode(data[_HEADER_BYTES:])]  # as nearly all of them come
+            found = [self._read(as_text(data[_HEADER_BYTES:]))]  # as nearly all of them come
         else:
             self._buffer += data
             found = self._take_frames()
@@ -58,91 +68,42 @@ class FrameReader:
         return found
 
     def _take_frames(self) -> list[dict[str, Any]]:
-        found, at = [], 0
-        while len(self._buffer) - at >= _HEADER_BYTES:
-            begin = at + _HEADER_BYTES
-            length = int.from_bytes(self._buffer[at:begin], "big")
+        found = []
+        while len(self._buffer) >= _HEADER_BYTES:
+            length = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
             if length > self._max_bytes:
-                raise ValueError(f"a frame of {length} bytes is longer than {self._max_bytes}")
-            if len(self._buffer) < begin + length:
+                raise TooMuch(f"a frame of {length} bytes is longer than {self._max_bytes}")
+            end = _HEADER_BYTES + length
+            if len(self._buffer) < end:
                 break
-            at = begin + length
-            found.append(_decode(bytes(self._buffer[begin:at])))
-        del self._buffer[:at]
+            with memoryview(self._buffer) as view, view[_HEADER_BYTES:end] as body:
+                text = as_text(body)
+            del self._buffer[:end]  # before it is parsed: a large one is in memory often enough
+            found.append(self._read(text))
         return found
+
+    def _read(self, text: str) -> dict[str, Any]:
+        self._frames_left -= 1
+        if self._frames_left < 0:
+            raise TooMuch(f"there are more than {MAX_FRAMES} frames")
+        message, parts = _decode(text, self._parts_left)
+        self._parts_left -= parts
+        return message
 
 
 def _is_one_frame(data: bytes) -> bool:
     return int.from_bytes(data[:_HEADER_BYTES], "big") == len(data) - _HEADER_BYTES
 
 
-def _decode(body: bytes) -> dict[str, Any]:
-    """Return the object that one frame's body spells."""
-    if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
-        raise ValueError(f"a frame has more than {MAX_CONTAINERS} lists and objects")
-    try:
-        message = _from_json(body.decode("utf-8"))
-    except RecursionError:
-        raise ValueError("a frame is nested too deeply") from None
+def _decode(text: str, most_parts: int) -> tuple[dict[str, Any], int]:
+    """Return the object that one frame's body spells, and of how many parts it is.
+
+    Half a character would travel through Python and fail wherever it is printed first, so it is replaced.
+    """
+    message, parts = decode(text, most_parts, mends_text=True)
     if not isinstance(message, dict):
         raise ValueError("a frame is no JSON object")
-    # Half a character would travel through Python and fail wherever it is printed first.
-    whole: dict[str, Any] = _without_surrogates(message) if _SURROGATE_ESCAPE.search(body) else message
-    return whole
-
-
-def _refuse(word: str) -> Any:  # noqa: ANN401 - the shape of json's hook
-    raise ValueError(f"{word} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise ValueError(f"{digits[:40]} is no number a float can hold")
-    return number
-
-
-# `json.dumps` and `json.loads` would make them, or parts of them, anew for every frame.
-_WRITER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
-
-
-def _json_writer() -> Callable[[Mapping[str, Any]], str]:
-    make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return _WRITER.encode
-    in_pieces = make(None, _WRITER.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False)
-
-    def write(message: Mapping[str, Any]) -> str:
-        try:
-            return "".join(in_pieces(message, 0))
-        except RecursionError:
-            return _WRITER.encode(message)  # which looks for what holds itself, and says so
-
-    return write
-
-
-_as_json = _json_writer()
-
-
-def _from_json(text: str) -> Any:  # noqa: ANN401 - any JSON
-    """Return what a text spells. Raises ValueError."""
-    try:
-        value, end = _READER.scan_once(text, 0)
-    except StopIteration:
-        value, end = None, -1
-    return value if end == len(text) else _READER.decode(text)  # with blanks around it, or with what is wrong
-
-
-def _without_surrogates(value: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Replace lone surrogates, which no encoding can carry, by U+FFFD."""
-    if isinstance(value, str):
-        return _LONE_SURROGATE.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_without_surrogates(one) for one in value]
-    if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(one) for name, one in value.items()}
-    return value
+    return message, parts
 
 
 class BashCodec:
@@ -156,6 +117,11 @@ class BashCodec:
         self._line = bytearray()
         self._running: set[int] = set()
         self._is_broken = False
+        self.renew()
+
+    def renew(self) -> None:
+        """Count anew."""
+        self._lines_left = MAX_FRAMES
 
     def encode_run(self, run_id: int, code: str) -> bytes:
         """Return the bytes that ask for a run. Raises ValueError for what no shell script can hold."""
@@ -172,7 +138,10 @@ class BashCodec:
         if self._is_broken:
             raise ValueError("this stream broke its protocol before")
         self._is_broken = True
-        *lines, rest = (self._line + data).split(b"\n")
+        *lines, rest = (self._line + data).split(b"\n", self._lines_left + 1)
+        self._lines_left -= len(lines)
+        if self._lines_left < 0:
+            raise TooMuch(f"there are more than {MAX_FRAMES} lines")
         found = [message for line in lines if (message := self._parse(bytes(line))) is not None]
         if len(rest) > _MAX_LINE_BYTES:
             raise ValueError(f"a line is longer than {_MAX_LINE_BYTES} bytes")

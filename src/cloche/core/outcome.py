@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .result import EXIT_TIMEOUT, Status
 
@@ -36,6 +36,10 @@ class Observed:
     oom_kills: int = 0
     pids_hits: int = 0
     workspace_full: bool = False
+
+    def with_refusal(self, refused: str) -> Observed:
+        """Return the facts of a run that told more than is read, where it did: whatever else, that ended it."""
+        return replace(self, cause=self.cause or KillCause.OUTPUT_LIMIT) if refused else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     Metadata = dict[str, Any]
     Emit = Callable[[dict[str, Any], dict[str, Any]], None]
 
-MAX_BUNDLE_BYTES = 8 << 20  # once bytes are written as base64
+MAX_BUNDLE_BYTES = 8 << 20  # as it is told: bytes as base64, text with its escapes
+MAX_METADATA_BYTES = 64 << 10
+MAX_MIMES = 100
+ESCAPE_BYTES = 8  # that an escape counts for: many take longer to read than their size says
 _MIB = 1 << 20
 _METHODS = (
     ("_repr_html_", "text/html"),
@@ -186,7 +189,9 @@ def _content(mime: str, content: Any) -> Content:
 
 def _drop_what_is_too_large(data: Bundle) -> None:
     """Leave out the largest parts until the rest is within bounds, and say so in the text."""
-    sizes = {mime: _size(content) for mime, content in data.items() if mime != "text/plain"}
+    for mime in list(data)[MAX_MIMES:]:
+        del data[mime]
+    sizes = {mime: len(mime) + _size(content) for mime, content in data.items() if mime != "text/plain"}
     room = MAX_BUNDLE_BYTES - _size(data.get("text/plain", ""))
     while sum(sizes.values()) > room:
         mime = max(sizes, key=sizes.__getitem__)
@@ -205,7 +210,10 @@ def _text(data: Bundle) -> str:
 def _size(content: Content) -> int:
     if isinstance(content, bytes):
         return (len(content) + 2) // 3 * 4
-    return len(content) if content.isascii() else len(content.encode())
+    import _json
+
+    told = _json.encode_basestring_ascii(content)
+    return max(len(told), ESCAPE_BYTES * told.count("\\"))
 
 
 def _plain_metadata(metadata: dict[Any, Any]) -> Metadata:
@@ -216,7 +224,7 @@ def _plain_metadata(metadata: dict[Any, Any]) -> Metadata:
 
     try:
         text = json.dumps(metadata)
-        return json.loads(text) if len(text) <= _MIB else {}
+        return json.loads(text) if len(text) <= MAX_METADATA_BYTES else {}
     except (TypeError, ValueError, RecursionError):
         return {}
 

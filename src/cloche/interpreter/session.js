@@ -16,9 +16,14 @@ const { inspect, types } = require('node:util');
 const { isMainThread, parentPort, Worker, workerData } = require('node:worker_threads');
 
 const { parse, stringify } = JSON; // a run may replace them
-const MAX_FRAME_BYTES = Number((isMainThread && process.argv[4]) || 16 * 1024 * 1024);
+const MAX_FRAME_BYTES = Number((isMainThread && process.argv[4]) || 9 * 1024 * 1024);
 const MAX_TEXT = Math.floor(MAX_FRAME_BYTES / 32); // characters of a value, a repr or a traceback: many fit a frame
 const PATIENCE_MS = 100; // how long an idle guest may take to say so before it counts as busy
+const MAX_PARTS = 30000; // of a value: the caller counts lists, objects and commas
+const MAX_ESCAPES = 1024 * 1024; // in one frame
+const MAX_METADATA = 64 * 1024; // of one output; the caller leaves out more
+const MAX_SHOWN = 500; // outputs of one run; the caller refuses all for too many
+const MAX_SHOWN_BYTES = 30 * 1024 * 1024;
 const MAX_DISPLAYS = 16; // not yet read by the caller, before `display` waits
 const SIGINT = 2;
 const EXIT_BROKEN = 70;
@@ -110,6 +115,7 @@ function beDriver() {
     ready: () => send({ op: 'ready', runtime: `Node.js ${process.version}` }),
     pong: ({ number }) => probe !== null && number === probe.number && probe.answer(false),
     display: ({ data, metadata }) => send({ op: 'display', id: run ?? lastId, data, metadata }, countDisplay),
+    cut: () => send({ op: 'cut' }, countDisplay),
     exit: ({ code }) => stop({ exit_code: code }),
     done: ({ id, result }) => {
       if (id !== run || wakeUp !== null) return;
@@ -161,8 +167,13 @@ function beGuest() {
   prepareErrors();
   prepareExit(driver);
   prepareModules();
+  let room = { shown: 0, bytes: 0, isCut: false };
   const display = (value, metadata = {}) => {
-    const message = { op: 'display', ...rendered(value, metadata) };
+    if (room.isCut) return;
+    const [text, size] = rendered(value, metadata);
+    room = { shown: room.shown + 1, bytes: room.bytes + size, isCut: false };
+    room.isCut = room.shown > MAX_SHOWN || room.bytes > MAX_SHOWN_BYTES;
+    const message = room.isCut ? { op: 'cut' } : { op: 'display', ...parse(text) };
     while (Atomics.load(shared, DISPLAYS) >= MAX_DISPLAYS) Atomics.wait(shared, DISPLAYS, MAX_DISPLAYS, PATIENCE_MS);
     driver.postMessage(message);
     Atomics.add(shared, DISPLAYS, 1);
@@ -177,6 +188,7 @@ function beGuest() {
     },
     run: ({ id, code, finished }) => {
       if (Atomics.load(shared, FINISHED) !== finished) return; // it was interrupted while it waited for a callback
+      room = { shown: 0, bytes: 0, isCut: false };
       evaluate(id, code, (result) => driver.postMessage({ op: 'done', id, result }));
     },
   };
@@ -336,7 +348,7 @@ function onNextPromise(callback) {
 function succeeded(value) {
   if (value === undefined) return { exit_code: 0 };
   const result = { exit_code: 0 };
-  const text = isExact(value) ? stringify(value) : undefined;
+  const text = isExact(value, { parts: 0 }) ? stringify(value) : undefined;
   if (text !== undefined && text.length <= MAX_TEXT) result.value = value;
   else result.value_repr = cut(safely(() => inspect(value)));
   const data = mimeBundle(value);
@@ -387,9 +399,13 @@ function safely(text) {
 const cut = (text) => (text.length <= MAX_TEXT ? text : `${text.slice(0, MAX_TEXT)}…`);
 
 function rendered(value, metadata) {
-  const text = stringify({ data: mimeBundle(value) ?? { 'text/plain': inspect(value) }, metadata });
-  if (Buffer.byteLength(text) > MAX_FRAME_BYTES - 200) throw new RangeError('display: too much for one frame');
-  return parse(text);
+  const about = (stringify(metadata) ?? '').length <= MAX_METADATA ? metadata : {};
+  const text = stringify({ data: mimeBundle(value) ?? { 'text/plain': inspect(value) }, metadata: about });
+  const size = Buffer.byteLength(text);
+  const most = size === text.length ? MAX_FRAME_BYTES : MAX_FRAME_BYTES / 2; // what is not ASCII takes more memory
+  const isTooMuch = size > most - 200 || (size > MAX_ESCAPES && text.match(/\\/g)?.length > MAX_ESCAPES);
+  if (isTooMuch) throw new RangeError('display: too much for one frame');
+  return [text, size];
 }
 
 // Return content by MIME type as text, with bytes in base64; undefined when `value` is anything else.
@@ -410,9 +426,12 @@ function isPlain(value) {
   return prototype === null || prototype === (Array.isArray(value) ? Array.prototype : Object.prototype);
 }
 
+const isWhole = (text) => !/\p{Surrogate}/u.test(text);
+
 // Tell whether JSON says all of `value`, and nothing of it has to be called for that.
-function isExact(value, depth = 0) {
-  if (typeof value === 'string') return !/\p{Surrogate}/u.test(value);
+function isExact(value, count, depth = 0) {
+  if ((count.parts += 1) > MAX_PARTS) return false;
+  if (typeof value === 'string') return isWhole(value);
   if (typeof value === 'number') return Number.isFinite(value) && !Object.is(value, -0);
   if (value === null || typeof value === 'boolean') return true;
   if (!isPlain(value) || depth > 100 || 'toJSON' in value) return false;
@@ -422,7 +441,7 @@ function isExact(value, depth = 0) {
   return keys.every((key) => {
     if (isList && key === 'length') return true;
     const { enumerable, value: one } = Object.getOwnPropertyDescriptor(value, key);
-    return typeof key === 'string' && enumerable && isExact(key) && isExact(one, depth + 1);
+    return typeof key === 'string' && enumerable && isWhole(key) && isExact(one, count, depth + 1);
   });
 }
 

@@ -60,6 +60,7 @@ class Session:
         self.is_running = False
         self.count = 0
         self.request_id = 0
+        self.room = telling.Room()
         self.flags = 0
         self.loop: Any = None
         self.clones: set[int] = set()
@@ -81,7 +82,7 @@ class Session:
             if request is None:
                 return
             if request["op"] == "run":
-                self.request_id, self.files = request["id"], None
+                self.request_id, self.files, self.room = request["id"], None, telling.Room()
                 self.send(self._answer(request["code"]))
             elif request["op"] == "fork":
                 self._fork(request)
@@ -157,7 +158,9 @@ class Session:
 
     def send(self, frame: dict[str, Any]) -> None:
         """Send one frame, whole."""
-        data = _as_json(frame).encode()
+        self._send(_as_json(frame).encode())
+
+    def _send(self, data: bytes) -> None:
         view = memoryview(len(data).to_bytes(4, "big") + data)
         while view:
             try:
@@ -340,12 +343,13 @@ class Session:
             self.display.display(value)
 
     def _show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Send a bundle as soon as it is there."""
-        if os.getpid() != self.pid:
+        """Send a bundle as soon as it is there; of too many, once, that there were more."""
+        if os.getpid() != self.pid or self.room.is_cut:
             return
         oneshot.flush()
         frame = {"op": "display", "id": self.request_id, "data": as_text(data), "metadata": metadata}
-        self.send(frame)
+        body = _as_json(frame).encode()
+        self._send(body if self.room.takes(len(body)) else b'{"op": "cut"}')
 
 
 class NoInput:

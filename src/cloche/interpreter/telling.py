@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+MAX_SHOWN, MAX_SHOWN_BYTES = 500, 30 << 20  # outputs of one script or cell; the caller refuses all for one too many
 MAX_VALUE_BYTES = 60_000  # what a pipe surely takes without a reader, so that a value can never block the guest
 _LOOKS = ("_repr_html_", "_repr_mimebundle_", "_repr_svg_", "_repr_png_", "_repr_markdown_", "_repr_latex_")
 
@@ -63,18 +64,36 @@ def _with_looks(value: Any, has_look: bool, data: bytes, archive: Any) -> bytes:
     """Return frames of all there is to see, and of the value."""
     import json
 
-    found: list[dict[str, Any]] = []
+    bodies: list[bytes] = []
     rich, figures, as_text = _modules(archive)
+    room = Room()
 
     def show(content: dict[str, Any], about: dict[str, Any]) -> None:
-        found.append({"op": "display", "data": as_text(content), "metadata": about})
+        body = json.dumps({"op": "display", "data": as_text(content), "metadata": about}).encode()
+        if room.takes(len(body)):
+            bodies.append(body)
 
     figures.flush(lambda _, content, about: show(content, about))
     if has_look:
         show(*rich.bundle(value))
-    found.append({"op": "value", "text": data.decode("utf-8", "replace")})
-    bodies = [json.dumps(frame).encode() for frame in found]
+    frame = {"op": "value", "text": data.decode("utf-8", "replace"), "is_cut": room.is_cut}
+    bodies.append(json.dumps(frame).encode())
     return b"F" + b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+
+
+class Room:
+    """Count what one script or cell shows, and take no more than the caller keeps."""
+
+    def __init__(self) -> None:
+        self.left, self.left_bytes, self.is_cut = MAX_SHOWN, MAX_SHOWN_BYTES, False
+
+    def takes(self, size: int) -> bool:
+        """Tell whether an output of this size is still to be told; once one is not, no other is."""
+        self.is_cut = self.is_cut or not self.left or size > self.left_bytes
+        if not self.is_cut:
+            self.left -= 1
+            self.left_bytes -= size
+        return not self.is_cut
 
 
 def _modules(archive: Any) -> tuple[Any, Any, Any]:
@@ -105,7 +124,7 @@ def as_json(value: Any, depth: int) -> str | None:
     if (kind is int and abs(value) < 1 << 53) or (kind is float and value - value == 0):
         return repr(value)
     if kind is str:
-        return _quoted(value)
+        return _quoted(value) if value.isascii() or _is_whole(value) else None
     if depth > 20:
         return None
     if kind is list:
@@ -115,6 +134,15 @@ def as_json(value: Any, depth: int) -> str | None:
         pairs = [(as_json(key, depth + 1), as_json(item, depth + 1)) for key, item in value.items()]
         return None if any(None in pair for pair in pairs) else "{" + ",".join(f"{k}:{v}" for k, v in pairs) + "}"
     return None
+
+
+def _is_whole(text: str) -> bool:
+    """Tell whether a text holds no half of a character, which JSON has a word for and no encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _quoted(text: str) -> str:

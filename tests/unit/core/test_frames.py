@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloche.core.frames import MAX_CONTAINERS, BashCodec, FrameReader, encode
+from cloche.core.frames import MAX_PARTS, BashCodec, FrameReader, encode
 
 Reader = FrameReader | BashCodec
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -73,7 +73,7 @@ def test_any_body_is_an_object_or_an_error(body: bytes) -> None:
         b'{"a":"\xed\xa0\x80"}',
         b'{"a":' + b"9" * 5000 + b"}",
         b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
-        b'{"a":[' + b"[]," * MAX_CONTAINERS + b"[]]}",
+        b'{"a":[' + b"[]," * MAX_PARTS + b"[]]}",
         b"\xef\xbb\xbf{}",
     ],
     ids=lambda body: body[:12].decode("latin-1"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -22,6 +24,7 @@ from .running import ENDED, FAILED, STREAMS, Outputs, read_object, read_report
 
 SAID = b"l"
 SMALL_BYTES = 32 * 1024
+SLICE_S = 0.005  # for what has come, before others have their turn in the loop
 
 
 class Hearing(Exchange):
@@ -33,6 +36,8 @@ class Hearing(Exchange):
         self._outputs = Outputs(limits, discard, self._post, on_flood)
         self._turn = threading.Lock()
         self._passed_bytes = 0
+        self._inbox: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._is_attended = False
         self.end: asyncio.Future[None] = self._loop.create_future()
         self.report: dict[str, Any] | None = None
 
@@ -64,9 +69,25 @@ class Hearing(Exchange):
             self._post(self._hear_unless_lost, body)
 
     def _post(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the loop, unless that is closed."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *arguments)
+        """Call a function in the loop, unless that is closed, after all that was posted before."""
+        with self._turn:
+            self._inbox.append((function, arguments))
+            was_attended, self._is_attended = self._is_attended, True
+        if not was_attended and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._attend)
+
+    def _attend(self) -> None:
+        """Call what was posted, and between two slices of time let others have their turn."""
+        until = time.monotonic() + SLICE_S
+        try:
+            while self._inbox and time.monotonic() < until:
+                function, arguments = self._inbox.popleft()
+                function(*arguments)
+        finally:
+            with self._turn:
+                self._is_attended = bool(self._inbox)
+            if self._is_attended:
+                self._loop.call_soon(self._attend)
 
     def _hear_unless_lost(self, data: bytes) -> None:
         if not self.lost.done():

@@ -16,7 +16,6 @@ from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, decide
 from cloche.core.request import InputFile
 from cloche.core.result import TIMEOUT_NOTE, FileRecord, Result, Status, Usage
-from cloche.core.told import read_told
 
 from ..noting import noted
 from ..saving import Changes
@@ -140,11 +139,11 @@ def make_result(
     notes: Mapping[str, Any],
 ) -> Result:
     """Put a result together; `notes` is what the backend has to say in `meta`."""
-    verdict = decide(end.observed)
+    told = running.told()
+    verdict = decide(end.observed.with_refusal(told.refused))
     out, err = running.outputs.kept("stdout"), running.outputs.kept("stderr")
     if verdict.status is Status.TIMEOUT:
         err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
-    value, is_repr, outputs = read_told(running.told())
     engine = program.engine
     meta: dict[str, Any] = {
         "runtime": engine.name if engine else "command",
@@ -153,6 +152,7 @@ def make_result(
         "duration": end.usage.wall_s,
         "level": str(enforcement.level),
         **notes,
+        **told.notes(),
     }
     if engine is not None and engine.stand_in:
         meta["stand_in"] = engine.stand_in
@@ -166,9 +166,9 @@ def make_result(
         truncated=running.outputs.is_truncated,
         timed_out=verdict.status is Status.TIMEOUT,
         status=verdict.status,
-        value=value,
-        value_is_repr=is_repr,
-        outputs=outputs,
+        value=told.value,
+        value_is_repr=told.is_repr,
+        outputs=told.outputs,
         files=found.records,
         usage=end.usage,
         enforcement=Enforcement(level=enforcement.level, controls=enforcement.controls, hits=verdict.hits),

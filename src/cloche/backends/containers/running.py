@@ -16,7 +16,7 @@ from cloche.core.errors import SandboxFileError, SandboxFileNotFound, SandboxFil
 from cloche.core.events import OutputChunk, PlanStep, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause
-from cloche.core.told import MAX_TOLD_BYTES
+from cloche.core.told import Told, ToldReader
 
 from .archive import Spool
 
@@ -123,7 +123,7 @@ class Running(Conversation):
         super().__init__(limits.disk_bytes)
         self._sink, self._on_start = sink, on_start
         self.outputs = Outputs(limits, sink, self.post, lambda: kill(KillCause.OUTPUT_LIMIT))
-        self._told = bytearray()
+        self._told, self._kill = ToldReader(), kill
         self.plan: tuple[PlanStep, ...] = ()
         self.report: dict[str, Any] | None = None
         self.has_started = False
@@ -136,19 +136,25 @@ class Running(Conversation):
             self.has_started = True
             self.post(self._begin)
         elif tag == VALUE:
-            self._told += body[: MAX_TOLD_BYTES + 1 - len(self._told)]
+            self._hear_value(body)
         elif tag == ENDED:
             self.report = read_report(body)
         else:
             super().hear(tag, body)
 
+    def _hear_value(self, data: bytes) -> None:
+        was_refused = bool(self._told.refused)
+        self._told.feed(data)
+        if self._told.refused and not was_refused:
+            self.post(self._kill, KillCause.OUTPUT_LIMIT)
+
     def _begin(self) -> None:
         self._on_start()
         self._sink(Started(plan=self.plan))
 
-    def told(self) -> bytes:
-        """Return what the guest told of its value."""
-        return bytes(self._told) if len(self._told) <= MAX_TOLD_BYTES else b""
+    def told(self) -> Told:
+        """Return what the guest told of its value, and what it showed."""
+        return self._told.told()
 
 
 def read_object(body: bytes) -> dict[str, Any]:

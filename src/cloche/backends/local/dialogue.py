@@ -26,6 +26,7 @@ from .streams import StreamReader, ignore
 
 log = logging.getLogger("cloche.local")
 CHUNK_BYTES = 1 << 18
+MOST_PIECES = 16
 
 
 class Dialogue(Exchange):
@@ -161,8 +162,9 @@ class Dialogue(Exchange):
 
     def end(self, reason: str) -> None:
         """Hear what was said at last: the interpreter has ended, though somebody may still hold its end of the link."""
-        while not self.lost.done() and self._listen():
-            pass
+        for _ in range(MOST_PIECES):  # more than the socket holds: who still writes would keep us here
+            if self.lost.done() or not self._listen():
+                break
         if not self.lost.done():
             self._lose(reason)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Any
 
 from cloche.core.events import Event, OutputChunk, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause
-from cloche.core.result import Output
-from cloche.core.told import MAX_TOLD_BYTES, read_told
+from cloche.core.told import MAX_TOLD_BYTES, Told, ToldReader
 
 from .streams import StreamReader
 
@@ -27,13 +25,14 @@ class Pipes:
     def __init__(self, stdin: bytes, limits: Limits, kill: Callable[[KillCause], None], sink: Sink):
         self._guest: list[int] = []
         self._readers: dict[str, StreamReader] = {}
+        self._told = ToldReader()
         self._listening: asyncio.TimerHandle | None = None
         try:
             self._guest.append(_stdin(stdin))
             for stream in ("stdout", "stderr"):
                 self._readers[stream] = self._reader(stream, limits, kill, sink)
             self._readers["value"] = self._new_reader(
-                MAX_TOLD_BYTES, MAX_TOLD_BYTES, _ignore, lambda: kill(KillCause.OUTPUT_LIMIT)
+                1, MAX_TOLD_BYTES, self._hearer(kill), lambda: kill(KillCause.OUTPUT_LIMIT)
             )
         except BaseException:
             self.close()
@@ -53,6 +52,18 @@ class Pipes:
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         self._guest.append(theirs)
         return StreamReader(ours, limit=limit, flood_limit=flood, on_chunk=on_chunk, on_flood=on_flood)
+
+    def _hearer(self, kill: Callable[[KillCause], None]) -> Callable[[bytes], None]:
+        """Return what reads the value as it comes, and ends a run that tells too much."""
+        told = self._told
+
+        def hear(data: bytes) -> None:
+            was_refused = bool(told.refused)
+            told.feed(data)
+            if told.refused and not was_refused:
+                kill(KillCause.OUTPUT_LIMIT)
+
+        return hear
 
     def guest_ends(self) -> tuple[int, ...]:
         """Return the guest's ends: standard input, output, error, and the value's pipe."""
@@ -100,13 +111,9 @@ class Pipes:
     def is_truncated(self) -> bool:
         return self._readers["stdout"].output.is_truncated or self._readers["stderr"].output.is_truncated
 
-    def told(self) -> tuple[Any, bool, tuple[Output, ...]]:
-        """Return the value the guest sent, whether it is a repr, and what it showed.
-
-        (None, False, ()) for none, or where what came is malformed.
-        """
-        output = self._readers["value"].output
-        return read_told(b"" if output.is_truncated else output.kept())
+    def told(self) -> Told:
+        """Return what the guest told of its value, and what it showed."""
+        return self._told.told()
 
 
 def _ignore(data: bytes) -> None:

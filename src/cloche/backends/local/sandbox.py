@@ -431,11 +431,11 @@ class LocalOpenSandbox:
             self._connection.kill(cause)
 
     async def _result(self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Changes) -> Result:
-        verdict = decide(observed(ended))
+        told = pipes.told()
+        verdict = decide(observed(ended).with_refusal(told.refused))
         out, err = pipes.kept("stdout"), pipes.kept("stderr")
         if verdict.status is Status.TIMEOUT:
             err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
-        value, is_repr, outputs = pipes.told()
         if found.save is not None and self._slot is not None:
             self._slot.kept_bytes += self.workspace.stored_bytes()  # all of it, whether it was found or not
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
@@ -447,16 +447,16 @@ class LocalOpenSandbox:
             truncated=pipes.is_truncated,
             timed_out=verdict.status is Status.TIMEOUT,
             status=verdict.status,
-            value=value,
-            value_is_repr=is_repr,
-            outputs=outputs,
+            value=told.value,
+            value_is_repr=told.is_repr,
+            outputs=told.outputs,
             files=found.records,
             usage=usage(ended),
             enforcement=self.enforcement_with(verdict.hits),
             stdout_bytes=out,
             stderr_bytes=err,
             save_files=found.save,
-            meta=self._meta(program, runtime, ended, found),
+            meta={**self._meta(program, runtime, ended, found), **told.notes()},
         )
 
     def _meta(self, program: Program, runtime: str, ended: dict[str, Any], found: Changes) -> dict[str, Any]:
