@@ -24,9 +24,9 @@ BEGIN = """
 import os, stat
 wanted = (stat.S_IFIFO, stat.S_IFSOCK)
 def is_there(fd):
-    try: return stat.S_IFMT(os.fstat(fd).st_mode) in wanted and os.get_inheritable(fd) is not None
+    try: return stat.S_IFMT(os.fstat(fd).st_mode) in wanted
     except OSError: return False
-found = [fd for fd in range(3, 64) if is_there(fd)]
+found = [fd for fd in range(3, 1024) if is_there(fd)]
 def say(data):
     view = memoryview(data)
     while view:
@@ -45,21 +45,24 @@ SHAPES = {
     "nothing": "b''",
     "tiny frames, 6 MB": "frame(b'{}') * M",
     "tiny outputs, 20 MB": "page(b'x') * (20 * M // 64)",
-    "one picture of 6 MiB": "picture(b'QUJD' * (2 * M))",
-    "four pictures of 6 MiB": "picture(b'QUJD' * (2 * M)) * 4",
+    "one picture of 8 MiB": "picture(b'QUJD' * (2 * M))",
+    "four pictures of 8 MiB": "picture(b'QUJD' * (2 * M)) * 4",
     "giant text, 31 MiB": "page(b'x' * 31 * M)",
-    "page of 7 MB, many escapes": r"page(b'<td class=\"a,b\">1</td>\n' * (250 * 1024))",
-    "page of 8 MiB, only escapes": r"page(b'\n' * 4 * M)",
-    "wide text": "page(b'x' * 4 * M + '\U0001f600'.encode())",
+    "page of 7 MB, many escapes": r"page(rb'<td class=\"a,b\">1</td>\n' * (250 * 1024))",
+    "page of 8 MiB, only escapes": r"page(rb'\n' * 4 * M)",
+    "wide text": "page(b'x' * 4 * M + bytes.fromhex('f09f9880'))",
     "empty lists, 15 MB": "output(b'[' + b'[],' * (5 * M) + b'[]]')",
     "empty lists, 1 MB": "output(b'[' + b'[],' * (M // 3) + b'[]]')",
     "small lists in 400 frames": "output(b'[' + b'[],' * 1000 + b'[]]') * 400",
     "names, 9 MB": "output(b'{' + b','.join(b'\"%d\":0' % i for i in range(900000)) + b'}')",
     "nested 10 million deep": "output(b'[' * (10 * M))",
     "nested 300 deep, wide": "output(b'[' + b','.join([b'[' * 300 + b']' * 300] * 60) + b']')",
-    "halves of characters, 8 MB": r"page(b'\ud800' * (8 * M // 6))",
+    "halves of characters, 8 MB": r"page(rb'\ud800' * (8 * M // 6))",
     "integer of 8 M digits": "output(b'9' * 8 * M)",
     "integers of 4,300 digits": "output(b'[' + b','.join([b'9' * 4300] * 2000) + b']')",
+    "the same in 8 members": (
+        "frame(b'{' + b','.join(b'\"%d\":[' % i + b','.join([b'9' * 4300] * 238) + b']' for i in range(8)) + b'}')"
+    ),
     "float of 8 M digits": "output(b'0.' + b'9' * 8 * M)",
     "floats of 300 digits": "output(b'[' + b','.join([b'9' * 300 + b'.5'] * 25000) + b']')",
     "blanks, 8 MiB": "output(b' ' * 8 * M + b'1')",

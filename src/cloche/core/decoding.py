@@ -3,9 +3,10 @@
 Theory of operation: the scanner of `json` holds the interpreter's lock from the first character to the last, so a
 thread would not keep its work from the event loop. What bounds it is what it is given. Long texts (pictures, pages)
 are cheap, values cost some hundred nanoseconds each, and more where the collector of garbage is behind: so the values
-are counted before anything is parsed, those bytes that only look like some because they stand inside a text left out.
-What is accepted can be written as JSON again: no NaN, nothing infinite, no half of a character, no number that is too
-long to be printed, nothing nested so deeply that a writer would give up.
+are counted before they are parsed, without those bytes that only look like some because they stand inside a text; and
+of what is large, each long text is read by itself. What is accepted can be written as JSON again: no NaN, nothing
+infinite, no half of a character, no number that is too long to be printed, nothing nested so deeply that a writer would
+give up.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,12 +23,15 @@ MAX_BYTES = 9 * MIB  # of one text: a bundle of 8 MiB, as drivers write it, and 
 MAX_WIDE_BYTES = MAX_BYTES // 2  # of one that is not ASCII: in memory it may take four times as much
 MAX_PARTS = 40_000  # commas, lists and objects outside of texts; a value of 64 KiB has at most 32,768
 FEW_PARTS = 32  # that are not looked at twice, whether they stand in texts or not
-MAX_BESIDE_BYTES = MIB  # all that is outside of texts
+MAX_BESIDE_BYTES = MIB  # of what is parsed at once
+MAX_MEMBERS, MAX_PIECES = 1000, 16  # of an object that is larger: its members, and the lists and objects there
 MAX_ESCAPES = 1 << 20  # in all texts together
 MAX_HALVES = 65_536  # of characters, to be replaced
 MAX_DEPTH = 200
-MAX_DIGITS = 4300  # of an integer: what CPython prints unless it is told otherwise
+MAX_DIGITS = 1000  # of an integer, which is read in time with their square; CPython prints 4,300
 _BLOCK_CHARS = 256 * KIB
+_decoder: Any = json.decoder  # whose scanner of texts has no type
+_BLANKS = re.compile(r"[ \t\n\r]*")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -55,23 +58,28 @@ def decode(text: str, most_parts: int = MAX_PARTS, *, mends_text: bool = False) 
     Raises TooMuch for more than `most_parts`, else ValueError for whatever could not be written as JSON again.
     Halves of characters become U+FFFD where it `mends_text`.
     """
-    brackets = text.count("[") + text.count("{")
-    parts = _count(text, brackets, min(most_parts, MAX_PARTS - len(text) // 256))
     has_escapes = "\\" in text
     if has_escapes and len(text) > MAX_ESCAPES and text.count("\\") > MAX_ESCAPES:
         raise TooMuch(f"JSON has more than {MAX_ESCAPES} escapes")
-    value = _parsed(text)
-    if brackets > MAX_DEPTH and _is_deep(value):
-        raise ValueError("JSON is nested too deeply")
+    value, parts = _read_at_once(text, most_parts) if len(text) <= MAX_BESIDE_BYTES else _Large(text, most_parts).read()
     if has_escapes and _SURROGATE_ESCAPE.search(text):
         value = _whole(value, mends_text=mends_text)
     return value, parts
 
 
+def _read_at_once(text: str, most: int) -> tuple[Any, int]:
+    brackets = text.count("[") + text.count("{")
+    parts = _count(text, brackets, most)
+    value = _parsed(text)
+    if brackets > MAX_DEPTH and _is_deep(value):
+        raise ValueError("JSON is nested too deeply")
+    return value, parts
+
+
 def _count(text: str, brackets: int, most: int) -> int:
-    """Return how many parts a text has, or a little more. Raises TooMuch."""
+    """Return how many parts a text has, or a few more. Raises TooMuch."""
     parts = text.count(",") + brackets
-    if parts > FEW_PARTS or len(text) > MAX_BESIDE_BYTES:
+    if parts > FEW_PARTS:
         beside = _outside_of_texts(text, 4 * most + 4)  # a name and a text for each part, and two quotes for each
         parts = beside.count(",") + beside.count("[") + beside.count("{")
     if parts > most:
@@ -81,7 +89,7 @@ def _count(text: str, brackets: int, most: int) -> int:
 
 def _outside_of_texts(text: str, most_quotes: int) -> str:
     """Return JSON without what is in quotes. Raises TooMuch."""
-    kept, quotes, size, at = [], 0, 0, 0
+    kept, quotes, at = [], 0, 0
     while at < len(text):
         end = at + _BLOCK_CHARS
         while end < len(text) and text[end - 1] == "\\":  # no block ends within an escape
@@ -92,9 +100,8 @@ def _outside_of_texts(text: str, most_quotes: int) -> str:
         pieces = block.split('"')
         found = pieces[quotes % 2 :: 2]
         quotes += len(pieces) - 1
-        size += sum(map(len, found))
-        if quotes > most_quotes or size > MAX_BESIDE_BYTES:
-            raise TooMuch("JSON has more than any value needs outside of texts")
+        if quotes > most_quotes:
+            raise TooMuch("JSON has more texts than any value needs")
         kept += found
         at = end
     return "".join(kept)
@@ -111,7 +118,7 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _printable(digits: str) -> int:
+def _short(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
     return int(digits)
@@ -119,21 +126,97 @@ def _printable(digits: str) -> int:
 
 # `json.dumps` and `json.loads` would make them, or parts of them, anew for every frame.
 _WRITER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
-_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
-_COUNTING_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_printable)
+_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_short)
+
+
+def _scan_text(text: str, at: int) -> tuple[str, int]:
+    """Return the text that begins behind a quote, and where it ends. Raises ValueError."""
+    found, end = _decoder.scanstring(text, at, True)
+    return str(found), int(end)
 
 
 def _parsed(text: str) -> Any:  # noqa: ANN401 - any JSON
     """Return what a text spells. Raises ValueError."""
-    has_bound = 0 < sys.get_int_max_str_digits() <= MAX_DIGITS
-    reader = _READER if has_bound else _COUNTING_READER
     try:
-        value, end = reader.scan_once(text, 0)
-        return value if end == len(text) else reader.decode(text)  # with blanks around it, or with what is wrong
+        value, end = _READER.scan_once(text, 0)
+        return value if end == len(text) else _READER.decode(text)  # with blanks around it, or with what is wrong
     except StopIteration:
-        return reader.decode(text)
+        return _READER.decode(text)
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
+
+
+class _Large:
+    """Read an object with long texts: those in it, and in its `data`, one by one, and all else in small pieces."""
+
+    def __init__(self, text: str, most_parts: int):
+        self._text, self._most_parts = text, most_parts
+        self._members_left, self._pieces_left, self._parts = MAX_MEMBERS, MAX_PIECES, 0
+        self._bytes_left = MAX_BESIDE_BYTES
+
+    def read(self) -> tuple[dict[str, Any], int]:
+        """Return the object, and of how many parts it is. Raises ValueError."""
+        message, at = self._object(self._after_blanks(0), is_outer=True)
+        if self._after_blanks(at) != len(self._text):
+            raise ValueError("there is more behind a JSON object")
+        return message, self._parts
+
+    def _after_blanks(self, at: int) -> int:
+        found = _BLANKS.match(self._text, at)
+        return found.end() if found is not None else at
+
+    def _expect(self, at: int, wanted: str) -> str:
+        found = self._text[at : at + 1]
+        if not found or found not in wanted:
+            raise ValueError(f"there is no {' or '.join(wanted)} at character {at} of a JSON object")
+        return found
+
+    def _object(self, at: int, *, is_outer: bool) -> tuple[dict[str, Any], int]:
+        """Return the object that begins at a character, and where it ends."""
+        self._expect(at, "{")
+        members: dict[str, Any] = {}
+        at = self._after_blanks(at + 1)
+        if self._text[at : at + 1] == "}":
+            return members, at + 1
+        while True:
+            self._members_left -= 1
+            if self._members_left < 0:
+                raise TooMuch(f"a large JSON object has more than {MAX_MEMBERS} members")
+            self._expect(at, '"')
+            name, at = _scan_text(self._text, at + 1)
+            at = self._after_blanks(at)
+            self._expect(at, ":")
+            members[name], at = self._value(self._after_blanks(at + 1), name if is_outer else "")
+            at = self._after_blanks(at)
+            if self._expect(at, ",}") == "}":
+                return members, at + 1
+            at = self._after_blanks(at + 1)
+
+    def _value(self, at: int, name: str) -> tuple[Any, int]:
+        first = self._text[at : at + 1]
+        if first == '"':
+            return _scan_text(self._text, at + 1)
+        if first == "{" and name == "data":
+            return self._object(at, is_outer=False)
+        is_list = first in ("[", "{")
+        self._pieces_left -= is_list
+        if self._pieces_left < 0:
+            raise TooMuch(f"a large JSON object has more than {MAX_PIECES} lists and objects")
+        most = self._bytes_left if is_list else min(self._bytes_left, 2 * MAX_DIGITS)
+        piece = self._text[at : at + most]
+        brackets = piece.count("[") + piece.count("{") if is_list else 0
+        if brackets:
+            self._parts += _count(piece, brackets, self._most_parts - self._parts)
+        try:
+            value, end = _READER.scan_once(piece, 0)
+        except (ValueError, StopIteration, RecursionError):
+            if at + most < len(self._text):
+                raise TooMuch(f"a JSON object has more than {MAX_BESIDE_BYTES} bytes beside its texts") from None
+            raise ValueError("a part of a JSON object is none") from None
+        self._bytes_left -= end
+        if brackets > MAX_DEPTH and _is_deep(value):
+            raise ValueError("JSON is nested too deeply")
+        return value, at + end
 
 
 def _is_deep(value: object) -> bool:
