@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cloche.core.plain import is_seen
+
 from .approval import ON_HOST, ApprovalRequest
 
 MANY_LINES, COLUMNS = 30, 80  # from here on some of the code may have left the screen
-# Printable by the letter of Unicode, and yet not to be seen: fillers, a blank Braille cell, variation selectors.
-_UNSEEN = frozenset(
-    map(chr, (0x034F, 0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
-)
 
 
 def rules_in_words(request: ApprovalRequest) -> str:
@@ -43,21 +41,8 @@ def cautions(text: str) -> str:
     rows = sum(1 + len(line.expandtabs()) // COLUMNS for line in lines)
     if rows > MANY_LINES:  # a long row of blanks takes what is before it off the screen as lines do
         told += f"{len(lines)} lines, {len(text)} characters: scroll up for all of it\n"
-    hidden = sorted({char for char in text if not _is_seen(char)})
+    hidden = sorted({char for char in text if not is_seen(char)})
     if hidden:
         named = ", ".join(f"U+{ord(char):04X}" for char in hidden[:10])
         told += f"careful: what cannot be seen is shown as an escape above: {named}\n"
     return told
-
-
-def _is_seen(char: str) -> bool:
-    return char in "\n\t" or (char.isprintable() and char not in _UNSEEN)
-
-
-def plain(text: str) -> str:
-    """Return text without what a terminal would obey: what is approved must be what is seen."""
-    return "".join(char if _is_seen(char) else _escape(ord(char)) for char in text)
-
-
-def _escape(number: int) -> str:
-    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"

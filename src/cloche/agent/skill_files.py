@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.plain import plain
 from cloche.core.request import InputFile
 from cloche.core.units import MIB, format_size
 
@@ -209,12 +210,11 @@ def _name_problem(name: str) -> str:
         name.encode("utf-8")
     except UnicodeEncodeError:
         return "has a name that is not UTF-8; rename it"
-    if not name.isprintable() or "\\" in name:
-        return "has a control character, or a backslash, in its name; rename it"
+    if not name.isprintable() or plain(name) != name or "\\" in name:
+        return "has a control character, a character that cannot be seen, or a backslash in its name; rename it"
     return ""
 
 
 def _shown(path: str) -> str:
     """Return a name as it may be told: what is no text, and what a terminal would obey, made visible."""
-    text = path.encode("utf-8", "backslashreplace").decode()
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)[:200]
+    return plain(path.replace("\n", "\\n").replace("\t", "\\t"))[:200]

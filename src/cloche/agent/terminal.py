@@ -9,8 +9,10 @@ import termios
 import threading
 from typing import IO, TYPE_CHECKING
 
+from cloche.core.plain import plain
+
 from .approval import ApprovalRequest, Decision, in_own_thread
-from .plainly import cautions, plain, rules_in_words
+from .plainly import cautions, rules_in_words
 from .risk import Risk
 
 if TYPE_CHECKING:

@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from cloche.agent.approval import Decision
-from cloche.agent.plainly import plain, rules_in_words
+from cloche.agent.plainly import rules_in_words
 from cloche.agent.queue import ApprovalQueue, Entry, default_path
 from cloche.agent.risk import Risk
 from cloche.agent.terminal import AskTerminal, show_request
 from cloche.core.errors import InvalidRequest
+from cloche.core.plain import plain, plain_line
 
 from .exits import say
 from .tables import show
@@ -105,7 +106,7 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
         except TimeoutError:
             print(f"\n{entry.number}: its time is over, which is a no")
         except InvalidRequest as error:  # somebody else decided, or whoever asked is gone
-            print(error)
+            print(plain_line(str(error)))
 
 
 @contextmanager
@@ -122,7 +123,7 @@ def _opened(queue: str | None) -> Iterator[ApprovalQueue]:
 def _row(entry: Entry) -> dict[str, Any]:
     request = entry.request
     called = request.arguments.get("code", request.arguments.get("command", ""))
-    text = plain(" ".join(str(called).split()))
+    text = plain_line(str(called))
     return {
         "number": entry.number,
         "tool": plain(request.tool),

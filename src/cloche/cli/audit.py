@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
-from cloche.agent.plainly import plain
 from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.plain import plain, plain_line
 from cloche.core.result import Status
 from cloche.core.units import format_size, parse_duration, parse_size
 from cloche.runtime import audit
@@ -29,7 +29,6 @@ from cloche.runtime.settings import load_settings
 
 from .exits import say
 from .tables import show
-from .terminal import neutralise
 
 EXIT_FAULTS = 1
 MOST_SHOWN_FAULTS = 20
@@ -161,7 +160,7 @@ def _row(event: Event) -> dict[str, str]:
         "by": event.get("by") or event.get("approved_by") or event.get("door"),
         "reason": event.get("reason"),
     }
-    return {name: "" if value is None else plain(" ".join(str(value).split())[:200]) for name, value in told.items()}
+    return {name: "" if value is None else plain_line(str(value))[:200] for name, value in told.items()}
 
 
 def _instant(text: str) -> str:
@@ -194,16 +193,16 @@ def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str
     if not found.events and found.is_whole:
         print(f"there is no audit log in {place}")
     for fault in found.faults[:MOST_SHOWN_FAULTS]:
-        print(neutralise(str(fault)))
+        print(plain(str(fault)))
     if found.fault_count > MOST_SHOWN_FAULTS:
         print(f"and {found.fault_count - MOST_SHOWN_FAULTS} more")
     for note in _notes(found):
-        print(note)
+        print(plain_line(note))
     if found.last is not None:
         told = (
             "whole" if is_good else f"NOT whole, {found.fault_count} {'fault' if found.fault_count == 1 else 'faults'}"
         )
-        print(f"{found.events} events from {found.first_time} to {found.last_time}: {told}")
+        print(plain_line(f"{found.events} events from {found.first_time} to {found.last_time}: {told}"))
         print(f"head {found.last}")
     return 0 if is_good else EXIT_FAULTS
 

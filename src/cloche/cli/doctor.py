@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
+from cloche.core.plain import plain_line
 from cloche.runtime.doctor import Diagnosis, diagnose
 from cloche.runtime.doctor_audit import AuditState, examine_audit
 
 from .tables import Row, show
-from .terminal import neutralise
 
 
 def examine(*, as_json: bool) -> int:
@@ -24,7 +24,7 @@ def examine(*, as_json: bool) -> int:
 def audit_lines(found: AuditState) -> list[str]:
     """Say in a few lines how the audit log is."""
     if found.is_on is None:
-        return [neutralise(f"audit log: unknown: {' '.join(found.problem.split())}")]
+        return [plain_line(f"audit log: unknown: {found.problem}")]
     place = f" in {found.folder}" if found.folder else ""
     lines = [f"audit log: {'on' if found.is_on else 'off'} ({found.origin}){place}"]
     if found.problem:
@@ -38,16 +38,16 @@ def audit_lines(found: AuditState) -> list[str]:
         lines.append(f"audit log: sound, {found.events} events up to {found.last_time}, {which}")
     elif found.folder:
         lines.append("audit log: no events yet")
-    return [neutralise(" ".join(line.split())) for line in lines]
+    return [plain_line(line) for line in lines]
 
 
 def _print_report(found: Diagnosis, audit: AuditState) -> None:
-    print(f"level: {found.level} ({found.kernel}, {found.user})")
+    print(plain_line(f"level: {found.level} ({found.kernel}, {found.user})"))
     for label, text in (("why not more", found.reason), ("what to do", found.remedy)):
         if text:
-            print(f"{label}: {text}")
+            print(plain_line(f"{label}: {text}"))
     for sentence in found.weak_points:
-        print(f"weak point: {sentence}")
+        print(plain_line(f"weak point: {sentence}"))
     for line in audit_lines(audit):
         print(line)
     for title, rows in _tables(found):

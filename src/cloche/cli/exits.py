@@ -16,9 +16,8 @@ from collections.abc import Callable
 from types import FrameType
 
 from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.plain import plain
 from cloche.core.result import Result, Status
-
-from .terminal import neutralise
 
 EXIT_USAGE = 2
 EXIT_FAILED = 125
@@ -69,7 +68,7 @@ def _unexpected(error: Exception, *, debug: bool, as_json: bool) -> int:
 
 def say(text: str) -> None:
     """Print one line about the run on stderr."""
-    line = neutralise(" ".join(text.splitlines()))
+    line = plain(" ".join(text.splitlines()))
     print(f"cloche: {line}", file=sys.stderr, flush=True)
 
 
@@ -89,7 +88,7 @@ def _report(error: Exception, text: str, *, debug: bool, as_json: bool) -> None:
     if debug:
         import traceback
 
-        traceback.print_exception(error)
+        print(plain("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     say(text)
     if as_json:
         print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}))

@@ -11,10 +11,11 @@ from cloche.agent.autofix import AutoFix
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Event, OutputChunk, Started, Stream
 from cloche.core.fixing import FixAnswering, FixAsking, FixEvent, FixReport, FixRound, FixRunning, FixStop, FixTried
+from cloche.core.plain import plain, plain_line
 from cloche.core.units import MIB
 
 from .exits import say
-from .terminal import Writer, neutralise
+from .terminal import Writer
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -109,7 +110,7 @@ class FixShown:
         from rich.console import Console
         from rich.text import Text
 
-        shown = Text(neutralise(" ".join(text.split())))
+        shown = Text(plain_line(text))
         if self._spinner is None:
             self._spinner = Console(stderr=True).status(shown)
             self._spinner.start()
@@ -160,6 +161,6 @@ def _print_diff(diff: str) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     lines = diff.splitlines()
     for line in lines[:MOST_DIFF_LINES]:
-        console.print(Text(neutralise(line[:MOST_LINE_CHARS]), style=STYLES.get(line[:1], "")))
+        console.print(Text(plain(line[:MOST_LINE_CHARS]), style=STYLES.get(line[:1], "")))
     if len(lines) > MOST_DIFF_LINES:
         say(f"{len(lines) - MOST_DIFF_LINES} more lines; --json shows the whole program")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
+from cloche.core.plain import plain
 from cloche.runtime.factory import clear_remains
-
-from .terminal import neutralise
 
 
 def clear(*, as_json: bool) -> int:
@@ -17,7 +16,7 @@ def clear(*, as_json: bool) -> int:
         return 0
     for backend, lines in found.items():
         for line in lines:
-            print(neutralise(f"{backend}: removed {line}"))
+            print(plain(f"{backend}: removed {line}"))
     if not any(found.values()):
         print("nothing to remove")
     return 0

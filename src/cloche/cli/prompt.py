@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from cloche.core.errors import ClocheError
+from cloche.core.plain import plain_line
 from cloche.core.result import Result
 from cloche.sync import Session
 
@@ -76,7 +77,10 @@ class Prompt:
         """Read and run until the person leaves; return the exit code."""
         session = self.branch.session
         _be_lenient(sys.stdin)
-        print(f"{session.runtime} in a sandbox. :help lists what this prompt knows, Ctrl-D leaves.", flush=True)
+        print(
+            f"{plain_line(session.runtime)} in a sandbox. :help lists what this prompt knows, Ctrl-D leaves.",
+            flush=True,
+        )
         with line_editing(session.language):
             while not self._is_left:
                 try:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cloche.core.plain import plain_line
 from cloche.core.progress import Progress, watchers
 
 
@@ -42,10 +43,12 @@ class _Bar:
         if not isinstance(self._drawn, Drawing):
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
             self._drawn = Drawing(*columns, console=Console(stderr=True), transient=True)
-            self._drawn.add_task(progress.what, total=None)
+            self._drawn.add_task(plain_line(progress.what), total=None)
             self._drawn.start()
         total = progress.total or None
-        self._drawn.update(self._drawn.task_ids[0], description=progress.what, completed=progress.done, total=total)
+        self._drawn.update(
+            self._drawn.task_ids[0], description=plain_line(progress.what), completed=progress.done, total=total
+        )
 
     def close(self) -> None:
         """Take the bar away."""

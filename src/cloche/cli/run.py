@@ -15,6 +15,7 @@ from typing import Any
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Event, Started, Stream
 from cloche.core.languages import detect_language
+from cloche.core.plain import plain
 from cloche.core.request import MAX_STDIN_BYTES
 from cloche.core.result import Result, Status
 from cloche.core.units import MIB
@@ -24,7 +25,7 @@ from cloche.sync import run
 
 from .exits import exit_code_of, say
 from .pulling import progress_shown
-from .terminal import Writer, neutralise
+from .terminal import Writer
 
 MAX_CODE_BYTES = 16 * MIB
 
@@ -141,9 +142,18 @@ def _detect(source: Source) -> str:
     return detect_language(source.name, first_line).name
 
 
+class _Plain(logging.Formatter):
+    """Write messages without what a terminal would obey: they may quote whatever ran."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
 def log_to_stderr() -> None:
     """Print the library's log, with the time since the start."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(relativeCreated)6.0f ms %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Plain("%(relativeCreated)6.0f ms %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("cloche").setLevel(logging.DEBUG)
 
 
@@ -234,7 +244,7 @@ def _file(text: str) -> tuple[str, Content]:
 def _print_plan(event: Event) -> None:
     if isinstance(event, Started):
         for number, step in enumerate(event.plan, 1):
-            text = neutralise(f"{number:3} {step.seconds * 1000:8.2f} ms  {step.name}: {step.description}")
+            text = plain(f"{number:3} {step.seconds * 1000:8.2f} ms  {step.name}: {step.description}")
             print(text, file=sys.stderr, flush=True)
 
 

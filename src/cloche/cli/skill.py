@@ -15,6 +15,7 @@ from cloche.agent.skill_policy import Terms
 from cloche.agent.skill_run import run_skill, terms_for
 from cloche.agent.skills import Examined, examine_skill, find_skills, load_skill, locate_skill, search_path
 from cloche.core.errors import InvalidRequest
+from cloche.core.plain import plain_line
 from cloche.core.units import format_size
 from cloche.runtime.options import SandboxOptions
 from cloche.runtime.settings import Settings, load_settings
@@ -23,7 +24,7 @@ from .exits import exit_code_of, say
 from .pulling import progress_shown
 from .run import _conclude, _print_plan, log_to_stderr, read_files, read_pairs, read_stdin
 from .tables import show
-from .terminal import Writer, neutralise
+from .terminal import Writer
 
 EXIT_FAULTY = 1
 
@@ -118,17 +119,11 @@ def _line(row: dict[str, Any]) -> dict[str, str]:
     faults = len(row["faults"])
     state = f"faulty ({faults})" if faults else "hidden by one above" if row["hidden"] else "ok"
     return {
-        "skill": one_line(row["skill"]),
+        "skill": plain_line(row["skill"]),
         "state": state,
-        "description": one_line(row["description"]),
-        "folder": one_line(row["folder"]),
+        "description": plain_line(row["description"]),
+        "folder": plain_line(row["folder"]),
     }
-
-
-def one_line(text: str) -> str:
-    """Return a stranger's text as it may be printed: on one line, without anything that a terminal obeys."""
-    shown = neutralise(" ".join(text.split()))
-    return shown.encode("utf-8", "backslashreplace").decode()
 
 
 def _print_skill(examined: Examined, terms: Terms | None, faults: tuple[Fault, ...]) -> None:
@@ -137,12 +132,12 @@ def _print_skill(examined: Examined, terms: Terms | None, faults: tuple[Fault, .
         rows = [
             {
                 "key": term.key,
-                "default": one_line(term.default),
-                "from": "" if term.origin == "default" else one_line(term.origin),
-                "asked": one_line(term.asked),
-                "ceiling": one_line(term.ceiling),
-                "result": "refused" if term.is_refused else one_line(term.result),
-                "why": "see below" if term.is_refused else one_line(term.why),
+                "default": plain_line(term.default),
+                "from": "" if term.origin == "default" else plain_line(term.origin),
+                "asked": plain_line(term.asked),
+                "ceiling": plain_line(term.ceiling),
+                "result": "refused" if term.is_refused else plain_line(term.result),
+                "why": "see below" if term.is_refused else plain_line(term.why),
             }
             for term in terms.table
         ]
@@ -169,7 +164,7 @@ def _print_card(skill: Skill) -> None:
     ]  # fmt: skip
     for label, text in lines:
         if text:
-            print(f"{one_line(label) + ':':<15} {one_line(text)}")
+            print(f"{plain_line(label) + ':':<15} {plain_line(text)}")
 
 
 def _as_json(examined: Examined, terms: Terms | None, faults: tuple[Fault, ...]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cloche.core.plain import plain
+
 Row = Mapping[str, Any]
 
 
@@ -33,7 +35,7 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return plain(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
 def show_presets(*, as_json: bool) -> int:

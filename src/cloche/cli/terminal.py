@@ -7,31 +7,11 @@ import os
 import select
 
 from cloche.core.errors import ClocheError
+from cloche.core.plain import plain_output
 
 
 class OutputFailed(ClocheError):
     """Report that our own output cannot be written: a full disk, most likely."""
-
-
-_KEPT = "\n\t\r"
-# C0, DEL and C1 drive terminals; the bidirectional controls reorder what a reader sees.
-_DANGEROUS = [
-    *range(0x20),
-    *range(0x7F, 0xA0),
-    0x061C,
-    0x200E,
-    0x200F,
-    *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
-]
-_VISIBLE = {
-    code: (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}") for code in _DANGEROUS if chr(code) not in _KEPT
-}
-
-
-def neutralise(text: str) -> str:
-    """Return `text` with everything that a terminal would obey made visible instead."""
-    return text.translate(_VISIBLE)
 
 
 RED, PLAIN = b"\x1b[31m", b"\x1b[0m"
@@ -52,13 +32,13 @@ class Writer:
     def write(self, data: bytes) -> None:
         """Write `data`; raises BrokenPipeError when nobody reads any more."""
         if self._is_terminal:
-            data = self._coloured(neutralise(self._decoder.decode(data)))
+            data = self._coloured(plain_output(self._decoder.decode(data)))
         self._write_all(data)
 
     def finish(self) -> None:
         """Write what is left of a character that never ended."""
         if self._is_terminal:
-            self._write_all(self._coloured(neutralise(self._decoder.decode(b"", final=True))))
+            self._write_all(self._coloured(plain_output(self._decoder.decode(b"", final=True))))
 
     def _coloured(self, text: str) -> bytes:
         data = text.encode("utf-8", "replace")

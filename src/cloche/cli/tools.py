@@ -13,11 +13,11 @@ from cloche.agent.answering import Answer
 from cloche.agent.approval import PATIENCE_S, ApprovalRequest, Approver, Decision, auto, check_patience
 from cloche.agent.catalog import Tool, risk_of, told_on_host, tools_of
 from cloche.agent.exports import anthropic_tools, openai_response_tools, openai_tools
-from cloche.agent.plainly import plain
 from cloche.agent.risk import Risk
 from cloche.agent.tiers import DEFAULT_TIER
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
+from cloche.core.plain import plain
 from cloche.runtime.options import SandboxOptions
 from cloche.runtime.replacing import open_in_place_of
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.plain import plain
 from cloche.core.units import format_size
 from cloche.runtime.replacing import open_in_place_of
-
-from .terminal import neutralise
 
 if TYPE_CHECKING:
     from .prompt import Branch, Prompt
@@ -53,7 +52,7 @@ def usage(name: str, word: Word) -> str:
 
 def tell(text: str) -> None:
     """Print one line, whatever names of the guest's are in it."""
-    print(neutralise(text).translate({ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}), flush=True)
+    print(plain(text.translate({ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"})), flush=True)
 
 
 def show_help(_: Prompt, __: Sequence[str]) -> None:

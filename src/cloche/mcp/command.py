@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloche.agent.approval import Approver, auto, deny
-from cloche.agent.plainly import plain
 from cloche.agent.queue import ApprovalQueue
 from cloche.agent.room import MOST_INTERPRETERS
 from cloche.core.errors import InvalidRequest
+from cloche.core.plain import plain
 from cloche.runtime.options import SandboxOptions
 
 from .extra import require_extra
