@@ -1,0 +1,136 @@
+"""What a guest tells of its value costs its caller bounded time and memory, whatever it tells."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+import cloche
+from cloche.sync import Session
+
+pytestmark = pytest.mark.usefixtures("settings_of_nobody")
+
+# Find where the value, or a session's answers, go to, and write there what no value is.
+SAY = """
+import os, stat
+def is_there(fd):
+    try: return stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)
+    except OSError: return False
+def say(data):
+    view = memoryview(data)
+    while view:
+        for fd in filter(is_there, range(3, 1024)):
+            try: view = view[os.write(fd, view):]
+            except OSError: continue
+            break
+        else: os._exit(7)
+def frame(body): return len(body).to_bytes(4, "big") + body
+def output(body): return frame(b'{"op":"display","data":{"text/html":"x"},"metadata":{"a":' + body + b'}}')
+"""
+HOSTILE = {
+    "tiny frames": "frame(b'{}') * 1_000_000",
+    "one giant frame": "frame(b'{\"a\":\"' + b'x' * (20 << 20) + b'\"}')",
+    "millions of lists": "output(b'[' + b'[],' * 3_000_000 + b'[]]')",
+    "many lists in many frames": "output(b'[' + b'[],' * 1000 + b'[]]') * 400",
+    "long numbers": "output(b'[' + b','.join([b'9' * 4300] * 2000) + b']')",
+    "escapes alone": r"output(b'\"' + rb'\n' * (4 << 20) + b'\"')",
+    "half characters": r"output(b'\"' + rb'\ud800' * (1 << 20) + b'\"')",
+}
+LONGEST_GAP_S = 1.0  # which an idle machine keeps some fifty times over; before there was a bound it was up to 16 s
+
+
+def with_watch(work: Coroutine[Any, Any, cloche.Result]) -> tuple[cloche.Result, float]:
+    """Return a result, and for how long at most the event loop did not come to anything else meanwhile."""
+
+    async def scenario() -> tuple[cloche.Result, float]:
+        running, longest, before = asyncio.ensure_future(work), 0.0, time.monotonic()
+        while not running.done():
+            await asyncio.sleep(0.001)
+            longest, before = max(longest, time.monotonic() - before), time.monotonic()
+        return await running, longest
+
+    return asyncio.run(scenario())
+
+
+async def _cell(code: str) -> cloche.Result:
+    async with cloche.AsyncSandbox(memory="512m", cpus=1, timeout=60) as sandbox:
+        session = await sandbox.session()
+        return await session.run(code)
+
+
+@pytest.mark.both_users
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_run_that_tells_too_much(name: str) -> None:
+    """It ends as one of too much output, with the reason, keeps nothing of it, and holds nobody up."""
+    result, gap_s = with_watch(cloche.arun(f"{SAY}say(b'F' + {HOSTILE[name]})", memory="512m", cpus=1, timeout=60))
+    assert (result.status, result.exit_code, result.value, result.outputs) == ("output_limit", 137, None, ())
+    assert "than" in result.meta["refused"]
+    assert gap_s < LONGEST_GAP_S
+
+
+@pytest.mark.both_users
+@pytest.mark.parametrize("name", ["tiny frames", "millions of lists", "half characters"])
+def test_a_cell_that_tells_too_much(name: str) -> None:
+    """It ends its session as one of too much output, with the reason, and holds nobody up."""
+    result, gap_s = with_watch(_cell(f"{SAY}say({HOSTILE[name]})"))
+    assert (result.status, result.meta["state"], result.value) == ("output_limit", "lost", None)
+    assert "more than is read of one cell" in result.meta["refused"]
+    assert gap_s < LONGEST_GAP_S
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["NaN", "-Infinity", "[1e999]", '{"a":"\\\\ud800"}', "9" * 5000, "[" * 300 + "]" * 300, "{", ""],
+    ids=lambda told: told[:8],
+)
+def test_what_calls_itself_json_and_is_none(told: str) -> None:
+    """The value is then the text, as a repr is; whoever prints the result as JSON prints JSON."""
+    result = cloche.run(f"{SAY}say(b'J' + b'{told}')")
+    assert (result.ok, result.value, result.value_is_repr) == (True, told.replace("\\\\", "\\"), True)
+    json.dumps(result.as_dict(), allow_nan=False, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("code", ["float('nan')", "[1e999]", "'\\ud800'", "{'\\udfff': 1}", "10**5000", "2**53"])
+def test_what_json_cannot_hold_comes_as_a_repr(code: str, session: Session) -> None:
+    """In a run of its own as in a cell, for values of a program that means no harm."""
+    code = f"import sys\nsys.set_int_max_str_digits(0)\n{code}"
+    for result in (cloche.run(code), session.run(code)):
+        assert (result.ok, result.value_is_repr, isinstance(result.value, str)) == (True, True, True)
+        json.dumps(result.as_dict(), allow_nan=False, ensure_ascii=False).encode()
+
+
+def test_the_command_line_prints_json() -> None:
+    """`cloche run --json` prints strict JSON of a value that is none."""
+    command = [sys.executable, "-m", "cloche", "run", "--json", "-c", f"{SAY}say(b'JNaN')"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    assert json.loads(printed, parse_constant=refuse)["value"] == "NaN"
+
+
+PAGE = "'<td class=\"a,b\">[1]</td>\\n' * 100_000"
+
+
+def test_large_outputs_of_a_well_behaved_program(session: Session) -> None:
+    """Pages and pictures of some MiB come through whole, with whatever their text looks like."""
+    code = f"class Page:\n def _repr_html_(self): return {PAGE}\n def _repr_png_(self): return b'x' * (3 << 20)\nPage()"
+    for result in (cloche.run(code), session.run(code)):
+        (output,) = result.outputs
+        assert (output.data["text/html"], len(output.data["image/png"])) == (eval(PAGE), 3 << 20)
+
+
+def test_many_outputs_are_cut(session: Session) -> None:
+    """A cell may show more than is kept: what is left out is said, and the session goes on."""
+    result = session.run("for n in range(3000): display(n)")
+    assert (result.ok, len(result.outputs), result.meta["outputs_cut"]) == (True, 500, True)
+    again = session.run("display(1)")
+    assert (len(again.outputs), "outputs_cut" in again.meta) == (1, False)
+    large = session.run("from IPython.display import HTML\nfor n in range(9): display(HTML('x' * (5 << 20)))")
+    assert (large.ok, len(large.outputs), large.meta["outputs_cut"]) == (True, 5, True)
