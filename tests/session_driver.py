@@ -135,6 +135,7 @@ class Driver:
     def send(self, code: str) -> None:
         """Ask for a run from a thread of its own, as long code may have to wait for the driver."""
         self.run_id += 1
+        self.codec.renew()
         data = self.codec.encode_run(self.run_id, code)
         threading.Thread(target=self._send_all, args=(data,)).start()
 

@@ -182,7 +182,10 @@ def test_display(javascript: Driver) -> None:
     ]
     assert javascript.run("({ 'text/html': '<b>' })").done["data"] == {"text/html": "<b>"}
     assert javascript.run("display({ 'text/html': 'x'.repeat(2e7) })").error == "RangeError"
-    assert len(javascript.run("for (let i = 0; i < 2000; i++) display(i)").displays) == 2000
+    many = javascript.run("for (let i = 0; i < 2000; i++) display(i)").displays
+    assert (len(many), many[-1]) == (501, {"op": "cut"})
+    large = javascript.run("for (let i = 0; i < 9; i++) display({ 'text/html': 'x'.repeat(5e6) })").displays
+    assert (len(large), large[-1]) == (7, {"op": "cut"})
 
 
 def test_modules_are_those_of_the_working_directory(javascript: Driver, tmp_path: Path) -> None:

@@ -19,19 +19,12 @@ const { parse, stringify } = JSON; // a run may replace them
 const MAX_FRAME_BYTES = Number((isMainThread && process.argv[4]) || 9 * 1024 * 1024);
 const MAX_TEXT = Math.floor(MAX_FRAME_BYTES / 32); // characters of a value, a repr or a traceback: many fit a frame
 const PATIENCE_MS = 100; // how long an idle guest may take to say so before it counts as busy
-const MAX_PARTS = 30000; // of a value: the caller counts lists, objects and commas
-const MAX_ESCAPES = 1024 * 1024; // in one frame
-const MAX_METADATA = 64 * 1024; // of one output; the caller leaves out more
-const MAX_SHOWN = 500; // outputs of one run; the caller refuses all for too many
-const MAX_SHOWN_BYTES = 30 * 1024 * 1024;
 const MAX_DISPLAYS = 16; // not yet read by the caller, before `display` waits
-const SIGINT = 2;
-const EXIT_BROKEN = 70;
+const MAX_SHOWN = 30 * 1024 * 1024; // bytes of all displays of a run, each of which counts as a 500th at least
+const MAX_PARTS = 30000; // of a value; the caller reads no frame with many more, nor more displays
+const [SIGINT, EXIT_BROKEN] = [2, 70];
 const [DISPLAYS, FINISHED] = [0, 1]; // places in the shared memory: displays under way, runs that are over
-const INTERRUPTED = {
-  exit_code: 1,
-  error: { name: 'Interrupted', message: 'the run was interrupted', traceback: '' },
-};
+const INTERRUPTED = { exit_code: 1, error: { name: 'Interrupted', message: 'the run was interrupted', traceback: '' } };
 
 // ---------------------------------------------------------------------------------------------- the driver's thread
 
@@ -43,13 +36,12 @@ function beDriver() {
   const pipe = new Socket({ fd: workerData.fds[1], readable: false, writable: true }).on('error', () => {});
   const waiting = [];
   let run = null; // the id of the current one
-  let lastId = 0;
+  let [lastId, pings] = [0, 0];
   let ended = null; // what it came to, while the guest has its last turn
   let isAbandoned = false; // whether a run was declared over that the guest may go on with
   let isLeaving = false;
   let wakeUp = null; // a timer, while a termination is under way
   let probe = null; // what to do when the guest answers, while it is asked whether it rests
-  let pings = 0;
 
   const send = (message, then) => {
     const body = Buffer.from(stringify(message));
@@ -107,10 +99,7 @@ function beDriver() {
     if (isLeaving) stop({});
     isLeaving = true;
   };
-  const countDisplay = () => {
-    Atomics.sub(workerData.shared, DISPLAYS, 1);
-    Atomics.notify(workerData.shared, DISPLAYS);
-  };
+  const countDisplay = () => Atomics.sub(workerData.shared, DISPLAYS, 1) && Atomics.notify(workerData.shared, DISPLAYS);
   const answers = {
     ready: () => send({ op: 'ready', runtime: `Node.js ${process.version}` }),
     pong: ({ number }) => probe !== null && number === probe.number && probe.answer(false),
@@ -138,8 +127,7 @@ function listenForInterrupts(interrupt) {
 }
 
 function frameReader(receive) {
-  let pieces = [];
-  let missing = 4;
+  let [pieces, missing] = [[], 4];
   return (data) => {
     pieces.push(data);
     missing -= data.length;
@@ -167,13 +155,12 @@ function beGuest() {
   prepareErrors();
   prepareExit(driver);
   prepareModules();
-  let room = { shown: 0, bytes: 0, isCut: false };
+  let left = MAX_SHOWN;
   const display = (value, metadata = {}) => {
-    if (room.isCut) return;
-    const [text, size] = rendered(value, metadata);
-    room = { shown: room.shown + 1, bytes: room.bytes + size, isCut: false };
-    room.isCut = room.shown > MAX_SHOWN || room.bytes > MAX_SHOWN_BYTES;
-    const message = room.isCut ? { op: 'cut' } : { op: 'display', ...parse(text) };
+    if (left < 0) return;
+    const { size, ...bundle } = rendered(value, metadata);
+    left -= Math.max(size, MAX_SHOWN / 500);
+    const message = left < 0 ? { op: 'cut' } : { op: 'display', ...bundle };
     while (Atomics.load(shared, DISPLAYS) >= MAX_DISPLAYS) Atomics.wait(shared, DISPLAYS, MAX_DISPLAYS, PATIENCE_MS);
     driver.postMessage(message);
     Atomics.add(shared, DISPLAYS, 1);
@@ -188,7 +175,7 @@ function beGuest() {
     },
     run: ({ id, code, finished }) => {
       if (Atomics.load(shared, FINISHED) !== finished) return; // it was interrupted while it waited for a callback
-      room = { shown: 0, bytes: 0, isCut: false };
+      left = MAX_SHOWN;
       evaluate(id, code, (result) => driver.postMessage({ op: 'done', id, result }));
     },
   };
@@ -295,8 +282,7 @@ function prepareEvaluation() {
   const post = session.post.bind(session);
   const { nextTick } = process;
   const promises = new Map(); // by the id of the run
-  let received;
-  let receiver;
+  let received, receiver;
   globalThis[IMPORT + 's'] = (value) => (received = value);
   post('Runtime.evaluate', { expression: IMPORT + 's' }, (_, { result }) => (receiver = result.objectId));
   delete globalThis[IMPORT + 's'];
@@ -399,13 +385,11 @@ function safely(text) {
 const cut = (text) => (text.length <= MAX_TEXT ? text : `${text.slice(0, MAX_TEXT)}…`);
 
 function rendered(value, metadata) {
-  const about = (stringify(metadata) ?? '').length <= MAX_METADATA ? metadata : {};
-  const text = stringify({ data: mimeBundle(value) ?? { 'text/plain': inspect(value) }, metadata: about });
-  const size = Buffer.byteLength(text);
-  const most = size === text.length ? MAX_FRAME_BYTES : MAX_FRAME_BYTES / 2; // what is not ASCII takes more memory
-  const isTooMuch = size > most - 200 || (size > MAX_ESCAPES && text.match(/\\/g)?.length > MAX_ESCAPES);
-  if (isTooMuch) throw new RangeError('display: too much for one frame');
-  return [text, size];
+  const text = stringify({ data: mimeBundle(value) ?? { 'text/plain': inspect(value) }, metadata });
+  const bytes = Buffer.byteLength(text); // the caller takes less of what is not ASCII, or has many escapes
+  const size = Math.max(bytes === text.length ? bytes : 2 * bytes, 9 * text.split('\\').length);
+  if (size > MAX_FRAME_BYTES - 200) throw new RangeError('display: too much for one frame');
+  return { ...parse(text), size };
 }
 
 // Return content by MIME type as text, with bytes in base64; undefined when `value` is anything else.
@@ -426,12 +410,10 @@ function isPlain(value) {
   return prototype === null || prototype === (Array.isArray(value) ? Array.prototype : Object.prototype);
 }
 
-const isWhole = (text) => !/\p{Surrogate}/u.test(text);
-
 // Tell whether JSON says all of `value`, and nothing of it has to be called for that.
 function isExact(value, count, depth = 0) {
   if ((count.parts += 1) > MAX_PARTS) return false;
-  if (typeof value === 'string') return isWhole(value);
+  if (typeof value === 'string') return !/\p{Surrogate}/u.test(value);
   if (typeof value === 'number') return Number.isFinite(value) && !Object.is(value, -0);
   if (value === null || typeof value === 'boolean') return true;
   if (!isPlain(value) || depth > 100 || 'toJSON' in value) return false;
@@ -441,7 +423,7 @@ function isExact(value, count, depth = 0) {
   return keys.every((key) => {
     if (isList && key === 'length') return true;
     const { enumerable, value: one } = Object.getOwnPropertyDescriptor(value, key);
-    return typeof key === 'string' && enumerable && isWhole(key) && isExact(one, count, depth + 1);
+    return typeof key === 'string' && enumerable && isExact(key, count) && isExact(one, count, depth + 1);
   });
 }
 
