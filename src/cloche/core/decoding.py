@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ MAX_MEMBERS, MAX_PIECES = 1000, 16  # of an object that is larger: its members, 
 MAX_ESCAPES = 1 << 20  # in all texts together
 MAX_HALVES = 65_536  # of characters, to be replaced
 MAX_DEPTH = 200
-MAX_DIGITS = 1000  # of an integer, which is read in time with their square; CPython prints 4,300
+MAX_DIGITS = 4300  # of an integer, which is read in time with their square: what CPython reads unless told otherwise
 _BLOCK_CHARS = 256 * KIB
 _decoder: Any = json.decoder  # whose scanner of texts has no type
 _BLANKS = re.compile(r"[ \t\n\r]*")
@@ -126,7 +127,8 @@ def _short(digits: str) -> int:
 
 # `json.dumps` and `json.loads` would make them, or parts of them, anew for every frame.
 _WRITER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
-_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_short)
+_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+_COUNTING_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_short)
 
 
 def _scan_text(text: str, at: int) -> tuple[str, int]:
@@ -135,13 +137,19 @@ def _scan_text(text: str, at: int) -> tuple[str, int]:
     return str(found), int(end)
 
 
+def _reader() -> Any:  # noqa: ANN401 - the decoder's scanner has no type
+    """Return what reads JSON; where the interpreter does not count digits, it does, which takes longer."""
+    return _READER if 0 < sys.get_int_max_str_digits() <= MAX_DIGITS else _COUNTING_READER
+
+
 def _parsed(text: str) -> Any:  # noqa: ANN401 - any JSON
     """Return what a text spells. Raises ValueError."""
+    reader = _reader()
     try:
-        value, end = _READER.scan_once(text, 0)
-        return value if end == len(text) else _READER.decode(text)  # with blanks around it, or with what is wrong
+        value, end = reader.scan_once(text, 0)
+        return value if end == len(text) else reader.decode(text)  # with blanks around it, or with what is wrong
     except StopIteration:
-        return _READER.decode(text)
+        return reader.decode(text)
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
 
@@ -208,7 +216,7 @@ class _Large:
         if brackets:
             self._parts += _count(piece, brackets, self._most_parts - self._parts)
         try:
-            value, end = _READER.scan_once(piece, 0)
+            value, end = _reader().scan_once(piece, 0)
         except (ValueError, StopIteration, RecursionError):
             if at + most < len(self._text):
                 raise TooMuch(f"a JSON object has more than {MAX_BESIDE_BYTES} bytes beside its texts") from None

@@ -44,11 +44,11 @@ class ToldReader:
     """Read what a one-shot guest tells, piece by piece as it comes: too much, or malformed, and nothing is kept."""
 
     def __init__(self) -> None:
-        self._frames = FrameReader()
+        self._frames: FrameReader | None = None
         self._value = bytearray()
         self._outputs: list[Output] = []
         self._size = 0
-        self._has_frames = self._is_cut = self._is_broken = False
+        self._is_cut = self._is_broken = False
         self.refused = ""
 
     def feed(self, data: bytes) -> None:
@@ -62,18 +62,17 @@ class ToldReader:
             self._is_broken = True
             self._value.clear()
             self._outputs.clear()
-            self._frames = FrameReader()
+            self._frames = None
 
     def _take(self, data: bytes) -> None:
-        if not self._size:
-            self._has_frames = data[:1] == b"F"
-        frames = data[1:] if self._has_frames and not self._size else data
+        if not self._size and data[:1] == b"F":
+            self._frames, self._size, data = FrameReader(), 1, data[1:]
         self._size += len(data)
         if self._size > MAX_TOLD_BYTES:
             raise TooMuch(f"value and figures have more than {MAX_TOLD_BYTES} bytes")
-        if not self._has_frames:
+        if self._frames is None:
             self._value += data
-        for frame in self._frames.feed(frames) if self._has_frames else ():
+        for frame in self._frames.feed(data) if self._frames is not None else ():
             self._take_frame(frame)
         if len(self._value) > MAX_VALUE_BYTES:
             raise TooMuch(f"the value has more than {MAX_VALUE_BYTES} bytes")
