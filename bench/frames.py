@@ -1,10 +1,10 @@
 """Measure what a guest's words cost its caller: `python -m bench.frames [--rounds N] [--shapes NAME,...]`.
 
 Each shape is what a hostile guest may say of its value: into the value's pipe of a one-shot run, or onto the link of a
-session. While the caller reads it, a coroutine in the same event loop looks at the clock every millisecond: the longest
-time between two looks, less than which nobody else in that loop had to wait, is the gap (the least of all rounds: a
-busy machine makes gaps of its own). Memory is the most that the caller's Python had allocated meanwhile, measured in
-a round of its own, beside what it kept of the result and the limit of what it may keep.
+session. While the caller reads it, a coroutine in the same event loop is woken every millisecond. The most processor
+time that the loop's thread took between two of these moments is the gap: less than that nobody else in the loop had to
+wait, on a machine that does nothing else. It is the least of all rounds. Memory is the most that the caller's Python
+had allocated meanwhile, in a round of its own, beside what it kept of the result.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Measured:
 
 
 async def _watch(gaps: list[float]) -> None:
-    before = time.perf_counter()
+    before = time.thread_time()
     while True:
         await asyncio.sleep(0.001)
-        now = time.perf_counter()
+        now = time.thread_time()
         gaps.append(now - before)
         before = now
 

@@ -45,13 +45,14 @@ LONGEST_GAP_S = 1.0  # which an idle machine keeps some fifty times over; before
 
 
 def with_watch(work: Coroutine[Any, Any, cloche.Result]) -> tuple[cloche.Result, float]:
-    """Return a result, and for how long at most the event loop did not come to anything else meanwhile."""
+    """Return a result, and for how long at most the event loop's thread worked without coming to anything else."""
 
     async def scenario() -> tuple[cloche.Result, float]:
-        running, longest, before = asyncio.ensure_future(work), 0.0, time.monotonic()
+        await cloche.arun("1")  # so that all is loaded
+        running, longest, before = asyncio.ensure_future(work), 0.0, time.thread_time()
         while not running.done():
             await asyncio.sleep(0.001)
-            longest, before = max(longest, time.monotonic() - before), time.monotonic()
+            longest, before = max(longest, time.thread_time() - before), time.thread_time()
         return await running, longest
 
     return asyncio.run(scenario())
