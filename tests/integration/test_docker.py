@@ -124,7 +124,7 @@ def test_the_program_sees_the_walls(docker: Daemon, python_image: str) -> None:
 
 
 REACH = """
-import os
+import os, resource
 for path in ("mem", "environ", "fd/1", "fd/0", "maps"):
     for mode in ("rb", "wb"):
         try: open(f"/proc/1/{path}", mode).close()
@@ -135,6 +135,10 @@ for fd in range(3, 1024):
     except OSError: continue
     print("has", fd, os.readlink(f"/proc/self/fd/{fd}"))
 os.write(1, b"r\\x00\\x00\\x00\\x02{}" * 3)
+for name in ("NOFILE", "AS", "CPU"):
+    try: resource.prlimit(1, getattr(resource, f"RLIMIT_{name}"), (0, 0))
+    except OSError: continue
+    print("reached", name)
 try: os.kill(1, 9); os.kill(1, 15)
 except OSError: pass
 """

@@ -35,14 +35,17 @@ SOCKET_TYPES, SOCK_TYPE_MASK = (1, 2, 5), 0xF  # stream, dgram, seqpacket; the m
 SHARED_WITHOUT_NAMESPACES = (
     "shmget", "shmat", "shmctl", "semget", "semop", "semctl", "semtimedop", "msgget", "msgsnd", "msgrcv", "msgctl",
     "mq_open", "mq_unlink",
-    "inotify_add_watch",  # … tells the names in folders that Landlock closes …
+    "inotify_init", "inotify_init1", "inotify_add_watch",  # … tells the names in folders that Landlock closes …
 )  # fmt: skip
-# … and calls that name another process; there they work on the caller alone (argument index of the pid).
+# … and calls that name another process; there they work on the caller alone (argument index of the pid). In a jail
+# they work on all but pid 1: it may have the guest's id, and has yet to report how the guest ended.
 SELF_ONLY = {
     "prlimit64": 0, "sched_setaffinity": 0, "sched_setscheduler": 0, "sched_setparam": 0, "sched_setattr": 0,
 }  # fmt: skip
-# Here 0 may mean all processes of the caller's user as well: by call, which first argument means one process.
+# Here 0 may mean all processes of the caller's user as well: by call, which first argument means one process. The
+# second after it means a user.
 SELF_ONLY_OF_KIND = {"setpriority": 0, "ioprio_set": 1}
+INIT = 1
 # What goes around the limits where no control group keeps them: segments that no process has attached are in no
 # process's memory, and a process may leave the processors it was put on.
 UNCOUNTED = ("shmget", "sched_setaffinity")
@@ -156,6 +159,13 @@ def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, Block]:
             name: [_argument(index), *_if_any((0,), _ALLOWED), _deny(EPERM)] for name, index in SELF_ONLY.items()
         }
         blocks |= {name: _self_block(kind) for name, kind in SELF_ONLY_OF_KIND.items()}
+    else:
+        but_init = _if_any((INIT,), _deny(EPERM))
+        blocks |= {name: [_argument(index), *but_init, _ALLOWED] for name, index in SELF_ONLY.items()}
+        blocks |= {
+            name: [_argument(0), *_if_any((kind + 2,), _deny(EPERM)), _argument(1), *but_init, _ALLOWED]
+            for name, kind in SELF_ONLY_OF_KIND.items()
+        }
     return blocks
 
 
