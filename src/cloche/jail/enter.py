@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from . import caps, landlock, mounts, netns, rlimits
+from . import caps, landlock, mounts, netns, rlimits, ucounts
 from .calls import EEXIST, ENOENT, make
 from .spec import Building, Run, Spec, private_register
 from .syscalls import (
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .calls import Call, Step
 
 SIGKILL = 9
+OPEN_UCOUNTS = "open the limits of its user namespace"
 OFFER = "make the guest the first choice of the out-of-memory killer"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -73,11 +74,12 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
     die = _step("die_with_parent", "die with the parent", caps.prctl(PR_SET_PDEATHSIG, SIGKILL))
     opening, opened = landlock.opened_ahead(spec.landlock or ())
     build = [
-        _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer()),
         _step("open_sources", f"open {len(sources)} bind sources as the caller",
               *(one for source in sources for one in source.opening())),
         _step("switch_identity", "become an id that no guest has", *switch_identity(0, can_set_groups=True)),
         die,
+        _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer()),
+        _step("open_ucounts", OPEN_UCOUNTS, *ucounts.opening(spec.nursery_ucounts)),
         _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
         *_without_repetition([
             *((type(one).__name__.lower(), one.describe(), one.calls()) for one in tree),
@@ -88,6 +90,7 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
         _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
         _step("loopback", "bring the loopback device up", *netns.raise_loopback()),
         _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
+        _ucounts(spec.nursery_ucounts),
         # What every guest is born without; this process runs no program, and keeps what it has.
         _step("bounding", "give up what a program file could grant", *caps.drop_bounding()),
         _step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges()),
@@ -233,15 +236,17 @@ def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_w
     keep = mounts.open_tree(spec.workspace, KEPT, recursive=False)
     host = spec.hostname.encode()
     return [
-        first,
         _step("open_sources", f"open {len(sources)} bind sources as the caller", *opening),
         *who,
+        first,  # by now its /proc entries are its own
+        _step("open_ucounts", OPEN_UCOUNTS, *ucounts.opening(spec.ucounts)),
         _step("stage_root", "make the root a tmpfs", *mounts.stage_root()),
         *_without_repetition([(type(one).__name__.lower(), one.describe(), one.calls()) for one in values]),
         _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
         _step("keep_workspace", f"keep a copy of the mount of {spec.workspace}", keep),
         _step("loopback", "bring the loopback device up", *netns.raise_loopback()),
         _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
+        _ucounts(spec.ucounts),
         *given_up,
     ]
 
@@ -279,6 +284,12 @@ def _limits(spec: Spec, *, beside: int = 0) -> list[Step]:
     rows = [(name, amount + beside if name == "nproc" else amount) for name, amount in spec.rlimits]
     text = "set " + ", ".join(f"{name}={amount}" for name, amount in rows)
     return [_step("limits", text, *rlimits.setting(rows))]
+
+
+def _ucounts(amounts: Mapping[str, int]) -> Step:
+    """Limit what is charged to the owner of the user namespace, too."""
+    text = "limit in its user namespace " + ", ".join(f"{name}={amount}" for name, amount in amounts.items())
+    return _step("ucounts", text, *ucounts.setting(amounts))
 
 
 def _affinity(spec: Spec) -> list[Step]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import posix
 
-from .syscalls import call
+from .syscalls import call, fresh, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ _NO_LINK = posix.O_NOFOLLOW | posix.O_CLOEXEC
 _KIND, _IS_FOLDER, _IS_FILE = 0o170000, 0o040000, 0o100000
 _OTHERS_WRITE, _OTHERS = 0o022, 0o077
 F_OFD_SETLK, F_WRLCK = 37, 1
+UNCHANGED = 0xFFFFFFFF
+_CAPABILITIES = (0x20080522).to_bytes(4, "little") + bytes(4)  # version 3, of the calling process
+_CAPABILITY_SETS_BYTES = 24
+# DAC_OVERRIDE, SETGID, SETUID, SYS_PTRACE, SYS_ADMIN: what root needs to look after a namespace that it does not own.
+OVER_OTHERS = 1 << 1 | 1 << 6 | 1 << 7 | 1 << 19 | 1 << 21
 
 
 class Claim:
@@ -118,6 +123,29 @@ def _refuse_others(fd: int, kind: int, path: str) -> None:
     state = posix.fstat(fd)
     if state.st_mode & _KIND != kind or state.st_uid != posix.geteuid() or state.st_mode & _OTHERS:
         raise OSError(EPERM, f"{path} must be root's, and open to nobody else: remove what is there")
+
+
+def become_owner(outside_id: int) -> bool:
+    """Let the user namespace that this process makes next be owned by `outside_id`, and not by root.
+
+    The kernel charges what is used in a user namespace to its owner outside, too: with root as the owner of all, one
+    guest could use up what root's own programs may have. Files are still opened, and control groups entered, as root:
+    the effective id alone says who owns. `become_root` undoes it, but not in a child that was born in the namespace.
+    False where root, as in a plain container, has power over others' namespaces by owning them alone.
+    """
+    held = fresh(_CAPABILITY_SETS_BYTES)
+    call("capget", _CAPABILITIES, held)
+    if word(held, 0) & OVER_OTHERS != OVER_OTHERS:
+        return False
+    call("setresuid", UNCHANGED, outside_id, outside_id)
+    call("setfsuid", 0)
+    call("capset", _CAPABILITIES, held)  # some hosts let nobody without them make a user namespace
+    return True
+
+
+def become_root() -> None:
+    """Undo `become_owner`; the kernel gives the capabilities back by itself."""
+    call("setresuid", UNCHANGED, 0, 0)
 
 
 def write_maps(

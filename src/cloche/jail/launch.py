@@ -28,7 +28,7 @@ HELPER_PACKAGES = ("jail", "interpreter")
 # What only the caller or the probe needs.
 NOT_FOR_HELPERS = (
     "caps", "enter", "landlock", "launch", "mounts", "netns", "probe", "remains", "rlimits", "seccomp", "survey",
-    "syscall_table",
+    "syscall_table", "ucounts",
 )  # fmt: skip
 _TAG = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing all of ast

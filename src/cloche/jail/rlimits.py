@@ -20,6 +20,7 @@ NUMBERS = {
     "nproc": 6,
     "nofile": 7,
     "memlock": 8,
+    "sigpending": 11,
     "msgqueue": 12,
     "nice": 13,
     "rtprio": 14,

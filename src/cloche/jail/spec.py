@@ -42,6 +42,7 @@ class Spec(_Record):
     jail they are folders of the host inside `folder`, which the helper makes and removes unless it
     `shares_folder`. `outside` is None, or the first and the number of the outside ids to claim one from. `mounts` are
     the rows of `mounts.from_rows`.
+    `ucounts` and `nursery_ucounts` are those of `ucounts.amounts`.
     `landlock` and the two filters are None where that wall is not used; `landlock_abi` is the kernel's
     version. `cgroup` is None or version, folders and amounts. `origin` is what it was copied from, if anything.
     `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
@@ -64,6 +65,8 @@ class Spec(_Record):
     masked: list[str] = []
     hostname: str = "cloche"
     rlimits: list[tuple[str, int]] = []
+    ucounts: dict[str, int] = {}
+    nursery_ucounts: dict[str, int] = {}
     landlock: list[tuple[str, str]] | None = None
     landlock_abi: int = 0
     cpu_affinity: int = 0
@@ -72,8 +75,8 @@ class Spec(_Record):
     origin: Spec | None = None
 
     _COMPILED: ClassVar[tuple[str, ...]] = (
-        "mounts", "masked", "hostname", "rlimits", "landlock", "landlock_abi", "cpu_affinity",
-        "seccomp", "nursery_filter", "origin",
+        "mounts", "masked", "hostname", "rlimits", "ucounts", "nursery_ucounts", "landlock", "landlock_abi",
+        "cpu_affinity", "seccomp", "nursery_filter", "origin",
     )  # fmt: skip
 
     def is_as(self, origin: Spec | None) -> bool:

@@ -27,8 +27,8 @@ NUMBERS: dict[str, dict[str, int]] = {
         "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435, "close_range": 436,
         "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
         "waitid": 247, "process_madvise": 440, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240,
-        "exit_group": 231, "sched_setscheduler": 144, "set_robust_list": 273, "get_robust_list": 274,
-        "fcntl": 72,
+        "exit_group": 231, "sched_setscheduler": 144, "set_robust_list": 273, "get_robust_list": 274, "setfsuid": 122,
+        "capget": 125, "fcntl": 72,
     },
     "aarch64": {
         "write": 64, "close": 57, "mmap": 222, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212,
@@ -41,7 +41,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
         "landlock_restrict_self": 446, "waitid": 95, "process_madvise": 440, "shmget": 194, "semget": 190,
         "msgget": 186, "mq_open": 180, "exit_group": 94, "sched_setscheduler": 119, "set_robust_list": 99,
-        "get_robust_list": 100, "fcntl": 25,
+        "get_robust_list": 100, "setfsuid": 151, "capget": 90, "fcntl": 25,
     },
 }  # fmt: skip
 

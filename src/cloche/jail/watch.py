@@ -77,19 +77,22 @@ class Watch:
         is_jail = self.spec.level == "jail"
         cgroup = self.helper.cgroup
         waiting, go = posix.pipe()
-        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
+        is_owner = False
         try:
             self.processors = posix.sched_getaffinity(0)
+            if is_jail and self.spec.outside is not None:
+                is_owner = identity.become_owner(self.spec.outside[0])
+            prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
             self.reaper, must_move = bear(NAMESPACES_AT_BIRTH if is_jail else 0, cgroup)
-        except BaseException:  # the helper lives on, and must not be anybody's to look into
-            prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        except BaseException:
+            _become_helper(is_owner=is_owner)
             for fd in (waiting, go, self.link, self._reaper_link):
                 posix.close(fd)
             raise
         if self.reaper == 0:
             posix.close(go)
             return self._be_reaper(plan_fd, waiting, must_be_moved=must_move)
-        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        _become_helper(is_owner=is_owner)
         if not self.is_nursing:  # somebody waits for this one
             run_beside(self.reaper, self.processors)
         posix.close(self._reaper_link)
@@ -491,6 +494,13 @@ class Watch:
             return usage
         ended = self.ended or {}
         return ended.get("user_s", 0.0), ended.get("system_s", 0.0), ended.get("most_kib", 0)
+
+
+def _become_helper(*, is_owner: bool) -> None:
+    """Be who we were before the birth: the helper lives on, and must not be anybody's to look into."""
+    if is_owner:
+        identity.become_root()
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def failure(message: str, step: str, errno: int = 0) -> dict[str, Any]:

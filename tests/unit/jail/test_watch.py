@@ -14,7 +14,10 @@ from cloche.jail.cgroups import Cgroup
 
 def _watch(folder: Path) -> watch.Watch:
     helper: Any = SimpleNamespace(
-        spec=SimpleNamespace(level="jail"), generation=0, timer=-1, cgroup=Cgroup(2, {"memory": str(folder)})
+        spec=SimpleNamespace(level="jail", outside=None),
+        generation=0,
+        timer=-1,
+        cgroup=Cgroup(2, {"memory": str(folder)}),
     )
     return watch.Watch(helper, None)
 

@@ -16,6 +16,7 @@ from cloche.core.policy import Policy
 from cloche.core.units import MIB
 from cloche.jail.seccomp import build_filter
 from cloche.jail.spec import Run, Spec
+from cloche.jail.ucounts import amounts as ucounts
 
 from .. import layout
 from ..groups import group_name
@@ -28,6 +29,10 @@ NOFILE = 1024
 KIND = "local"  # of control groups
 # One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
 NO_CORE = 1
+# What the kernel counts per user: two message queues of the usual size, and as many signals and timers as a large
+# program has. All processes of a guest share them, for they have one id. Limits that its maker had before would be the
+# namespace's own, but the kernel compares those with what the owner has everywhere: guests would starve each other.
+PER_USER = (("memlock", 64 * 1024), ("msgqueue", 204_800), ("sigpending", 1024))
 # Below the cgroup, a process may be refused memory only after the sum of the tree was found too large: else a
 # program would see MemoryError in place of being told that it ran out of memory. V8 (deno) reserves 512 MiB for code
 # at once, writable but untouched, which counts here and nowhere else.
@@ -100,6 +105,8 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: 
     if level is Level.JAIL:
         spec.mounts = _mounts(user, uid, limits)
         spec.masked = list(layout.masked_proc())
+        spec.ucounts = ucounts(is_forkable=False)
+        spec.nursery_ucounts = ucounts(is_forkable=False, is_nursery=True)
     if level in (Level.JAIL, Level.CONFINED):
         spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=bool(host.cgroup_version))
         spec.nursery_filter = filter_for(confined=False, counted=bool(host.cgroup_version), nursed=True)
@@ -126,6 +133,7 @@ def make_forkable(spec: Spec, host: Host) -> None:
     added later: so what can be written to is left to the mounts, of which all others are read-only.
     """
     spec.seccomp = filter_for(confined=False, counted=bool(host.cgroup_version), forkable=True)
+    spec.ucounts = ucounts(is_forkable=True)
     if spec.landlock is not None:
         devices = [rule for rule in spec.landlock if rule[1] == "device"]
         spec.landlock = [("/", "write"), *devices]
@@ -162,7 +170,7 @@ def _rlimits(level: Level, limits: Limits, host: Host) -> list[tuple[str, int]]:
     rows = [("core", NO_CORE), ("nofile", NOFILE)]
     if level is Level.NONE:
         return rows
-    rows += [("memlock", 64 * 1024), ("msgqueue", 819_200), ("fsize", limits.disk_bytes)]
+    rows += [*PER_USER, ("fsize", limits.disk_bytes)]
     if not host.cgroup_version:
         rows.append(("data", limits.memory_bytes + DATA_HEADROOM_BYTES))
         rows.append(("nproc", limits.pids + REAPERS + _tasks_of_user(level, host)))
