@@ -5,6 +5,7 @@ Each is first made where it works: on a process of the attempt's own, or within 
 
 import os
 import secrets
+import sys
 from textwrap import dedent
 
 import pytest
@@ -15,6 +16,8 @@ from tests.warm import run_pooled
 pytestmark = pytest.mark.both_users
 
 IS_ROOT = os.geteuid() == 0
+# Where root's runs follow one another in one jail; an interpreter below a place of the guest's own is bound for each.
+IS_NURSED = IS_ROOT and not sys.base_prefix.startswith("/tmp/") and not sys.prefix.startswith("/tmp/")
 # Ways to hurt, hold or read another process; each returns whether it worked.
 REACH = {
     "kill": "os.kill(pid, 9); worked = comes(lambda: not os.path.exists(f'/proc/{pid}') or gone(pid))",
