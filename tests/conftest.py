@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         engines = [ENGINES[name] for name in ENGINES.keys() & set(getattr(item, "fixturenames", ()))]
         for marker, _ in engines:
             item.add_marker(marker)
-        keep_together(item, {group for _, group in engines} or _attempt_of(item))
+        keep_together(item, {group for _, group in engines} or _shared_by(item))
     other = "user" if os.geteuid() == 0 else "root"
     left_out = [item for item in items if item.get_closest_marker(other)]
     if left_out:
@@ -54,12 +54,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def _attempt_of(item: pytest.Item) -> set[str]:
-    """Name the attempt that a test of tests/escape makes: who makes it has also shown once that it works outside."""
-    attempt = (
-        item.callspec.params.get("attempt") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
-    )
-    return {re.sub(r"\W+", "-", f"{attempt.family} {attempt.name}")} if isinstance(attempt, Attempt) else set()
+def _shared_by(item: pytest.Item) -> set[str]:
+    """Name what is done once for several tests: an attempt's proof that it works outside, or a module's fixtures."""
+    if not isinstance(item, pytest.Function):
+        return set()
+    attempt = item.callspec.params.get("attempt") if hasattr(item, "callspec") else None
+    if isinstance(attempt, Attempt):
+        return {re.sub(r"\W+", "-", f"{attempt.family} {attempt.name}")}
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    return {item.path.stem} if any(one[-1].scope == "module" for one in fixtures) else set()
 
 
 def _skip_to_failure(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -104,6 +104,7 @@ def test_files_are_shared_with_runs(session: Session, tmp_path: Path) -> None:
     jail.test_runs_and_sessions_share_files(session, tmp_path)
 
 
+@pytest.mark.soak
 def test_nothing_but_files_is_shared(sandbox: Sandbox, session: Session) -> None:
     """What a cell left running goes on beside a run and another session, which neither see nor end it."""
     session.run(DAEMONS)
@@ -260,6 +261,7 @@ def test_a_machine_that_is_lost_ends_its_sessions_and_says_so(image: Path) -> No
             second.restart()
 
 
+@pytest.mark.soak
 def test_a_killed_caller_leaves_no_machine(image: Path) -> None:
     """Killed in the middle of a cell, it takes its machine with it."""
     caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)

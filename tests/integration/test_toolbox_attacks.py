@@ -93,7 +93,7 @@ def test_what_runs_is_what_was_asked_for() -> None:
     assert ask("run_code", {"code": "print('as asked')"}, approve=changes).text == "as asked"
 
 
-@pytest.mark.parametrize("is_inside", [True, False])
+@pytest.mark.parametrize("is_inside", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_nothing_runs_in_a_toolbox_that_was_closed(is_inside: bool, tmp_path: Path) -> None:
     """A yes that comes after its end finds nobody; a command that runs is killed."""
     made = tmp_path / "made"

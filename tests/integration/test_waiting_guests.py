@@ -196,6 +196,7 @@ sandbox.run("import time; time.sleep(60)")
 """
 
 
+@pytest.mark.soak
 def test_a_killed_caller_leaves_no_waiting_guest(docker: Daemon, options: dict[str, Any]) -> None:
     """Its containers hear that it is gone, and what waits in them goes with them; `cloche gc` has the rest."""
     caller = subprocess.Popen([sys.executable, "-c", KILLED, options["image"]], stdout=subprocess.PIPE)
