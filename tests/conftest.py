@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
 settings.register_profile("cloche", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=IN_CI)
 settings.load_profile("cloche")
 
+
+# All that a program may let a handler raise at, but SIGALRM, which is the test runner's.
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 # Who has one of these needs containers, or virtual machines. One worker has all tests of a daemon or an image, so that
 # it is there once; and all of gVisor's, some of which look for what others may have left lying about.
@@ -87,6 +91,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _skip_to_failure(report)
     return report
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_put_back() -> Iterator[None]:
+    """Find the test that leaves a handler of a signal: a later one in its process would run another way."""
+    before = [signal.getsignal(number) for number in HANDLED]
+    yield
+    assert [signal.getsignal(number) for number in HANDLED] == before, "the test leaves a handler of a signal"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -53,7 +53,7 @@ def test_what_nobody_understands_ends_the_session(name: str) -> None:
         session = sandbox.session()
         assert session.run(TAKE_OVER + SEND).ok
         began = time.monotonic()
-        assert session.run(f"send({SAID[name]!r}); time.sleep(80)").status in ("error", "signaled")
+        assert session.run(f"send({SAID[name]!r}); time.sleep(80)").status in ("error", "signaled", "output_limit")
         assert time.monotonic() - began < 40
         assert not session.is_alive
 
