@@ -132,6 +132,37 @@ def test_a_session_that_closed_its_answers_still_counts() -> None:
         session.checkpoint("a")
 
 
+LEAVINGS = {
+    "closes its answers": "os.close(SESSION.answers)",
+    "says what nobody understands": "os.write(SESSION.answers, b'\\xff' * 8)",
+    "ends": "os._exit(3)",
+}
+
+
+@pytest.mark.parametrize("name", LEAVINGS)
+def test_who_leaves_while_a_large_cell_is_sent_keeps_nobody(name: str) -> None:
+    """A cell that does not fit the link is being sent to an interpreter that does not read: its caller hears of it."""
+    leave = f"""
+import signal
+def leave(*_):
+    open("begun", "w").close()
+    time.sleep(1)
+    {LEAVINGS[name]}
+    time.sleep(60)
+signal.signal(signal.SIGALRM, leave)
+_ = signal.setitimer(signal.ITIMER_REAL, 0.05)
+"""
+    with cloche.Sandbox(timeout=10) as sandbox:
+        session = sandbox.session()
+        assert session.run(TAKE_OVER + leave).ok
+        while "begun" not in sandbox.list_files():
+            time.sleep(0.01)
+        began = time.monotonic()
+        assert not session.run(f"len({'x' * (3 << 20)!r})", timeout=10).ok
+        assert time.monotonic() - began < 40
+        assert not session.is_alive
+
+
 ENDINGS = {
     "import os; os.abort()": 6,
     "import os; os.kill(os.getpid(), 9)": 9,

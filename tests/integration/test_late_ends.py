@@ -1,6 +1,8 @@
 """Ends that take the kernel long: who was killed may be throttled, or have much memory to give up."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -47,6 +49,15 @@ def test_a_quota_that_was_lifted_holds_for_the_next_run() -> None:
         assert sandbox.run(BUSY).status == "timeout"
         spun = sandbox.run("import time\nuntil = time.monotonic() + 0.6\nwhile time.monotonic() < until: pass")
         assert spun.usage.cpu_user_s + spun.usage.cpu_system_s < 0.4 or not measure_host().cgroup_version
+
+
+@pytest.mark.root
+def test_root_that_may_signal_no_others_ends_its_runs() -> None:
+    """Without CAP_KILL, which some containers and services drop, a guest's time-out is kept, and nothing is left."""
+    program = "import cloche; print(cloche.run('while True: pass', timeout=1).status)"
+    words = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill", sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "timeout\n", done.stderr
 
 
 @pytest.mark.both_users

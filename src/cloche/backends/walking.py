@@ -7,7 +7,9 @@ guest's own time-out has ended by then, so the look has a time of its own.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TypeVar
 
@@ -18,6 +20,17 @@ T = TypeVar("T")
 # Why files may be missing from a result, as `meta["files_partial"]` says it; docs/api.md explains each.
 REASONS = frozenset({"time", "entries", "files", "bytes", "paths", "depth", "access"})
 SHARE, LEAST_S, MOST_S = 0.5, 1.0, 5.0
+MOST_AT_ONCE = 3  # each holds two descriptors for every level of folders, and a thread for seconds
+
+_threads: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def _executor() -> ThreadPoolExecutor:
+    """Return this process's threads for looks at files; those of a parent do not live in a forked child."""
+    global _threads
+    if _threads is None or _threads[0] != os.getpid():
+        _threads = (os.getpid(), ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="cloche-files"))
+    return _threads[1]
 
 
 def time_for_files(timeout_s: float) -> float:
@@ -44,7 +57,7 @@ class Until:
 
 async def in_thread(until: Until, work: Callable[[], T]) -> T:
     """Do in a thread what heeds `until`; when cancelled, have it end, and wait for that: it holds what is not ours."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
+    task = asyncio.get_running_loop().run_in_executor(_executor(), work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -361,8 +361,8 @@ class Family:
 
     def _resume(self) -> None:
         if self.halt is not None:
-            self.halt.end()
-            self.halt = None
+            halt, self.halt = self.halt, None
+            halt.end()
 
     def _keep_origin(self, *, is_on: bool) -> None:
         """Let pid 1 of the first node stay when its interpreter ends: others live in its process namespace."""

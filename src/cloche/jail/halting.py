@@ -60,7 +60,10 @@ class Halt:
     def end(self) -> None:
         """Wake those that were stopped, children first: no parent shall see a child that is stopped."""
         if self._is_frozen and self._cgroup is not None:
-            self._cgroup.thaw()
+            try:
+                self._cgroup.thaw()
+            except OSError:
+                pass  # the group was removed meanwhile, and all that was in it is dead
         for fd in reversed(self._stopped.values()):
             _send(fd, SIGCONT)
             posix.close(fd)
@@ -73,9 +76,13 @@ class Halt:
     def _stop(self, pid: int) -> None:
         if pid not in self._stopped:
             try:
-                self._stopped[pid] = posix.pidfd_open(pid)
+                held = posix.pidfd_open(pid)
             except OSError:
                 return  # it has just ended, or there are too many to be held: they go on
+            if pid not in self._find():  # the number may be anybody's by now
+                posix.close(held)
+                return
+            self._stopped[pid] = held
         _send(self._stopped[pid], SIGSTOP)
 
 

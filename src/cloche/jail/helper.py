@@ -173,8 +173,10 @@ class Helper:
             watch.attend()
         except Exception as error:
             self.concluded = body["number"]
-            watch.kill()
-            self.tell("lost", failure(f"{type(error).__name__}: {error}", "helper"))
+            try:
+                watch.kill()
+            finally:  # where even that fails, the caller hears of what came first
+                self.tell("lost", failure(f"{type(error).__name__}: {error}", "helper"))
             return
         if watch.is_undecided:
             self.early.append(("clock", {}, []))  # it may have gone off for the next run

@@ -27,8 +27,9 @@ F_OFD_SETLK, F_WRLCK = 37, 1
 UNCHANGED = 0xFFFFFFFF
 _CAPABILITIES = (0x20080522).to_bytes(4, "little") + bytes(4)  # version 3, of the calling process
 _CAPABILITY_SETS_BYTES = 24
-# DAC_OVERRIDE, SETGID, SETUID, SYS_PTRACE, SYS_ADMIN: what root needs to look after a namespace that it does not own.
-OVER_OTHERS = 1 << 1 | 1 << 6 | 1 << 7 | 1 << 19 | 1 << 21
+# DAC_OVERRIDE, KILL, SETGID, SETUID, SYS_PTRACE, SYS_ADMIN: what root needs to look after, and end, what lives in a
+# namespace that it does not own.
+OVER_OTHERS = 1 << 1 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 19 | 1 << 21
 
 
 class Claim:
@@ -106,23 +107,27 @@ def _open_in(folder: str) -> int:
         pass
     at = posix.open(folder, posix.O_RDONLY | posix.O_DIRECTORY | _NO_LINK)
     try:
-        _refuse_others(at, _IS_FOLDER, folder)
+        _refuse_others(at, _IS_FOLDER, _OTHERS_WRITE, folder)
         file = posix.open(FILE, posix.O_RDWR | posix.O_CREAT | posix.O_NONBLOCK | _NO_LINK, 0o600, dir_fd=at)
     finally:
         posix.close(at)
     try:
-        _refuse_others(file, _IS_FILE, f"{folder}/{FILE}")
+        _refuse_others(file, _IS_FILE, _OTHERS, f"{folder}/{FILE}")
     except BaseException:
         posix.close(file)
         raise
     return file
 
 
-def _refuse_others(fd: int, kind: int, path: str) -> None:
-    """Refuse what is not ours alone: whoever can open the file can lock it."""
+def _refuse_others(fd: int, kind: int, others: int, path: str) -> None:
+    """Refuse what is not ours alone.
+
+    Whoever can write to the folder can put another file there, and who can open the file can lock it.
+    """
     state = posix.fstat(fd)
-    if state.st_mode & _KIND != kind or state.st_uid != posix.geteuid() or state.st_mode & _OTHERS:
-        raise OSError(EPERM, f"{path} must be root's, and open to nobody else: remove what is there")
+    if state.st_mode & _KIND != kind or state.st_uid != posix.geteuid() or state.st_mode & others:
+        verb = "written to" if kind == _IS_FOLDER else "opened"
+        raise OSError(EPERM, f"{path} must be root's, and be {verb} by nobody else: remove what is there")
 
 
 def become_owner(outside_id: int) -> bool:
@@ -138,8 +143,12 @@ def become_owner(outside_id: int) -> bool:
     if word(held, 0) & OVER_OTHERS != OVER_OTHERS:
         return False
     call("setresuid", UNCHANGED, outside_id, outside_id)
-    call("setfsuid", 0)
-    call("capset", _CAPABILITIES, held)  # some hosts let nobody without them make a user namespace
+    try:
+        call("setfsuid", 0)
+        call("capset", _CAPABILITIES, held)  # some hosts let nobody without them make a user namespace
+    except BaseException:
+        become_root()
+        raise
     return True
 
 

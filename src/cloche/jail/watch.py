@@ -220,7 +220,7 @@ class Watch:
                 return
             self.kill()
         else:
-            usage = self.kill(is_awaited=self.spec.level != "jail" or self.family is not None)
+            usage = self.kill(is_awaited=self.spec.level != "jail" or self._has_forks())
             while not self._is_over() and (not self.reaper or ppoll((self.link,), 0.0)) and self._hear_reaper():
                 pass
             self._report(usage)
@@ -234,6 +234,9 @@ class Watch:
             if not self._hear_reaper():
                 return False
         return True
+
+    def _has_forks(self) -> bool:
+        return self.family is not None and len(self.family.nodes) > 1
 
     def _is_over(self) -> bool:
         return self.ended is not None or self.failed is not None

@@ -47,7 +47,7 @@ def test_no_id_is_claimed_twice(tmp_path: Path) -> None:
 
 def _open_to_others(place: Path) -> None:
     (place / FOLDER).mkdir()
-    (place / FOLDER).chmod(0o755)
+    (place / FOLDER).chmod(0o775)
 
 
 def _file_open_to_others(place: Path) -> None:

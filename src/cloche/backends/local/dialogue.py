@@ -114,13 +114,18 @@ class Dialogue(Exchange):
         return self._send_rest(memoryview(data)[sent:]) if sent < len(data) else None
 
     async def _send_rest(self, data: memoryview) -> None:
-        try:
-            await self._loop.sock_sendall(self._link, data)
+        sending = self._loop.create_task(self._loop.sock_sendall(self._link, data))
+        try:  # whoever does not read any more may have closed its answers, and not the link
+            await asyncio.wait((sending, self.lost), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
         except OSError as error:
             self._lose(f"the link is gone: {error}")
         except asyncio.CancelledError:
             self._lose("a cell was sent in part")
             raise
+        finally:
+            sending.cancel()
 
     def kept(self, stream: Stream) -> bytes:
         return self._readers[stream].output.kept()
@@ -195,6 +200,8 @@ class Dialogue(Exchange):
             super()._take(frame)
 
     def _lose(self, reason: str) -> None:
+        if self._link.fileno() >= 0:
+            self._loop.remove_writer(self._link)  # of a cell that was sent in part: its number is soon another's
         self._link.close()
         if self._said >= 0:
             self._loop.remove_reader(self._said)
