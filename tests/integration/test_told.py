@@ -42,6 +42,7 @@ HOSTILE = {
     "half characters": r"output(b'\"' + rb'\ud800' * (1 << 20) + b'\"')",
 }
 LONGEST_GAP_S = 1.0  # which an idle machine keeps some fifty times over; before there was a bound it was up to 16 s
+LONGEST_GAP_OF_ONE_S = 0.25  # for a single large text that is read, some 0.03 s of it
 
 
 def with_watch(work: Coroutine[Any, Any, cloche.Result]) -> tuple[cloche.Result, float]:
@@ -82,6 +83,65 @@ def test_a_cell_that_tells_too_much(name: str) -> None:
     assert (result.status, result.meta["state"], result.value) == ("output_limit", "lost", None)
     assert "more than is read of one cell" in result.meta["refused"]
     assert gap_s < LONGEST_GAP_S
+
+
+# The dearest text that is accepted: one half of a character makes all of it take twice the memory, and be looked at.
+PAGE_CHARS = 9 * 2**20 - 99
+HALF = f"""frame(b'{{"op":"display","data":{{"text/html":"' + b'x' * {PAGE_CHARS} + rb'\\ud83d"}}}}')"""
+
+
+def test_half_a_character_in_a_large_text() -> None:
+    """It is replaced, and reading the text costs about what it costs without it."""
+    result, gap_s = with_watch(cloche.arun(f"{SAY}say(b'F' + {HALF})", memory="512m", cpus=1, timeout=60))
+    assert result.ok
+    assert result.outputs[0].data["text/html"] == "x" * PAGE_CHARS + "\ufffd"
+    assert gap_s < LONGEST_GAP_OF_ONE_S
+
+
+HONEST = {  # a cell, and of how many outputs
+    "many types": ("class A:\n def _repr_mimebundle_(self, **_): return {f'x/{n}': 'a' for n in range(200)}\nA()", 1),
+    "no plain text": ("class A:\n def _repr_mimebundle_(self, **_): return {'text/plain': None, 'a/b': 'c'}\nA()", 1),
+    "large metadata": ("for n in range(3): display(n, metadata={'a': [0] * 20000})", 3),
+    "commas, and a large value": ("for n in range(499): display('a,' * 25)\n[0] * 29000", 500),
+    "deep metadata": ("a = []\nfor n in range(300): a = [a]\ndisplay(1, metadata={'a': a})", 1),
+    "no number in metadata": ("display(1, metadata={'a': float('nan')})", 1),
+    "a long number in metadata": (
+        "import sys\nsys.set_int_max_str_digits(0)\ndisplay(1, metadata={'a': 10**5000})", 1),
+    "much metadata, and a large value": ("for n in range(100): display(n, metadata={'a': [0] * 900})\n[0] * 29000", 27),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_cell_keeps_its_session(name: str, session: Session) -> None:
+    """What our driver tells, the caller reads, whatever a program shows; what is left out is said."""
+    code, outputs = HONEST[name]
+    result = session.run(code)
+    assert (result.ok, len(result.outputs), "outputs_cut" in result.meta) == (True, outputs, outputs == 27)
+    assert session.run("1 + 1").value == 2
+
+
+def test_deep_metadata_of_a_value() -> None:
+    """It is left out; the value and how it looks are there."""
+    code = "a = []\nfor n in range(300): a = [a]\n"
+    code += "class A:\n def _repr_mimebundle_(self, **_): return {'text/html': 'b'}, {'a': a}\nA()"
+    result = cloche.run(code)
+    assert (result.ok, result.value_is_repr, [one.metadata for one in result.outputs]) == (True, True, [{}])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for (let n = 0; n < 2; n++) display(n, {a: Array(30000).fill(0)}); 1",
+        "let a = []; for (let n = 0; n < 300; n++) a = [a]; display(1, {a}); display(2); 1",
+    ],
+)
+def test_metadata_of_javascript(code: str) -> None:
+    """What the caller would not read is left out, and the session goes on."""
+    with cloche.Sandbox() as sandbox:
+        session = sandbox.session("javascript")
+        result = session.run(code)
+        assert (result.ok, result.value, [one.metadata for one in result.outputs]) == (True, 1, [{}, {}])
+        assert session.run("1 + 1").value == 2
 
 
 @pytest.mark.parametrize(

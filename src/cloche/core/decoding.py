@@ -30,7 +30,9 @@ MAX_ESCAPES = 1 << 20  # in all texts together
 MAX_HALVES = 65_536  # of characters, to be replaced
 MAX_DEPTH = 200
 MAX_DIGITS = 4300  # of an integer, which is read in time with their square: what CPython reads unless told otherwise
+MAX_FLOAT_CHARS = 32  # of any other number, of which the hardest take long to read; a repr has 25 at most
 _BLOCK_CHARS = 256 * KIB
+_MENDED_CHARS = 64 * KIB  # at a time
 _decoder: Any = json.decoder  # whose scanner of texts has no type
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -62,10 +64,11 @@ def decode(text: str, most_parts: int = MAX_PARTS, *, mends_text: bool = False) 
     has_escapes = "\\" in text
     if has_escapes and len(text) > MAX_ESCAPES and text.count("\\") > MAX_ESCAPES:
         raise TooMuch(f"JSON has more than {MAX_ESCAPES} escapes")
-    value, parts = _read_at_once(text, most_parts) if len(text) <= MAX_BESIDE_BYTES else _Large(text, most_parts).read()
-    if has_escapes and _SURROGATE_ESCAPE.search(text):
-        value = _whole(value, mends_text=mends_text)
-    return value, parts
+    may_have_halves = has_escapes and _SURROGATE_ESCAPE.search(text) is not None
+    if len(text) > MAX_BESIDE_BYTES:
+        return _Large(text, most_parts, mends_text=mends_text, may_have_halves=may_have_halves).read()
+    value, parts = _read_at_once(text, most_parts)
+    return (_whole(value, mends_text=mends_text) if may_have_halves else value), parts
 
 
 def _read_at_once(text: str, most: int) -> tuple[Any, int]:
@@ -113,6 +116,8 @@ def _refuse(word: str) -> Any:  # noqa: ANN401 - the shape of json's hook
 
 
 def _finite(digits: str) -> float:
+    if len(digits) > MAX_FLOAT_CHARS:
+        raise ValueError(f"a number with a fraction or an exponent has more than {MAX_FLOAT_CHARS} characters")
     number = float(digits)
     if not math.isfinite(number):
         raise ValueError(f"{digits[:40]} is no number a float can hold")
@@ -157,8 +162,9 @@ def _parsed(text: str) -> Any:  # noqa: ANN401 - any JSON
 class _Large:
     """Read an object with long texts: those in it, and in its `data`, one by one, and all else in small pieces."""
 
-    def __init__(self, text: str, most_parts: int):
+    def __init__(self, text: str, most_parts: int, *, mends_text: bool, may_have_halves: bool):
         self._text, self._most_parts = text, most_parts
+        self._mends_text, self._may_have_halves, self._halves_left = mends_text, may_have_halves, MAX_HALVES
         self._members_left, self._pieces_left, self._parts = MAX_MEMBERS, MAX_PIECES, 0
         self._bytes_left = MAX_BESIDE_BYTES
 
@@ -191,7 +197,7 @@ class _Large:
             if self._members_left < 0:
                 raise TooMuch(f"a large JSON object has more than {MAX_MEMBERS} members")
             self._expect(at, '"')
-            name, at = _scan_text(self._text, at + 1)
+            name, at = self._scan_whole_text(at + 1)
             at = self._after_blanks(at)
             self._expect(at, ":")
             members[name], at = self._value(self._after_blanks(at + 1), name if is_outer else "")
@@ -203,7 +209,7 @@ class _Large:
     def _value(self, at: int, name: str) -> tuple[Any, int]:
         first = self._text[at : at + 1]
         if first == '"':
-            return _scan_text(self._text, at + 1)
+            return self._scan_whole_text(at + 1)
         if first == "{" and name == "data":
             return self._object(at, is_outer=False)
         is_list = first in ("[", "{")
@@ -224,7 +230,31 @@ class _Large:
         self._bytes_left -= end
         if brackets > MAX_DEPTH and _is_deep(value):
             raise ValueError("JSON is nested too deeply")
+        if self._may_have_halves and is_list and _SURROGATE_ESCAPE.search(piece, 0, end):
+            value = _whole(value, mends_text=self._mends_text)
         return value, at + end
+
+    def _scan_whole_text(self, at: int) -> tuple[str, int]:
+        """Return the text that begins behind a quote, without halves of characters, and where it ends."""
+        text, end = _scan_text(self._text, at)
+        if not self._may_have_halves or text.isascii():
+            return text, end
+        blocks = [self._mended(text[at : at + _MENDED_CHARS]) for at in range(0, len(text), _MENDED_CHARS)]
+        del text  # before it is in memory once more; one half makes all of it take twice its size
+        return "".join(blocks), end
+
+    def _mended(self, block: str) -> str:
+        if block.isascii():
+            return block
+        mended = block.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # fastest of all ways
+        if mended == block:
+            return block
+        if not self._mends_text:
+            raise ValueError("a text holds half of a character")
+        self._halves_left -= mended.count("\ufffd") - block.count("\ufffd")
+        if self._halves_left < 0:
+            raise TooMuch(f"texts hold more than {MAX_HALVES} halves of characters")
+        return mended
 
 
 def _is_deep(value: object) -> bool:

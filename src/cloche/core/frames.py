@@ -17,6 +17,7 @@ from .decoding import MAX_BYTES, MAX_PARTS, TooMuch, as_text, decode, json_write
 
 MAX_FRAME_BYTES = MAX_BYTES
 MAX_FRAMES = 1000  # of one cell or run: twice as many as are kept
+MAX_CELL_PARTS = 2 * MAX_PARTS  # of all frames of one: of a value, and twice of what our drivers let a cell show
 EXIT_INTERRUPTED = 130
 _HEADER_BYTES = 4
 _MAX_LINE_BYTES = 100
@@ -49,7 +50,7 @@ class FrameReader:
 
     def renew(self) -> None:
         """Count anew."""
-        self._frames_left, self._parts_left = MAX_FRAMES, MAX_PARTS
+        self._frames_left, self._parts_left = MAX_FRAMES, MAX_CELL_PARTS
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """Return what `data` completes.
@@ -86,7 +87,7 @@ class FrameReader:
         self._frames_left -= 1
         if self._frames_left < 0:
             raise TooMuch(f"there are more than {MAX_FRAMES} frames")
-        message, parts = _decode(text, self._parts_left)
+        message, parts = _decode(text, min(MAX_PARTS, self._parts_left))
         self._parts_left -= parts
         return message
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from . import figures, hooks, shim
 from .pretty import bounded, report, text_of
+from .text import parts_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     Emit = Callable[[dict[str, Any], dict[str, Any]], None]
 
 MAX_BUNDLE_BYTES = 8 << 20  # as it is told: bytes as base64, text with its escapes
-MAX_METADATA_BYTES = 64 << 10
+MAX_METADATA_BYTES, MAX_METADATA_PARTS = 64 << 10, 1000
+MAX_DIGITS = 4300  # of an integer there, whatever this interpreter prints
 MAX_MIMES = 100
 ESCAPE_BYTES = 8  # that an escape counts for: many take longer to read than their size says
 _MIB = 1 << 20
@@ -189,7 +191,7 @@ def _content(mime: str, content: Any) -> Content:
 
 def _drop_what_is_too_large(data: Bundle) -> None:
     """Leave out the largest parts until the rest is within bounds, and say so in the text."""
-    for mime in list(data)[MAX_MIMES:]:
+    for mime in [one for one in data if one != "text/plain"][MAX_MIMES - 1 :]:
         del data[mime]
     sizes = {mime: len(mime) + _size(content) for mime, content in data.items() if mime != "text/plain"}
     room = MAX_BUNDLE_BYTES - _size(data.get("text/plain", ""))
@@ -217,16 +219,23 @@ def _size(content: Content) -> int:
 
 
 def _plain_metadata(metadata: dict[Any, Any]) -> Metadata:
-    """Return metadata as JSON can hold it, and nothing when it cannot."""
+    """Return metadata as JSON can hold it, and nothing when it cannot or the caller would not read it."""
     if not metadata:
         return {}
     import json
 
     try:
-        text = json.dumps(metadata)
-        return json.loads(text) if len(text) <= MAX_METADATA_BYTES else {}
+        text = json.dumps(metadata, allow_nan=False)
+        plain: Metadata = json.loads(text, parse_int=_integer) if len(text) <= MAX_METADATA_BYTES else {}
     except (TypeError, ValueError, RecursionError):
         return {}
+    return plain if parts_of(plain) <= MAX_METADATA_PARTS else {}
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError("too many digits")
+    return int(digits)
 
 
 class DisplayHandle:

@@ -22,6 +22,9 @@ const PATIENCE_MS = 100; // how long an idle guest may take to say so before it 
 const MAX_DISPLAYS = 16; // not yet read by the caller, before `display` waits
 const MAX_SHOWN = 30 * 1024 * 1024; // bytes of all displays of a run, each of which counts as a 500th at least
 const MAX_PARTS = 30000; // of a value; the caller reads no frame with many more, nor more displays
+const MAX_SHOWN_PARTS = 24000; // lists, objects and members of all displays of a run, which the caller counts too
+const MAX_METADATA_PARTS = 1000;
+const FEW_PARTS = 32; // that the caller may count in any frame, since it does not look whether they stand in texts
 const [SIGINT, EXIT_BROKEN] = [2, 70];
 const [DISPLAYS, FINISHED] = [0, 1]; // places in the shared memory: displays under way, runs that are over
 const INTERRUPTED = { exit_code: 1, error: { name: 'Interrupted', message: 'the run was interrupted', traceback: '' } };
@@ -158,8 +161,8 @@ function beGuest() {
   let left = MAX_SHOWN;
   const display = (value, metadata = {}) => {
     if (left < 0) return;
-    const { size, ...bundle } = rendered(value, metadata);
-    left -= Math.max(size, MAX_SHOWN / 500);
+    const { size, parts, ...bundle } = rendered(value, metadata);
+    left -= Math.max(size, MAX_SHOWN / 500, (parts * MAX_SHOWN) / MAX_SHOWN_PARTS);
     const message = left < 0 ? { op: 'cut' } : { op: 'display', ...bundle };
     while (Atomics.load(shared, DISPLAYS) >= MAX_DISPLAYS) Atomics.wait(shared, DISPLAYS, MAX_DISPLAYS, PATIENCE_MS);
     driver.postMessage(message);
@@ -389,7 +392,18 @@ function rendered(value, metadata) {
   const bytes = Buffer.byteLength(text); // the caller takes less of what is not ASCII, or has many escapes
   const size = Math.max(bytes === text.length ? bytes : 2 * bytes, 9 * text.split('\\').length);
   if (size > MAX_FRAME_BYTES - 200) throw new RangeError('display: too much for one frame');
-  return { ...parse(text), size };
+  const bundle = parse(text);
+  if (partsOf(bundle.metadata) > MAX_METADATA_PARTS) bundle.metadata = {};
+  const parts = Math.max(8 + partsOf(bundle.data) + partsOf(bundle.metadata), FEW_PARTS);
+  return { ...bundle, size, parts };
+}
+
+// Return of how many lists, objects and members JSON is: the caller reads only so many, and nothing nested deeply.
+function partsOf(value, depth = 0) {
+  if (typeof value !== 'object' || value === null) return 0;
+  if (depth > 100) return Infinity;
+  const inner = Object.values(value);
+  return inner.reduce((sum, one) => sum + partsOf(one, depth + 1), 1 + inner.length);
 }
 
 // Return content by MIME type as text, with bytes in base64; undefined when `value` is anything else.

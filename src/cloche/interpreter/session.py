@@ -18,9 +18,9 @@ import sys
 from json import encoder as _encoder
 
 from . import forking, magics, oneshot, telling
-from .pretty import report
+from .pretty import report, text_of
 from .rich import Display, bundle, shows_itself
-from .text import as_text
+from .text import as_text, parts_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class Session:
         if text is not None and len(text) <= telling.MAX_VALUE_BYTES:
             is_changeable = type(cell.value) in (list, dict)  # by a thread, until it is written
             return {**told, "value": _from_json(text) if is_changeable else cell.value}
-        shown = (cell.data or {}).get("text/plain") or bundle(cell.value)[0]["text/plain"]
+        shown = (cell.data or bundle(cell.value)[0]).get("text/plain") or text_of(cell.value)
         return {**told, "value_repr": str(shown)[: telling.MAX_VALUE_BYTES]}
 
     def _run(self, code: str) -> Cell:
@@ -349,7 +349,8 @@ class Session:
         oneshot.flush()
         frame = {"op": "display", "id": self.request_id, "data": as_text(data), "metadata": metadata}
         body = _as_json(frame).encode()
-        self._send(body if self.room.takes(len(body)) else b'{"op": "cut"}')
+        is_taken = self.room.takes(len(body), len(data) + parts_of(metadata))
+        self._send(body if is_taken else b'{"op": "cut"}')
 
 
 class NoInput:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_SHOWN, MAX_SHOWN_BYTES = 500, 30 << 20  # outputs of one script or cell; the caller refuses all for one too many
+MAX_PARTS = 24_000  # of them together: lists, objects and members; the caller reads that twice, and a value
+FEW_PARTS = 32  # that the caller may count in any frame, since it does not look whether they stand in texts
+FRAME_PARTS = 8  # around a bundle and its metadata
 MAX_VALUE_BYTES = 60_000  # what a pipe surely takes without a reader, so that a value can never block the guest
 _LOOKS = ("_repr_html_", "_repr_mimebundle_", "_repr_svg_", "_repr_png_", "_repr_markdown_", "_repr_latex_")
 
@@ -65,12 +68,12 @@ def _with_looks(value: Any, has_look: bool, data: bytes, archive: Any) -> bytes:
     import json
 
     bodies: list[bytes] = []
-    rich, figures, as_text = _modules(archive)
+    rich, figures, text = _modules(archive)
     room = Room()
 
     def show(content: dict[str, Any], about: dict[str, Any]) -> None:
-        body = json.dumps({"op": "display", "data": as_text(content), "metadata": about}).encode()
-        if room.takes(len(body)):
+        body = json.dumps({"op": "display", "data": text.as_text(content), "metadata": about}).encode()
+        if room.takes(len(body), len(content) + text.parts_of(about)):
             bodies.append(body)
 
     figures.flush(lambda _, content, about: show(content, about))
@@ -85,14 +88,16 @@ class Room:
     """Count what one script or cell shows, and take no more than the caller keeps."""
 
     def __init__(self) -> None:
-        self.left, self.left_bytes, self.is_cut = MAX_SHOWN, MAX_SHOWN_BYTES, False
+        self.left, self.left_bytes, self.left_parts, self.is_cut = MAX_SHOWN, MAX_SHOWN_BYTES, MAX_PARTS, False
 
-    def takes(self, size: int) -> bool:
-        """Tell whether an output of this size is still to be told; once one is not, no other is."""
-        self.is_cut = self.is_cut or not self.left or size > self.left_bytes
+    def takes(self, size: int, parts: int) -> bool:
+        """Tell whether an output of so many bytes and parts is still to be told; once one is not, no other is."""
+        parts = max(parts + FRAME_PARTS, FEW_PARTS)
+        self.is_cut = self.is_cut or not self.left or size > self.left_bytes or parts > self.left_parts
         if not self.is_cut:
             self.left -= 1
             self.left_bytes -= size
+            self.left_parts -= parts
         return not self.is_cut
 
 
@@ -102,7 +107,7 @@ def _modules(archive: Any) -> tuple[Any, Any, Any]:
     sys.meta_path.insert(0, archive)
     try:
         rich, figures, text = (_module(f"interpreter.{name}") for name in ("rich", "figures", "text"))
-        return rich, figures, text.as_text
+        return rich, figures, text
     finally:
         sys.meta_path.remove(archive)
         for name in [name for name in sys.modules if name.partition(".")[0] == "interpreter"]:

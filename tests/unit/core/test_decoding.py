@@ -83,6 +83,21 @@ def test_what_is_no_json_is_refused(text: str, around: str) -> None:
         decode(around % text if text else around % "]")
 
 
+@pytest.mark.parametrize("number", ["2." + "2" * 300 + "e-308", "1" * 40 + ".0"])
+def test_long_floats_are_refused(number: str) -> None:
+    """The hardest take time with their length, and whoever means a float writes at most 25 characters."""
+    with pytest.raises(ValueError, match="characters"):
+        decode(number)
+    assert decode("[-2.2250738585072014e-308,-0.0000012345678901234567]")[1] == 2
+
+
+def test_halves_of_characters_in_large_objects() -> None:
+    """Each becomes U+FFFD, in names, long texts and lists; a pair stays what it spells."""
+    text = r'{"a\udc00":["\ud800"],"data":{"b\ud800":"é\ud83d\ude00' + (LONG + r"\udc00\ud83d") * 2 + '"}}'
+    mended = {"a\ufffd": ["\ufffd"], "data": {"b\ufffd": "é\U0001f600" + (LONG + "\ufffd\ufffd") * 2}}
+    assert decode(text, mends_text=True)[0] == mended
+
+
 @pytest.fixture(params=[0, 10_000])
 def digits_limit(request: pytest.FixtureRequest) -> Iterator[int]:
     """Have the interpreter print longer integers than usual."""
@@ -110,6 +125,7 @@ MUCH = {
     "beside": '{"a":[' + "9" * MAX_BESIDE_BYTES + "]}",
     "beside in turns": '{"a":[' + " " * 600_000 + '],"b":[' + " " * 600_000 + "]}",
     "halves": '"' + r"\ud800" * 70_000 + '"',
+    "halves in a long text": '{"long":"' + LONG + r"\ud800" * 70_000 + '"}',
 }
 
 
