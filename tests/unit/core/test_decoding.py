@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -96,6 +97,18 @@ def test_halves_of_characters_in_large_objects() -> None:
     text = r'{"a\udc00":["\ud800"],"data":{"b\ud800":"é\ud83d\ude00' + (LONG + r"\udc00\ud83d") * 2 + '"}}'
     mended = {"a\ufffd": ["\ufffd"], "data": {"b\ufffd": "é\U0001f600" + (LONG + "\ufffd\ufffd") * 2}}
     assert decode(text, mends_text=True)[0] == mended
+
+
+def test_half_a_character_costs_little_memory() -> None:
+    """It makes its text take twice the memory, and that text is not copied over and over."""
+    text = '{"long":"' + LONG * 8 + r'\ud83d"}'
+    tracemalloc.start()
+    try:
+        value, _ = decode(text, mends_text=True)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (value["long"][-1], peak < 3 * kept) == ("\ufffd", True)
 
 
 @pytest.fixture(params=[0, 10_000])
