@@ -51,7 +51,7 @@ except (OSError, ValueError) as error:
     worked = False
 print(worked)
 """
-OWN_CHILD = "subprocess.Popen(['sleep', '30']).pid"
+OWN_CHILD = "(child := subprocess.Popen(['sleep', '30'])).pid"
 # The secret is given masked, and never put together: whoever looks for it would else find their own copy.
 SCAN = """
 import sys
@@ -83,7 +83,7 @@ def _masked(secret: str) -> str:
 @pytest.mark.parametrize("name", REACH)
 def test_the_process_that_forked_it_is_out_of_reach(name: str) -> None:
     """Pid 1 of a jail can be neither hurt nor read by its guest; outside, a program could do all that to its child."""
-    program = AIM.format(pid=OWN_CHILD, attempt=REACH[name], patience_s=20)
+    program = AIM.format(pid=OWN_CHILD, attempt=REACH[name], patience_s=20) + "child.kill()\n"
     outside = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert outside.stdout == "True\n", f"the attempt does not work even on a child: {outside.stderr}"
     assert run_pooled(AIM.format(pid=1, attempt=REACH[name], patience_s=0.1), cpus=2).stdout == "False\n"
