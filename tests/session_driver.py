@@ -79,6 +79,9 @@ class Driver:
         self.selector.register(self.answers, selectors.EVENT_READ, "link")
         self.run_id = 0
         self.ready = self._await("ready").done
+        if self.ready is END_OF_LINK:
+            self.kill()
+            raise EOFError(f"the driver of {language} ended before it was ready")
 
     def __enter__(self) -> Driver:
         return self

@@ -189,6 +189,24 @@ def test_a_program_in_place_of_the_shell_ends_the_session(tmp_path: Path) -> Non
         driver.kill()
 
 
+@pytest.mark.parametrize("reads, answers", [(59, 60), (60, 59), (61, 60), (62, 61), (59, 62), (10, 11)])
+def test_the_numbers_of_a_session_s_descriptors_do_not_matter(
+    open_driver: Open, tmp_path: Path, reads: int, answers: int
+) -> None:
+    """A shell may be given any two descriptors, those that it takes for its own among them."""
+    program = tmp_path / "bash-with-numbers"
+    program.write_text(
+        "#!/bin/bash\n"
+        'exec {a}<&"$4" {b}>&"$5"\n'
+        f'exec {reads + 100}<&"$a" {answers + 100}>&"$b"\n'
+        f"exec {reads}<&{reads + 100} {answers}>&{answers + 100}\n"
+        f'exec bash "$1" "$2" "$3" {reads} {answers} {reads + 100}<&- {answers + 100}>&-\n'
+    )
+    program.chmod(0o755)
+    driver = open_driver("bash", program=str(program))
+    assert driver.run("echo a").stdout == b"a\n"
+
+
 def test_a_killed_shell_ends_the_session(tmp_path: Path) -> None:
     """A driver that was killed is seen as the end of the link, although its children go on."""
     driver = Driver("bash", tmp_path)

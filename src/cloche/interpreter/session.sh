@@ -20,10 +20,11 @@
 # after that. An interrupt that comes while no run goes on, or before the shell has read it, is ignored.
 
 if [[ $- != *i* ]]; then
-  exec 60<&"$1" 61>&2 62>&- 59>&"$2"
-  for __cloche_given in "$1" "$2"; do
-    ((__cloche_given >= 59 && __cloche_given <= 62)) || exec {__cloche_given}>&-
-  done
+  # The given ones may have the numbers that are wanted for another: they are moved away first, to 10 and up.
+  exec {__cloche_link}<&"$1" {__cloche_answers}>&"$2"
+  for __cloche_given in "$@"; do exec {__cloche_given}>&-; done
+  exec 59>&"$__cloche_answers" 60<&"$__cloche_link" 61>&2 62>&-
+  exec {__cloche_answers}>&- {__cloche_link}<&-
   exec -a bash "$BASH" --noprofile --noediting --rcfile "$0" -i </dev/null 2>/dev/null
 fi
 
