@@ -20,7 +20,7 @@ from cloche.core.events import Sink, Started
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, Verdict, decide
 from cloche.core.result import EXIT_TIMEOUT, TIMEOUT_NOTE, Output, Result, Status, Usage
-from cloche.core.told import read_output
+from cloche.core.told import MAX_VALUE_BYTES, is_small, read_output
 
 from .drivers import Interrupt, Word
 from .exchange import Exchange, Heard
@@ -305,7 +305,7 @@ class LivingSession(ABC):
         if verdict.status is Status.TIMEOUT:
             err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
         found = await self._changes(timeout_s)
-        value, is_repr = _value(frame or {})
+        value, is_repr, is_cut = _value(frame or {})
         return Result(
             out.decode("utf-8", "replace"),
             err.decode("utf-8", "replace"),
@@ -323,7 +323,7 @@ class LivingSession(ABC):
             stdout_bytes=out,
             stderr_bytes=err,
             save_files=found.save,
-            meta=self._meta(frame, duration, is_cut=heard.is_cut) | found.meta(),
+            meta=self._meta(frame, duration, is_cut=heard.is_cut or is_cut) | found.meta(),
         )
 
     def _verdict_of(self, frame: dict[str, Any]) -> Verdict:
@@ -370,11 +370,12 @@ def as_lost(verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _value(frame: dict[str, Any]) -> tuple[Any, bool]:
-    if "value" in frame:
-        return frame["value"], False
-    text = frame.get("value_repr")
-    return (text, True) if isinstance(text, str) else (None, False)
+def _value(frame: dict[str, Any]) -> tuple[Any, bool, bool]:
+    """Return a cell's value, whether it is a repr, and whether it was cut: no driver of ours sends a larger one."""
+    value, text = frame.get("value"), frame.get("value_repr")
+    if value is not None or not isinstance(text, str):
+        return (value, False, False) if is_small(value, MAX_VALUE_BYTES) else (None, False, True)
+    return text[:MAX_VALUE_BYTES], True, len(text) > MAX_VALUE_BYTES
 
 
 def _shown(frame: dict[str, Any]) -> list[Output]:

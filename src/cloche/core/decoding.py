@@ -24,7 +24,8 @@ MAX_BYTES = 9 * MIB  # of one text: a bundle of 8 MiB, as drivers write it, and 
 MAX_WIDE_BYTES = MAX_BYTES // 2  # of one that is not ASCII: in memory it may take four times as much
 MAX_PARTS = 40_000  # commas, lists and objects outside of texts; a value of 64 KiB has at most 32,768
 FEW_PARTS = 32  # that are not looked at twice, whether they stand in texts or not
-MAX_BESIDE_BYTES = MIB  # of what is parsed at once
+MAX_BESIDE_BYTES = 320 * KIB  # of what is parsed at once
+MAX_OUTSIDE_CHARS = 128 * KIB  # of it, that stand in no text: a value and metadata of 64 KiB each, mostly numbers, say
 MAX_MEMBERS, MAX_PIECES = 1000, 16  # of an object that is larger: its members, and the lists and objects there
 MAX_ESCAPES = 1 << 20  # in all texts together
 MAX_HALVES = 65_536  # of characters, to be replaced
@@ -86,6 +87,8 @@ def _count(text: str, brackets: int, most: int) -> int:
     if parts > FEW_PARTS:
         beside = _outside_of_texts(text, 4 * most + 4)  # a name and a text for each part, and two quotes for each
         parts = beside.count(",") + beside.count("[") + beside.count("{")
+        if len(beside) > MAX_OUTSIDE_CHARS:
+            raise TooMuch(f"JSON has more than {MAX_OUTSIDE_CHARS} characters outside of texts")
     if parts > most:
         raise TooMuch(f"JSON has more than {most} parts")
     return parts

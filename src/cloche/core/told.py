@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,16 +104,11 @@ def _value(data: bytes) -> tuple[Any, bool]:
 
 
 def read_output(frame: Mapping[str, Any]) -> Output | None:
-    """Read a MIME bundle; binary content comes as base64. None for what is no bundle."""
+    """Read a MIME bundle: texts, with binary content as base64. None for what is no bundle."""
     data, metadata = frame.get("data"), frame.get("metadata")
     if not isinstance(data, dict) or len(data) > MAX_MIMES:
         return None
-    content = {}
-    for mime, value in data.items():
-        if isinstance(value, str):
-            content[mime] = _decoded(mime, value)
-        elif mime.endswith("json"):
-            content[mime] = _as_json(value)
+    content = {mime: _decoded(mime, value) for mime, value in data.items() if isinstance(value, str)}
     return Output(data=content, metadata=_bounded(metadata)) if content else None
 
 
@@ -122,10 +116,10 @@ def _bounded(metadata: object) -> dict[str, Any]:
     """Return an output's metadata, nothing where they are none or more than any output needs."""
     if not isinstance(metadata, dict) or not metadata:
         return {}
-    return metadata if _is_small(metadata, MAX_METADATA_BYTES) else {}
+    return metadata if is_small(metadata, MAX_METADATA_BYTES) else {}
 
 
-def _is_small(value: object, most: int) -> bool:
+def is_small(value: object, most: int) -> bool:
     """Tell whether a value has at most about so many bytes as JSON, without writing it."""
     left: list[object] = [value]
     while left and most >= 0:
@@ -145,7 +139,3 @@ def _decoded(mime: str, value: str) -> str | bytes:
     with contextlib.suppress(ValueError):
         return binascii.a2b_base64(value, strict_mode=True)  # of the text itself, not of a copy in bytes
     return value
-
-
-def _as_json(value: object) -> str:
-    return json.dumps(value)

@@ -24,7 +24,7 @@ MAX_BUNDLE_BYTES = 8 << 20  # as it is told: bytes as base64, text with its esca
 MAX_METADATA_BYTES, MAX_METADATA_PARTS = 64 << 10, 1000
 MAX_DIGITS = 4300  # of an integer there, whatever this interpreter prints
 MAX_MIMES = 100
-ESCAPE_BYTES = 8  # that an escape counts for: many take longer to read than their size says
+ESCAPE_BYTES = 9  # that an escape counts for: many take longer to read than their size says; and a repr has some, too
 _MIB = 1 << 20
 _METHODS = (
     ("_repr_html_", "text/html"),

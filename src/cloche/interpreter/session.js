@@ -17,13 +17,15 @@ const { isMainThread, parentPort, Worker, workerData } = require('node:worker_th
 
 const { parse, stringify } = JSON; // a run may replace them
 const MAX_FRAME_BYTES = Number((isMainThread && process.argv[4]) || 9 * 1024 * 1024);
-const MAX_TEXT = Math.floor(MAX_FRAME_BYTES / 32); // characters of a value, a repr or a traceback: many fit a frame
+const MAX_TEXT = Math.floor(MAX_FRAME_BYTES / 32); // characters of a bundle that is a value, or of a printed traceback
+const MAX_VALUE = 60000; // characters of a value or its repr, as in Python
+const [MAX_WORDS, MAX_TRACEBACK] = [2000, 8000]; // of an error's name or message, and of what is told of its traceback
 const PATIENCE_MS = 100; // how long an idle guest may take to say so before it counts as busy
 const MAX_DISPLAYS = 16; // not yet read by the caller, before `display` waits
 const MAX_SHOWN = 30 * 1024 * 1024; // bytes of all displays of a run, each of which counts as a 500th at least
 const MAX_PARTS = 30000; // of a value; the caller reads no frame with many more, nor more displays
 const MAX_SHOWN_PARTS = 24000; // lists, objects and members of all displays of a run, which the caller counts too
-const MAX_METADATA_PARTS = 1000;
+const [MAX_METADATA, MAX_METADATA_PARTS] = [64 * 1024, 1000];
 const FEW_PARTS = 32; // that the caller may count in any frame, since it does not look whether they stand in texts
 const [SIGINT, EXIT_BROKEN] = [2, 70];
 const [DISPLAYS, FINISHED] = [0, 1]; // places in the shared memory: displays under way, runs that are over
@@ -338,21 +340,21 @@ function succeeded(value) {
   if (value === undefined) return { exit_code: 0 };
   const result = { exit_code: 0 };
   const text = isExact(value, { parts: 0 }) ? stringify(value) : undefined;
-  if (text !== undefined && text.length <= MAX_TEXT) result.value = value;
-  else result.value_repr = cut(safely(() => inspect(value)));
+  if (text !== undefined && text.length <= MAX_VALUE) result.value = value;
+  else result.value_repr = cut(safely(() => inspect(value)), MAX_VALUE);
   const data = mimeBundle(value);
   if (data !== undefined && stringify(data).length <= MAX_TEXT) result.data = data;
   return result;
 }
 
 function failed(error, place = '') {
-  const traceback = report(error, place);
+  const traceback = cut(report(error, place), MAX_TRACEBACK);
   const isError = types.isNativeError(error);
   // The error of a child process that an interrupt ended comes before the interrupt itself.
   const isInterrupt = safely(() => isError && error.signal === 'SIGINT') === true;
   if (isInterrupt) return { ...INTERRUPTED, error: { ...INTERRUPTED.error, traceback } };
-  const name = cut(safely(() => (isError ? String(error.name) : 'Error')));
-  const message = cut(safely(() => (isError ? String(error.message) : inspect(error))));
+  const name = cut(safely(() => (isError ? String(error.name) : 'Error')), MAX_WORDS);
+  const message = cut(safely(() => (isError ? String(error.message) : inspect(error))), MAX_WORDS);
   return { exit_code: 1, error: { name, message, traceback } };
 }
 
@@ -363,7 +365,7 @@ function report(error, place = '') {
   const kept = lines.filter((line, at) => {
     return !isOurs(line) && !(line.includes('processTicksAndRejections (node:') && at > 0 && isOurs(lines[at - 1]));
   });
-  const text = cut(`${place}Uncaught ${kept.join('\n')}`);
+  const text = cut(`${place}Uncaught ${kept.join('\n')}`, MAX_TEXT);
   process.stderr.write(`${text}\n`);
   return text;
 }
@@ -385,15 +387,19 @@ function safely(text) {
   }
 }
 
-const cut = (text) => (text.length <= MAX_TEXT ? text : `${text.slice(0, MAX_TEXT)}…`);
+const cut = (text, most) => whole(text.length <= most ? text : `${text.slice(0, most)}…`);
+
+// Replace halves of characters, of which the caller takes only so many.
+const whole = (text) => text.replace(/\p{Surrogate}/gu, '\ufffd');
 
 function rendered(value, metadata) {
-  const text = stringify({ data: mimeBundle(value) ?? { 'text/plain': inspect(value) }, metadata });
+  const text = stringify({ data: mimeBundle(value) ?? { 'text/plain': whole(inspect(value)) }, metadata });
   const bytes = Buffer.byteLength(text); // the caller takes less of what is not ASCII, or has many escapes
   const size = Math.max(bytes === text.length ? bytes : 2 * bytes, 9 * text.split('\\').length);
   if (size > MAX_FRAME_BYTES - 200) throw new RangeError('display: too much for one frame');
   const bundle = parse(text);
-  if (partsOf(bundle.metadata) > MAX_METADATA_PARTS) bundle.metadata = {};
+  const isLarge = bundle.metadata !== undefined && stringify(bundle.metadata).length > MAX_METADATA;
+  if (isLarge || partsOf(bundle.metadata) > MAX_METADATA_PARTS) bundle.metadata = {};
   const parts = Math.max(8 + partsOf(bundle.data) + partsOf(bundle.metadata), FEW_PARTS);
   return { ...bundle, size, parts };
 }
@@ -415,7 +421,7 @@ function mimeBundle(value) {
     if (types.isUint8Array(one)) return Buffer.from(one).toString('base64');
     return typeof one === 'object' ? stringify(one) : String(one);
   };
-  return Object.fromEntries(entries.map(([mime, one]) => [mime, asText(one)]));
+  return Object.fromEntries(entries.map(([mime, one]) => [mime, whole(asText(one))]));
 }
 
 function isPlain(value) {

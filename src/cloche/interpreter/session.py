@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _signal: Any = __import__("_signal")
+_thread: Any = __import__("_thread")
 
 ONLY_AST, TOP_LEVEL_AWAIT, FUTURE_FLAGS, IS_COROUTINE = 0x400, 0x2000, 0x1FF0000, 0x80
 MOST_REWRITES = 1000  # lines of one cell
@@ -55,6 +56,8 @@ class Session:
 
     def __init__(self, link: int, answers: int, namespace: dict[str, Any]):
         self.link, self.answers, self.namespace, self.pid = link, answers, namespace, os.getpid()
+        self._turn = _thread.RLock()  # to send: any thread of a cell may show something
+        self._main, self._sender, self._is_late = _thread.get_ident(), 0, False
         self._waiting = select.poll()
         self._waiting.register(link, select.POLLIN)
         self.is_running = False
@@ -162,11 +165,15 @@ class Session:
 
     def _send(self, data: bytes) -> None:
         view = memoryview(len(data).to_bytes(4, "big") + data)
-        while view:
+        with self._turn:
+            self._sender = _thread.get_ident()
             try:
-                view = view[os.write(self.answers, view) :]
-            except InterruptedError:
-                continue
+                while view:
+                    view = view[os.write(self.answers, view) :]
+            finally:
+                self._sender = 0
+        if self._is_late and _thread.get_ident() == self._main:
+            self._on_interrupt(_signal.SIGINT, None)
 
     def receive(self) -> dict[str, Any] | None:
         """Wait for a frame; None when the other end is gone.
@@ -193,8 +200,9 @@ class Session:
                 return data
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        """Interrupt a cell; between two there is nothing to interrupt."""
-        if self.is_running:
+        """Interrupt a cell, when it has said what it says; between two there is nothing to interrupt."""
+        self._is_late = self._sender == self._main
+        if self.is_running and not self._is_late:
             raise KeyboardInterrupt
 
     def _answer(self, code: str) -> dict[str, Any]:
@@ -344,13 +352,16 @@ class Session:
 
     def _show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         """Send a bundle as soon as it is there; of too many, once, that there were more."""
-        if os.getpid() != self.pid or self.room.is_cut:
+        if os.getpid() != self.pid:
             return
         oneshot.flush()
         frame = {"op": "display", "id": self.request_id, "data": as_text(data), "metadata": metadata}
         body = _as_json(frame).encode()
-        is_taken = self.room.takes(len(body), len(data) + parts_of(metadata))
-        self._send(body if is_taken else b'{"op": "cut"}')
+        with self._turn:
+            if self.room.is_cut:
+                return
+            is_taken = self.room.takes(len(body), len(data) + parts_of(metadata))
+            self._send(body if is_taken else b'{"op": "cut"}')
 
 
 class NoInput:
