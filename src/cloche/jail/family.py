@@ -445,6 +445,8 @@ def _kill_clone(node: Node) -> None:
         _signal.pidfd_send_signal(node.ended, SIGKILL)
     except ProcessLookupError:
         pass
+    if node.cgroup is not None:
+        node.cgroup.lift_quota()  # its last: a fork's group ends with it
 
 
 def _living_children(guest: int, known: set[int]) -> list[int]:

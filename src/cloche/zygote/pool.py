@@ -56,6 +56,7 @@ class Slot:
         self.spent_s = 0.0
         self.rebuilds = True
         self.kept_bytes = 0
+        self.is_dying = False  # the kernel still takes apart what ran in it; its helper waits for that
         self.pid = 0  # the helper's, as far as we know it
         self.is_here = self.is_dead = False
         self.idle_since = time.monotonic()
@@ -193,7 +194,7 @@ class Pool:
         """Take back a slot whose run has ended and left nothing."""
         with self._lock:
             self._busy.discard(slot)
-            if self._is_closed or slot.template.is_gone or slot.template is not self._template:
+            if self._is_closed or slot.is_dying or slot.template.is_gone or slot.template is not self._template:
                 self._close(slot)
             else:
                 slot.idle_since = time.monotonic()

@@ -70,6 +70,13 @@ class Spool:
             self.file.write(before.getvalue())
         self.file.write(data)
 
+    def take_names(self, size: object) -> list[str]:
+        """Return the paths that the last `size` bytes are, which are then no part of the archive; of no size, none."""
+        if not isinstance(size, int) or not 0 < size <= self.size:
+            return []
+        self.size -= size
+        return [os.fsdecode(name) for name in _read(self, self.size, size).split(b"\0")]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:

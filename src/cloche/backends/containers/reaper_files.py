@@ -235,9 +235,17 @@ def hand_files(
             archive.addfile(member, content)
     if archive is not None:
         archive.close()
+    # Or not found in time: the caller then forgets its hash.
+    gone = hand_names(caller, [path for path in before if path not in seen])
+    caller.say_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone_bytes=gone)
+
+
+def hand_names(caller: Caller, paths: list[str]) -> int:
+    """Send paths as data, in which many of them are cheap to read, and the end of all data; return of how many bytes."""
+    data = b"\0".join(map(os.fsencode, paths))
+    Outgoing(caller).write(data)
     caller.say(DATA)
-    gone = [path for path in before if path not in seen]  # or not found in time: the caller then forgets its hash
-    caller.say_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone=gone)
+    return len(data)
 
 
 class Exactly:
@@ -288,7 +296,8 @@ def list_files(caller: Caller) -> None:
     found = survey(walk)
     if why := walk.reasons & {"time", "entries", "paths"}:
         raise Refused("too_large", WORKSPACE, f"there is too much to list it ({', '.join(sorted(why))})")
-    caller.say_json(DONE, paths=sorted(found))
+    hand_names(caller, sorted(found))
+    caller.say_json(DONE)
 
 
 def prepare_workspace() -> None:

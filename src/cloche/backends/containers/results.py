@@ -53,15 +53,13 @@ class Workspace:
 
     def _changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
         before = {**self._known, **given}
+        names = spool.take_names(answer.get("gone_bytes"))
         places, left_out = unpack(spool, until)
         changed = [path for path, place in places.items() if before.get(path) != place.sha256]
-        gone = (
-            [path for path in before if path not in places]
-            if answer.get("is_whole") and not until.has_ended
-            else answer.get("gone")
-        )
+        is_all = answer.get("is_whole") and not until.has_ended
+        gone = [path for path in before if path not in places] if is_all else names
         self._known = {**before, **{path: place.sha256 for path, place in places.items()}}
-        for path in gone if isinstance(gone, list) else ():
+        for path in gone:
             self._known.pop(path, None)
         records = tuple(
             FileRecord(path=path, size=places[path].size, sha256=places[path].sha256) for path in sorted(changed)

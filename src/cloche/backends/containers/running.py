@@ -6,12 +6,12 @@ Frames arrive in the container's reading thread. Output is bounded there; everyt
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from cloche.core.bounded import HeadTail
+from cloche.core.decoding import as_text, decode
 from cloche.core.errors import SandboxFileError, SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
 from cloche.core.events import OutputChunk, PlanStep, Sink, Started, Stream, discard
 from cloche.core.limits import Limits
@@ -23,6 +23,7 @@ from .archive import Spool
 STARTED, OUT, ERR, VALUE, ENDED, DATA, DONE, FAILED = b"s", b"o", b"e", b"v", b"r", b"D", b"k", b"x"
 STREAMS: dict[bytes, Stream] = {OUT: "stdout", ERR: "stderr"}
 MOST = 1 << 53  # that any number in a report can be
+MOST_BYTES, MOST_PARTS = 65_536, 100  # of what a first process says of itself
 _ERRORS: dict[str, type[SandboxFileError]] = {
     "not_found": SandboxFileNotFound,
     "too_large": SandboxFileTooLarge,
@@ -132,12 +133,12 @@ class Running(Conversation):
         """Take one frame; in the reading thread."""
         if tag in STREAMS:
             self.outputs.take(STREAMS[tag], body)
-        elif tag == STARTED:
+        elif tag == STARTED and not self.has_started:
             self.has_started = True
             self.post(self._begin)
         elif tag == VALUE:
             self._hear_value(body)
-        elif tag == ENDED:
+        elif tag == ENDED and self.report is None:
             self.report = read_report(body)
         else:
             super().hear(tag, body)
@@ -158,8 +159,13 @@ class Running(Conversation):
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return the object that a frame holds. Raises ValueError."""
-    found = json.loads(body)
+    """Return the object that a frame holds, small as all of ours are. Raises ValueError.
+
+    Where a guest could write to this link, as it can on some gVisor, it shall not keep us.
+    """
+    if len(body) > MOST_BYTES:
+        raise ValueError(f"the container said {len(body)} bytes at once, of at most {MOST_BYTES}")
+    found, _ = decode(as_text(body), MOST_PARTS, mends_text=True)
     if not isinstance(found, dict):
         raise ValueError("the container sent what is no object")
     return found

@@ -121,9 +121,9 @@ class ContainerSandbox(ABC, Generic[G, C]):
         """Return the paths of all regular files below `path`, relative to the workspace."""
         top = "" if path in (".", "", "/workspace") else workspace_path(path) + "/"
         async with self._turn:
-            answer = await self._converse(Conversation(0), {"do": "list"})
-            found = answer.get("paths")
-            return tuple(str(one) for one in found if str(one).startswith(top)) if isinstance(found, list) else ()
+            talk = Conversation(0)
+            await self._converse(talk, {"do": "list"})
+            return tuple(path for path in talk.spool.take_names(talk.spool.size) if path.startswith(top))
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""

@@ -46,6 +46,7 @@ exec head -c "$2" "./$1"
 _LIST = "cd /workspace && find . -type f -print0"
 _REFUSED, _MISSING = 41, 44
 _LAST_SIGNAL = 64
+MOST_NAMES_BYTES = 32 << 20
 OnPiece = Callable[[int, bytes], None]
 
 
@@ -178,9 +179,18 @@ class ShellContainer(DockerContainer):
 
     def _list(self) -> None:
         data = bytearray()
-        self._execute(["sh", "-c", _LIST], lambda stream, piece: data.extend(piece if stream == 1 else b""))
-        names = bytes(data).decode("utf-8", "surrogateescape").split("\0")
-        self._say_json(DONE, paths=sorted(name.removeprefix("./") for name in names if name))
+
+        def take(stream: int, piece: bytes) -> None:
+            if stream == 1 and len(data) <= MOST_NAMES_BYTES:
+                data.extend(piece)
+
+        self._execute(["sh", "-c", _LIST], take)
+        if len(data) > MOST_NAMES_BYTES:
+            why = f"there is too much to list it: more than {MOST_NAMES_BYTES} bytes of names"
+            self._say_json(FAILED, kind="too_large", path="/workspace", why=why)
+            return
+        self._say(DATA, b"\0".join(sorted(name.removeprefix(b"./") for name in data.split(b"\0") if name)))
+        self._say_json(DONE)
 
     def _counters(self) -> tuple[int, int]:
         """Return how often the kernel killed for memory and refused a process."""

@@ -88,11 +88,17 @@ class Dialogue(Exchange):
         """Name the guest's ends as the kernel names them to whoever looks which descriptors a process has."""
         return [_name(self._theirs.fileno(), "socket"), *(_name(fd, "pipe") for fd in self._guest[1:])]
 
-    async def ask_for_clone(self, request_id: int, other: Dialogue) -> asyncio.Future[dict[str, Any]]:
-        """Ask the interpreter to clone itself; the clone takes the guest's ends of `other`."""
+    async def ask_for_clone(
+        self, request_id: int, other: Dialogue, patience_s: float
+    ) -> asyncio.Future[dict[str, Any]]:
+        """Ask the interpreter to clone itself; the clone takes the guest's ends of `other`.
+
+        An interpreter that does not read what it is asked for so long is lost.
+        """
         answer, sending = self._ask(request_id, encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
         if sending is not None:
-            await sending
+            with noted(log, "the interpreter does not read what it is asked", TimeoutError):
+                await asyncio.wait_for(sending, patience_s)
         _, *ends = other.guest_ends()
         with noted(log, "the interpreter is gone, as the answer will say", OSError):
             socket.send_fds(self._link, [b"f"], ends)

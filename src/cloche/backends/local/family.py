@@ -137,7 +137,7 @@ class Family:
                 orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
             await asyncio.gather(*orders)
             self._request_id += 1
-            asked = await parent.dialogue.ask_for_clone(self._request_id, dialogue)
+            asked = await parent.dialogue.ask_for_clone(self._request_id, dialogue, self._left_s())
             await self._first_of(asked, parent.dialogue.lost, self.end)
             if not asked.done():
                 raise StartFailed(f"the session ended while it was cloned{_last_words(parent.dialogue)}")
@@ -303,8 +303,10 @@ class Family:
 
     async def _first_of(self, *futures: asyncio.Future[Any]) -> None:
         """Wait until one is done, within reason."""
-        left = max(0.0, self._until - asyncio.get_running_loop().time())
-        await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(futures, timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _left_s(self) -> float:
+        return max(0.0, self._until - asyncio.get_running_loop().time())
 
     async def close(self) -> None:
         """Kill and remove everything."""

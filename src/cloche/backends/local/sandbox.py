@@ -331,6 +331,8 @@ class LocalOpenSandbox:
             pipes.listen()
         try:
             ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes)
+            if self._slot is not None:
+                self._slot.is_dying = bool(ended.get("is_quiet"))
             await pipes.drain(is_quiet=any(one and one.get("is_quiet") for one in (ended, ended["ended"])))
         finally:
             pipes.close()
