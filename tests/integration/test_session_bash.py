@@ -189,7 +189,7 @@ def test_a_program_in_place_of_the_shell_ends_the_session(tmp_path: Path) -> Non
         driver.kill()
 
 
-@pytest.mark.parametrize("reads, answers", [(59, 60), (60, 59), (61, 60), (62, 61), (59, 62), (10, 11)])
+@pytest.mark.parametrize(("reads", "answers"), [(59, 60), (60, 59), (61, 60), (62, 61), (59, 62), (10, 11)])
 def test_the_numbers_of_a_session_s_descriptors_do_not_matter(
     open_driver: Open, tmp_path: Path, reads: int, answers: int
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cloche
+from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.jail.inspection import text_of
 from cloche.jail.tree import descendants
 from cloche.sync import Session
@@ -361,3 +362,37 @@ def test_what_a_closed_fork_keeps_goes_with_the_first_sandbox() -> None:
     with pytest.raises(cloche.InvalidRequest, match="not open"):
         forks[0].read_file("f")
     assert len(os.listdir("/proc/self/fd")) <= before + 2  # of a pool that has begun meanwhile
+
+
+# It answers cells without reading them, until the link has no room for the word that asks for a clone.
+NEVER_READS = """
+import array, fcntl, gc, json, os, signal, termios, time
+own = next(one for one in gc.get_objects() if type(one).__name__ == "Session" and hasattr(one, "answers"))
+def queued():
+    found = array.array("i", [0])
+    fcntl.ioctl(own.link, termios.FIONREAD, found)
+    return found[0]
+def answer(number):
+    body = json.dumps({"op": "done", "id": number, "exit_code": 0}).encode()
+    os.write(own.answers, len(body).to_bytes(4, "big") + body)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+number, before = own.request_id, queued()
+answer(number)
+while True:
+    time.sleep(0.001)
+    if queued() > before:
+        before, number = queued(), number + 1
+        answer(number)
+"""
+
+
+def test_who_does_not_read_is_not_waited_for(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that leaves what it is asked on its link is given up when it should have been cloned."""
+    monkeypatch.setattr("cloche.backends.local.family.BIRTH_PATIENCE_S", 1.0)
+    assert session.run(NEVER_READS).ok
+    for _ in range(11):
+        assert session.run("#" * 20_000, timeout=20).ok
+    with pytest.raises(StartFailed, match="while it was cloned"):
+        session.checkpoint("a")
+    with pytest.raises(InvalidRequest, match="has ended"):
+        session.run("1")

@@ -38,9 +38,11 @@ HOSTILE = {
     "millions of lists": "output(b'[' + b'[],' * 3_000_000 + b'[]]')",
     "many lists in many frames": "output(b'[' + b'[],' * 1000 + b'[]]') * 400",
     "long numbers": "output(b'[' + b','.join([b'9' * 4300] * 2000) + b']')",
+    "numbers that are hard to read": "output(b'[' + b'2.25073858507201136e-308,' * 39_000 + rb'\"\\ud800\"]')",
     "escapes alone": r"output(b'\"' + rb'\n' * (4 << 20) + b'\"')",
     "half characters": r"output(b'\"' + rb'\ud800' * (1 << 20) + b'\"')",
 }
+OF_A_CELL = ("tiny frames", "millions of lists", "half characters", "numbers that are hard to read")
 LONGEST_GAP_S = 1.0  # which an idle machine keeps some fifty times over; before there was a bound it was up to 16 s
 LONGEST_GAP_OF_ONE_S = 0.25  # for a single large text that is read, some 0.03 s of it
 
@@ -76,7 +78,7 @@ def test_a_run_that_tells_too_much(name: str) -> None:
 
 
 @pytest.mark.both_users
-@pytest.mark.parametrize("name", ["tiny frames", "millions of lists", "half characters"])
+@pytest.mark.parametrize("name", OF_A_CELL)
 def test_a_cell_that_tells_too_much(name: str) -> None:
     """It ends its session as one of too much output, with the reason, and holds nobody up."""
     result, gap_s = with_watch(_cell(f"{SAY}say({HOSTILE[name]})"))
@@ -107,6 +109,13 @@ HONEST = {  # a cell, and of how many outputs
     "no number in metadata": ("display(1, metadata={'a': float('nan')})", 1),
     "a long number in metadata": (
         "import sys\nsys.set_int_max_str_digits(0)\ndisplay(1, metadata={'a': 10**5000})", 1),
+    "as many escapes as are read": (
+        "class A:\n def _repr_html_(self): return '\\n' * 925_000\n def __repr__(self): return '\\n' * 60_000\nA()", 1),
+    "two threads that show pages": (
+        ("import threading\nclass A:\n def _repr_html_(self): return 'x' * 300_000\n"
+        "def show():\n for _ in range(12): display(A())\n"
+        "both = [threading.Thread(target=show) for _ in range(2)]\n"
+        "for one in both: one.start()\nfor one in both: one.join()"), 24),
     "much metadata, and a large value": ("for n in range(100): display(n, metadata={'a': [0] * 900})\n[0] * 29000", 27),
 }  # fmt: skip
 
@@ -118,6 +127,21 @@ def test_an_honest_cell_keeps_its_session(name: str, session: Session) -> None:
     result = session.run(code)
     assert (result.ok, len(result.outputs), "outputs_cut" in result.meta) == (True, outputs, outputs == 27)
     assert session.run("1 + 1").value == 2
+
+
+def test_an_interrupt_tears_no_output(session: Session) -> None:
+    """A cell that shows page after page is interrupted between two of them, and its session goes on."""
+    code = "class A:\n def _repr_html_(self): return 'x' * 1_000_000\nwhile True: display(A())"
+    for _ in range(5):
+        assert session.run(code, timeout=0.1).status == "timeout"
+    assert session.run("1 + 1").value == 2
+
+
+def test_a_value_that_no_driver_of_ours_would_send() -> None:
+    """A cell that speaks for itself has no larger value than a run, and what is left out is said."""
+    done = """frame(b'{"op":"done","id":1,"exit_code":0,"value":"' + b'x' * (8 << 20) + b'"}')"""
+    result = asyncio.run(_cell(f"{SAY}say({done})"))
+    assert (result.ok, result.value, result.meta["outputs_cut"]) == (True, None, True)
 
 
 def test_deep_metadata_of_a_value() -> None:
@@ -141,6 +165,25 @@ def test_metadata_of_javascript(code: str) -> None:
         session = sandbox.session("javascript")
         result = session.run(code)
         assert (result.ok, result.value, [one.metadata for one in result.outputs]) == (True, 1, [{}, {}])
+        assert session.run("1 + 1").value == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "is_ok"),
+    [
+        ("throw new Error('x'.repeat(300000))", False),
+        ("throw new Error('\\n\"'.repeat(200000))", False),
+        ("throw new Error('\\ud800'.repeat(80000))", False),
+        ("display({'text/html': '\\ud800'.repeat(70000)}); 'x'.repeat(70000)", True),
+        ("display(1, {a: 'x'.repeat(400000)})", True),
+    ],
+)
+def test_long_words_of_javascript(code: str, is_ok: bool) -> None:
+    """However long an error, a text, a value or metadata: what the caller would not read is cut before."""
+    with cloche.Sandbox() as sandbox:
+        session = sandbox.session("javascript")
+        result = session.run(code)
+        assert (result.ok, result.meta["state"], len(result.outputs)) == (is_ok, "kept", int(is_ok))
         assert session.run("1 + 1").value == 2
 
 

@@ -322,6 +322,19 @@ def test_a_slot_s_group_is_its_own() -> None:
     assert jail.spec.cgroup == before
 
 
+def test_a_jail_that_is_still_dying_is_given_to_nobody() -> None:
+    """The end of a run may be told before the kernel is through with it, and the next run shall not wait for that."""
+    run_pooled("1")
+    pool = pool_for(Policy(), measure_host())
+    jail = pool._latest
+    slot = pool.take(jail) if isinstance(jail, WarmJail) else None
+    assert slot is not None
+    slot.is_dying = True
+    pool.give_back(slot)
+    assert slot not in pool._idle
+    assert run_pooled("1").ok
+
+
 def test_files_in_cycles_are_flushed() -> None:
     """What a script wrote and never closed is in the file, wherever the file object was kept."""
     code = """

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.containers import reaper_files
-from cloche.backends.containers.reaper_link import Caller
+from cloche.backends.containers.archive import Spool, unpack
+from cloche.backends.containers.reaper_link import DATA, Caller
 from cloche.backends.local import collect as collecting
 from cloche.backends.local.collect import collect, is_as_given, list_paths
 from cloche.backends.walking import Until
@@ -143,3 +144,38 @@ def test_too_much_is_not_listed_in_part(
     else:
         with pytest.raises(reaper_files.Refused, match="too much"):
             reaper_files.list_files(Caller())
+
+
+class _Said(Caller):
+    """Keep as a container's caller does what is said of files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spool, self.longest, self.gone_bytes = Spool(1 << 20), 0, 0
+
+    def say(self, tag: bytes, body: bytes = b"") -> None:
+        self.longest = max(self.longest, len(body))
+        if tag == DATA:
+            self.spool.add(body)
+
+    def say_json(self, tag: bytes, **body: object) -> None:
+        gone = body.get("gone_bytes", 0)
+        self.gone_bytes = gone if isinstance(gone, int) else 0
+        super().say_json(tag, **body)
+
+
+def test_names_come_out_of_a_container_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many and long they are, and whatever is in them, no frame of them is long."""
+    monkeypatch.setattr(reaper_files, "WORKSPACE", str(tmp_path))
+    names = [*(f"{number}{chr(0xE9) * 100}" for number in range(2000)), "a\nb", os.fsdecode(b"\xff")]
+    for name in names:
+        (tmp_path / name).touch()
+    listed, handed = _Said(), _Said()
+    reaper_files.list_files(listed)
+    assert listed.spool.take_names(listed.spool.size) == sorted(names)
+    before = {name: (0, 0, 0) for name in [*names, "gone", "gone too"]}
+    reaper_files.hand_files(handed, before, 1 << 20)
+    assert handed.spool.take_names(handed.gone_bytes) == ["gone", "gone too"]
+    assert set(unpack(handed.spool, Until(60))[0]) == set(names)
+    handed.spool.file.close()
+    assert max(listed.longest, handed.longest) <= 1 << 16

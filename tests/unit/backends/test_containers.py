@@ -19,7 +19,7 @@ from cloche.backends.containers.hearing import SAID, SMALL_BYTES
 from cloche.backends.containers.pool import Pool
 from cloche.backends.containers.program import Program
 from cloche.backends.containers.results import reported_end
-from cloche.backends.containers.running import DONE, ENDED, STARTED
+from cloche.backends.containers.running import DONE, ENDED, MOST_BYTES, STARTED, read_object
 from cloche.backends.containers.session_program import SessionProgram, python_session
 from cloche.backends.containers.sessions import SessionSandbox
 from cloche.core.enforcement import Enforcement
@@ -382,3 +382,21 @@ def test_a_container_that_could_not_be_made_ready_is_not_waited_for(caplog: pyte
     pool.close()
     assert time.monotonic() - started < 30
     assert "no warm container: no room for now" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":[' + b"[]," * 200 + b"[]]}",
+        b'{"a":"' + b"x" * MOST_BYTES + b'"}',
+        b'{"a":' + b"9" * 5000 + b"}",
+        b'{"a":NaN}',
+        b"[" * 10_000,
+        b"[]",
+    ],
+    ids=["parts", "long", "digits", "NaN", "deep", "list"],
+)
+def test_a_first_process_is_heard_within_bounds(body: bytes) -> None:
+    """A guest that could write to its container's link does not keep the caller with what it says there."""
+    with pytest.raises(ValueError):
+        read_object(body)

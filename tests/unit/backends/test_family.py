@@ -29,7 +29,7 @@ class _Dialogue:
         self.is_ever_ready = is_ever_ready
         self.has_gone_on = False
 
-    async def ask_for_clone(self, _number: int, clone: _Dialogue) -> asyncio.Future[dict[str, Any]]:
+    async def ask_for_clone(self, _number: int, clone: _Dialogue, _patience_s: float) -> asyncio.Future[dict[str, Any]]:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         answer.set_result({})
         clone.born.set_result({})

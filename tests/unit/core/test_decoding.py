@@ -14,6 +14,7 @@ from cloche.core.decoding import (
     MAX_DEPTH,
     MAX_ESCAPES,
     MAX_MEMBERS,
+    MAX_OUTSIDE_CHARS,
     MAX_PARTS,
     MAX_PIECES,
     TooMuch,
@@ -129,7 +130,7 @@ def test_long_integers_are_refused_whatever_the_interpreter_prints() -> None:
 
 MUCH = {
     "lists": "[" + "[]," * (MAX_PARTS // 2) + "[]]",
-    "numbers": "[" + "1," * MAX_PARTS + "1]",
+    "commas": "[" + "1," * MAX_PARTS + "1]",
     "names": "{" + ",".join(f'"{number}":0' for number in range(MAX_PARTS + 2)) + "}",
     "texts": "[" + '"",' * MAX_PARTS + '""]',
     "escapes": '{"a":"' + r"\n" * (MAX_ESCAPES + 1) + '"}',
@@ -137,7 +138,8 @@ MUCH = {
     "pieces": '{"long":"' + LONG + '",' + ",".join(f'"{number}":[]' for number in range(MAX_PIECES + 1)) + "}",
     "beside": '{"a":[' + "9" * MAX_BESIDE_BYTES + "]}",
     "beside in turns": '{"a":[' + " " * 600_000 + '],"b":[' + " " * 600_000 + "]}",
-    "halves": '"' + r"\ud800" * 70_000 + '"',
+    "numbers": '{"a":[' + "1.5," * (MAX_OUTSIDE_CHARS // 4) + "1]}",
+    "halves": '{"a":"' + r"\ud800" * 70_000 + '"}',
     "halves in a long text": '{"long":"' + LONG + r"\ud800" * 70_000 + '"}',
 }
 
@@ -151,9 +153,9 @@ def test_much_is_refused(name: str) -> None:
 
 def test_long_texts_are_no_parts() -> None:
     """A page or a picture may hold whatever it likes: what stands inside a text is no part."""
-    page = '<td class="a,b">[{1,2}]</td>\\\n' * 20_000
+    page = '<td class="a,b">[{1,2}]</td>\\\n' * 8_000
     assert decode(json.dumps(page))[0] == page
-    whole = {"op": "display", "data": {"text/html": page * 3, "text/plain": "é" * 100_000}, "metadata": {}}
+    whole = {"op": "display", "data": {"text/html": page * 9, "text/plain": "é" * 100_000}, "metadata": {}}
     value, parts = decode(json.dumps(whole))
     assert (value, parts < 10) == (whole, True)
 
@@ -172,7 +174,7 @@ def test_depth_is_bounded(depth: int) -> None:
     if depth <= MAX_DEPTH:
         assert decode(text)[1] == depth
     else:
-        with pytest.raises(ValueError, match=r"deeply|parts"):
+        with pytest.raises(ValueError, match=r"deeply|parts|characters"):
             decode(text)
 
 

@@ -241,7 +241,7 @@ def hand_files(
 
 
 def hand_names(caller: Caller, paths: list[str]) -> int:
-    """Send paths as data, in which many of them are cheap to read, and the end of all data; return of how many bytes."""
+    """Send paths as data, in which many are cheap to read, and the end of all data; return how many bytes they are."""
     data = b"\0".join(map(os.fsencode, paths))
     Outgoing(caller).write(data)
     caller.say(DATA)
