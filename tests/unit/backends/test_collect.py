@@ -173,7 +173,7 @@ def test_names_come_out_of_a_container_as_they_are(tmp_path: Path, monkeypatch: 
     listed, handed = _Said(), _Said()
     reaper_files.list_files(listed)
     assert listed.spool.take_names(listed.spool.size) == sorted(names)
-    before = {name: (0, 0, 0) for name in [*names, "gone", "gone too"]}
+    before = dict.fromkeys([*names, "gone", "gone too"], (0, 0, 0))
     reaper_files.hand_files(handed, before, 1 << 20)
     assert handed.spool.take_names(handed.gone_bytes) == ["gone", "gone too"]
     assert set(unpack(handed.spool, Until(60))[0]) == set(names)
