@@ -51,6 +51,15 @@ def test_code_runs_with_its_arguments() -> None:
     assert cloche("run", "-c", "import sys; print(sys.argv[1:])", "--", "x", "-").stdout == b"['x', '-']\n"
 
 
+def test_files_that_may_be_missing_are_said() -> None:
+    """With the reasons, on standard error, and what to do."""
+    done = cloche("run", "-c", "import os; os.makedirs('d/' * 70)")
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert done.stderr == (
+        b"cloche: files may be missing (depth): looking at them is bounded; write fewer files, or one archive\n"
+    )
+
+
 def test_code_comes_from_stdin() -> None:
     """`-` reads the code; the program's own stdin is then empty."""
     assert cloche("run", "-", stdin=b"import sys; print(repr(sys.stdin.read()))").stdout == b"''\n"

@@ -9,10 +9,12 @@ import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import cloche
+from cloche.backends.local.session import LocalSession
 from cloche.backends.local.workspace import Workspace
 from cloche.core.errors import SandboxFileNotFound, SandboxFileRefused
 from cloche.core.limits import Limits
@@ -84,6 +86,56 @@ def test_folders_that_are_moved_ahead_keep_nobody() -> None:
                 assert await sandbox.list_files() == ("new",)
                 assert (await sandbox.run("print(1)")).ok
                 assert (await session.run("os.path.exists('g0000')")).value is True
+
+    asyncio.run(look())
+
+
+@pytest.mark.both_users
+def test_many_processes_of_a_cell_do_not_keep_the_helper(caplog: pytest.LogCaptureFixture) -> None:
+    """Where there are too many to be stopped, it says so soon: it watches nothing meanwhile, and wakes nobody."""
+    many = "import os, time\nfor _ in range(400):\n    if os.fork() == 0: time.sleep(600)"
+    with cloche.Sandbox(pids=500, memory="2g") as sandbox, sandbox.session() as session:
+        assert session.run(many, timeout=60).ok
+        with caplog.at_level("DEBUG", "cloche.local"):  # which tells when that took longer than a second
+            files = session.run("for n in range(200): _ = open(f'f{n}', 'w').write(str(n))", timeout=10)
+        assert len(files.files) == 200
+        assert session.run("1 + 1", timeout=20).value == 2
+    assert not [said for said in caplog.messages if "runs nothing" in said]
+
+
+WRITER = """
+import os, time
+if os.fork() == 0:
+    while True:
+        with open("log", "a") as log: log.write("x")
+        time.sleep(0.001)
+"""
+
+
+@pytest.mark.both_users
+def test_forks_stand_still_each_by_itself() -> None:
+    """A look at one's files neither begins nor ends with that at another's, though one helper stops both."""
+
+    async def look() -> None:
+        async with cloche.AsyncSandbox() as sandbox:
+            session = await sandbox.session()
+            first, second = await session.fork(2)
+            for fork in (first, second):
+                assert (await fork.run(WRITER)).ok
+            one, other = cast(LocalSession, first._opened), cast(LocalSession, second._opened)
+
+            def size() -> int:
+                return os.stat("log", dir_fd=one.sandbox.workspace.fd).st_size
+
+            async with one.halted():
+                before = size()
+                async with other.halted():
+                    pass
+                await asyncio.sleep(0.1)  # in which a hundred would be written
+                assert size() == before
+            async with asyncio.timeout(30):
+                while size() == before:  # noqa: ASYNC110 - of another process
+                    await asyncio.sleep(0.001)
 
     asyncio.run(look())
 

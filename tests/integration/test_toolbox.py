@@ -58,6 +58,13 @@ def test_code_is_run_and_its_output_and_value_are_told() -> None:
     assert answer.result.enforcement.level >= cloche.Level.JAIL
 
 
+def test_files_that_may_be_missing_are_told() -> None:
+    """Else a model would take those that are reported for all."""
+    answer = ask("run_code", {"code": "import os; os.makedirs('d/' * 70)"})
+    assert answer.text == "Files may be missing from the result; write fewer, or one archive."
+    assert not answer.is_error
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -46,6 +46,7 @@ _LOST = (
     "begins in a new one."
 )
 _STILL_THERE = "The interpreter goes on, with what earlier calls defined."
+_PARTIAL = "Files may be missing from the result; write fewer, or one archive."
 # What a message of the program's own means here, where that is not plain.
 _HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), hint)
@@ -86,7 +87,7 @@ def sendable(text: str) -> str:
 
 
 def what_happened(result: Result, limits: Limits) -> str:
-    """Say how a run ended and what to try next, empty for one that simply worked."""
+    """Say how a run ended, what may be missing and what to try next, empty for one that simply worked."""
     status = result.status or Status.OK
     words = _WORDS.get(status)
     said = [words(result, limits)] if words else []
@@ -98,6 +99,8 @@ def what_happened(result: Result, limits: Limits) -> str:
         said.append(_LOST)
     elif words and _is_kept(result):
         said.append(_STILL_THERE)
+    if result.meta.get("files_partial"):
+        said.append(_PARTIAL)
     return " ".join(said)
 
 

@@ -276,6 +276,8 @@ def _conclude(result: Result, *, as_json: bool) -> None:
         say(f"{result.status}: {note}{_signal_of(result)} ({result.duration:.2f} s)")
     if refused := result.meta.get("refused"):
         say(f"nothing is kept of what the code told of its value and figures: {refused}")
+    if partial := result.meta.get("files_partial"):
+        say(f"files may be missing ({partial}): looking at them is bounded; write fewer files, or one archive")
     if result.fix is not None:
         from .fixing import conclude_fix
 

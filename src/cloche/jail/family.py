@@ -78,7 +78,7 @@ class Family:
         self.watch = watch
         self.nodes: dict[int, Node] = {ORIGIN: Node(watch.reaper, None, None)}
         self.is_busy = False
-        self.halt: Halt | None = None
+        self.halts: dict[int, Halt] = {}  # by the number of the node; forks may be looked at at once
         self.ended: list[Errand] = []  # what is done, and yet to be buried
         # By the number of the clone that has no home yet:
         self.moves: dict[int, Move] = {}
@@ -106,7 +106,7 @@ class Family:
             elif tag == "halt":
                 self._halt(body["node"])
             elif tag == "resume":
-                self._resume()
+                self._resume(body["node"])
             elif tag == "signal":
                 self._signal(self._node(body["node"]), body["number"], to_group=body["to_group"])
             elif tag == "drop":
@@ -185,7 +185,8 @@ class Family:
 
     def clear_up(self) -> None:
         """Remove the control groups of forks, when everybody in them is dead."""
-        self._resume()  # a group that is used again must not be frozen
+        for number in list(self.halts):
+            self._resume(number)  # a group that is used again must not be frozen
         for number in {*self.moves, *self.builders}:
             self._give_up_home(number)
         for number, node in list(self.nodes.items()):
@@ -349,19 +350,20 @@ class Family:
 
     def _halt(self, number: int) -> None:
         """Have all that runs in a node stand still, while its files are looked at; below one that is stopped all is."""
-        from .halting import Halt, processes_of
+        from .halting import MOST, Halt, processes_of
 
-        self._resume()
+        self._resume(number)
         node, spec = self._node(number), self.watch.spec
         if node.is_frozen:
             return
         find = processes_of(node.init, is_first=node.parent is None, has_namespace=spec.level == "jail")
-        self.halt = Halt(find, _group_of(node) or self.watch.helper.cgroup)
-        self.halt.begin()
+        room = MOST - sum(halt.held() for halt in self.halts.values())  # descriptors are this helper's, not a node's
+        self.halts[number] = Halt(find, _group_of(node) or self.watch.helper.cgroup, room)
+        self.halts[number].begin()
 
-    def _resume(self) -> None:
-        if self.halt is not None:
-            halt, self.halt = self.halt, None
+    def _resume(self, number: int) -> None:
+        halt = self.halts.pop(number, None)
+        if halt is not None:
             halt.end()
 
     def _keep_origin(self, *, is_on: bool) -> None:

@@ -10,6 +10,10 @@ import posix
 
 from . import tree
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 SYSTEM = ("/usr/", "/lib", "/opt/")  # read-only mounts, of which a shared mapping tells nobody anything
 OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
 POWERS = ("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")
@@ -75,11 +79,17 @@ def state_of(pid: int) -> str:
 
 def states_of(pid: int) -> list[str]:
     """Return the state of every thread: a process whose first one has ended looks dead, and may be running."""
+    return list(each_state_of(pid))
+
+
+def each_state_of(pid: int) -> Iterator[str]:
+    """Yield the state of one thread after the other."""
     try:
         threads = posix.listdir(f"/proc/{pid}/task")
     except OSError:
-        return []
-    return [state_of(int(thread)) for thread in threads]
+        return
+    for thread in threads:
+        yield state_of(int(thread))
 
 
 def is_dead(pid: int) -> bool:

@@ -8,32 +8,42 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SIGSTOP, SIGKILL = 19, 9
 
 
 def descendants(root: int) -> list[int]:
     """Return every live descendant of `root`, parents first."""
-    found: list[int] = []
+    return [pid for below in descend(root) for pid in below]
+
+
+def descend(root: int) -> Iterator[list[int]]:
+    """Yield the descendants of `root` by whose children they are, thread by thread: the walk may be ended anywhere."""
     queue = [root]
     while queue:
-        below = children(queue.pop())
-        found += below
-        queue += below
-    return found
+        for below in _children(queue.pop()):
+            queue += below
+            yield below
 
 
 def children(pid: int) -> list[int]:
     """Return the live children of a process, oldest first, and the dead that nobody has waited for."""
-    found: list[int] = []
+    return [child for below in _children(pid) for child in below]
+
+
+def _children(pid: int) -> Iterator[list[int]]:
+    """Yield the children of each thread."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return found
+        return
     for thread in threads:
         text = _read(f"/proc/{pid}/task/{thread}/children")
-        found += [int(word) for word in text.split()]
-    return found
+        yield [int(word) for word in text.split()]
 
 
 def count_tasks(pids: list[int]) -> int:

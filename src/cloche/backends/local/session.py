@@ -292,7 +292,7 @@ class LocalSession(LivingSession):
                 await asyncio.wait_for(family.connection.ask("halt", node=node), HALTED_S)
             yield
         finally:
-            family.connection.tell("resume", id=0)
+            family.connection.tell("resume", id=0, node=node)
 
     def _enforcement(self, hits: Mapping[str, int]) -> Enforcement:
         return self._sandbox.enforcement_with(hits)
