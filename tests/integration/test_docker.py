@@ -22,6 +22,7 @@ from cloche.backends.docker.sandbox import DockerOpenSandbox
 from cloche.core.languages import LANGUAGES
 from cloche.core.result import Status
 from tests.daemon import ROOT, Daemon, open_daemon
+from tests.escape.test_first_process import all_that_is_refused
 from tests.programs import PROGRAMS
 from tests.warm import fill_pool
 
@@ -124,7 +125,7 @@ def test_the_program_sees_the_walls(docker: Daemon, python_image: str) -> None:
 
 
 REACH = """
-import os, resource
+import os
 for path in ("mem", "environ", "fd/1", "fd/0", "maps"):
     for mode in ("rb", "wb"):
         try: open(f"/proc/1/{path}", mode).close()
@@ -135,10 +136,6 @@ for fd in range(3, 1024):
     except OSError: continue
     print("has", fd, os.readlink(f"/proc/self/fd/{fd}"))
 os.write(1, b"r\\x00\\x00\\x00\\x02{}" * 3)
-for name in ("NOFILE", "AS", "CPU"):
-    try: resource.prlimit(1, getattr(resource, f"RLIMIT_{name}"), (0, 0))
-    except OSError: continue
-    print("reached", name)
 try: os.kill(1, 9); os.kill(1, 15)
 except OSError: pass
 """
@@ -151,6 +148,35 @@ def test_the_first_process_is_out_of_reach(docker: Daemon, python_image: str) ->
     assert [line for line in lines if b"pipe:" not in line] == []
     assert result.status is Status.OK
     assert b"r\x00\x00\x00\x02{}" * 3 in result.stdout_bytes
+
+
+def test_the_first_process_is_not_the_guests_to_change(docker: Daemon, python_image: str) -> None:
+    """What would limit it, read it or slow it down is refused, as in the jail."""
+    result = cloche.run(all_that_is_refused(), backend="docker", image=python_image, warm=False)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
+OWN = """
+import ctypes, os, subprocess, threading
+ids, stay = [0, os.getpid(), subprocess.Popen(["sleep", "600"]).pid], threading.Event()
+def wait():
+    ids.append(threading.get_native_id())
+    stay.wait()
+for _ in range(2):
+    threading.Thread(target=wait, daemon=True).start()
+while len(ids) < 5: pass
+for number in ids:
+    os.setpriority(os.PRIO_PROCESS, number, 1)
+    os.sched_setaffinity(number, {min(os.sched_getaffinity(number))})
+    os.sched_setscheduler(number, os.SCHED_BATCH, os.sched_param(0))
+os.setpriority(os.PRIO_PGRP, 0, 2)
+"""
+
+
+def test_a_program_schedules_its_own(docker: Daemon, python_image: str) -> None:
+    """Itself, each of its threads and its children by number, as libraries that pin their threads do."""
+    result = cloche.run(OWN, backend="docker", image=python_image, warm=False)
+    assert result.ok, result.stderr
 
 
 def test_a_timeout_ends_the_container(docker: Daemon, python_image: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,32 @@ def test_the_profile_allows_what_the_jail_allows() -> None:
     assert rules["defaultAction"] == "SCMP_ACT_ERRNO"
     assert set(ALLOWED["x86_64"]) - {"clone3"} <= allowed
     assert not allowed & {"mount", "unshare", "setns", "ptrace", "bpf", "keyctl", "io_uring_setup", "open_by_handle_at"}
+
+
+def allows(name: str, *arguments: int) -> bool:
+    """Tell whether the profile has a rule that allows a call with these registers."""
+
+    def holds(condition: Mapping[str, int]) -> bool:
+        assert condition["op"] == "SCMP_CMP_MASKED_EQ"
+        return arguments[condition["index"]] & condition["value"] == condition["valueTwo"]
+
+    rules = [rule for rule in profile()["syscalls"] if name in rule["names"]]
+    return any(rule["action"] == "SCMP_ACT_ALLOW" and all(map(holds, rule["args"])) for rule in rules)
+
+
+@pytest.mark.parametrize("name", ["sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"])
+def test_any_thread_is_scheduled_but_for_the_first_process(name: str) -> None:
+    """Every number that the kernel gives, whatever the upper half of its register holds."""
+    others = [0, 2, 3, *(1 << bit for bit in range(1, 22)), *(1 << bit | 1 for bit in range(1, 22)), (1 << 22) - 1]
+    assert all(allows(name, number | half << 32) for number in others for half in (0, 1, 0xFFFFFFFF))
+    assert not any(allows(name, 1 | half << 32) for half in (0, 1, 0xFFFFFFFF))
+
+
+@pytest.mark.parametrize(("name", "process"), [("setpriority", 0), ("ioprio_set", 1)])
+def test_a_priority_is_set_by_process_and_group_and_not_by_user(name: str, process: int) -> None:
+    """A user's processes include the first one, which is named by no number here."""
+    for which in (process, process + 1, process | 1 << 32):
+        assert all(allows(name, which, who) for who in (0, 2, 3, 4_194_303))
+        assert not allows(name, which, 1)
+        assert not allows(name, which, 1 | 1 << 32)
+    assert not any(allows(name, process + 2, who) for who in (0, 2, 1000))

@@ -9,7 +9,7 @@ import functools
 import json
 from typing import Any
 
-from cloche.jail.seccomp import SO_LINGER, SOL_SOCKET
+from cloche.jail.seccomp import SELF_ONLY, SELF_ONLY_OF_KIND, SO_LINGER, SOL_SOCKET
 from cloche.jail.syscall_table import ALLOWED
 
 EPERM, ENOSYS = 1, 38
@@ -21,9 +21,11 @@ SOCK_TYPE_MASK, SOCKET_TYPES, SOCKET_PROTOCOLS = 0xF, (1, 2, 5), (0, 6, 17)
 BESIDES = (
     "capget", "capset", "close_range", "execve", "faccessat2", "getdents64", "memfd_create", "newfstatat", "openat2",
 )  # fmt: skip
-DECIDED_BY_ARGUMENTS = ("clone", "clone3", "ioctl", "personality", "prlimit64", "setsockopt", "socket", "socketpair")
+DECIDED_BY_ARGUMENTS = (
+    "clone", "clone3", "ioctl", "personality", "setsockopt", "socket", "socketpair", *SELF_ONLY, *SELF_ONLY_OF_KIND,
+)  # fmt: skip
 PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
-WORD = 0xFFFFFFFF  # of a register, what the kernel takes a process id from
+WORD, ID_BITS = 0xFFFFFFFF, 22  # of a register, what the kernel takes a process id from, and where an id may have bits
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 # Why SO_LINGER is left as it is, says the jail's filter. Levels have numbers of so many bits, as have the options of
 # SOL_SOCKET; a larger one is refused.
@@ -38,8 +40,16 @@ def profile() -> dict[str, Any]:
         _allow(plain),
         _allow(["clone"], _argument(0, CLONE_NEW_ANY, "SCMP_CMP_MASKED_EQ", 0)),
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS},
-        # Of the caller alone: the first process has the guest's id, and yet to report. Docker has no "all but 1".
+        # The first process has the guest's id, and yet to report: as in a jail, nobody limits it or slows it down.
+        # To prlimit64 any thread names its whole process, and modules that were loaded ahead may have left some there.
         _allow(["prlimit64"], _argument(0, WORD, "SCMP_CMP_MASKED_EQ", 0)),
+        *(_allow([name for name in SELF_ONLY if name != "prlimit64"], other) for other in _any_id_but_1(0)),
+        *(
+            _allow([name], _argument(0, WORD, "SCMP_CMP_MASKED_EQ", kind), other)
+            for name, process in SELF_ONLY_OF_KIND.items()
+            for kind in (process, process + 1)  # of a process, and of a process group; not of a user
+            for other in _any_id_but_1(1)
+        ),
         *(_allow(["personality"], _argument(0, value, "SCMP_CMP_EQ")) for value in PERSONALITIES),
         *(
             _allow(
@@ -97,6 +107,12 @@ def _any_but(value: int, index: int, bits: int) -> list[dict[str, Any]]:
     """
     masks = [(bit, ALL_BITS >> bit << bit) for bit in range(bits)]
     return [_argument(index, mask, "SCMP_CMP_MASKED_EQ", value & mask ^ 1 << bit) for bit, mask in masks]
+
+
+def _any_id_but_1(index: int) -> list[dict[str, Any]]:
+    """Return conditions of which one holds where the kernel takes an argument for the id of another than process 1."""
+    is_even = _argument(index, 1, "SCMP_CMP_MASKED_EQ", 0)
+    return [is_even, *(_argument(index, 1 << bit, "SCMP_CMP_MASKED_EQ", 1 << bit) for bit in range(1, ID_BITS))]
 
 
 def _argument(index: int, value: int, comparison: str, value_two: int = 0) -> dict[str, Any]:
