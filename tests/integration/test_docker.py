@@ -179,6 +179,27 @@ def test_a_program_schedules_its_own(docker: Daemon, python_image: str) -> None:
     assert result.ok, result.stderr
 
 
+WATCH_QUOTA = """
+import os, time
+ROWS = ("cpu/cpu.cfs_quota_us", "cpu.max"), ("pids/pids.max", "pids.max", "memory/memory.limit_in_bytes", "memory.max")
+def read(names):
+    return [open(path).read() for path in (f"/sys/fs/cgroup/{name}" for name in names) if os.path.exists(path)]
+quota, others = map(read, ROWS)
+while read(ROWS[0]) == quota: time.sleep(0.01)
+time.sleep(0.1)  # the others would be written next
+print(read(ROWS[0])[0].split()[0], read(ROWS[1]) == others)
+"""
+
+
+def test_what_is_killed_has_a_whole_processor_to_die(
+    docker: Daemon, python_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the first process does not answer at once, a small share does not delay it; no other limit is lifted."""
+    monkeypatch.setattr("cloche.backends.containers.container.KILL", b"?")
+    result = cloche.run(WATCH_QUOTA, backend="docker", image=python_image, warm=False, cpus=0.5, timeout=1)
+    assert (result.status, result.stdout) == (Status.TIMEOUT, "100000 True\n"), result.stderr
+
+
 def test_a_timeout_ends_the_container(docker: Daemon, python_image: str) -> None:
     """Not the program alone: when the call returns, nothing of it runs, and soon nothing is left."""
     result = cloche.run("while True: pass", backend="docker", image=python_image, timeout=1, warm=False)

@@ -133,6 +133,10 @@ class Container(ABC, Generic[G]):
         except OSError:
             self.kill()
 
+    def lift_quota(self) -> None:
+        """Let what is being killed have more of the processors, where that can be had: a process dies by running."""
+        return
+
     def hang_up(self) -> None:
         """End the conversation; the container then ends by itself."""
         if self._link is not None:

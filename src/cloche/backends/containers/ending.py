@@ -17,6 +17,7 @@ from cloche.core.outcome import KillCause
 from .container import Container
 
 BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
+LIFT_S = 0.25  # for the first process to see the guest out with the processor quota that there is
 SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
 GIVE_UP_S = 10.0  # for the container to be gone when it was to be killed
 log = logging.getLogger("cloche.containers")
@@ -51,6 +52,7 @@ class Ending:
         if self.cause is None:
             self.cause = cause
             self._begin(self._container.kill_guest)
+            self._timers.append(self._loop.call_later(LIFT_S, self._begin, self._container.lift_quota))
             self._timers.append(self._loop.call_later(SETTLE_S, self._kill_container))
 
     def _kill_container(self) -> None:

@@ -12,6 +12,7 @@ from cloche.core.outcome import KillCause, Observed
 from ..containers.boot import boot_message
 from ..containers.container import START_S, Container
 from ..containers.frames import Link
+from ..noting import noted
 from .daemon import Daemon, explained
 from .frames import AttachedWire
 from .images import Image
@@ -59,6 +60,12 @@ class DockerContainer(Container[Image]):
     def kill(self) -> None:
         """Kill the container."""
         self.daemon.kill(self.id)
+
+    def lift_quota(self) -> None:
+        """Let what is being killed have a whole processor; gVisor has no such call."""
+        if self.plan.cpus < 1 and not self.plan.runtime:
+            with noted(log, "what is killed dies with the share of the processors that it had", Exception):
+                self.daemon.give_processor(self.id, self.plan.pids)
 
     def see_out(self) -> None:
         """Let it go, with the workspace that is its own."""
