@@ -38,6 +38,7 @@ from cloche.core.fixing import (
     code_diff,
 )
 from cloche.core.levels import Level
+from cloche.core.plain import sendable
 from cloche.core.result import Result
 from cloche.core.units import parse_duration
 from cloche.runtime.config_autofix import AutoFixSettings, parse_rounds, parse_tokens
@@ -47,7 +48,6 @@ from .approval import in_own_thread
 from .autofix_endpoint import Endpoint, Heard, ModelFailed, OverBudget, Reply
 from .autofix_extract import MOST_REPLY_CHARS, Extracted, extract_code
 from .autofix_prompt import CHARS_PER_TOKEN, build_prompt, error_line, signature, tokens_of
-from .wording import sendable
 
 Ask = Callable[[str], str | None] | Callable[[str], Awaitable[str | None]]
 

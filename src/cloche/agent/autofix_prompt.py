@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from cloche.core.fixing import FixRound, FixTask
 from cloche.core.levels import State
+from cloche.core.plain import sendable
 from cloche.core.result import Result, Status
 from cloche.core.units import MIB
 
-from .wording import sendable, what_happened
+from .wording import what_happened
 
 MOST_STDERR_CHARS = 8_000
 MOST_STDOUT_CHARS = 2_000

@@ -7,10 +7,12 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
+from cloche.core.plain import sendable
+
 from .answering import Answer
 from .catalog import Tool
 from .toolbox import Toolbox
-from .wording import clip, sendable
+from .wording import clip
 
 Tools = Toolbox | Iterable[Tool]
 ToolFunction = Callable[..., Awaitable[str]]

@@ -24,6 +24,7 @@ from typing import Any, Self, Unpack
 from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest, SandboxFileError
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
+from cloche.core.plain import sendable
 from cloche.core.policy import DEFAULT_LANGUAGES, Policy
 from cloche.core.units import MIB
 from cloche.runtime import bridge
@@ -43,7 +44,7 @@ from .room import Room, Share
 from .roots import Roots
 from .telling import record_decision, told_model, traced_call
 from .tiers import level_of, settings_of, tier_of, with_tier
-from .wording import MOST_CHARS, clip, sendable, what_happened
+from .wording import MOST_CHARS, clip, what_happened
 
 MOST_READ_BYTES = 4 * MIB
 OUTPUTS = "tool-outputs"  # the folder of the workspace that holds what was too long to be told

@@ -81,11 +81,6 @@ def clip(text: str, *, where: str = "", most: int = MOST_CHARS) -> str:
     return f"{text[:half]}\n[… {missing} characters left out{told} …]\n{text[-half:]}"
 
 
-def sendable(text: str) -> str:
-    """Return text that every protocol takes: half of a character pair is shown as its escape."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def what_happened(result: Result, limits: Limits) -> str:
     """Say how a run ended, what may be missing and what to try next, empty for one that simply worked."""
     status = result.status or Status.OK

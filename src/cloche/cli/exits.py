@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from cloche.core.errors import ClocheError, InvalidRequest
-from cloche.core.plain import plain
+from cloche.core.plain import plain, sendable
 from cloche.core.result import Result, Status
 
 EXIT_USAGE = 2
@@ -91,7 +91,7 @@ def _report(error: Exception, text: str, *, debug: bool, as_json: bool) -> None:
         print(plain("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     say(text)
     if as_json:
-        print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}))
+        print(json.dumps({"error": {"type": type(error).__name__, "message": sendable(str(error))}}))
 
 
 def _exit_orderly(number: int, _frame: FrameType | None) -> None:

@@ -1,10 +1,13 @@
 """Strangers' text for people: what a terminal would obey, and what nobody could see, is shown as an escape.
 
 This is the one place that says which characters those are. Whatever prints what a guest, a skill, a log, a client or
-the rest of the world has written sends it through here: what is read must be what is there.
+the rest of the world has written sends it through here: what is read must be what is there. `sendable` is for programs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 # Printable by the letter of Unicode, and yet not to be seen: what is ignorable unless it is supported (Unicode's
 # Default_Ignorable_Code_Point), blanks that are no spaces, a note without a head, a filler.
@@ -57,3 +60,19 @@ def plain_line(text: str) -> str:
 def plain_output(text: str) -> str:
     """Return what a program prints, likewise; it may go back to the beginning of its line, as progress bars do."""
     return text.translate(_FORMS_OF_OUTPUT)
+
+
+def sendable(text: str) -> str:
+    """Return text that every protocol takes: half of a character pair, or a byte that is no text, is an escape."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def sendable_data(data: Any) -> Any:  # noqa: ANN401 - any plain data
+    """Return plain data with all of its text likewise: every reader of JSON takes it then."""
+    if isinstance(data, str):
+        return sendable(data)
+    if isinstance(data, Mapping):
+        return {sendable_data(name): sendable_data(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [sendable_data(one) for one in data]
+    return data

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .enforcement import Enforcement
 from .errors import InvalidRequest
+from .plain import sendable, sendable_data
 
 if TYPE_CHECKING:
     from .fixing import FixReport
@@ -127,7 +128,7 @@ class Result:
         return self.save_files(directory)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, ready for JSON; output as text."""
+        """Return plain data, ready for JSON; output as text, names of files that are no UTF-8 with escapes."""
         return {
             "status": str(self.status),
             "exit_code": self.exit_code,
@@ -139,11 +140,11 @@ class Result:
             "value": self.value,
             "value_is_repr": self.value_is_repr,
             "outputs": [{"data": _as_text(o.data), "metadata": dict(o.metadata)} for o in self.outputs],
-            "files": [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in self.files],
+            "files": [{"path": sendable(f.path), "size": f.size, "sha256": f.sha256} for f in self.files],
             "usage": {name: getattr(self.usage, name) for name in Usage.__dataclass_fields__},
             "enforcement": self.enforcement.as_dict(),
-            "meta": self.meta,
-            **({"fix": self.fix.as_dict()} if self.fix is not None else {}),
+            "meta": sendable_data(self.meta),
+            **({"fix": sendable_data(self.fix.as_dict())} if self.fix is not None else {}),
         }
 
     def summary(self, *, max_chars: int = 400) -> str:

@@ -9,7 +9,8 @@ from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 from pydantic import BaseModel, Field
 
 from cloche.agent.answering import Answer
-from cloche.agent.wording import MOST_CHARS, clip, sendable, value_text
+from cloche.agent.wording import MOST_CHARS, clip, value_text
+from cloche.core.plain import sendable
 from cloche.core.result import Result
 
 MOST_DEPTH = 64  # what takes messages apart stops at some depth

@@ -40,6 +40,16 @@ def test_a_result_is_plain_data() -> None:
     assert read_back["status"] == "ok"
 
 
+def test_every_reader_of_json_takes_names_that_are_no_text() -> None:
+    """A file's name that is no UTF-8 is an escape in the JSON; its record, and what opens it, keep it."""
+    record = FileRecord(path="d/\udcff\U0001f514", size=0, sha256="")
+    result = Result("", "", 0, 0, files=(record,), meta={"files_left_out": ["\udcfe"]})
+    read_back = json.loads(json.dumps(result.as_dict(), ensure_ascii=False).encode())
+    assert read_back["files"][0]["path"] == "d/\\udcff\U0001f514"
+    assert read_back["meta"] == {"files_left_out": ["\\udcfe"]}
+    assert result.files == (record,)
+
+
 def test_bytes_follow_the_text() -> None:
     """Where no bytes are given they are those of the text."""
     assert Result("\u00e4", "", 0, 0).stdout_bytes == b"\xc3\xa4"
