@@ -10,12 +10,12 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
 from cloche.cli.bench import IMAGE, IMAGE_VARIABLE, PEERS_FOLDER, peers_folder
 from cloche.cli.contest.plot import check_plot, write_plot
 from cloche.cli.contest.report import show_report
 from cloche.core.errors import ClocheError
+from cloche.runtime.replacing import open_named
 
 from .environments import Report, hold
 from .targets import held_against
@@ -37,7 +37,7 @@ def main() -> int:
     for line in held_against(report):
         print(line)
     if options.json:
-        Path(options.json).write_text(json.dumps(report) + "\n", encoding="utf-8")
+        open_named(options.json, f"{json.dumps(report)}\n".encode()).close()
     if options.plot:
         write_plot(report, options.plot)
     return 1 if report["leaks"] else 0

@@ -10,7 +10,6 @@ import io
 import json
 import os
 import re
-import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from cloche.core.units import format_size, parse_duration, parse_size
 from cloche.runtime import audit
 from cloche.runtime.audit_pruning import Pruned, prune
 from cloche.runtime.audit_reading import Reading, Report, read_heads, verify
+from cloche.runtime.replacing import open_named
 from cloche.runtime.settings import load_settings
 
 from .exits import say
@@ -307,7 +307,8 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
             _write(wanted, form, sys.stdout)
             sys.stdout.flush()
         else:
-            with open(out, "w", encoding="utf-8", newline="", opener=_private) as file:
+            opened = open_named(out, is_private=True)  # also where there was one that others may read
+            with io.TextIOWrapper(opened, encoding="utf-8", newline="") as file:
                 _write(wanted, form, file)
     except BrokenPipeError:
         raise
@@ -324,25 +325,14 @@ def _is_of_log(folder: str, path: str) -> bool:
     return os.path.realpath(place) == os.path.realpath(folder) and re.fullmatch(r"audit.*\.jsonl", name) is not None
 
 
-def _private(path: str, flags: int) -> int:
-    """Open a file to write to for us alone, also where there was one that others may read."""
-    file = os.open(path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        if stat.S_ISREG(os.fstat(file).st_mode):
-            os.fchmod(file, 0o600)
-            os.ftruncate(file, 0)
-    except OSError:
-        os.close(file)
-        raise
-    return file
-
-
 def _write(events: Iterator[Event], form: str, to: IO[str]) -> None:
     if form == "csv":
+        shown = plain if to.isatty() else str
         to.write(_csv_line((*COLUMNS, "more")))
         for event in events:
             more = {name: value for name, value in event.items() if name not in COLUMNS and name != "v"}
-            to.write(_csv_line([*(event.get(name) for name in COLUMNS), json.dumps(more) if more else None]))
+            line = _csv_line([*(event.get(name) for name in COLUMNS), json.dumps(more) if more else None])
+            to.write(shown(line))
         return
     before, between, after = ("[\n", ",\n", "\n]\n") if form == "json" else ("", "\n", "\n")
     is_first = True
@@ -355,7 +345,7 @@ def _write(events: Iterator[Event], form: str, to: IO[str]) -> None:
 def _csv_line(values: Sequence[object]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(map(_cell, values))
-    return line.getvalue()
+    return line.getvalue().encode("utf-8", "backslashreplace").decode()  # half of a character pair
 
 
 def _cell(value: object) -> object:

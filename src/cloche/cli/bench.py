@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloche.core.errors import InvalidRequest
+from cloche.runtime.replacing import open_named
 
 RUNS_PER_ROUND = 10
 PEERS_FOLDER = "~/.cache/cloche-bench"
@@ -50,10 +51,14 @@ def bench(command: BenchCommand) -> int:
     )
     report = measure(setting, _tell)
     show_report(report)
-    if command.json_file:
-        Path(command.json_file).write_text(json.dumps(report) + "\n", encoding="utf-8")
-    if command.plot_file:
-        write_plot(report, command.plot_file)
+    name: str | None = None
+    try:
+        if name := command.json_file:
+            open_named(name, f"{json.dumps(report)}\n".encode()).close()
+        if name := command.plot_file:
+            write_plot(report, name)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {name!r}: {error.strerror}") from error
     return 1 if report["leaks"] else 0
 
 

@@ -13,6 +13,7 @@ from cloche.core.events import Event, OutputChunk, Started, Stream
 from cloche.core.fixing import FixAnswering, FixAsking, FixEvent, FixReport, FixRound, FixRunning, FixStop, FixTried
 from cloche.core.plain import plain, plain_line
 from cloche.core.units import MIB
+from cloche.runtime.replacing import open_named
 
 from .exits import say
 from .terminal import Writer
@@ -143,12 +144,11 @@ def conclude_fix(report: FixReport) -> None:
 
 
 def save_code(report: FixReport, name: str) -> None:
-    """Write a program that was repaired to a file; without a repair there is nothing to write."""
+    """Write a program that was repaired to a file, in place of what is there; without a repair, nothing."""
     if report.stop is not FixStop.FIXED:
         return
     try:
-        with open(name, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            file.write(report.code)
+        open_named(name, report.code.encode("utf-8", "surrogateescape")).close()
     except OSError as error:
         raise InvalidRequest(f"--save-fix: cannot write {name!r}: {error.strerror}") from error
     say(f"the repaired program is in {name}; nobody has read it yet")

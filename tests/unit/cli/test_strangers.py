@@ -12,7 +12,7 @@ from rich.console import Console
 from cloche.agent.approval import ApprovalRequest
 from cloche.agent.risk import Risk
 from cloche.agent.terminal import show_request
-from cloche.cli.audit import _row
+from cloche.cli.audit import _row, _write
 from cloche.cli.doctor import audit_lines
 from cloche.cli.exits import guarded, say
 from cloche.cli.fixing import conclude_fix
@@ -60,6 +60,18 @@ def _logged() -> None:
     print(_Plain("%(message)s").format(record))
 
 
+def _exported() -> None:
+    """Print what a terminal is shown of an audit log as CSV."""
+    ours, theirs = pty.openpty()
+    with open(theirs, "w", encoding="utf-8") as terminal, open(ours, "rb", buffering=0) as shown:
+        _write(iter([{"kind": EVIL, "else": EVIL}]), "csv", terminal)
+        terminal.flush()
+        printed = b""
+        while printed.count(b"\n") < 2:
+            printed += shown.read(10_000)
+        print(printed.decode().replace("\r\n", "\n"))
+
+
 REPORT = FixReport(stop=FixStop.MAX_ROUNDS, message=EVIL, code=EVIL, diff=code_diff("a", EVIL), model=EVIL, host=EVIL)
 PRINTED: dict[str, Callable[[], object]] = {
     "a table": lambda: show([{"a": EVIL, "b": [EVIL, EVIL]}], as_json=False),
@@ -72,6 +84,7 @@ PRINTED: dict[str, Callable[[], object]] = {
         [_row({"seq": 1, "time": EVIL, "kind": EVIL, "status": EVIL, "code_sha256": EVIL, "backend": EVIL})],
         as_json=False,
     ),
+    "an audit log as CSV": _exported,
     "the doctor about the log": lambda: print(*audit_lines(AuditState(is_on=True, origin=EVIL, problem=EVIL))),
     "a request for approval": _approval,
     "the log of --sandbox-debug": _logged,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.runtime.replacing import open_named
 
 Axes: TypeAlias = Any  # matplotlib, and so its types, need not be there
 
@@ -24,7 +26,7 @@ def check_plot(name: str) -> None:
 
 
 def write_plot(report: dict[str, Any], name: str) -> None:
-    """Draw every event of a report that has rows, one below the other, on logarithmic scales."""
+    """Draw every event of a report that has rows, one below the other, on logarithmic scales. Raises OSError."""
     check_plot(name)
     matplotlib = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
@@ -39,8 +41,10 @@ def write_plot(report: dict[str, Any], name: str) -> None:
     for place, event in zip(places[:, 0], events, strict=True):
         _draw(place, event)
     suffix = Path(name).suffix.lower()[1:]
-    figure.savefig(name, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
     pyplot.close(figure)
+    open_named(name, drawn.getvalue()).close()
 
 
 def _draw(place: Axes, event: dict[str, Any]) -> None:
