@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
 import tracemalloc
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import cast
@@ -16,8 +18,10 @@ import pytest
 import cloche
 from cloche.backends.local.session import LocalSession
 from cloche.backends.local.workspace import Workspace
-from cloche.core.errors import SandboxFileNotFound, SandboxFileRefused
+from cloche.backends.saving import copy_out
+from cloche.core.errors import SandboxFileError, SandboxFileNotFound, SandboxFileRefused
 from cloche.core.limits import Limits
+from cloche.core.result import FileRecord
 from cloche.sync import Session
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
@@ -222,6 +226,36 @@ def _open_files() -> list[str]:
     return found
 
 
+# 560 files, each with a path of 16,000 characters, one of which takes four bytes; those of the cell before are gone.
+OTHER_FILES = r"""
+import os, shutil
+os.chdir("/workspace")
+for name in os.listdir("."):
+    shutil.rmtree(name)
+for _ in range(62):
+    os.mkdir("\U0001f514" + "n" * 250); os.chdir("\U0001f514" + "n" * 250)
+for number in range(560):
+    open(f"{os.urandom(8).hex()}-{number}".ljust(255, "x"), "w").close()
+os.chdir("/workspace")
+"""
+
+
+@pytest.mark.both_users
+def test_files_that_come_and_go_cost_a_session_s_caller_no_memory(session: Session) -> None:
+    """What is remembered from cell to cell does not grow with the files that there were."""
+    tracemalloc.start()
+    try:
+        for _ in range(6):
+            result = session.run(OTHER_FILES)
+            assert result.ok, result.stderr
+            assert "paths" in result.meta["files_partial"]
+            del result
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 80 << 20  # what one cell found takes 9 MB, what all of them found 200 MB as text
+
+
 # Result.save
 
 
@@ -252,6 +286,32 @@ def test_what_has_changed_since_is_not_saved(session: Session, tmp_path: Path, c
         result.save(tmp_path / "out")
     assert os.listdir(tmp_path / "out") == ["a"]
     assert (tmp_path / "out" / "a").read_text() == "before"
+
+
+def _records(*paths: str) -> tuple[FileRecord, ...]:
+    return tuple(FileRecord(path=path, size=1, sha256=hashlib.sha256(b"x").hexdigest()) for path in paths)
+
+
+@pytest.mark.parametrize("paths", [("a", "a.b", "a/b"), ("a/b", "a.b", "a"), ("d/a/b/c", "d/a")])
+def test_a_file_that_is_a_folder_too_is_not_saved(paths: tuple[str, ...], tmp_path: Path) -> None:
+    """As a look beside what moves files about may find it: both are named, and nothing is written."""
+    with pytest.raises(SandboxFileRefused, match=r"'(d/)?a' and '(d/)?a/b(/c)?': one is the folder of the other"):
+        copy_out(lambda _: nullcontext(io.BytesIO(b"x")), tmp_path / "out", _records(*paths))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_cannot_take_its_place_takes_the_others_along(tmp_path: Path) -> None:
+    """Where somebody puts a folder into the way meanwhile, the error names it, and nothing new is left."""
+
+    def read(record: FileRecord) -> AbstractContextManager[io.BytesIO]:
+        if record.path == "d/c":
+            (tmp_path / "a").mkdir()
+        return nullcontext(io.BytesIO(b"x"))
+
+    with pytest.raises(SandboxFileError, match=r"cannot write 'a': Is a directory; .*save into") as told:
+        copy_out(read, tmp_path, _records("a", "b", "d/c"))
+    assert told.value.path == "a"
+    assert os.listdir(tmp_path) == ["a"]
 
 
 # spill=DIR

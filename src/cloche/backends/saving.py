@@ -9,9 +9,10 @@ import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
-from cloche.core.errors import SandboxFileRefused
+from cloche.core.errors import SandboxFileError, SandboxFileRefused
 from cloche.core.result import FileRecord, SaveFiles
 
 CHUNK_BYTES = 1 << 20
@@ -69,24 +70,42 @@ def copy_out(
     """Copy the recorded files into `directory`, replacing regular files, through no link: all of them, or none.
 
     Each is written beside its place, and takes it once all of them were found to be what their records say. Raises
-    SandboxFileNotFound and SandboxFileRefused.
+    SandboxFileNotFound and SandboxFileRefused, and SandboxFileError where one cannot take its place: what was there
+    before may then have been replaced, and nothing new is left.
     """
+    _check_places(records)
     os.makedirs(directory, exist_ok=True)
     target_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     made: list[str] = []
     written: list[_Written] = []
+    new: list[_Written] = []
     try:
         for record in records:
             written.append(_write_one(open_source, target_fd, record, made))  # noqa: PERF401 - known when one fails
         while written:
-            _name_one(target_fd, written[-1])
+            if _name_one(target_fd, written[-1]):
+                new.append(written[-1])
             written.pop()
     except BaseException:
-        _undo(target_fd, written, made)
+        left = [(one.folder, one.temporary) for one in written] + [(one.folder, one.name) for one in new]
+        _undo(target_fd, left, made)
         raise
     finally:
         os.close(target_fd)
     return tuple(record.path for record in records)
+
+
+def _check_places(records: tuple[FileRecord, ...]) -> None:
+    """Refuse a file that is the folder of another one, as what is moved about during a look may seem to be."""
+    paths = sorted(record.path.replace("/", "\0") for record in records)  # so what is below a path follows it at once
+    for path, below in pairwise(paths):
+        if below.startswith(f"{path}\0"):
+            first, second = path.replace("\0", "/"), below.replace("\0", "/")
+            raise SandboxFileRefused(
+                f"cannot write both {first!r} and {second!r}: one is the folder of the other, since what runs there "
+                "has moved them meanwhile; end that, and save the files of a later cell",
+                path=second,
+            )
 
 
 def _write_one(open_source: OpenSource, target_fd: int, record: FileRecord, made: list[str]) -> _Written:
@@ -128,30 +147,48 @@ def _write_beside(here: int, source: Source, record: FileRecord) -> str:
     return temporary
 
 
-def _name_one(target_fd: int, one: _Written) -> None:
-    """Rename over what is there: a link in the way is replaced, not followed."""
-    here = _make_folder(target_fd, one.folder, [])
+def _name_one(target_fd: int, one: _Written) -> bool:
+    """Rename over what is there: a link in the way is replaced, not followed. Tell whether nothing was there."""
     try:
-        os.rename(one.temporary, one.name, src_dir_fd=here, dst_dir_fd=here)
-    finally:
-        os.close(here)
+        here = _make_folder(target_fd, one.folder, [])
+        try:
+            is_new = not _is_there(one.name, here)
+            os.rename(one.temporary, one.name, src_dir_fd=here, dst_dir_fd=here)
+        finally:
+            os.close(here)
+    except OSError as error:
+        path = f"{one.folder}/{one.name}" if one.folder else one.name
+        raise SandboxFileError(
+            f"cannot write {path!r}: {error.strerror or error}; what was there has changed meanwhile. New files were "
+            "removed again, others may have been replaced; save into a folder that nobody else writes to",
+            path=path,
+        ) from error
+    return is_new
 
 
-def _undo(target_fd: int, written: list[_Written], made: list[str]) -> None:
-    """Remove what has no name yet, and the folders that were made for it."""
-    for one in written:
+def _is_there(name: str, here: int) -> bool:
+    try:
+        os.stat(name, dir_fd=here, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _undo(target_fd: int, names: list[tuple[str, str]], made: list[str]) -> None:
+    """Remove files by folder and name, and the folders that were made for them."""
+    for folder, name in names:
         with contextlib.suppress(OSError, SandboxFileRefused):
-            here = _make_folder(target_fd, one.folder, [])
+            here = _make_folder(target_fd, folder, [])
             try:
-                os.unlink(one.temporary, dir_fd=here)
+                os.unlink(name, dir_fd=here)
             finally:
                 os.close(here)
     for folder in reversed(made):
         with contextlib.suppress(OSError, SandboxFileRefused):
-            above, _, name = folder.rpartition("/")
+            above, _, last = folder.rpartition("/")
             here = _make_folder(target_fd, above, [])
             try:
-                os.rmdir(name, dir_fd=here)
+                os.rmdir(last, dir_fd=here)
             finally:
                 os.close(here)
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.containers import reaper_files
-from cloche.backends.containers.archive import Spool, unpack
+from cloche.backends.containers import reaper_files, results
+from cloche.backends.containers.archive import Spool, pack, unpack
 from cloche.backends.containers.reaper_link import DATA, Caller
 from cloche.backends.local import collect as collecting
 from cloche.backends.local.collect import collect, is_as_given, list_paths
 from cloche.backends.walking import Until
 from cloche.core.errors import SandboxFileTooLarge
+from cloche.core.request import InputFile
 
 PLACES, FILES = 10, 20
 CODE = b"print(1)"
@@ -116,7 +117,7 @@ def test_what_exceeds_a_bound_is_said(walker: str, root: int, tmp_path: Path, mo
     def look(max_entries: int) -> tuple[set[str], int, set[str]]:
         if walker == "host":
             found = collect(root, {}, {}, max_bytes=1 << 20, until=Until(60), max_entries=max_entries)
-            return set(found.known), found.skipped, set(found.partial)
+            return set(map(os.fsdecode, found.known)), found.skipped, set(found.partial)
         walk = reaper_files.Walk(60)
         walk.left = max_entries
         return set(reaper_files.survey(walk)), walk.skipped, walk.reasons
@@ -179,3 +180,46 @@ def test_names_come_out_of_a_container_as_they_are(tmp_path: Path, monkeypatch: 
     assert set(unpack(handed.spool, Until(60))[0]) == set(names)
     handed.spool.file.close()
     assert max(listed.longest, handed.longest) <= 1 << 16
+
+
+# What is remembered
+
+
+def test_what_a_look_left_out_is_remembered_and_what_is_gone_is_not(root: int, tmp_path: Path) -> None:
+    """Where all was seen, what is not there is forgotten; where the look ended early, nothing is."""
+    (tmp_path / "gone").write_bytes(b"")
+    known = collect(root, {}, {}, max_bytes=100, until=Until(60)).known
+    (tmp_path / "gone").unlink()
+    (tmp_path / "main.py").write_bytes(CODE * 100)
+    seen = collect(root, known, {}, max_bytes=100, until=Until(60))
+    assert (seen.partial, seen.known) == ({"bytes"}, {b"main.py": known[b"main.py"]})
+    assert collect(root, known, {}, max_bytes=100, until=Until(60), max_entries=0).known == known
+
+
+@pytest.mark.parametrize("walker", ["host", "container", "caller of a container"])
+def test_paths_that_are_remembered_have_bounds(
+    walker: str, root: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many files were there at one time or another, and were never seen to be gone."""
+    monkeypatch.setattr(reaper_files, "WORKSPACE", str(tmp_path))
+    for module in (collecting, reaper_files, results):
+        monkeypatch.setattr(module, "MAX_PATH_CHARS", 1000)
+    names = [f"{number}".ljust(100, "n") for number in range(20)]
+    known = collect(root, {}, {}, max_bytes=100, until=Until(60)).known
+    state = known[b"main.py"]
+    seen, workspace = reaper_files.Seen(_Said()), results.Workspace()
+    for name in names:
+        if walker == "host":
+            known = {os.fsencode(name): state, **known}
+            known = collect(root, known, {}, max_bytes=100, until=Until(60), max_entries=0).known
+            kept = {os.fsdecode(path) for path in known}
+        elif walker == "container":
+            seen.files = {name: (0, 0, 0), **seen.files}
+            seen.hand(100, 0)
+            kept = set(seen.files)
+        else:
+            (spool := Spool(100)).add(pack([InputFile(path=name, data=b"")]))
+            workspace._changes(spool, {}, {"partial": ["time"]}, Until(60))
+            kept = {path.decode() for path in workspace._known}
+    assert 8 <= len(kept) <= 10
+    assert set(names[-8:]) <= kept

@@ -30,6 +30,7 @@ from ..walking import Until
 
 SMALL_BYTES = 1 << 20
 MAX_FILES, MAX_DEPTH = 10_000, 64
+MAX_PATH_CHARS = 8 << 20  # of all paths together; and what is remembered of them has no more bytes than that
 # What an archive adds to each file: headers, padding, a long name.
 PER_FILE_BYTES = 8192
 LONGEST_NAME_BYTES = 4096 + 2  # as long as a path may be, "./" before it
@@ -103,13 +104,14 @@ def unpack(spool: Spool, until: Until) -> tuple[dict[str, Place], int]:
     What follows a header that makes no sense, or comes when the time is over, is left out, and counts as one.
     """
     found: dict[str, Place] = {}
-    left_out = 0
+    left_out = chars = 0
     try:
         for member in _members(spool):
             if until.is_over():
                 return found, left_out + 1
             path = _inside(member.name) if member.kind in REGULAR and member.name is not None else None
-            if path is None or len(found) >= MAX_FILES:
+            chars += len(path or "")
+            if path is None or len(found) >= MAX_FILES or chars > MAX_PATH_CHARS:
                 left_out += member.kind != tarfile.DIRTYPE
                 continue
             digest = _digest(spool, member.offset, member.size, until)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WORKSPACE = "/workspace"
 MAX_FILES, MAX_DEPTH = 10_000, 64
 MAX_ENTRIES, MAX_PATH_CHARS = 200_000, 8 << 20  # several times what a workspace holds at the default limits
+UNSEEN = {"time", "entries", "access"}  # why nobody knows what else is there
 WALK_S = 5.0
 ENOSPC, EDQUOT, ELOOP = 28, 122, 40
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -270,9 +271,22 @@ class Seen:
         """Send what has changed since. What changes meanwhile is sent once more the next time."""
         walk = Walk(seconds)
         before, self.files = self.files, survey(walk)
-        if walk.reasons:  # else what was not reached would seem new the next time
-            self.files = {**dict(itertools.islice(before.items(), MAX_FILES)), **self.files}
+        if walk.reasons & UNSEEN:
+            self._keep(before)
         hand_files(self.caller, before, max_bytes, seconds)
+
+    def _keep(self, before: dict[str, tuple[int, int, int]]) -> None:
+        """Remember what was not reached, so that it does not seem new the next time: the latest that have room.
+
+        What is forgotten is at worst reported as changed once more.
+        """
+        room = MAX_PATH_CHARS - sum(map(len, self.files))
+        for path, state in itertools.islice(before.items(), MAX_FILES):
+            if path not in self.files:
+                room -= len(path)
+                if room < 0:
+                    return
+                self.files[path] = state
 
 
 def hand_file(caller: Caller, path: str, max_bytes: int) -> None:

@@ -20,7 +20,7 @@ from cloche.core.result import TIMEOUT_NOTE, FileRecord, Result, Status, Usage
 from ..noting import noted
 from ..saving import Changes
 from ..walking import REASONS, Until, in_thread
-from .archive import Spool, keep, unpack
+from .archive import MAX_FILES, MAX_PATH_CHARS, Place, Spool, keep, unpack
 from .container import Container
 from .program import Program
 from .running import Running
@@ -38,29 +38,32 @@ class End:
 
 
 class Workspace:
-    """Remember the files of a workspace by their hashes."""
+    """Remember the files of a workspace by their hashes, with paths as bytes: as text these may take four times that.
+
+    Number and bytes are bounded. What is forgotten, the oldest first, is at worst reported as changed once more.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+        self._known: dict[bytes, str] = {}
 
     def note(self, files: Sequence[InputFile]) -> None:
         """Take note of files that the caller wrote."""
-        self._known.update({file.path: hashlib.sha256(file.data).hexdigest() for file in files})
+        self._known |= {_key(file.path): hashlib.sha256(file.data).hexdigest() for file in files}
 
     async def changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
         """Return what a run changed, by what it handed back."""
         return await in_thread(until, lambda: self._changes(spool, given, answer, until))
 
     def _changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
-        before = {**self._known, **given}
-        names = spool.take_names(answer.get("gone_bytes"))
+        before = self._known | {_key(path): sha256 for path, sha256 in given.items()}
+        gone = spool.take_names(answer.get("gone_bytes"))
         places, left_out = unpack(spool, until)
-        changed = [path for path, place in places.items() if before.get(path) != place.sha256]
-        is_all = answer.get("is_whole") and not until.has_ended
-        gone = [path for path in before if path not in places] if is_all else names
-        self._known = {**before, **{path: place.sha256 for path, place in places.items()}}
+        changed = [path for path, place in places.items() if before.get(_key(path)) != place.sha256]
+        if answer.get("is_whole") and not until.has_ended:
+            before = {}
         for path in gone:
-            self._known.pop(path, None)
+            before.pop(_key(path), None)
+        self._known = _bounded(places, before)
         records = tuple(
             FileRecord(path=path, size=places[path].size, sha256=places[path].sha256) for path in sorted(changed)
         )
@@ -72,6 +75,25 @@ class Workspace:
             partial=REASONS & (told | {"time"} if until.has_ended else told),
             save=keep(spool, places, records),
         )
+
+
+def _key(path: str) -> bytes:
+    return path.encode("utf-8", "surrogatepass")
+
+
+def _bounded(places: Mapping[str, Place], before: dict[bytes, str]) -> dict[bytes, str]:
+    """Return what is remembered, the latest last: what was found now, and of what was known `before` what has room."""
+    found = {_key(path): place.sha256 for path, place in places.items()}
+    room = MAX_PATH_CHARS - sum(map(len, found))
+    kept: list[tuple[bytes, str]] = []
+    for path, sha256 in reversed(before.items()):
+        if path in found:
+            continue
+        room -= len(path)
+        if room < 0 or len(found) + len(kept) >= MAX_FILES:
+            break
+        kept.append((path, sha256))
+    return dict(reversed(kept)) | found
 
 
 async def observed_end(

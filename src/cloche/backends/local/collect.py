@@ -25,8 +25,9 @@ from ..walking import Until
 
 MAX_FILES, MAX_DEPTH = 10_000, 64
 MAX_ENTRIES = 200_000  # several times what a workspace holds at the default limits
-MAX_PATH_CHARS = 8 << 20  # of all paths together
+MAX_PATH_CHARS = 8 << 20  # of all paths together; and what is remembered of them has no more bytes than that
 LOOKS_EVERY = 32  # entries, at the clock
+UNSEEN = frozenset({"time", "entries", "access"})  # why nobody knows what else is there
 FEW_FILES = 4
 # Not blocking: a fifo that slipped in between look and open must not hang us.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -46,10 +47,11 @@ class Known:
 class Collection:
     """Hold what a walk found: every file as known now, the records of new and changed ones, and what was skipped.
 
-    `partial` says why files may be missing: words of `walking.REASONS`.
+    `known` has paths as bytes: as text, one character outside of the BMP makes each of a path's take four. `partial`
+    says why files may be missing: words of `walking.REASONS`.
     """
 
-    known: Mapping[str, Known]
+    known: Mapping[bytes, Known]
     changed: tuple[FileRecord, ...]
     skipped: int
     partial: frozenset[str] = frozenset()
@@ -65,7 +67,7 @@ class Copies(Protocol):
 
 def collect(
     root_fd: int,
-    before: Mapping[str, Known],
+    before: Mapping[bytes, Known],
     given: Mapping[str, bytes],
     *,
     max_bytes: int,
@@ -75,30 +77,33 @@ def collect(
 ) -> Collection:
     """Walk the workspace. `given` maps the input files to their content: unchanged ones are not reported."""
     walk = _Walk(until, max_entries)
-    known: dict[str, Known] = {}
+    known: dict[bytes, Known] = {}
+    left_out: dict[bytes, Known] = {}
     changed: list[FileRecord] = []
     left, chars = max_bytes, 0
     with closing(walk.files(root_fd)) as files:
         for here, name, path, state in files:
             chars += len(path)
+            key, found = os.fsencode(path), None
+            old = before.get(key)
             if len(known) >= MAX_FILES or chars > MAX_PATH_CHARS or state.st_size > left:
                 walk.skip("files" if len(known) >= MAX_FILES else "paths" if chars > MAX_PATH_CHARS else "bytes")
+            elif old is not None and _is_same(old, state):
+                known[key] = old
                 continue
-            old = before.get(path)
-            if old is not None and _is_same(old, state):
-                known[path] = old
-                continue
-            found = _read(here, name, path, walk, left, copies)
+            else:
+                found = _read(here, name, path, walk, left, copies)
             if found is None:
+                if old is not None:
+                    left_out[key] = old
                 continue
-            known[path] = found
+            known[key] = found
             left -= found.size
             if found.sha256 != (_digest_of(given.get(path)) or (old.sha256 if old is not None else None)):
                 changed.append(FileRecord(path=path, size=found.size, sha256=found.sha256))
             elif copies is not None:
                 copies.forget(path)
-    if walk.reasons:
-        _keep_known(known, before)
+    _keep_known(known, before if walk.reasons & UNSEEN else left_out)
     changed.sort(key=lambda record: record.path)
     return Collection(known=known, changed=tuple(changed), skipped=walk.skipped, partial=frozenset(walk.reasons))
 
@@ -181,12 +186,19 @@ def _digest_of(given: bytes | None) -> str | None:
     return hashlib.sha256(given).hexdigest() if given is not None else None
 
 
-def _keep_known(known: dict[str, Known], before: Mapping[str, Known]) -> None:
-    """Remember what was not reached this time, so that it does not seem new the next time."""
+def _keep_known(known: dict[bytes, Known], before: Mapping[bytes, Known]) -> None:
+    """Remember what was not reached this time, so that it does not seem new the next time: the latest that have room.
+
+    What is forgotten is at worst reported as changed once more.
+    """
+    room = MAX_PATH_CHARS - sum(map(len, known)) if before else 0
     for path, old in before.items():
-        if len(known) >= MAX_FILES:
+        if path in known:
+            continue
+        room -= len(path)
+        if room < 0 or len(known) >= MAX_FILES:
             return
-        known.setdefault(path, old)
+        known[path] = old
 
 
 class _Folder:

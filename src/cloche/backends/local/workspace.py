@@ -25,7 +25,7 @@ class Workspace:
 
     def __init__(self, limits: Limits, folder: str):
         self._max_bytes, self._folder = limits.disk_bytes, folder
-        self._known: dict[str, Known] = {}
+        self._known: dict[bytes, Known] = {}
         self.fd = -1
         self.has_owner = False  # a sandbox that lets go of it at its own end, or when it moves to another one
         self.has_node = False  # an interpreter that may go on in it
