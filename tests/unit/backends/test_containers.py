@@ -311,7 +311,7 @@ def test_an_end_that_cannot_be_is_that_of_the_container(change: dict[str, Any]) 
         finally:
             await sandbox.close()
 
-    with pytest.raises(OutcomeUnknown, match="cannot be|is not JSON"):
+    with pytest.raises(OutcomeUnknown, match=r"cannot be|is not JSON"):
         asyncio.run(main())
 
 
