@@ -18,6 +18,7 @@ from cloche.backends.host import measure_host
 from cloche.backends.runsc import RunscBackend
 from cloche.core.levels import Level
 from cloche.runtime.factory import capabilities_of
+from tests.environments import make_environment, run_there
 from tests.leftovers import Snapshot, wait_for_leftovers, what_stays
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "gvisor_alone")
@@ -277,3 +278,10 @@ def test_the_command_line_runs_it_and_lists_it() -> None:
     listed = subprocess.run([*words, "backends", "--json"], capture_output=True, check=True)
     rows = {row["backend"]: row for row in json.loads(listed.stdout)}
     assert (rows["gvisor"]["level"], rows["auto"]["reason"]) == ("gvisor", "it would choose gvisor")
+
+
+def test_an_environment_below_tmp_is_shown(tmp_path: Path) -> None:
+    """Also where a container has a place of its own; and the answer that gVisor works is one for this interpreter."""
+    python = make_environment(tmp_path / "mine")
+    run = "cloche.run('import inner; inner.WORD', backend='gvisor')"
+    assert run_there(python, f"import cloche, json\nprint(json.dumps({run}.value))") == "within"

@@ -138,14 +138,21 @@ def _mappings() -> list[str]:
     maps = _read("/proc/self/maps")
     if _are_all_private(maps):
         return found  # as is usual: then no single line needs to be looked at
+    own = {_device(place) for place in OWN_PLACES}
     for line in maps.rstrip("\n").split("\n"):
         words = line.split(maxsplit=5)
         name = words[5].strip() if len(words) > 5 else ""
         is_shared = words[1][3] == "s" and not name.startswith(READ_ONLY_TREES)
-        if is_shared or name.startswith(OWN_PLACES):
+        if is_shared or (name.startswith(OWN_PLACES) and words[3] in own):
             is_file = name.startswith("/") and name != "/dev/zero (deleted)"  # so the kernel names anonymous memory
             found.append(f"the mapped file {name}" if is_file else "shared memory")
     return list(dict.fromkeys(found))
+
+
+def _device(place: str) -> str:
+    """Return a file system's number as the list of mappings has it: what the host shows in a place has another."""
+    number = os.stat(place).st_dev
+    return f"{os.major(number):02x}:{os.minor(number):02x}"
 
 
 def _are_all_private(maps: str) -> bool:

@@ -1,7 +1,8 @@
 """Copy a tree of files, by descriptors alone: the names in it are a guest's, and it may have meant them.
 
 Folders, regular files with their holes, links and fifos are copied, with modes and times. Sockets and devices are
-left out. The target is a file system with a size, which bounds it all.
+left out, and of what is mounted there only the mount point is made. The target is a file system with a size, which
+bounds it all.
 """
 
 from __future__ import annotations
@@ -20,11 +21,18 @@ SEEK_DATA, SEEK_HOLE = 3, 4
 
 def copy_tree(source: int, target: int, depth: int = 0) -> None:
     """Copy everything below folder `source` into the empty folder `target`. Raises OSError."""
+    device = posix.fstat(source).st_dev
     if depth > MAX_DEPTH:
         raise OSError(ELOOP, f"folders are nested more than {MAX_DEPTH} deep")
     for name in posix.listdir(source):
         state = posix.stat(name, dir_fd=source, follow_symlinks=False)
         kind = state.st_mode & KIND
+        if state.st_dev != device:  # mounted
+            if kind == DIRECTORY:
+                posix.mkdir(name, 0o755, dir_fd=target)
+            else:
+                posix.close(posix.open(name, NEW_FILE, 0o600, dir_fd=target))
+            continue
         if kind == DIRECTORY:
             _copy_folder(name, source, target, depth)
         elif kind == REGULAR:

@@ -22,7 +22,7 @@ from .syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from .calls import Call, Step
@@ -37,6 +37,8 @@ WORKSPACE, KEPT = "workspace", "kept"
 # In a nursery that keeps a workspace: the mount that the next guest attaches, and the one that is the caller's.
 TICKET, LENT = "ticket", "lent"
 COUNTER = "counter"  # in a nursery: what each guest's count of processes begins anew by
+# In a nursery: where lies what each guest mounts once more in a place of its own, an environment in /tmp, say.
+STAGED = ".bound"
 
 
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
@@ -68,7 +70,12 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
             if _is_own(row)
         },
     }
-    tree = [*mounts.from_rows(row for row in spec.mounts if not _is_own(row)), *_binds(run), mounts.Proc(spec.masked)]
+    binds = _binds(run)
+    inner = inner_of(run.binds, spec)
+    staged = {f"{STAGED}/{at}": one for at, one in enumerate(one for one in binds if one.source in inner)}
+    for target, one in staged.items():
+        one.target = target
+    tree = [*mounts.from_rows(row for row in spec.mounts if not _is_own(row)), *binds, mounts.Proc(spec.masked)]
     sources = [value for value in tree if isinstance(value, mounts.Bind)]
     host = spec.hostname.encode()
     die = _step("die_with_parent", "die with the parent", caps.prctl(PR_SET_PDEATHSIG, SIGKILL))
@@ -96,10 +103,12 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
         _step("no_new_privs", "forbid new privileges", caps.forbid_new_privileges()),
         _step("open_rules", "open what all guests may use, for their Landlock rules", *opening),
     ]  # fmt: skip
-    own = [
-        _step("unshare", "enter a mount namespace of its own", make("unshare", CLONE_NEWNS)),
-        _step("umask", "keep files to itself", make("umask", 0o077)),
+    unshare = _step("unshare", "enter a mount namespace of its own", make("unshare", CLONE_NEWNS))
+    again = [
+        _step("bind", f"bind {one.source} read-only, in a place of its own", *mounts.again(f"/{target}", one))
+        for target, one in staged.items()
     ]
+    umask = _step("umask", "keep files to itself", make("umask", 0o077))
     made = {
         name: _step("tmpfs", one.describe(), one.calls()[-1], _look_at(one.target, name))
         for name, one in places.items()
@@ -125,8 +134,8 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
     (go_there, *last_doors) = _last_doors(spec, run, opened)
     return Building(
         build=build,
-        first=[*own, *begin.values(), *keep, *lend, go_there, *mine],
-        later=[*own, *attached.values(), *keep, go_there, *mine] if keeps_workspace else [],
+        first=[unshare, *begin.values(), *again, umask, *keep, *lend, go_there, *mine],
+        later=[unshare, *attached.values(), *again, umask, *keep, go_there, *mine] if keeps_workspace else [],
         late=last_doors,
         private=run.private,
         seccomp=spec.nursery_filter,
@@ -142,8 +151,10 @@ def _file_of_nothing() -> list[Call]:
     ]
 
 
-def compile_rehousing(spec: Spec) -> tuple[list[Step], list[Step]]:
+def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step], list[Step]]:
     """Return how a clone of a live session gets places of its own: what is made outside, and what is done inside.
+
+    What its parent sees of the host in these places, the paths `inner`, it takes along.
 
     Outside are the namespaces of its parent and a copy of the host's mounts, where file systems can be made; inside
     are its own, in which the registers `mounts` and `network` hold two. The new places cover the old ones, which
@@ -158,8 +169,11 @@ def compile_rehousing(spec: Spec) -> tuple[list[Step], list[Step]]:
         for name, (path, size, inodes, mode) in sizes.items()
     ]
     covers = [
+        *(_step("take_along", f"take {path} along", mounts.open_tree(path, f"bind {path}", recursive=True))
+          for path in inner),
         *(_step("cover", f"cover {path} with the new one", mounts.move_mount(name, path))
           for name, (path, *_) in sizes.items()),
+        *(_step("bind", f"show {path} in the new one", mounts.move_mount(f"bind {path}", path)) for path in inner),
         _step("proc", "cover /proc with its own", mounts.move_mount("proc", "/proc"),
               *mounts.Proc(spec.masked).covers()),
         _step("keep_workspace", "keep a copy of the new workspace's mount",
@@ -178,6 +192,12 @@ def compile_rehousing(spec: Spec) -> tuple[list[Step], list[Step]]:
 def _is_own(row: tuple[Any, ...]) -> bool:
     """Tell whether a mount of the spec is one that each guest must have for itself."""
     return bool(row[0] == "tmpfs")
+
+
+def inner_of(paths: Sequence[str], spec: Spec) -> list[str]:
+    """Return those that lie in a place which each guest has for itself: an environment in /tmp, say."""
+    own = (spec.workspace, *(f"/{row[1]}" for row in spec.mounts if _is_own(row)))
+    return [path for path in paths if path.startswith(tuple(f"{place}/" for place in own))]
 
 
 def _register(row: tuple[Any, ...]) -> str:
@@ -252,14 +272,11 @@ def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_w
 
 
 def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
-    """Return the mounts of this run: the spec's own, then the workspace, new or kept."""
-    rows = [*mounts.from_rows(spec.mounts), *_binds(run)]
-    workspace = spec.workspace.lstrip("/")
-    if has_workspace:
-        rows.append(mounts.Attach(WORKSPACE, workspace))
-    else:
-        rows.append(mounts.Tmpfs(workspace, spec.disk_bytes, spec.inodes, "0755"))
-    return [*rows, mounts.Proc(spec.masked)]
+    """Return the mounts of this run: the spec's own, the workspace, new or kept, and then what may lie in these."""
+    at = spec.workspace.lstrip("/")
+    new = mounts.Tmpfs(at, spec.disk_bytes, spec.inodes, "0755")
+    workspace = mounts.Attach(WORKSPACE, at) if has_workspace else new
+    return [*mounts.from_rows(spec.mounts), workspace, *_binds(run), mounts.Proc(spec.masked)]
 
 
 def _binds(run: Run) -> list[mounts.Bind]:

@@ -237,7 +237,7 @@ class Family:
             if any(not is_dead(pid) for pid in others) or fresh != _living_children(guest, known):
                 raise FamilyError("a process that the session started is still running")
             for clone in body["clones"]:
-                pid = self._find(fresh, clone["holds"])
+                pid = self._find(fresh, clone["holds"], body["bound"])
                 self.nodes[clone["node"]] = Node(pid, parent, None)
                 if clone["node"] in self.moves:
                     self.moves[clone["node"]].begin(pid)
@@ -316,14 +316,14 @@ class Family:
         node = self.nodes.get(body["node"])
         return node is not None and node.parent is not None and node.is_settled and not node.is_frozen
 
-    def _find(self, fresh: list[int], holds: list[str]) -> int:
+    def _find(self, fresh: list[int], holds: list[str], bound: list[str]) -> int:
         """Return the clone that holds exactly these descriptors and nothing else of its parent's; all are stopped."""
         wanted = sorted(holds)
         seen = ""
         for pid in fresh:
             found = sorted(descriptors(pid))
             if found == wanted:
-                check_rest(pid)
+                check_rest(pid, bound)
                 return pid
             if set(holds) & set(found):
                 seen = ", ".join(name for name in found if name not in wanted) or "a descriptor twice"

@@ -12,7 +12,7 @@ from . import tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 SYSTEM = ("/usr/", "/lib", "/opt/")  # read-only mounts, of which a shared mapping tells nobody anything
 OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
@@ -29,15 +29,19 @@ def check_is_apart(pid: int) -> None:
         raise FamilyError("the clone is in a process group with others")
 
 
-def check_rest(pid: int) -> None:
-    """Check what a clone could keep beside descriptors: folders, its program's file, memory, company, powers."""
+def check_rest(pid: int, bound: Sequence[str] = ()) -> None:
+    """Check what a clone could keep beside descriptors: folders, its program's file, memory, company, powers.
+
+    `bound` are the paths of the host that are shown in its places, read-only: what is mapped of these is nobody's.
+    """
     if posix.readlink(f"/proc/{pid}/cwd") != "/" or posix.readlink(f"/proc/{pid}/root") != "/":
         raise FamilyError("the clone has kept its parent's working directory")
     if len(posix.listdir(f"/proc/{pid}/task")) != 1:
         raise FamilyError("the clone has threads")
     if tree.children(pid):
         raise FamilyError("the clone has started a process")
-    if posix.readlink(f"/proc/{pid}/exe").startswith(OWN_PLACES):
+    program = posix.readlink(f"/proc/{pid}/exe")
+    if program.startswith(OWN_PLACES) and not _is_bound(pid, program, _device(f"/proc/{pid}/exe"), bound):
         raise FamilyError("the clone runs a file of its parent's")
     powers = [line.split()[1] for line in text_of(f"/proc/{pid}/status").split("\n") if line.startswith(POWERS)]
     if len(powers) != len(POWERS) or any(int(power, 16) for power in powers):
@@ -52,8 +56,20 @@ def check_rest(pid: int) -> None:
         name = words[5] if len(words) > 5 else ""
         if words[1][3] == "s" and not name.startswith(SYSTEM):
             raise FamilyError(f"the clone shares memory with its parent: {name or 'an anonymous mapping'}")
-        if name.startswith(OWN_PLACES):
+        if name.startswith(OWN_PLACES) and not _is_bound(pid, name, words[3], bound):
             raise FamilyError(f"the clone has a file of its parent's mapped: {name}")
+
+
+def _is_bound(pid: int, name: str, device: str, bound: Sequence[str]) -> bool:
+    """Tell whether a file is one of the host's: by its name, and since it is on none of the places' file systems."""
+    is_below = any(name == path or name.startswith(f"{path}/") for path in bound)
+    return is_below and device not in {_device(f"/proc/{pid}/root{place}") for place in OWN_PLACES}
+
+
+def _device(path: str) -> str:
+    """Return the number of a file's file system as the list of mappings has it."""
+    number = posix.stat(path).st_dev
+    return f"{posix.major(number):02x}:{posix.minor(number):02x}"
 
 
 def _are_all_private(maps: str) -> bool:

@@ -282,6 +282,17 @@ def _detached(kind: str, settings: dict[str, str], attributes: int, register: st
     ]
 
 
+def again(staged: str, bind: Bind) -> list[Call]:
+    """Mount once more, at the place of its source, what a bind has mounted at an absolute path."""
+    register = f"again {staged}"
+    return [
+        *_place(bind.source[1:], is_directory=bind.is_directory, above="/"),
+        open_tree(staged, register, recursive=bind.is_directory),
+        move_mount(register, bind.source),
+        make("close", register),
+    ]
+
+
 def chdir(path: str) -> Call:
     """Change the working directory."""
     return make("chdir", os.fsencode(path))
@@ -303,14 +314,14 @@ def mount_attr(attr_set: int, userns_fd: int = 0) -> bytes:
     return b"".join(n.to_bytes(8, "little") for n in (attr_set, 0, 0, userns_fd))
 
 
-def _place(path: str, *, is_directory: bool) -> list[Call]:
-    """Make the mount point, with its parents."""
+def _place(path: str, *, is_directory: bool, above: str = "") -> list[Call]:
+    """Make the mount point, with its parents, below a folder."""
     parts = path.split("/") if path else []
     folders = parts if is_directory else parts[:-1]
     places = [
-        make("mkdirat", AT_FDCWD, os.fsencode("/".join(folders[: at + 1])), 0o755, excuse=(EEXIST,))
+        make("mkdirat", AT_FDCWD, os.fsencode(above + "/".join(folders[: at + 1])), 0o755, excuse=(EEXIST,))
         for at in range(len(folders))
     ]
     if not is_directory:
-        places.append(make("mknodat", AT_FDCWD, os.fsencode(path), stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
+        places.append(make("mknodat", AT_FDCWD, os.fsencode(above + path), stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
     return places

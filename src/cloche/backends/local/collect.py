@@ -294,9 +294,7 @@ class _Walk:
             state = os.fstat(fd)
             if self.device < 0:
                 self.device = state.st_dev
-            if state.st_dev != self.device:
-                self.skip()
-            elif state.st_ino not in self._visited:
+            if state.st_dev == self.device and state.st_ino not in self._visited:  # what is mounted is ours
                 self._visited.add(state.st_ino)
                 stack.append(_Folder(fd, prefix, depth))
                 fd = -1
@@ -361,6 +359,7 @@ def list_paths(root_fd: int, path: str, until: Until) -> tuple[str, ...]:
     except OSError:
         return ()
     walk, found, chars = _Walk(until, MAX_ENTRIES), [], 0
+    walk.device = os.fstat(root_fd).st_dev
     try:
         with closing(walk.files(fd, f"{top}/" if top else "")) as files:
             for _, _, inside, _ in files:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest, StartFailed
-from cloche.jail.enter import compile_rehousing
+from cloche.jail.enter import compile_rehousing, inner_of
 
 from ..noting import noted
 from .dialogue import Dialogue
@@ -72,8 +72,8 @@ class Node:
 class Family:
     """Hold all nodes of one session and of its forks, and the helper that guards them."""
 
-    def __init__(self, connection: Connection, spec: Spec, first: Node):
-        self.connection, self.spec = connection, spec
+    def __init__(self, connection: Connection, spec: Spec, first: Node, binds: Sequence[str] = ()):
+        self.connection, self.spec, self._inner = connection, spec, inner_of(binds, spec)
         self.end: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.nodes: dict[int, Node] = {ORIGIN: first}
         self.members = 1  # sessions that are open
@@ -169,7 +169,8 @@ class Family:
             }
             for node, kind in zip(nodes, kinds, strict=True)
         ]
-        mounts = await self._ask("settle", {"clones": clones, "steps": self._steps()}, node=parent.number)
+        orders = {"clones": clones, "steps": self._steps(), "bound": self._inner}
+        mounts = await self._ask("settle", orders, node=parent.number)
         self._be_patient()  # anew: copying a large workspace takes its time
         parent.is_frozen = True
         for node in nodes:
@@ -183,7 +184,7 @@ class Family:
 
     def _steps(self) -> Mapping[str, Any]:
         if self._rehousing is None:
-            outside, inside = compile_rehousing(self.spec)
+            outside, inside = compile_rehousing(self.spec, self._inner)
             self._rehousing = {"outside": outside, "inside": inside}
         return self._rehousing
 

@@ -70,7 +70,7 @@ class LocalSession(LivingSession):
 
     async def open(self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend) -> None:
         """Send the run that the session is, with `send`, and wait until the interpreter says that it is ready."""
-        family = Family(connection, spec, self._node)
+        family = Family(connection, spec, self._node, self._program.run.binds)
         send(self._exchange.guest_ends())
         self._family = family  # whose end can be waited for, now that there will be one
         self._exchange.close_guest_ends()

@@ -149,7 +149,7 @@ class Plan:
             "process": self._process(),
             "root": {"path": f"{self.folder(number)}/root", "readonly": True},
             "hostname": "sandbox",
-            "mounts": [_mount(*row) for row in self._mounts()],
+            "mounts": [_mount(*row) for row in (*self._mounts(), *self._inner_mounts(number))],
             "linux": {
                 "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")],
                 "seccomp": _seccomp(),
@@ -182,6 +182,14 @@ class Plan:
             ("/dev/shm", "tmpfs", "tmpfs", [*sized, "noexec"]),
             ("/tmp", "tmpfs", "tmpfs", [*sized, "rw" if self.is_tmp_writable else "ro"]),
             ("/workspace", "bind", f"{self.stage}/workspace", ["bind", "rw", "nosuid", "nodev"]),
+        ]
+
+    def _inner_mounts(self, number: int) -> list[tuple[str, str, str, list[str]]]:
+        """Show once more what those above cover: an environment in /tmp, say."""
+        covers = tuple(f"{target}/" for target, *_ in self._mounts())
+        inner = [path for path in self.shown.binds if path.startswith(covers)]
+        return [
+            (path, "bind", f"{self.folder(number)}/root{path}", ["bind", "ro", "nosuid", "nodev"]) for path in inner
         ]
 
     def amounts(self) -> dict[str, float]:
