@@ -3,6 +3,7 @@
 from __future__ import annotations
 import __future__
 
+import contextlib
 import errno
 import fcntl
 import functools
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,16 +114,27 @@ def _archive(is_probe: bool) -> bytes:
     """Return every module that a helper (or the probe) may import: code by name, loaded when imported.
 
     Compiling them takes longer than a run, so the result is kept beside the interpreter's own compiled files, as
-    trusted and as replaceable as those, where that folder can be written to.
+    trusted and as replaceable as those; where these are unwanted, or that folder cannot be written to, in a cache of
+    this user's alone.
     """
     sources = _sources(is_probe=is_probe)
     key = marshal.dumps([_state(path) for path in sources.values()])
-    cache = os.path.join(PACKAGE, "jail", "__pycache__", f"{'probe' if is_probe else 'helper'}.{_TAG}.archive")
-    found = _read_cache(cache, key)
+    name = f"{'probe' if is_probe else 'helper'}.{_TAG}.archive"
+    beside, own = os.path.join(PACKAGE, "jail", "__pycache__"), _own_cache()
+    own_name = f"{hashlib.blake2b(os.fsencode(PACKAGE), digest_size=8).hexdigest()}.{name}"
+    found = _read_cache(beside, name, key) or (_read_cache(own, own_name, key, is_own=True) if own else None)
     if found is None:
         found = marshal.dumps({name: marshal.dumps(_compile(path)) for name, path in sources.items()})
-        _write_cache(cache, key, found)
+        is_kept = not sys.dont_write_bytecode and _write_cache(beside, name, key, found)
+        if own and not is_kept:
+            _write_cache(own, own_name, key, found, is_own=True)
     return found
+
+
+def _own_cache() -> str:
+    """Return the folder of this user's cache; empty where nobody says where that is."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(cache, "cloche", "helpers") if os.path.isabs(cache) else ""
 
 
 def _sources(*, is_probe: bool) -> dict[str, str]:
@@ -143,10 +155,15 @@ def _state(path: str) -> tuple[str, int, int]:
     return path, state.st_mtime_ns, state.st_size
 
 
-def _read_cache(path: str, key: bytes) -> bytes | None:
-    """Return what is kept for `key`; None when there is nothing, or something else."""
+def _read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> bytes | None:
+    """Return what is kept for `key`; None when there is nothing, or something else.
+
+    What is in the user's own cache runs as this user does: nobody else may have written it.
+    """
     try:
-        with open(path, "rb") as file:
+        with _opened(folder, is_own=is_own) as place, open(name, "rb", opener=place.open) as file:
+            if is_own and not _is_ours(file.fileno()):
+                return None
             kept, found, digest = marshal.loads(file.read())
     except (OSError, EOFError, ValueError, TypeError):
         return None
@@ -154,18 +171,46 @@ def _read_cache(path: str, key: bytes) -> bytes | None:
     return bytes(found) if kept == key and is_whole else None
 
 
-def _write_cache(path: str, key: bytes, archive: bytes) -> None:
-    """Keep an archive, whole or not at all; a folder that cannot be written to keeps none."""
-    if sys.dont_write_bytecode:
-        return
-    fresh = f"{path}.{os.getpid()}.{threading.get_ident()}"
+def _write_cache(folder: str, name: str, key: bytes, archive: bytes, *, is_own: bool = False) -> bool:
+    """Keep an archive, whole or not at all, and tell whether it is kept: not where nobody may write."""
+    fresh = f"{name}.{os.getpid()}.{threading.get_ident()}"
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(fresh, "wb") as file:
-            file.write(marshal.dumps((key, archive, hashlib.blake2b(archive).digest())))
-        os.replace(fresh, path)
+        os.makedirs(folder, 0o700 if is_own else 0o777, exist_ok=True)
+        with _opened(folder, is_own=is_own) as place:
+            with open(fresh, "xb", opener=place.open) as file:
+                file.write(marshal.dumps((key, archive, hashlib.blake2b(archive).digest())))
+            os.replace(fresh, name, src_dir_fd=place.fd, dst_dir_fd=place.fd)
     except OSError:
-        return
+        return False
+    return True
+
+
+class _Place:
+    """Hold a folder open, and open files in it, through no link."""
+
+    def __init__(self, fd: int, mode: int):
+        self.fd, self._mode = fd, mode
+
+    def open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, self._mode, dir_fd=self.fd)
+
+
+@contextlib.contextmanager
+def _opened(folder: str, *, is_own: bool) -> Iterator[_Place]:
+    """Open a folder. Raises OSError, also where one that should be the user's own is not."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if is_own and not _is_ours(fd):
+            raise PermissionError(errno.EPERM, "others may write there", folder)
+        yield _Place(fd, 0o600 if is_own else 0o666)
+    finally:
+        os.close(fd)
+
+
+def _is_ours(fd: int) -> bool:
+    """Tell whether a file or folder is this user's, and nobody else may write to it."""
+    state = os.fstat(fd)
+    return state.st_uid == os.geteuid() and not state.st_mode & 0o022
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """What helpers are started from is compiled once per installation, and a kept archive is never trusted blindly."""
 
+import hashlib
 import marshal
 import os
 import subprocess
@@ -22,6 +23,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "jail" / "calls.py").write_text("answer = 41\n")
     monkeypatch.setattr(launch, "PACKAGE", str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
 
@@ -75,16 +77,48 @@ def test_a_damaged_archive_is_made_again(package: Path, damage: bytes) -> None:
     assert _answer() == 41
 
 
-def test_where_bytecode_is_unwanted_nothing_is_kept(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's own setting holds for us too."""
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+@pytest.fixture(params=["unwanted", "in the way"])
+def own(package: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the user's own cache, where nothing is kept beside the package: it is unwanted there, or impossible."""
+    if request.param == "unwanted":
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    else:
+        (package / "jail" / "__pycache__").write_text(request.param)
+    return package / "cache" / "cloche" / "helpers"
+
+
+def test_what_is_not_kept_beside_the_package_is_in_the_users_cache(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second process compiles nothing there, either, and nobody else can write to what it reads."""
     assert _answer() == 41
-    assert not (package / "jail" / "__pycache__").exists()
+    (kept,) = own.iterdir()
+    assert (own.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert not [*own.parents[1].parent.glob("jail/__pycache__/*")]
+    monkeypatch.setattr(launch, "_compile", lambda path: pytest.fail(f"compiled {path} again"))
+    assert _answer() == 41
 
 
-def test_a_folder_that_cannot_be_written_to_keeps_nothing(package: Path) -> None:
-    """A file stands where the folder should be: everything works, and is compiled each time."""
+@pytest.mark.parametrize("place", ["folder", "file", "link"])
+def test_what_others_may_have_written_is_not_run(own: Path, place: str) -> None:
+    """A folder or a file that others may write to, and a link, is passed by; everything works, and is compiled."""
+    assert _answer() == 41
+    (kept,) = own.iterdir()
+    key, archive, _ = marshal.loads(kept.read_bytes())
+    hostile = archive.replace(b"\x29\x00\x00\x00", b"\x2a\x00\x00\x00")  # 42 for 41
+    assert hostile != archive
+    kept.write_bytes(marshal.dumps((key, hostile, hashlib.blake2b(hostile).digest())))
+    assert _answer() == 42  # as long as it is the user's own
+    if place == "link":
+        kept.rename(own / "elsewhere")
+        kept.symlink_to("elsewhere")
+    else:
+        (own if place == "folder" else kept).chmod(0o777)
+    assert _answer() == 41
+
+
+def test_where_nothing_can_be_kept_all_works(package: Path) -> None:
+    """Files stand where both folders should be."""
     (package / "jail" / "__pycache__").write_text("in the way")
+    (package / "cache").write_text("in the way")
     assert _answer() == 41
 
 
