@@ -93,6 +93,7 @@ def run(setting: Setting, code: str, **more: object) -> str:
     return result.stdout
 
 
+@pytest.mark.soak  # for its length
 def test_a_run_and_a_session_share_a_machine(setting: Setting) -> None:
     """Files, input and output go through; a session keeps its state beside runs; more than a page at once arrives."""
     code = "import sys; print(open('a.txt').read(), len(sys.stdin.read())); open('b', 'w').write('c' * 300_000)"
@@ -113,6 +114,7 @@ def test_a_run_and_a_session_share_a_machine(setting: Setting) -> None:
     assert setting.loop.run(talk()) == ["ok", "beside\n", "300000\n"]
 
 
+@pytest.mark.soak  # for its length
 def test_no_program_reaches_the_host_by_the_vsock(setting: Setting) -> None:
     """Neither the port that its agent called, nor another; and no port of the agent's can be taken or called."""
     code = """
@@ -135,6 +137,7 @@ attempt("bind 2000", lambda one: one.bind((socket.VMADDR_CID_ANY, 2000)))
     assert last == "bind 2000 works"  # so the family itself is there
 
 
+@pytest.mark.soak  # for its length
 def test_there_is_no_way_out(setting: Setting, microvm_image: Path) -> None:
     """No interface but loopback, no disk that could be written; a remount changes nothing outside."""
     disk = microvm_image / "root.ext4"
@@ -149,6 +152,7 @@ print(libc.mount(None, b"/", None, 32, None), libc.unshare(0x10000000), os.path.
     assert hashlib.sha256(disk.read_bytes()).digest() == digest
 
 
+@pytest.mark.soak  # for its length
 def test_the_monitor_is_locked_up(setting: Setting) -> None:
     """It has an id and namespaces of its own, no powers, and a root where not even root can write to the image."""
     run(setting, "1")

@@ -99,6 +99,7 @@ def test_a_session_lives_in_a_machine(session: Session) -> None:
     assert (result.meta["backend"], result.meta["state"], str(result.enforcement.level)) == ("microvm", "kept", "vm")
 
 
+@pytest.mark.soak  # for its length
 def test_files_are_shared_with_runs(session: Session, tmp_path: Path) -> None:
     """One workspace serves cells, runs in places of their own, and the caller."""
     jail.test_runs_and_sessions_share_files(session, tmp_path)
@@ -226,6 +227,7 @@ def test_a_machine_has_places_for_so_many_and_gets_them_back() -> None:
                 one.close()
 
 
+@pytest.mark.soak  # for its length
 def test_what_cannot_be_had_is_refused(sandbox: Sandbox, session: Session) -> None:
     """Languages without sessions, programs that are not on the disk, checkpoints: with what to do."""
     with pytest.raises(cloche.BackendUnavailable, match=r"no sessions of ruby.*use run"):

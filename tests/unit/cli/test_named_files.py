@@ -51,7 +51,7 @@ def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloche.cli.contest.report.show_report", lambda _: None)
 
 
-@pytest.mark.timeout(30)  # a FIFO that is waited for is waited for without end
+@pytest.mark.timeout(120)  # a FIFO that is waited for is waited for without end
 @pytest.mark.both_users
 @pytest.mark.parametrize("make", IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
 @pytest.mark.parametrize("what", WRITTEN)

@@ -86,7 +86,7 @@ def value_of(held: Settings, word: str) -> object:
     return rows[word]
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(
     word=st.sampled_from(PLAIN),
     data=st.data(),
@@ -115,7 +115,7 @@ def test_the_highest_source_that_speaks_wins(word: str, data: st.DataObject) -> 
     assert value_of(held, word) == value_of(load(expected, {}, {}, {}), word)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(arguments=some(VALUES), owner=some(FILE_VALUES), environ=ENVIRONMENTS, timeout=st.integers(1, 400))
 def test_the_global_override_wins(
     arguments: dict[str, Any], owner: dict[str, Any], environ: dict[str, str], timeout: int
@@ -181,7 +181,7 @@ def assert_not_looser(held: Settings, before: Settings) -> None:
         assert STRENGTH.get(held.backend, -1) > stood
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(
     arguments=some(VALUES, at_most=3),
     owner=some(FILE_VALUES),
