@@ -77,3 +77,31 @@ print(json.dumps(values))
 """,
     )
     assert found == [[1, "within", ["a"]], *[[11, "within", ["a"]]] * 4, []]
+
+
+def test_a_fork_can_write_to_nothing_of_its_parents(python: Path) -> None:
+    """What a guest has put in the place of what is mounted there is taken along read-only, if at all."""
+    found = run_there(
+        python,
+        """
+import json, os, sys, cloche
+TOP = sys.prefix.rpartition("/of/mine")[0]
+WRITE = f'''
+try:
+    made = open("{TOP}/of/mine/new", "w") and "written"
+except OSError as error:
+    made = error.strerror
+[made, os.path.exists("{TOP}/old/mine/new")]
+'''
+values = []
+for other in ("os.makedirs(f'{top}/of/mine')", "os.symlink(f'{top}/old', f'{top}/of')"):
+    with cloche.Sandbox() as sandbox:
+        session = sandbox.session()
+        assert session.run(f"import os; top = {TOP!r}; os.rename(f'{{top}}/of', f'{{top}}/old')\\n{other}").ok
+        first, second = session.fork(2)
+        values.append([first.run(WRITE).value, second.run(f"os.path.exists('{TOP}/of/mine/new')").value])
+print(json.dumps(values))
+""",
+    )
+    assert found[0] == [["Read-only file system", False], False]
+    assert found[1][1] is False

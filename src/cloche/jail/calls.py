@@ -70,6 +70,8 @@ def _perform_call(one: Call, registers: dict[str, int]) -> None:
     name, arguments, keep, excuse, is_plain = one
     values: Any = arguments if is_plain else _filled_in(arguments, registers)
     if values is None:
+        if keep:
+            registers[keep] = EXCUSED
         return
     try:
         result = call(name, *values) if name != "write" else _write(*values)

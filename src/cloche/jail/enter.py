@@ -37,8 +37,6 @@ WORKSPACE, KEPT = "workspace", "kept"
 # In a nursery that keeps a workspace: the mount that the next guest attaches, and the one that is the caller's.
 TICKET, LENT = "ticket", "lent"
 COUNTER = "counter"  # in a nursery: what each guest's count of processes begins anew by
-# In a nursery: where lies what each guest mounts once more in a place of its own, an environment in /tmp, say.
-STAGED = ".bound"
 
 
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
@@ -71,10 +69,7 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
         },
     }
     binds = _binds(run)
-    inner = inner_of(run.binds, spec)
-    staged = {f"{STAGED}/{at}": one for at, one in enumerate(one for one in binds if one.source in inner)}
-    for target, one in staged.items():
-        one.target = target
+    inner = [one for one in binds if one.source in inner_of(run.binds, spec)]
     tree = [*mounts.from_rows(row for row in spec.mounts if not _is_own(row)), *binds, mounts.Proc(spec.masked)]
     sources = [value for value in tree if isinstance(value, mounts.Bind)]
     host = spec.hostname.encode()
@@ -104,9 +99,13 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
         _step("open_rules", "open what all guests may use, for their Landlock rules", *opening),
     ]  # fmt: skip
     unshare = _step("unshare", "enter a mount namespace of its own", make("unshare", CLONE_NEWNS))
+    # What lies in these places is mounted there already; each guest covers it with its own, and shows it in that again.
+    uncover = [
+        _step("open_inner", f"open {one.source}, which is about to be covered", *mounts.opened_again(one))
+        for one in inner
+    ]
     again = [
-        _step("bind", f"bind {one.source} read-only, in a place of its own", *mounts.again(f"/{target}", one))
-        for target, one in staged.items()
+        _step("bind", f"{one.describe()}, in the new place", *mounts.placed_again(one, spec.inside_id)) for one in inner
     ]
     umask = _step("umask", "keep files to itself", make("umask", 0o077))
     made = {
@@ -134,8 +133,8 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
     (go_there, *last_doors) = _last_doors(spec, run, opened)
     return Building(
         build=build,
-        first=[unshare, *begin.values(), *again, umask, *keep, *lend, go_there, *mine],
-        later=[unshare, *attached.values(), *again, umask, *keep, go_there, *mine] if keeps_workspace else [],
+        first=[unshare, *uncover, *begin.values(), *again, umask, *keep, *lend, go_there, *mine],
+        later=[unshare, *uncover, *attached.values(), *again, umask, *keep, go_there, *mine] if keeps_workspace else [],
         late=last_doors,
         private=run.private,
         seccomp=spec.nursery_filter,
@@ -169,11 +168,10 @@ def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step]
         for name, (path, size, inodes, mode) in sizes.items()
     ]
     covers = [
-        *(_step("take_along", f"take {path} along", mounts.open_tree(path, f"bind {path}", recursive=True))
-          for path in inner),
+        *(_step("take_along", f"take {path} along", *mounts.taken_along(path, f"bind {path}")) for path in inner),
         *(_step("cover", f"cover {path} with the new one", mounts.move_mount(name, path))
           for name, (path, *_) in sizes.items()),
-        *(_step("bind", f"show {path} in the new one", mounts.move_mount(f"bind {path}", path)) for path in inner),
+        *(_step("bind", f"show {path} in the new one", *mounts.put_down(f"bind {path}", path)) for path in inner),
         _step("proc", "cover /proc with its own", mounts.move_mount("proc", "/proc"),
               *mounts.Proc(spec.masked).covers()),
         _step("keep_workspace", "keep a copy of the new workspace's mount",
@@ -195,9 +193,12 @@ def _is_own(row: tuple[Any, ...]) -> bool:
 
 
 def inner_of(paths: Sequence[str], spec: Spec) -> list[str]:
-    """Return those that lie in a place which each guest has for itself: an environment in /tmp, say."""
-    own = (spec.workspace, *(f"/{row[1]}" for row in spec.mounts if _is_own(row)))
-    return [path for path in paths if path.startswith(tuple(f"{place}/" for place in own))]
+    """Return those that lie in a place which each guest has for itself, empty at first: an environment in /tmp, say.
+
+    The workspace is none: what an earlier guest left there, links among it, is on the way to a mount point.
+    """
+    own = tuple(f"/{row[1]}/" for row in spec.mounts if _is_own(row))
+    return [path for path in paths if path.startswith(own)]
 
 
 def _register(row: tuple[Any, ...]) -> str:
@@ -272,11 +273,17 @@ def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_w
 
 
 def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
-    """Return the mounts of this run: the spec's own, the workspace, new or kept, and then what may lie in these."""
-    at = spec.workspace.lstrip("/")
-    new = mounts.Tmpfs(at, spec.disk_bytes, spec.inodes, "0755")
-    workspace = mounts.Attach(WORKSPACE, at) if has_workspace else new
-    return [*mounts.from_rows(spec.mounts), workspace, *_binds(run), mounts.Proc(spec.masked)]
+    """Return the mounts of this run: the spec's own, then the workspace, new or kept.
+
+    The workspace comes last: no mount point is ever looked for below what an earlier guest left.
+    """
+    rows = [*mounts.from_rows(spec.mounts), *_binds(run)]
+    workspace = spec.workspace.lstrip("/")
+    if has_workspace:
+        rows.append(mounts.Attach(WORKSPACE, workspace))
+    else:
+        rows.append(mounts.Tmpfs(workspace, spec.disk_bytes, spec.inodes, "0755"))
+    return [*rows, mounts.Proc(spec.masked)]
 
 
 def _binds(run: Run) -> list[mounts.Bind]:

@@ -132,9 +132,14 @@ def _archive(is_probe: bool) -> bytes:
 
 
 def _own_cache() -> str:
-    """Return the folder of this user's cache; empty where nobody says where that is."""
+    """Return the folder of this user's cache; empty where that is nowhere, or another's."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(cache, "cloche", "helpers") if os.path.isabs(cache) else ""
+    try:
+        above = os.stat(cache if os.path.exists(cache) else os.path.dirname(cache))
+    except OSError:
+        return ""
+    is_ours = os.path.isabs(cache) and above.st_uid == os.geteuid()  # root may have a user's home
+    return os.path.join(cache, "cloche", "helpers") if is_ours else ""
 
 
 def _sources(*, is_probe: bool) -> dict[str, str]:
@@ -177,9 +182,14 @@ def _write_cache(folder: str, name: str, key: bytes, archive: bytes, *, is_own: 
     try:
         os.makedirs(folder, 0o700 if is_own else 0o777, exist_ok=True)
         with _opened(folder, is_own=is_own) as place:
-            with open(fresh, "xb", opener=place.open) as file:
-                file.write(marshal.dumps((key, archive, hashlib.blake2b(archive).digest())))
-            os.replace(fresh, name, src_dir_fd=place.fd, dst_dir_fd=place.fd)
+            try:
+                with open(fresh, "xb", opener=place.open) as file:
+                    file.write(marshal.dumps((key, archive, hashlib.blake2b(archive).digest())))
+                os.replace(fresh, name, src_dir_fd=place.fd, dst_dir_fd=place.fd)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(fresh, dir_fd=place.fd)
+                raise
     except OSError:
         return False
     return True

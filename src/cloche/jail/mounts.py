@@ -27,6 +27,7 @@ from .syscalls import (
     MOUNT_ATTR_NOSUID,
     MOUNT_ATTR_RDONLY,
     MOVE_MOUNT_F_EMPTY_PATH,
+    MOVE_MOUNT_T_EMPTY_PATH,
     MS_BIND,
     MS_NODEV,
     MS_NOEXEC,
@@ -53,7 +54,9 @@ if TYPE_CHECKING:
         def describe(self) -> str: ...
 
 
-EPERM, EACCES = 1, 13
+EPERM, EACCES, ENOTDIR, EROFS, ELOOP = 1, 13, 20, 30, 40
+O_PATH, AT_SYMLINK_NOFOLLOW = 0x200000, 0x100
+RESOLVE_NO_LINKS = 0x02 | 0x04  # neither those of /proc nor any other
 READ_ONLY = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
 # Any directory that surely exists serves to attach the new root before it becomes one.
 STAGE = "/proc"
@@ -282,15 +285,55 @@ def _detached(kind: str, settings: dict[str, str], attributes: int, register: st
     ]
 
 
-def again(staged: str, bind: Bind) -> list[Call]:
-    """Mount once more, at the place of its source, what a bind has mounted at an absolute path."""
-    register = f"again {staged}"
+def opened_again(bind: Bind) -> list[Call]:
+    """Keep a copy of a bind that is in its place."""
+    return [open_tree(bind.source, bind.register, recursive=bind.is_directory)]
+
+
+def placed_again(bind: Bind, owner: int) -> list[Call]:
+    """Mount such a copy at the same path, in what covers the bind by now.
+
+    The folders above it are the guest's, as they are where it makes them itself.
+    """
+    above = [name for _, (_, name, *_), *_ in _place(bind.source[1:], is_directory=True, above="/")[:-1]]
     return [
         *_place(bind.source[1:], is_directory=bind.is_directory, above="/"),
-        open_tree(staged, register, recursive=bind.is_directory),
-        move_mount(register, bind.source),
-        make("close", register),
+        *(make("fchownat", AT_FDCWD, name, owner, owner, AT_SYMLINK_NOFOLLOW, excuse=(EROFS,)) for name in above),
+        move_mount(bind.register, bind.source),
+        make("close", bind.register),
     ]
+
+
+def taken_along(path: str, register: str) -> list[Call]:
+    """Keep a detached, read-only copy of what is mounted at a path, through no link; nothing where there is none.
+
+    The guest may have moved the folders above away, and put others in their place.
+    """
+    attributes = mount_attr(READ_ONLY)
+    return [
+        _found(path, "found"),
+        make(
+            "open_tree", "found", b"", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | AT_EMPTY_PATH, keep=register
+        ),
+        make("close", "found"),
+        make("mount_setattr", register, b"", AT_EMPTY_PATH | AT_RECURSIVE, attributes, len(attributes)),
+    ]
+
+
+def put_down(register: str, path: str) -> list[Call]:
+    """Attach what was taken along at the same path, through no link; nothing where its place is gone."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    return [
+        _found(path, "found"),
+        make("move_mount", register, b"", "found", b"", flags),
+        make("close", "found"),
+    ]
+
+
+def _found(path: str, register: str) -> Call:
+    """Keep a descriptor of what is at a path, without a link on the way."""
+    how = b"".join(number.to_bytes(8, "little") for number in (O_PATH | os.O_CLOEXEC, 0, RESOLVE_NO_LINKS))
+    return make("openat2", AT_FDCWD, os.fsencode(path), how, len(how), keep=register, excuse=(ENOENT, ENOTDIR, ELOOP))
 
 
 def chdir(path: str) -> Call:

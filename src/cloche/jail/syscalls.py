@@ -22,10 +22,12 @@ NUMBERS: dict[str, dict[str, int]] = {
         "bind": 49, "socketpair": 53, "clone": 56, "wait4": 61, "chdir": 80, "fchmod": 91, "umask": 95, "setsid": 112,
         "setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126, "pivot_root": 155, "prctl": 157,
         "mount": 165, "umount2": 166, "sethostname": 170, "sched_setaffinity": 203, "openat": 257, "mkdirat": 258,
-        "mknodat": 259, "unlinkat": 263, "symlinkat": 266, "ppoll": 271, "unshare": 272, "timerfd_create": 283,
-        "timerfd_settime": 286, "prlimit64": 302, "setns": 308, "getcpu": 309, "seccomp": 317, "open_tree": 428,
+        "mknodat": 259, "fchownat": 260, "unlinkat": 263, "symlinkat": 266, "ppoll": 271, "unshare": 272,
+        "timerfd_create": 283, "timerfd_settime": 286, "prlimit64": 302, "setns": 308, "getcpu": 309, "seccomp": 317,
+        "open_tree": 428,
         "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435, "close_range": 436,
-        "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
+        "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
+        "landlock_restrict_self": 446,
         "waitid": 247, "process_madvise": 440, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240,
         "exit_group": 231, "sched_setscheduler": 144, "set_robust_list": 273, "get_robust_list": 274, "setfsuid": 122,
         "capget": 125, "fcntl": 72,
@@ -35,10 +37,12 @@ NUMBERS: dict[str, dict[str, int]] = {
         "bind": 200, "socketpair": 199, "clone": 220, "wait4": 260, "chdir": 49, "fchmod": 52, "umask": 166,
         "setsid": 157, "setgroups": 159, "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41,
         "prctl": 167, "mount": 40, "umount2": 39, "sethostname": 161, "sched_setaffinity": 122, "openat": 56,
-        "mkdirat": 34, "mknodat": 33, "unlinkat": 35, "symlinkat": 36, "ppoll": 73, "timerfd_create": 85,
-        "timerfd_settime": 86, "unshare": 97, "prlimit64": 261, "getcpu": 168, "setns": 268, "seccomp": 277,
+        "mkdirat": 34, "mknodat": 33, "fchownat": 54, "unlinkat": 35, "symlinkat": 36, "ppoll": 73,
+        "timerfd_create": 85, "timerfd_settime": 86, "unshare": 97, "prlimit64": 261, "getcpu": 168, "setns": 268,
+        "seccomp": 277,
         "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
-        "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
+        "openat2": 437, "close_range": 436, "mount_setattr": 442, "landlock_create_ruleset": 444,
+        "landlock_add_rule": 445,
         "landlock_restrict_self": 446, "waitid": 95, "process_madvise": 440, "shmget": 194, "semget": 190,
         "msgget": 186, "mq_open": 180, "exit_group": 94, "sched_setscheduler": 119, "set_robust_list": 99,
         "get_robust_list": 100, "setfsuid": 151, "capget": 90, "fcntl": 25,
@@ -74,7 +78,7 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = posix.O_CLOEXEC
-MOVE_MOUNT_F_EMPTY_PATH = 4
+MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 MOUNT_ATTR_IDMAP = 0x00100000
 

@@ -186,7 +186,7 @@ class Plan:
 
     def _inner_mounts(self, number: int) -> list[tuple[str, str, str, list[str]]]:
         """Show once more what those above cover: an environment in /tmp, say."""
-        covers = tuple(f"{target}/" for target, *_ in self._mounts())
+        covers = tuple(f"{target}/" for target, kind, *_ in self._mounts() if kind == "tmpfs")  # empty, so far
         inner = [path for path in self.shown.binds if path.startswith(covers)]
         return [
             (path, "bind", f"{self.folder(number)}/root{path}", ["bind", "ro", "nosuid", "nodev"]) for path in inner
