@@ -16,8 +16,6 @@ from tests.warm import run_pooled
 pytestmark = pytest.mark.both_users
 
 IS_ROOT = os.geteuid() == 0
-# Where root's runs follow one another in one jail; an interpreter below a place of the guest's own is bound for each.
-IS_NURSED = IS_ROOT and not sys.base_prefix.startswith("/tmp/") and not sys.prefix.startswith("/tmp/")
 # Ways to hurt, hold or read another process; each returns whether it worked.
 REACH = {
     "kill": "os.kill(pid, 9); worked = comes(lambda: not os.path.exists(f'/proc/{pid}') or gone(pid))",
@@ -226,11 +224,11 @@ def test_names_of_sockets_that_nobody_holds_end_with_their_run() -> None:
      "import subprocess; subprocess.run(['true'])"],
 )  # fmt: skip
 def test_who_leaves_nothing_leaves_the_jail_to_the_next(program: str) -> None:
-    """Also who has made pairs of sockets, as every event loop does; an ordinary user's runs have a jail each."""
+    """Also who has made pairs of sockets, as every event loop does."""
     look = "\nimport os; print(os.readlink('/proc/self/ns/net'))"
     found = [run_pooled(program + look).stdout for _ in range(12)]
     assert all(found)
-    assert not IS_NURSED or len(set(found)) <= 4, "in a jail for each they would be twelve"
+    assert len(set(found)) <= 4, "in a jail for each they would be twelve"
 
 
 @pytest.mark.both_users

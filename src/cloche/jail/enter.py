@@ -75,10 +75,14 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
     host = spec.hostname.encode()
     die = _step("die_with_parent", "die with the parent", caps.prctl(PR_SET_PDEATHSIG, SIGKILL))
     opening, opened = landlock.opened_ahead(spec.landlock or ())
+    has_two_ids = spec.outside is not None
+    guests_id = _step("switch_identity", f"become uid {spec.inside_id}",
+                      *switch_identity(spec.inside_id, can_set_groups=has_two_ids))  # fmt: skip
+    another = _step("switch_identity", "become an id that no guest has", *switch_identity(0, can_set_groups=True))
     build = [
         _step("open_sources", f"open {len(sources)} bind sources as the caller",
               *(one for source in sources for one in source.opening())),
-        _step("switch_identity", "become an id that no guest has", *switch_identity(0, can_set_groups=True)),
+        another if has_two_ids else guests_id,
         die,
         _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer()),
         _step("open_ucounts", OPEN_UCOUNTS, *ucounts.opening(spec.nursery_ucounts)),
@@ -121,9 +125,9 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
                   mounts.open_tree(spec.workspace, LENT, recursive=False))] if keeps_workspace else []  # fmt: skip
     mine = [
         _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
-        *_limits(spec, beside=-1),
+        *_limits(spec, beside=-1 if has_two_ids else 0),
         *_affinity(spec),
-        _step("switch_identity", f"become uid {spec.inside_id}", *switch_identity(spec.inside_id, can_set_groups=True)),
+        guests_id,
         _step("capabilities", "drop all capabilities", *caps.drop_own()),
         die,
         _step("session", "lead a session of its own, without a terminal", make("setsid")),

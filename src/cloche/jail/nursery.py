@@ -1,16 +1,21 @@
 """A reaper that stays: pid 1 of a jail in which one guest after the other lives, each in places of its own.
 
-Making namespaces and a root costs more than running a small program, so where the kernel lets us keep them apart from
-the guest they are kept. What stays: the namespaces of users, processes, network, host name and control group, and the
-read-only tree. What is new for every guest: its process and all its descendants, its mount namespace with empty
-/workspace, /tmp and /dev/shm, its limits, its Landlock domain and its filter. This process
-has an identity that no guest has, so no guest can signal, slow down or limit it; that takes a second outside id, which
-only root can give. After each guest everything else in the process namespace is killed and waited for. What a network
-namespace remembers is too much to list (counters, flow labels, memberships, closed connections), so it is not looked
-at: a guest's filter tells this process of every socket of the network that it makes, and after the first one the
-nursery ends with its guest. Pairs of sockets it makes without asking; where the kernel still counts any when nobody
-is left, the nursery ends as well. It is the same with the namespace of System V IPC and message queues: the filter
-tells of every segment, set of semaphores and queue that is made or opened.
+Making namespaces and a root costs more than running a small program, so they are kept apart from the guest, and stay:
+the namespaces of users, processes, network, host name and control group, and the read-only tree. What is new for every
+guest: its process and all its descendants, its mount namespace with empty /workspace, /tmp and /dev/shm, its limits,
+its Landlock domain and its filter.
+
+This process is out of a guest's reach. As root it has an outside id that no guest has. An ordinary user has one id to
+give, and there it has the guest's: the kernel then lets no signal from inside end pid 1; as it keeps all capabilities
+of its user namespace, nobody with fewer may trace, read or slow it down; it is not dumpable, and outside the guest's
+Landlock domain; and the filter refuses what limits another process, and all of that once more.
+
+After each guest everything else in the process namespace is killed and waited for. What a network namespace remembers
+is too much to list (counters, flow labels, memberships, closed connections), so it is not looked at: a guest's filter
+tells this process of every socket of the network that it makes, and after the first one the nursery ends with its
+guest. Pairs of sockets it makes without asking; where the kernel still counts any when nobody is left, the nursery
+ends as well. It is the same with the namespace of System V IPC and message queues: the filter tells of every segment,
+set of semaphores and queue that is made or opened.
 
 A guest takes its orders from the caller itself, at the *door*: a socket whose inner end this process keeps, for each
 guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake up. By

@@ -149,7 +149,7 @@ class Watch:
     def _map_ids(self) -> None:
         outside = self.spec.outside
         uid, gid = (outside[0], outside[0]) if outside else (posix.geteuid(), posix.getegid())
-        keeper = self.helper.claim_keeper() if self.is_nursing else None
+        keeper = self.helper.claim_keeper() if self.is_nursing and outside else None
         identity.write_maps(
             self.reaper,
             inside_id=self.spec.inside_id,
