@@ -126,6 +126,18 @@ def test_pid_1_is_not_the_guests_to_change() -> None:
             assert session.run("print(1)").stdout == "1\n"
 
 
+@pytest.mark.both_users
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_a_guest_may_do_to_pid_1_harms_no_guest_after_it(name: str) -> None:
+    """Nor any status where pid 1 stays: those who come next in its jail, or in another one if it ended, run well."""
+    code = dedent(ALLOWED[name]).format(signals=SIGNALS)
+    for _ in range(3):
+        result = run_pooled(f"{HEAD}{code}{END}", cpus=2)
+        assert (result.status, result.exit_code) == ("error", 3), result.stderr
+        after = run_pooled("import os; print(os.listdir('/tmp'))", cpus=2)
+        assert (after.status, after.stdout) == ("ok", "[]\n"), after.stderr
+
+
 def test_own_limits_can_be_set_by_number() -> None:
     """A process may name itself, or a child of its own, where 0 would do."""
     code = """

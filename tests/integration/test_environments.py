@@ -1,4 +1,4 @@
-"""The caller's interpreter lies in a place that a guest has for itself: below /tmp, as in CI and notebooks."""
+"""The caller's interpreter lies in a place that a guest has for itself: below /tmp or /workspace, say."""
 
 from __future__ import annotations
 

@@ -68,9 +68,8 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
             if _is_own(row)
         },
     }
-    binds = _binds(run)
-    inner = [one for one in binds if one.source in inner_of(run.binds, spec)]
-    tree = [*mounts.from_rows(row for row in spec.mounts if not _is_own(row)), *binds, mounts.Proc(spec.masked)]
+    binds, inner = _binds(run, spec)
+    tree = [*mounts.from_rows(row for row in spec.mounts if not _is_own(row)), *binds, *inner, mounts.Proc(spec.masked)]
     sources = [value for value in tree if isinstance(value, mounts.Bind)]
     host = spec.hostname.encode()
     die = _step("die_with_parent", "die with the parent", caps.prctl(PR_SET_PDEATHSIG, SIGKILL))
@@ -197,11 +196,8 @@ def _is_own(row: tuple[Any, ...]) -> bool:
 
 
 def inner_of(paths: Sequence[str], spec: Spec) -> list[str]:
-    """Return those that lie in a place which each guest has for itself, empty at first: an environment in /tmp, say.
-
-    The workspace is none: what an earlier guest left there, links among it, is on the way to a mount point.
-    """
-    own = tuple(f"/{row[1]}/" for row in spec.mounts if _is_own(row))
+    """Return those that lie in a place which each guest has for itself: an environment in /tmp or /workspace, say."""
+    own = (f"{spec.workspace}/", *(f"/{row[1]}/" for row in spec.mounts if _is_own(row)))
     return [path for path in paths if path.startswith(own)]
 
 
@@ -279,22 +275,24 @@ def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_w
 def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
     """Return the mounts of this run: the spec's own, then the workspace, new or kept.
 
-    The workspace comes last: no mount point is ever looked for below what an earlier guest left.
+    The workspace comes last, but for what lies in it: no other mount point is looked for below what a guest left.
     """
-    rows = [*mounts.from_rows(spec.mounts), *_binds(run)]
     workspace = spec.workspace.lstrip("/")
+    binds, inner = _binds(run, spec)
+    rows = [*mounts.from_rows(spec.mounts), *binds]
     if has_workspace:
         rows.append(mounts.Attach(WORKSPACE, workspace))
     else:
         rows.append(mounts.Tmpfs(workspace, spec.disk_bytes, spec.inodes, "0755"))
-    return [*rows, mounts.Proc(spec.masked)]
+    return [*rows, *inner, mounts.Proc(spec.masked)]
 
 
-def _binds(run: Run) -> list[mounts.Bind]:
-    private = frozenset(run.private)
-    return [
-        mounts.Bind(path, path[1:], register=private_register(path) if path in private else "") for path in run.binds
-    ]
+def _binds(run: Run, spec: Spec) -> tuple[list[mounts.Bind], list[mounts.Inner]]:
+    """Return what is shown of the host, and what of it lies in a guest's own places."""
+    registers = {path: private_register(path) for path in run.private}
+    inner = inner_of(run.binds, spec)
+    outer = [mounts.Bind(path, path[1:], register=registers.get(path, "")) for path in run.binds if path not in inner]
+    return outer, [mounts.Inner(path, path[1:], register=registers.get(path, "")) for path in inner]
 
 
 def _without_repetition(steps: list[Step]) -> list[Step]:

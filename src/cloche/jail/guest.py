@@ -23,8 +23,7 @@ LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pip
 # that of a session's answers, has the first, a session's link the other.
 KEPT_NUMBERS, FEWER_NUMBERS = (1023, 1022), (63, 62)
 CANNOT_RUN, NOT_FOUND = 126, 127
-GO, EBUSY, ETOOMANYREFS = b"g", 16, 109
-GARBAGE_PAUSES, GARBAGE_PAUSE_S = 100, 0.002  # the kernel collects what was on its way when it finds the time
+GO, EBUSY = b"g", 16
 ROBUST_LIST_BYTES = 24
 PLACES = ("workspace", "tmp", "shm")  # the registers in which a nursed guest has its own places …
 NAMESPACE = "namespace"  # … the one that keeps its mount namespace, to be taken down when nobody waits for it …
@@ -86,7 +85,7 @@ class Guest:
             seconds.append(perf_counter() - begun)
             self._hand_over(listener, holds=holds, is_nursed=nursed is not None)
             if nursed is not None:
-                _send_patiently(nursed.door, "ready", nursed.ready, self._for_caller())
+                wire.send_patiently(nursed.door, "ready", nursed.ready, self._for_caller())
             if self.interpreter is not None and self._has_time():
                 self._rehearse(building)
                 self._tell_those_after_us(nursed)
@@ -135,7 +134,7 @@ class Guest:
         reading, writing = posix.pipe()
         if building.rehearsal:
             ours, theirs = socketpair()
-            wire.send(ours, "order", {"steps": building.rehearsal}, (reading,))
+            wire.send_patiently(ours, "order", {"steps": building.rehearsal}, (reading,))
             _, body, (again,) = wire.receive(theirs)
             perform(body["steps"], {})
             for fd in (again, ours, theirs):
@@ -183,9 +182,9 @@ class Guest:
         if is_nursed:
             kept = [self.registers[KEPT]] if KEPT in self.registers else []
             made = [self.registers[name] for name in (*PLACES, NAMESPACE)]
-            _send_patiently(self.asking, "made", {"holds": holds}, [*made, listener, *kept])
+            wire.send_patiently(self.asking, "made", {"holds": holds}, [*made, listener, *kept])
         elif listener >= 0:
-            wire.send(self.asking, "listener", fds=[listener])
+            wire.send_patiently(self.asking, "listener", {}, [listener])
         if listener >= 0:
             posix.close(listener)
 
@@ -266,20 +265,6 @@ class Guest:
         run(order.python, order.env, *kept)
 
 
-def _send_patiently(link: int, tag: str, body: dict[str, Any], fds: list[int]) -> None:
-    """Send descriptors, again after a pause where the guest before us left many on their way that are garbage."""
-    for _ in range(GARBAGE_PAUSES):
-        try:
-            wire.send(link, tag, body, fds)
-        except OSError as error:
-            if error.errno != ETOOMANYREFS:
-                raise
-            ppoll((), GARBAGE_PAUSE_S)
-        else:
-            return
-    wire.send(link, tag, body, fds)
-
-
 def say_farewell(code: int) -> None:
     """End this process and let the nursery hear of it first, see `ward`; returns where nobody listens any more.
 
@@ -319,4 +304,4 @@ def _out_of_the_way(fds: list[int]) -> list[int]:
 def tell_failure(link: int, error: StepFailed, kept: tuple[int, ...] = ()) -> None:
     """Tell the helper which step failed, and give back the workspace: attaching took it out of the helper's hands."""
     body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
-    wire.send(link, "failed", body, kept)
+    wire.send_patiently(link, "failed", body, kept)

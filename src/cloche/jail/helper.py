@@ -259,6 +259,6 @@ class Helper:
     def tell(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Tell the caller; when it is gone, the loop will notice by itself."""
         try:
-            wire.send(self.caller, tag, body, fds)
+            wire.send_patiently(self.caller, tag, body, fds)
         except OSError:
             pass

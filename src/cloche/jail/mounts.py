@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 
 EPERM, EACCES, ENOTDIR, EROFS, ELOOP = 1, 13, 20, 30, 40
-O_PATH, AT_SYMLINK_NOFOLLOW = 0x200000, 0x100
+O_PATH = 0x200000
+_WAY = O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 RESOLVE_NO_LINKS = 0x02 | 0x04  # neither those of /proc nor any other
 READ_ONLY = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
 # Any directory that surely exists serves to attach the new root before it becomes one.
@@ -94,6 +95,15 @@ class Bind:
 
     def describe(self) -> str:
         return f"bind {self.source} read-only at /{self.target}"
+
+
+class Inner(Bind):
+    """Show one in a place that belongs to the guest, which may have left anything there: no link is followed."""
+
+    __slots__ = ()
+
+    def calls(self) -> list[Call]:
+        return _placed(self, self.target)
 
 
 class Device(Bind):
@@ -291,17 +301,40 @@ def opened_again(bind: Bind) -> list[Call]:
 
 
 def placed_again(bind: Bind, owner: int) -> list[Call]:
-    """Mount such a copy at the same path, in what covers the bind by now.
+    """Mount such a copy at the same path, in what covers the bind by now."""
+    return _placed(bind, bind.source, owner)
 
-    The folders above it are the guest's, as they are where it makes them itself.
+
+def _placed(bind: Bind, target: str, owner: int = -1) -> list[Call]:
+    """Attach a bind in a guest's place, and make the folders above it, which are the guest's then.
+
+    What is on the way must be folders; a link among them is an error. `owner` is who they are for, -1 for ourselves.
     """
-    above = [name for _, (_, name, *_), *_ in _place(bind.source[1:], is_directory=True, above="/")[:-1]]
-    return [
-        *_place(bind.source[1:], is_directory=bind.is_directory, above="/"),
-        *(make("fchownat", AT_FDCWD, name, owner, owner, AT_SYMLINK_NOFOLLOW, excuse=(EROFS,)) for name in above),
-        move_mount(bind.register, bind.source),
-        make("close", bind.register),
+    top, *folders, name = target.lstrip("/").split("/")
+    start, here = os.fsencode("/" * target.startswith("/") + top), top
+    calls = [
+        make("mkdirat", AT_FDCWD, start, 0o755, excuse=(EEXIST,)),
+        make("openat", AT_FDCWD, start, _WAY, 0, keep=here),
     ]
+    opened = [here]
+    for folder in folders:
+        there = f"{here}/{folder}"
+        calls.append(make("mkdirat", here, os.fsencode(folder), 0o755, excuse=(EEXIST,)))
+        calls.append(make("openat", here, os.fsencode(folder), _WAY, 0, keep=there))
+        if owner >= 0:
+            calls.append(make("fchownat", there, b"", owner, owner, AT_EMPTY_PATH, excuse=(EROFS,)))
+        here = there
+        opened.append(there)
+    point = os.fsencode(name)
+    if bind.is_directory:
+        calls.append(make("mkdirat", here, point, 0o755, excuse=(EEXIST,)))
+        calls.append(make("openat", here, point, _WAY, 0, keep="point"))
+    else:
+        calls.append(make("mknodat", here, point, stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
+        calls.append(make("openat", here, point, _WAY & ~os.O_DIRECTORY, 0, keep="point"))
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    calls.append(make("move_mount", bind.register, b"", "point", b"", flags))
+    return [*calls, *(make("close", one) for one in ("point", bind.register, *opened))]
 
 
 def taken_along(path: str, register: str) -> list[Call]:
@@ -357,14 +390,14 @@ def mount_attr(attr_set: int, userns_fd: int = 0) -> bytes:
     return b"".join(n.to_bytes(8, "little") for n in (attr_set, 0, 0, userns_fd))
 
 
-def _place(path: str, *, is_directory: bool, above: str = "") -> list[Call]:
-    """Make the mount point, with its parents, below a folder."""
+def _place(path: str, *, is_directory: bool) -> list[Call]:
+    """Make the mount point, with its parents."""
     parts = path.split("/") if path else []
     folders = parts if is_directory else parts[:-1]
     places = [
-        make("mkdirat", AT_FDCWD, os.fsencode(above + "/".join(folders[: at + 1])), 0o755, excuse=(EEXIST,))
+        make("mkdirat", AT_FDCWD, os.fsencode("/".join(folders[: at + 1])), 0o755, excuse=(EEXIST,))
         for at in range(len(folders))
     ]
     if not is_directory:
-        places.append(make("mknodat", AT_FDCWD, os.fsencode(above + path), stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
+        places.append(make("mknodat", AT_FDCWD, os.fsencode(path), stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
     return places

@@ -106,7 +106,7 @@ class Reaper(Parent):
                 if pid == 0:
                     return self._guest(index)
                 self._release_guest()
-            wire.send(self.attendance.ours, "order", fds=fds)
+            wire.send_patiently(self.attendance.ours, "order", {}, fds)
             if index == order.guests - 1:
                 for fd in set(fds):  # so that the streams end with the guest
                     posix.close(fd)
@@ -126,7 +126,7 @@ class Reaper(Parent):
     def _hand_over(self, seconds: list[float]) -> None:
         """Tell the helper what the building took, and hand it the workspace."""
         kept = self.take_kept()
-        wire.send(self.link, "ready", {"seconds": seconds}, kept)
+        wire.send_patiently(self.link, "ready", {"seconds": seconds}, kept)
         for fd in kept:
             posix.close(fd)
 

@@ -106,7 +106,7 @@ class Watch:
             if not self.is_nursing:
                 posix.write(go, GO)
             private = self._open_private(private_paths)
-            wire.send(self.link, "go", fds=private)
+            wire.send_patiently(self.link, "go", {}, private)
         finally:
             for fd in (go, *private):
                 posix.close(fd)
@@ -185,7 +185,7 @@ class Watch:
             cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
         self.setup_deadline = monotonic() + SETUP_PATIENCE_S
         if not self.is_nursing:
-            wire.send(self.link, "order", {"has_files": body["has_files"]}, fds)
+            wire.send_patiently(self.link, "order", {"has_files": body["has_files"]}, fds)
 
     def attend(self) -> None:
         """Wait for the end, whatever brings it; then report what the kernel says about it."""

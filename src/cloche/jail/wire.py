@@ -9,7 +9,7 @@ from __future__ import annotations
 import marshal
 import posix
 
-from .syscalls import recvmsg, sendmsg
+from .syscalls import ppoll, recvmsg, sendmsg
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,13 +18,31 @@ if TYPE_CHECKING:
 
 INLINE_BYTES = 8 * 1024  # a message with more comes as a memory file
 MAX_DESCRIPTORS = 72  # one workspace for each of many forks
-SEEK_SET = 0
+SEEK_SET, ETOOMANYREFS = 0, 109
+GARBAGE_PAUSES, GARBAGE_PAUSE_S = 100, 0.002  # the kernel collects what was on its way when it finds the time
 _IN_FILE = marshal.dumps(None)
 
 
 def send(link: int, tag: str, body: dict[str, Any] | None = None, fds: Sequence[int] = ()) -> None:
     """Send one message; raises OSError when the other end is gone."""
     send_by(lambda data, all_fds: sendmsg(link, data, all_fds), tag, body or {}, fds)
+
+
+def send_patiently(link: int, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Do the same in a process of ours that may wait: again after a pause where too many descriptors are on their way.
+
+    The kernel counts them for each user, and guests leave some that are garbage.
+    """
+    for _ in range(GARBAGE_PAUSES):
+        try:
+            send(link, tag, body, fds)
+        except OSError as error:
+            if error.errno != ETOOMANYREFS:
+                raise
+            ppoll((), GARBAGE_PAUSE_S)
+        else:
+            return
+    send(link, tag, body, fds)
 
 
 def send_by(

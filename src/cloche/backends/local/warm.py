@@ -48,7 +48,7 @@ class WarmJail:
     """Be a jail that can be built ahead of the code that will run in it.
 
     In a nursery, namespaces and tree stay for the next guest. One guest there is one process, so what is compiled first
-    has a jail of its own. So has an interpreter that lies below the workspace, which is laid over the tree.
+    has a jail of its own.
     """
 
     key: Hashable
@@ -133,8 +133,7 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
 
 def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool) -> WarmJail:
     has_python = run.python is not None or is_kept
-    is_covered = any(path.startswith(f"{spec.workspace}/") for path in run.binds)
-    is_nursery = len(run.commands) <= 1 and not is_covered
+    is_nursery = len(run.commands) <= 1
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
         tuple(run.binds), tuple(run.private), has_python, is_nursery, spec.landlock_abi,
