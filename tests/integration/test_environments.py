@@ -5,28 +5,44 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.environments import make_environment, run_there
+from tests.environments import make_environment, root_with, run_there
 
 pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
 
 
-@pytest.fixture(scope="module", params=["/tmp", "/dev/shm"])
-def python(request: pytest.FixtureRequest) -> Iterator[Path]:
+@dataclass
+class There:
+    """An interpreter below a place, and the words before a command that sees it where the host has no such folder."""
+
+    python: Path
+    inside: list[str]
+
+    def run(self, program: str) -> Any:
+        """Run a program with it and return the JSON that it prints last."""
+        return run_there(self.python, program, self.inside)
+
+
+@pytest.fixture(scope="module", params=["/tmp", "/dev/shm", "/workspace"])
+def there(request: pytest.FixtureRequest) -> Iterator[There]:
     """Return the interpreter of an environment below a place."""
-    folder = Path(tempfile.mkdtemp(prefix="cloche-environment-", dir=request.param))
+    is_workspace = request.param == "/workspace"
+    folder = Path(tempfile.mkdtemp(prefix="cloche-environment-", dir="/var/tmp" if is_workspace else request.param))
     folder.chmod(0o755)
-    yield make_environment(folder / "of" / "mine")
+    inside = root_with(folder, "/workspace") if is_workspace else []
+    top = Path("/workspace") if is_workspace else folder
+    yield There(make_environment(top / "of" / "mine", inside), inside)
     shutil.rmtree(folder)
 
 
-def test_runs_start_warm_and_find_what_is_installed(python: Path) -> None:
+def test_runs_start_warm_and_find_what_is_installed(there: There) -> None:
     """In a jail that waits, as everywhere; nothing of the environment is a file of the run's, or can be written to."""
-    found = run_there(
-        python,
+    found = there.run(
         """
 import json, time, cloche
 CODE = '''
@@ -48,16 +64,15 @@ print(json.dumps(values))
     )
     assert {value[6] for value in found} == {None}
     for value in found:
-        assert value[:2] + value[3:4] == ["within", str(python.parents[1]), 1]
+        assert value[:2] + value[3:4] == ["within", str(there.python.parents[1]), 1]
         assert value[2] in {"Read-only file system", "Permission denied"}
         assert value[5] == ["out"]
     assert "pooled" in [value[4] for value in found]
 
 
-def test_sessions_have_checkpoints_and_forks(python: Path) -> None:
+def test_sessions_have_checkpoints_and_forks(there: There) -> None:
     """What is shown in a place is taken along, not copied, and what is mapped of it stands in no way."""
-    found = run_there(
-        python,
+    found = there.run(
         """
 import json, cloche
 LOOK = "import importlib, inner, os; importlib.reload(inner); [x, inner.WORD, sorted(os.listdir('/tmp/mine'))]"
@@ -79,10 +94,9 @@ print(json.dumps(values))
     assert found == [[1, "within", ["a"]], *[[11, "within", ["a"]]] * 4, []]
 
 
-def test_a_fork_can_write_to_nothing_of_its_parents(python: Path) -> None:
+def test_a_fork_can_write_to_nothing_of_its_parents(there: There) -> None:
     """What a guest has put in the place of what is mounted there is taken along read-only, if at all."""
-    found = run_there(
-        python,
+    found = there.run(
         """
 import json, os, sys, cloche
 TOP = sys.prefix.rpartition("/of/mine")[0]
@@ -105,3 +119,30 @@ print(json.dumps(values))
     )
     assert found[0] == [["Read-only file system", False], False]
     assert found[1][1] is False
+
+
+def test_a_link_that_a_guest_left_is_not_followed_to_what_is_mounted(tmp_path: Path) -> None:
+    """In a workspace that stays: nothing is made on the host where it points, the next run is refused, and says why."""
+    folder, target = tmp_path / "workspace", tmp_path / "target"
+    folder.mkdir()
+    target.mkdir(mode=0o777)
+    inside = root_with(folder, "/workspace")
+    python = make_environment(Path("/workspace/of/mine"), inside)
+    found = run_there(
+        python,
+        f"""
+import json, cloche
+said = []
+for warm in (True, False):
+    with cloche.Sandbox(warm=warm) as sandbox:
+        assert sandbox.run("import os; os.rename('of', 'old'); os.symlink({str(target)!r}, 'of')").ok
+        try:
+            said.append(sandbox.run("1").status)
+        except cloche.StartFailed as error:
+            said.append(str(error))
+print(json.dumps(said))
+""",
+        inside,
+    )
+    assert ["Not a directory" in one for one in found] == [True, True], found
+    assert list(target.iterdir()) == []

@@ -311,7 +311,7 @@ def _placed(bind: Bind, target: str, owner: int = -1) -> list[Call]:
     What is on the way must be folders; a link among them is an error. `owner` is who they are for, -1 for ourselves.
     """
     top, *folders, name = target.lstrip("/").split("/")
-    start, here = os.fsencode("/" * target.startswith("/") + top), top
+    start, here = os.fsencode("/" * target.startswith("/") + top), f"way {top}"
     calls = [
         make("mkdirat", AT_FDCWD, start, 0o755, excuse=(EEXIST,)),
         make("openat", AT_FDCWD, start, _WAY, 0, keep=here),
