@@ -1,7 +1,8 @@
 """Hold the project's own contest: `python -m bench [--rounds N] [--runs N] [--peers] [--json FILE] [--plot FILE]`.
 
 It is the contest of `cloche bench`, in fresh virtual environments, so that no package of the development environment
-slows any contestant. Whoever is in it takes turns, so that a slow moment of the machine hits all of them.
+slows any contestant. Whoever is in it takes turns, so that a slow moment of the machine hits all of them. From root
+an ordinary user holds the first part of it, before all else: that is who Cloche is for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+from typing import Any
 
 from cloche.cli.bench import IMAGE, IMAGE_VARIABLE, PEERS_FOLDER, peers_folder
 from cloche.cli.contest.plot import check_plot, write_plot
@@ -17,12 +19,13 @@ from cloche.cli.contest.report import show_report
 from cloche.core.errors import ClocheError
 from cloche.runtime.replacing import open_named
 
-from .environments import Report, hold
-from .targets import held_against
+from .environments import ORDINARY_USER, Report, hold, hold_as_user
+from .targets import OF_ORDINARY_USER, held_against
 
 BARE = ("print", "command", "import", "first", "session")
 WITH_PACKAGES = ("pandas", "data")
 OF_PEERS = ("peers", "containers", "peer cells")
+OF_USER = ("print", "first")
 
 
 def main() -> int:
@@ -32,7 +35,17 @@ def main() -> int:
             check_plot(options.plot)
         except ClocheError as error:
             raise SystemExit(str(error)) from None
+    users = _measure_as_user(options) if os.geteuid() == 0 else None
+    if users is not None:
+        print(f"as an ordinary user (uid {ORDINARY_USER})")
+        show_report(users)
+        for line in held_against(users, OF_ORDINARY_USER):
+            print(line)
+        print("as root")
     report = _measure(options)
+    if users is not None:
+        report["ordinary_user"] = users
+        report["leaks"] += users["leaks"]
     show_report(report)
     for line in held_against(report):
         print(line)
@@ -60,12 +73,24 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _asked(options: argparse.Namespace) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the events that are wanted, and the setting of them all."""
+    wanted = tuple(options.events.split(",")) if options.events is not None else (*BARE, *WITH_PACKAGES)
+    image = os.environ.get(IMAGE_VARIABLE) or IMAGE
+    return wanted, {"rounds": options.rounds, "runs": options.runs, "peers_folder": None, "sessions": options.sessions,
+                    "image": image}  # fmt: skip
+
+
+def _measure_as_user(options: argparse.Namespace) -> Report | None:
+    """Hold what an ordinary user holds, if any of it is wanted."""
+    wanted, asked = _asked(options)
+    events = tuple(name for name in wanted if name in OF_USER)
+    return hold_as_user(events, asked | {"sessions": 0}) if events else None
+
+
 def _measure(options: argparse.Namespace) -> Report:
     """Hold the events in the environments that they need, and return one report."""
-    wanted = options.events.split(",") if options.events is not None else (*BARE, *WITH_PACKAGES)
-    asked = {"rounds": options.rounds, "runs": options.runs, "peers_folder": None}
-    asked["sessions"] = options.sessions
-    asked["image"] = os.environ.get(IMAGE_VARIABLE) or IMAGE
+    wanted, asked = _asked(options)
     second = hold(tuple(name for name in wanted if name in WITH_PACKAGES), asked, has_packages=True)
     if options.peers:
         asked["peers_folder"] = str(peers_folder(options.peers_folder))
