@@ -35,15 +35,9 @@ def main() -> int:
             check_plot(options.plot)
         except ClocheError as error:
             raise SystemExit(str(error)) from None
-    users = _measure_as_user(options) if os.geteuid() == 0 else None
-    if users is not None:
-        print(f"as an ordinary user (uid {ORDINARY_USER})")
-        show_report(users)
-        for line in held_against(users, OF_ORDINARY_USER):
-            print(line)
-        print("as root")
+    users = _measure_as_user(options) if os.geteuid() == 0 else {}
     report = _measure(options)
-    if users is not None:
+    if users:
         report["ordinary_user"] = users
         report["leaks"] += users["leaks"]
     show_report(report)
@@ -81,11 +75,23 @@ def _asked(options: argparse.Namespace) -> tuple[tuple[str, ...], dict[str, Any]
                     "image": image}  # fmt: skip
 
 
-def _measure_as_user(options: argparse.Namespace) -> Report | None:
-    """Hold what an ordinary user holds, if any of it is wanted."""
+def _measure_as_user(options: argparse.Namespace) -> Report:
+    """Hold and show what an ordinary user holds, if any of it is wanted; else return nothing."""
     wanted, asked = _asked(options)
     events = tuple(name for name in wanted if name in OF_USER)
-    return hold_as_user(events, asked | {"sessions": 0}) if events else None
+    if not events:
+        return {}
+    try:
+        report = hold_as_user(events, asked | {"sessions": 0})
+    except LookupError as error:
+        print(f"as an ordinary user: left out: {error}")
+        return {}
+    print(f"as an ordinary user (uid {ORDINARY_USER})")
+    show_report(report)
+    for line in held_against(report, OF_ORDINARY_USER):
+        print(line)
+    print("\nas root")
+    return report
 
 
 def _measure(options: argparse.Namespace) -> Report:

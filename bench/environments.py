@@ -40,14 +40,14 @@ def hold_as_user(events: tuple[str, ...], asked: dict[str, Any]) -> Report:
     """Hold some events as an ordinary user, which root alone can, in a fresh environment that this user can read.
 
     Cloche and what it imports lie there as copies, compiled, as an installer leaves them. Where this interpreter is in
-    a private home, it is the system's of the same version. Raises SystemExit where there is none.
+    a private home, it is the system's of the same version. Raises LookupError where there is none.
     """
     interpreter = os.path.realpath(sys.executable)
     if not is_reachable_by_others(interpreter):
         name = f"python{sys.version_info.major}.{sys.version_info.minor}"
         interpreter = shutil.which(name, path=os.defpath) or ""
     if not interpreter:
-        raise SystemExit(f"an ordinary user cannot reach {sys.executable}, and the system has no {name}: install it")
+        raise LookupError(f"an ordinary user cannot reach {sys.executable}, and the system has no {name}")
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         packages, home = Path(folder, "packages"), Path(folder, "home")

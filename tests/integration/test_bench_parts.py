@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -33,14 +34,18 @@ NAMES = (
 
 
 def test_the_projects_own_contest_is_held_in_a_fresh_environment(tmp_path: Path) -> None:
-    """`python -m bench` prints the same tables, and what became of the targets."""
+    """`python -m bench` prints the same tables, and what became of the targets; as root an ordinary user's first."""
     words = ("--rounds", "2", "--runs", "8", "--events", "print", "--json", str(tmp_path / "r.json"))
     done = run("-m", "bench", *words, folder=ROOT)
     assert done.returncode == 0, done.stderr
-    print_one = event(json.loads((tmp_path / "r.json").read_text()), "print")
+    report = json.loads((tmp_path / "r.json").read_text())
+    print_one = event(report, "print")
     assert set(print_one["rows"]) >= OURS
     assert print_one["memory"].get("slots", 0) >= 1 or print_one["memory"]["reason"]
     assert done.stdout.count("target: ") >= 3
+    if os.geteuid() == 0:
+        assert set(event(report["ordinary_user"], "print")["rows"]) >= OURS
+        assert done.stdout.index("as an ordinary user") < done.stdout.index("as root")
 
 
 def test_many_sessions_are_left_out_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
