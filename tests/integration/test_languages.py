@@ -82,6 +82,46 @@ def test_a_panic_in_rust_is_an_error_with_code_101() -> None:
     assert PROGRAMS["rust"].fails_words in result.stderr
 
 
+USERS_FILE = {
+    "python": "main.py", "javascript": "main.js", "typescript": "main.ts", "bash": "main.sh", "ruby": "main.rb",
+    "go": "main.go", "rust": "main.rs", "csharp": "Program.cs",
+}  # fmt: skip
+# How a program uses a file beside it (its path, content, and the code), where its language has a way: it prints 42.
+BESIDE = {
+    "python": ("helper.py", "word = 42", "import helper; print(helper.word)"),
+    "javascript": ("helper.js", "exports.word = 42", "console.log(require('./helper').word)"),
+    "typescript": (
+        "helper.ts", "export const word: number = 42;", "import { word } from './helper.ts';\nconsole.log(word);"
+    ),
+    "bash": ("helper.sh", "word=42", '. "$(dirname "$0")/helper.sh"; echo "$word"'),
+    "ruby": ("helper.rb", "WORD = 42", "require_relative 'helper'\nputs WORD"),
+    "go": (
+        "helper/helper.go", "package helper\nconst Word = 42\n",
+        'package main\nimport "./helper"\nfunc main() { print(helper.Word) }\n',
+    ),
+    "rust": ("helper.rs", "pub const WORD: i32 = 42;", "mod helper;\nfn main() { println!(\"{}\", helper::WORD) }"),
+    "csharp": (
+        "word.txt", "42",
+        'class P { static void Main() { System.Console.Write(System.IO.File.ReadAllText("word.txt")); } }',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", EIGHT)
+def test_a_program_runs_beside_the_users_files_and_replaces_none(language: str) -> None:
+    """A file with a program's usual name stays as it is, and what lies beside it can be used as before."""
+    helper, content, code = BESIDE[language]
+    mine = {USERS_FILE[language]: "mine", helper: content}
+    with cloche.Sandbox(languages=EIGHT, timeout=30, require="jail") as sandbox:
+        for path, text in mine.items():
+            sandbox.write_file(path, text)
+        result = sandbox.run(code, language=language)
+        assert (result.stdout + result.stderr * (language == "go")).strip() == "42", result.stderr
+        assert result.files == ()
+        assert sandbox.list_files() == tuple(sorted(mine))
+        assert sandbox.read_file(USERS_FILE[language]) == b"mine"
+
+
 @pytest.mark.parametrize("language", EIGHT)
 def test_an_exit_code_is_kept(language: str) -> None:
     """Exit code 3 stays 3."""

@@ -53,6 +53,14 @@ def mimes(result: cloche.Result) -> list[list[str]]:
 # State and values.
 
 
+@pytest.mark.parametrize("level", ["jail", "confined", "process"])
+def test_a_session_does_not_find_the_program_of_the_run_before(level: str) -> None:
+    """A run leaves its own files to a session, and nothing of what it was started with."""
+    with cloche.Sandbox(level=level) as sandbox:
+        assert sandbox.run("open('made', 'w')").ok
+        assert sandbox.session().run("import os; os.listdir()").value == ["made"]
+
+
 def test_state_is_kept(session: Session) -> None:
     """Names, imports and functions of a cell are there in the next."""
     assert session.run("import math\nx = 20\ndef f(n): return n + x").ok

@@ -44,8 +44,9 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
-    """Name a language, the file its code is written to below /workspace, its container image and its engines.
+    """Name a language, the file its code is written to in /workspace, its container image and its engines.
 
+    `file_name` is one that no user has: relative imports are looked for beside it, among the user's own files.
     `image_engine` names the engine that the default image holds.
     """
 
@@ -138,7 +139,7 @@ _RUST = Engine(
     name="rustc",
     programs=("rustc", "cc"),
     commands=_commands(
-        "{rustc} --edition=2021 -Copt-level=1 -Ccodegen-units=1 -Cdebuginfo=0 -Clinker={cc}"
+        "{rustc} --crate-name=main --edition=2021 -Copt-level=1 -Ccodegen-units=1 -Cdebuginfo=0 -Clinker={cc}"
         " -o {build}/program {source}",
         "{build}/program",
     ),
@@ -228,7 +229,7 @@ LANGUAGES: Mapping[str, Language] = {
             name="python",
             aliases=("py", "python3"),
             suffixes=(".py", ".pyw"),
-            file_name="main.py",
+            file_name=".cloche-main.py",
             image="python:3.12-alpine",
             engines=(_interpreter("python3", package="apt-get install python3"),),
             image_engine="python3",
@@ -237,7 +238,7 @@ LANGUAGES: Mapping[str, Language] = {
             name="javascript",
             aliases=("js", "node", "nodejs"),
             suffixes=(".js", ".mjs", ".cjs"),
-            file_name="main.js",
+            file_name=".cloche-main.js",
             image="node:22-alpine",
             engines=(_interpreter("node", package=_NODE_PACKAGE),),
             image_engine="node",
@@ -246,7 +247,7 @@ LANGUAGES: Mapping[str, Language] = {
             name="typescript",
             aliases=("ts", "deno", "tsx", "ts-node"),
             suffixes=(".ts", ".mts", ".cts"),
-            file_name="main.ts",
+            file_name=".cloche-main.ts",
             image="denoland/deno:alpine",
             engines=(_DENO, _TSX, _NODE_TYPES),
             image_engine="deno",
@@ -255,7 +256,7 @@ LANGUAGES: Mapping[str, Language] = {
             name="bash",
             aliases=("sh", "shell", "dash"),
             suffixes=(".sh", ".bash"),
-            file_name="main.sh",
+            file_name=".cloche-main.sh",
             image="alpine:3.20",
             engines=(
                 _interpreter("bash", package="apt-get install bash"),
@@ -267,7 +268,7 @@ LANGUAGES: Mapping[str, Language] = {
             name="ruby",
             aliases=("rb",),
             suffixes=(".rb",),
-            file_name="main.rb",
+            file_name=".cloche-main.rb",
             image="ruby:3.3-alpine",
             engines=(_interpreter("ruby", package="apt-get install ruby"),),
             image_engine="ruby",
@@ -276,7 +277,7 @@ LANGUAGES: Mapping[str, Language] = {
             name="go",
             aliases=("golang",),
             suffixes=(".go",),
-            file_name="main.go",
+            file_name="cloche-main.go",  # the compiler takes no file whose name begins with a dot
             image="golang:1.22-alpine",
             engines=(_GO, _OLD_GO),
             image_engine="go",
@@ -285,7 +286,7 @@ LANGUAGES: Mapping[str, Language] = {
             name="rust",
             aliases=("rs", "rustc"),
             suffixes=(".rs",),
-            file_name="main.rs",
+            file_name=".cloche-main.rs",
             image="rust:1.78-alpine",
             engines=(_RUST,),
             image_engine="rustc",
@@ -294,7 +295,7 @@ LANGUAGES: Mapping[str, Language] = {
             name="csharp",
             aliases=("c#", "cs", "dotnet"),
             suffixes=(".cs",),
-            file_name="Program.cs",
+            file_name=".cloche-main.cs",
             image="dotnet/sdk:10.0-alpine",
             engines=(_DOTNET, _MONO),
             image_engine="dotnet",
@@ -302,6 +303,8 @@ LANGUAGES: Mapping[str, Language] = {
     )
 }
 
+# Where programs lie in /workspace: no listing shows them, and no user's file may have such a name.
+PROGRAM_FILES = frozenset(language.file_name for language in LANGUAGES.values())
 _BY_WORD: Mapping[str, Language] = {
     word: language for language in LANGUAGES.values() for word in (language.name, *language.aliases)
 }

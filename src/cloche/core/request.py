@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .errors import InvalidRequest
+from .languages import PROGRAM_FILES
 from .units import KIB, MIB, parse_duration
 
 MAX_STDIN_BYTES = 50 * MIB
@@ -32,8 +33,8 @@ class Request:
 
     With `code`, `argv` holds the program's arguments; without it, `argv` is the whole command. `timeout_s` replaces
     the sandbox's own time-out for this run. `env` is the guest's whole environment besides a fixed minimum.
-    `source_path` says where the code is in the workspace, if not under its language's usual name; that may be one of
-    `files`, with the same content, which then stays as it is.
+    `source_path` says where the code is in the workspace, if not in a file of Cloche's own, which no listing shows;
+    that may be one of `files`, with the same content, which then stays as it is.
     """
 
     code: str | None = None
@@ -66,30 +67,44 @@ class Request:
             _check_unique(self.files)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ProgramFile(InputFile):
+    """Hold the code under a name of Cloche's own, which no other file may have."""
+
+    def __post_init__(self) -> None:
+        """Leave the path as it is."""
+
+
 def source_of(request: Request, *, language: str, file_name: str) -> tuple[str, tuple[InputFile, ...]]:
     """Return where the code of a request goes, and all files, the code among them.
 
-    `file_name` is the usual name of code in this language. Raises InvalidRequest for another file of the same name.
+    `file_name` is where code in this language goes by itself. Raises InvalidRequest where another file lies at the
+    request's `source_path`.
     """
-    path = request.source_path or file_name
-    code = InputFile(path=path, data=(request.code or "").encode("utf-8", "surrogatepass"))
-    if not request.files:
-        return path, (code,)
+    data = (request.code or "").encode("utf-8", "surrogatepass")
+    if request.source_path is None:
+        return file_name, (*request.files, _ProgramFile(path=file_name, data=data))
+    path = request.source_path
     same = next((file for file in request.files if file.path == path), None)
     if same is None:
-        return path, (*request.files, code)
-    if request.source_path is None or same.data != code.data:
+        return path, (*request.files, InputFile(path=path, data=data))
+    if same.data != data:
         raise InvalidRequest(f"file {path!r} is where the {language} code itself goes; rename yours")
     return path, request.files
 
 
 def workspace_path(path: str) -> str:
-    """Return `path` relative to /workspace, normalised, or raise InvalidRequest when it would leave it."""
-    if "/" not in path and "\0" not in path and path not in ("", ".", ".."):  # as nearly always: a bare name
-        return path
-    inside = posixpath.relpath(path, "/workspace") if path.startswith("/") else posixpath.normpath(path)
-    if "\0" in path or inside in ("", ".", "..") or inside.startswith("../"):
-        raise InvalidRequest(f"file {path!r} is not a path below /workspace")
+    """Return `path` relative to /workspace, normalised.
+
+    Raises InvalidRequest when it would leave the workspace, or is the name of the program itself.
+    """
+    inside = path
+    if "/" in path or "\0" in path or path in ("", ".", ".."):  # hardly ever: nearly all are bare names
+        inside = posixpath.relpath(path, "/workspace") if path.startswith("/") else posixpath.normpath(path)
+        if "\0" in path or inside in ("", ".", "..") or inside.startswith("../"):
+            raise InvalidRequest(f"file {path!r} is not a path below /workspace")
+    if inside in PROGRAM_FILES:
+        raise InvalidRequest(f"file {path!r} has the name under which Cloche runs a program; choose another one")
     return inside
 
 

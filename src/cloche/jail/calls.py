@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _NAMES_A_REGISTER = frozenset((str, tuple))
 EXCUSED = -1  # what a register holds whose call failed with an error that is no failure
-ENOENT, EEXIST, EINVAL, ENOSPC = 2, 17, 22, 28
+EPERM, ENOENT, EACCES, EEXIST, EISDIR, EINVAL, ENOSPC, EROFS = 1, 2, 13, 17, 21, 22, 28, 30
 
 
 class StepFailed(Exception):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from . import caps, landlock, mounts, netns, rlimits, ucounts
-from .calls import EEXIST, ENOENT, make
+from .calls import EACCES, EEXIST, EISDIR, ENOENT, EPERM, EROFS, make
 from .spec import Building, Run, Spec, private_register
 from .syscalls import (
     AT_FDCWD,
@@ -31,6 +31,7 @@ SIGKILL = 9
 OPEN_UCOUNTS = "open the limits of its user namespace"
 OFFER = "make the guest the first choice of the out-of-memory killer"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_REMOVED = (ENOENT, EPERM, EACCES, EISDIR, EROFS)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Registers: the one that the helper fills with a kept workspace, and the one in which the reaper looks for it.
 WORKSPACE, KEPT = "workspace", "kept"
@@ -227,6 +228,8 @@ def compile_files(spec: Spec, run: Run, *, is_first: bool = False) -> list[Step]
     """
     folder = _FOLDER & ~os.O_NOFOLLOW
     calls = [make("openat", AT_FDCWD, os.fsencode(spec.workspace), folder, keep="root")]
+    if run.leftover:  # unless an earlier guest made something else of it, or locked the folder
+        calls.append(make("unlinkat", "root", os.fsencode(run.leftover), 0, excuse=_NOT_REMOVED))
     for path, mode, data in run.files:
         calls += _file("root", path, mode, data, is_new=is_first)
     calls.append(make("close", "root"))

@@ -96,7 +96,8 @@ class Run(_Record):
     """Describe one run in an open sandbox, as the caller sees it.
 
     `commands` are run one after the other until one fails; none at all only writes `files` (rows of path, mode,
-    data). `python` is None, or what the helper's own interpreter needs to become the guest after the commands.
+    data). `leftover` is the program that the run before left in the workspace, to be removed first.
+    `python` is None, or what the helper's own interpreter needs to become the guest after the commands.
     `build` is a fresh folder for compilers, `generated` maps absolute paths in it to text.
     `binds` are the toolchain's paths to show besides the spec's mounts, `private` those of them whose files only the
     caller may read (shown through an id-mapped mount), `readable` the rules Landlock needs for them,
@@ -109,6 +110,7 @@ class Run(_Record):
     python: dict[str, Any] | None = None
     env: dict[str, str] = {}
     files: list[tuple[str, int, bytes]] = []
+    leftover: str = ""
     build: str = ""
     generated: dict[str, str] = {}
     timeout_s: float = 30.0
@@ -121,7 +123,7 @@ class Run(_Record):
     @property
     def has_files(self) -> bool:
         """Tell whether anything must be written before the program starts."""
-        return bool(self.files or self.build or self.generated)
+        return bool(self.files or self.leftover or self.build or self.generated)
 
     def as_order(self) -> dict[str, Any]:
         """Return what the guest must do, as plain data."""

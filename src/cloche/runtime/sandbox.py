@@ -180,7 +180,10 @@ class AsyncSandbox:
         return await self._require_open().read_file(path, max_bytes=max_bytes)
 
     async def write_file(self, path: str, data: bytes | str) -> None:
-        """Create or replace a file of the workspace, with its folders; text is written as UTF-8."""
+        """Create or replace a file of the workspace, with its folders; text is written as UTF-8.
+
+        Raises SandboxFileError, and InvalidRequest for a path that leaves the workspace or is a program's own.
+        """
         content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
         await self._require_open().write_file(path, content)
 

@@ -20,6 +20,7 @@ from cloche.core.errors import (
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result
 from cloche.core.units import KIB, MIB
+from cloche.runtime.sandbox import SupportsListing
 
 from .conformance_subject import Broken, Check, Subject, bash, expect, expect_ok, expect_that, python
 
@@ -197,6 +198,31 @@ async def _read_errors(subject: Subject) -> None:
         await _refuses(sandbox.write_file("/etc/x", b""), InvalidRequest, "writing outside the workspace")
 
 
+async def _programs_file(subject: Subject) -> None:
+    """Run beside the caller's own files, whatever these are called, and after a guest that left a link in the way."""
+    mine = {"main.py": b"word = 'mine'\n", "main.sh": b"echo mine\n"}
+    async with subject.open() as sandbox:
+        for path, data in mine.items():
+            await sandbox.write_file(path, data)
+        code = "import main, os, sys\nos.unlink(__file__); os.symlink('main.py', __file__)\nprint(main.word, sys.argv)"
+        for _ in range(2):
+            result = expect_ok(await sandbox.run(python(code)))
+            expect("what a program imports from beside it", result.stdout.split()[0], "mine")
+            expect("the files that it changed", _rows(result), [])
+        first = await sandbox.run(python("1/0"))
+        expect_that("line 1, in <module>" in first.stderr, f"the traceback names no line: {first.stderr!r}")
+        left = expect_ok(await sandbox.run(bash('echo "$0"; . ./main.sh; ls -A')))
+        name, *rest = left.stdout.split()
+        name = name.rpartition("/")[2]
+        expect("what a script sees", sorted(rest), sorted(["mine", name, *mine]))
+        expect("the files that it changed", _rows(left), [])
+        if isinstance(sandbox, SupportsListing):
+            expect("the listing", sorted(await sandbox.list_files()), sorted(mine))
+        for path, data in mine.items():
+            expect(f"the caller's {path}", await sandbox.read_file(path, max_bytes=100), data)
+        await _refuses(sandbox.write_file(name, b""), InvalidRequest, "writing a file with the program's own name")
+
+
 async def _refuses(attempt: Awaitable[object], error: type[Exception], what: str) -> None:
     try:
         await attempt
@@ -217,6 +243,11 @@ CHECKS: tuple[Check, ...] = (
         name="odd names in", claim="names with blanks, quotes, line ends, controls arrive as they are", attempt=_odd_in
     ),
     _in_(name="bad paths", claim="input paths that leave the workspace are refused", attempt=_bad_paths),
+    _in_(
+        name="the program's file",
+        claim="a program replaces no file of the caller's, imports from among them, and is listed nowhere",
+        attempt=_programs_file,
+    ),
     _in_(name="links under writes", claim="links the guest left lead no write astray", attempt=_write_through_links),
     _out_(
         name="created and changed",

@@ -27,7 +27,7 @@ OK = Result("4\n", "", 0, 0.01)
 
 def failing(message: str) -> Result:
     """Return the result of a program that raised."""
-    trace = f'Traceback (most recent call last):\n  File "/workspace/main.py", line 1, in <module>\n{message}\n'
+    trace = f'Traceback (most recent call last):\n  File "/workspace/.cloche-main.py", line 1, in <module>\n{message}\n'
     return Result("", trace, 1, 0.01)
 
 
@@ -105,10 +105,10 @@ def test_a_number_of_rounds_that_is_none_is_refused(value: Any) -> None:
 
 SAME = [
     ("at 0x7f3a91", "at 0x55e0c2"),
-    ('File "/workspace/main.py", line 3, in f', 'File "/workspace/main.py", line 41, in f'),
-    ("main.js:3:14", "main.js:9:2"),
-    ("main.rb:12:in `f'", "main.rb:2:in `f'"),
-    ("./main.go:7:2: undefined: x", "./main.go:19:5: undefined: x"),
+    ('File "/workspace/.cloche-main.py", line 3, in f', 'File "/workspace/.cloche-main.py", line 41, in f'),
+    ("/workspace/.cloche-main.js:3:14", "/workspace/.cloche-main.js:9:2"),
+    ("/workspace/.cloche-main.rb:12:in `f'", "/workspace/.cloche-main.rb:2:in `f'"),
+    ("./cloche-main.go:7:2: undefined: x", "./cloche-main.go:19:5: undefined: x"),
     ("    ^~~~", "  ^"),
     ("took 1.34 s", "took 0.2 s"),
     ("/tmp/tmpab12/x", "/tmp/tmpzz99/x"),
@@ -385,7 +385,7 @@ def test_a_silent_failure_and_a_time_out_are_put_in_words() -> None:
 
 def test_the_failure_in_a_line_is_no_footer() -> None:
     """Node ends every trace with its version; the line before says what went wrong."""
-    trace = "ReferenceError: consol is not defined\n    at main.js:1:1\n\nNode.js v20.20.2\n"
+    trace = "ReferenceError: consol is not defined\n    at /workspace/.cloche-main.js:1:1\n\nNode.js v20.20.2\n"
     assert error_line(Result("", trace, 1, 0.1)) == "exit code 1: ReferenceError: consol is not defined"
     assert error_line(Result("", "    at last\n", 1, 0.1)) == "exit code 1: at last"
 

@@ -19,7 +19,7 @@ from cloche.backends.containers.frames import MAX_FRAME_BYTES, Splitter
 from cloche.backends.docker.daemon import _why_not
 from cloche.backends.docker.frames import AttachedWire, Demultiplexer
 from cloche.backends.walking import Until
-from cloche.core.request import InputFile
+from cloche.core.request import InputFile, Request, source_of
 
 FRAME = b"o" + (5).to_bytes(4, "big") + b"hello"
 
@@ -79,6 +79,14 @@ def test_files_go_through_an_archive() -> None:
     places, left_out = unpack(spooled(pack(given)), Until(60))
     assert {path: place.size for path, place in places.items()} == {"a/b": 1, "\udce4 \n": 0, "c": 2000}
     assert left_out == 0
+
+
+def test_a_program_in_an_archive_is_no_file_of_the_users() -> None:
+    """A session's files may be looked at while a run's program lies among them; what is deeper is the guest's own."""
+    _, files = source_of(Request(code="1"), language="python", file_name=".cloche-main.py")
+    given = (*files, InputFile(path="d/.cloche-main.py", data=b""))
+    places, left_out = unpack(spooled(pack(given)), Until(60))
+    assert (list(places), left_out) == (["d/.cloche-main.py"], 0)
 
 
 def test_a_hostile_archive_names_nothing_outside() -> None:

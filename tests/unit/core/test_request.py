@@ -53,6 +53,14 @@ def test_paths_that_leave_the_workspace(path: str) -> None:
         InputFile(path=path, data=b"")
 
 
+@pytest.mark.parametrize("path", [".cloche-main.py", "/workspace/a/../cloche-main.go", "./.cloche-main.rb"])
+def test_the_name_of_the_program_itself_is_no_files(path: str) -> None:
+    """A file that a run would replace, and no listing would show, is refused before it is lost."""
+    with pytest.raises(InvalidRequest, match="has the name under which Cloche runs a program"):
+        InputFile(path=path, data=b"")
+    assert InputFile(path=f"below/{path.rpartition('/')[2]}", data=b"").path.startswith("below/")
+
+
 @given(st.text(alphabet="a./\\ ", max_size=12))
 def test_accepted_paths_are_below(path: str) -> None:
     """An accepted path is relative, normal and never upwards."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from cloche.core.errors import InvalidRequest
+from cloche.core.languages import PROGRAM_FILES
 from cloche.core.request import InputFile, workspace_path
 from cloche.core.result import FileRecord, SaveFiles
 
@@ -112,7 +113,7 @@ def unpack(spool: Spool, until: Until) -> tuple[dict[str, Place], int]:
             path = _inside(member.name) if member.kind in REGULAR and member.name is not None else None
             chars += len(path or "")
             if path is None or len(found) >= MAX_FILES or chars > MAX_PATH_CHARS:
-                left_out += member.kind != tarfile.DIRTYPE
+                left_out += member.kind != tarfile.DIRTYPE and member.name not in PROGRAM_FILES
                 continue
             digest = _digest(spool, member.offset, member.size, until)
             if digest is None:

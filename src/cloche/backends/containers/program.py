@@ -37,11 +37,15 @@ class Equipment(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Hold one run: without `commands`, the first process itself becomes the Python program."""
+    """Hold one run: without `commands`, the first process itself becomes the Python program.
+
+    `own_file` is the one of `files` that holds the code, where the user named none; it is removed after the run.
+    """
 
     commands: tuple[tuple[str, ...], ...]
     env: Mapping[str, str]
     files: tuple[InputFile, ...]
+    own_file: str = ""
     engine: Engine | None = None
     version: str = ""
     build: str = ""
@@ -62,6 +66,7 @@ class Program:
             "env": dict(self.env),
             "build": self.build,
             "generated": dict(self.generated),
+            "own_file": self.own_file,
             "has_stdin": bool(request.stdin),
             "timeout_s": timeout_s,
             "memory_bytes": limits.memory_bytes,
@@ -102,7 +107,7 @@ def program_of(
         return Program(commands=(request.argv,), env={**base, **request.env}, files=request.files)
     language = language_named(request.language)
     path, files = source_of(request, language=language.name, file_name=language.file_name)
-    source = f"{WORKSPACE}/{path}"
+    source, own_file = f"{WORKSPACE}/{path}", "" if request.source_path else path
     engine = image.engine(language)
     version = image.version(engine)
     variables = {**base, **render_env(engine, source, BUILD), **request.env}
@@ -113,11 +118,14 @@ def program_of(
             "extra_paths": list(extra_paths),
             "customizes": customizes,
         }
-        return Program(commands=(), env=variables, files=files, engine=engine, version=version, python=python)
+        return Program(
+            commands=(), env=variables, files=files, own_file=own_file, engine=engine, version=version, python=python
+        )
     return Program(
         commands=render(engine, image.programs, source, BUILD, request.argv),
         env=variables,
         files=files,
+        own_file=own_file,
         engine=engine,
         version=version,
         build=BUILD,

@@ -28,6 +28,7 @@ from .reaper_files import (
     hand_files,
     list_files,
     prepare_workspace,
+    remove_file,
     survey,
     take_files,
 )
@@ -70,6 +71,8 @@ def run(caller: Caller, order: dict[str, Any], wake: int, counters: Counters, wa
     account.close(attempt, status)
     os.close(stdin)
     prepare_workspace()
+    if order["own_file"]:
+        remove_file(order["own_file"])
     hand_files(caller, before, order["disk_bytes"], order["walk_s"])
 
 

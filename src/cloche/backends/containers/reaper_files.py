@@ -314,6 +314,14 @@ def list_files(caller: Caller) -> None:
     caller.say_json(DONE)
 
 
+def remove_file(name: str) -> None:
+    """Remove a file of the workspace itself, unless the guest made something else of it."""
+    try:
+        os.unlink(f"{WORKSPACE}/{name}")
+    except OSError:
+        pass  # what it is now is the guest's own
+
+
 def prepare_workspace() -> None:
     """Undo what a guest may have done to the folder itself."""
     try:

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, OutcomeUnknown, StartFailed
 from cloche.core.events import PlanStep, Sink, discard
+from cloche.core.languages import PROGRAM_FILES
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause
 from cloche.core.policy import Policy
@@ -123,7 +124,8 @@ class ContainerSandbox(ABC, Generic[G, C]):
         async with self._turn:
             talk = Conversation(0)
             await self._converse(talk, {"do": "list"})
-            return tuple(path for path in talk.spool.take_names(talk.spool.size) if path.startswith(top))
+            found = talk.spool.take_names(talk.spool.size)
+            return tuple(path for path in found if path.startswith(top) and path not in PROGRAM_FILES)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace a file of the workspace, with its folders. Raises the SandboxFile errors."""

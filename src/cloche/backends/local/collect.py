@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cloche.core.errors import SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
+from cloche.core.languages import PROGRAM_FILES
 from cloche.core.request import workspace_path
 from cloche.core.result import FileRecord
 
@@ -273,7 +274,9 @@ class _Walk:
                 continue
             kind = stat.S_IFMT(state.st_mode)
             if kind == stat.S_IFREG:
-                yield here.fd, entry.name, here.prefix + entry.name, state
+                path = here.prefix + entry.name
+                if path not in PROGRAM_FILES:
+                    yield here.fd, entry.name, path, state
             elif kind != stat.S_IFDIR:
                 self.skip()
             elif here.depth >= MAX_DEPTH:

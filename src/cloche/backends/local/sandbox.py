@@ -132,6 +132,7 @@ class LocalOpenSandbox:
         if self.can_fork and program.is_forkable:
             make_forkable(spec, self._host)
         show_toolchain(program.run, spec, program.paths(), self._host)
+        self.workspace.clear_for(program.run)
         slot = self._pool.fork() if self._pool is not None else None
         session.start = "cold" if slot is None else "forked"
         if slot is None:
@@ -341,6 +342,7 @@ class LocalOpenSandbox:
 
     async def _attend(self, run: Run, streams: Sequence[int], sink: Sink, pipes: Pipes | None = None) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
+        self.workspace.clear_for(run)
         connection, building = await self._send(run, streams, is_awaited=sink is not discard)
         if pipes is not None:
             pipes.close_guest_ends()

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+from cloche.core.languages import PROGRAM_FILES
 from cloche.core.limits import Limits
+from cloche.jail.spec import Run
 
 from ..saving import Changes
 from ..walking import MOST_S, Until, in_thread, time_for_files
@@ -26,6 +28,7 @@ class Workspace:
     def __init__(self, limits: Limits, folder: str):
         self._max_bytes, self._folder = limits.disk_bytes, folder
         self._known: dict[bytes, Known] = {}
+        self._program = ""  # the file of the last one, which lies there until the next run
         self.fd = -1
         self.has_owner = False  # a sandbox that lets go of it at its own end, or when it moves to another one
         self.has_node = False  # an interpreter that may go on in it
@@ -34,6 +37,7 @@ class Workspace:
         """Return the holder of a copy that is still to be made, of which the same is known."""
         found = Workspace.__new__(Workspace)
         found._max_bytes, found._folder, found._known = self._max_bytes, self._folder, dict(self._known)
+        found._program = self._program
         found.fd, found.has_owner, found.has_node = -1, False, False
         return found
 
@@ -45,6 +49,12 @@ class Workspace:
         if fresh >= 0:
             self.drop()
             self.fd = fresh
+
+    def clear_for(self, run: Run) -> None:
+        """Have a run that is about to be sent remove the program of the one before it, unless it replaces that."""
+        before, self._program = self._program, next((path for path, _, _ in run.files if path in PROGRAM_FILES), "")
+        if before != self._program:
+            run.leftover = before
 
     def drop_unless_needed(self) -> None:
         """Let go of it when neither a sandbox nor an interpreter needs it."""
