@@ -64,8 +64,8 @@ class LivingSession(ABC):
         """Return what is done when the interpreter has ended; None before it was started."""
 
     @abstractmethod
-    async def _prepare(self) -> None:
-        """Do what must be done before the next cell."""
+    async def _prepare(self, code: str) -> None:
+        """Do what must be done before the next cell, which runs `code`."""
 
     @abstractmethod
     def _set_pace(self, *, is_busy: bool) -> None:
@@ -145,7 +145,7 @@ class LivingSession(ABC):
         async with self._turn:
             if not self.is_alive:
                 raise InvalidRequest(f"this session has ended{self._why()}; restart it, or open another one")
-            await self._prepare()
+            await self._prepare(code)
             return await self._run(code, timeout_s, sink)
 
     async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:

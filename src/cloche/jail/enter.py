@@ -233,8 +233,7 @@ def compile_files(spec: Spec, run: Run, *, is_first: bool = False) -> list[Step]
     for path, mode, data in run.files:
         calls += _file("root", path, mode, data, is_new=is_first)
     calls.append(make("close", "root"))
-    if run.build:
-        calls.append(make("mkdirat", AT_FDCWD, os.fsencode(run.build), 0o700))
+    calls += [make("mkdirat", AT_FDCWD, os.fsencode(folder), 0o700) for folder in run.folders]
     for path, text in run.generated.items():
         calls += [
             make("openat", AT_FDCWD, os.fsencode(path), _NEW_FILE, 0o644, keep="file"),

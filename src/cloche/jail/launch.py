@@ -120,26 +120,26 @@ def _archive(is_probe: bool) -> bytes:
     sources = _sources(is_probe=is_probe)
     key = marshal.dumps([_state(path) for path in sources.values()])
     name = f"{'probe' if is_probe else 'helper'}.{_TAG}.archive"
-    beside, own = os.path.join(PACKAGE, "jail", "__pycache__"), _own_cache()
+    beside, own = os.path.join(PACKAGE, "jail", "__pycache__"), own_cache("helpers")
     own_name = f"{hashlib.blake2b(os.fsencode(PACKAGE), digest_size=8).hexdigest()}.{name}"
-    found = _read_cache(beside, name, key) or (_read_cache(own, own_name, key, is_own=True) if own else None)
+    found = read_cache(beside, name, key) or (read_cache(own, own_name, key, is_own=True) if own else None)
     if found is None:
         found = marshal.dumps({name: marshal.dumps(_compile(path)) for name, path in sources.items()})
-        is_kept = not sys.dont_write_bytecode and _write_cache(beside, name, key, found)
+        is_kept = not sys.dont_write_bytecode and write_cache(beside, name, key, found)
         if own and not is_kept:
-            _write_cache(own, own_name, key, found, is_own=True)
+            write_cache(own, own_name, key, found, is_own=True)
     return found
 
 
-def _own_cache() -> str:
-    """Return the folder of this user's cache; empty where that is nowhere, or another's."""
+def own_cache(kind: str) -> str:
+    """Return the folder for one kind of things in this user's cache; empty where that is nowhere, or another's."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     try:
         above = os.stat(cache if os.path.exists(cache) else os.path.dirname(cache))
     except OSError:
         return ""
     is_ours = os.path.isabs(cache) and above.st_uid == os.geteuid()  # root may have a user's home
-    return os.path.join(cache, "cloche", "helpers") if is_ours else ""
+    return os.path.join(cache, "cloche", kind) if is_ours else ""
 
 
 def _sources(*, is_probe: bool) -> dict[str, str]:
@@ -160,10 +160,10 @@ def _state(path: str) -> tuple[str, int, int]:
     return path, state.st_mtime_ns, state.st_size
 
 
-def _read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> bytes | None:
+def read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> bytes | None:
     """Return what is kept for `key`; None when there is nothing, or something else.
 
-    What is in the user's own cache runs as this user does: nobody else may have written it.
+    What is in the user's own cache runs as this user does, or is given to guests: nobody else may have written it.
     """
     try:
         with _opened(folder, is_own=is_own) as place, open(name, "rb", opener=place.open) as file:
@@ -176,7 +176,7 @@ def _read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> 
     return bytes(found) if kept == key and is_whole else None
 
 
-def _write_cache(folder: str, name: str, key: bytes, archive: bytes, *, is_own: bool = False) -> bool:
+def write_cache(folder: str, name: str, key: bytes, archive: bytes, *, is_own: bool = False) -> bool:
     """Keep an archive, whole or not at all, and tell whether it is kept: not where nobody may write."""
     fresh = f"{name}.{os.getpid()}.{threading.get_ident()}"
     try:

@@ -98,7 +98,7 @@ class Run(_Record):
     `commands` are run one after the other until one fails; none at all only writes `files` (rows of path, mode,
     data). `leftover` is the program that the run before left in the workspace, to be removed first.
     `python` is None, or what the helper's own interpreter needs to become the guest after the commands.
-    `build` is a fresh folder for compilers, `generated` maps absolute paths in it to text.
+    `folders` are made in this order, new, and `generated` maps absolute paths in them to text.
     `binds` are the toolchain's paths to show besides the spec's mounts, `private` those of them whose files only the
     caller may read (shown through an id-mapped mount), `readable` the rules Landlock needs for them,
     `keep_read_search` that Landlock alone must decide what can be read (see `caps.become_keeping_read_search`).
@@ -111,7 +111,7 @@ class Run(_Record):
     env: dict[str, str] = {}
     files: list[tuple[str, int, bytes]] = []
     leftover: str = ""
-    build: str = ""
+    folders: list[str] = []
     generated: dict[str, str] = {}
     timeout_s: float = 30.0
     binds: list[str] = []
@@ -123,7 +123,7 @@ class Run(_Record):
     @property
     def has_files(self) -> bool:
         """Tell whether anything must be written before the program starts."""
-        return bool(self.files or self.leftover or self.build or self.generated)
+        return bool(self.files or self.leftover or self.folders or self.generated)
 
     def as_order(self) -> dict[str, Any]:
         """Return what the guest must do, as plain data."""

@@ -104,6 +104,10 @@ class Dialogue(Exchange):
             socket.send_fds(self._link, [b"f"], ends)
         return answer
 
+    def keep(self, path: str, text: str) -> Awaitable[None] | None:
+        """Have the interpreter write a file, unless there is one; return what to wait for, as `ask` does."""
+        return self._send(encode({"op": "keep", "path": path, "text": text}))
+
     def go(self, *, is_fork: bool) -> None:
         """Let a clone go on that has a home by now; it will say that it is ready."""
         with noted(log, "the clone is gone, as its link will say", OSError):

@@ -80,7 +80,7 @@ def build_program(request: Request, places: Places, timeout_s: float) -> Program
             run.python["source"] = files[-1].data
     else:
         run.commands = [list(words) for words in render(engine, toolchain.programs, source, build, request.argv)]
-        run.build, run.generated = build, dict(render_generated(engine, source, build))
+        run.folders, run.generated = [build], dict(render_generated(engine, source, build))
     return _finished(run, files, timeout_s, toolchain, language)
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import InvalidRequest, SandboxFileRefused, StartFailed
+from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileRefused, StartFailed
 from cloche.core.events import PlanStep, Sink, Started, discard
 from cloche.core.languages import limits_note
 from cloche.core.levels import Level
@@ -28,7 +28,7 @@ from cloche.jail.spec import Building, Run
 from ..host import Host
 from ..noting import noted
 from ..saving import Changes
-from . import crowd
+from . import crowd, fonts
 from .collect import read_regular
 from .connection import Connection
 from .halting import halted
@@ -64,6 +64,8 @@ class LocalOpenSandbox:
         self.workspace.has_owner = True
         self._turn = asyncio.Lock()
         self._is_closed = self._is_last = self._is_over = False
+        self._draws = False  # as far as anything seemed to that was run or written here
+        self._gives_fonts = enforcement.level is Level.JAIL and "/tmp" in policy.writable_paths
         self._claim: Claim | None = None
         self._sessions: list[LocalSession] = []
 
@@ -78,6 +80,9 @@ class LocalOpenSandbox:
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         program = build_program(request, self._places, request.timeout_s or self._limits.timeout_s)
+        self._note_drawing(*(data for *_, data in program.run.files), *map(str.encode, request.argv))
+        if self._draws:
+            await self._give_fonts(program.run)
         async with self._turn:
             crowd.enter(self)
             try:
@@ -103,6 +108,7 @@ class LocalOpenSandbox:
 
     async def write_files(self, files: Sequence[InputFile]) -> None:
         """Create or replace all of `files`."""
+        self._note_drawing(*(file.data for file in files))
         async with self._turn:
             await self._write(files)
 
@@ -285,6 +291,42 @@ class LocalOpenSandbox:
     async def _have_workspace(self) -> None:
         if self.workspace.fd < 0:
             await self._write(())
+
+    def _note_drawing(self, *datas: bytes) -> None:
+        self._draws = self._draws or any(map(fonts.seems_to_draw, datas))
+
+    async def _give_fonts(self, run: Run) -> None:
+        """Give a run the list of fonts that matplotlib would make there."""
+        found = await self.font_file(run.env)
+        if found is not None:
+            path, text = found
+            folder = os.path.dirname(path)
+            run.folders = [*run.folders, os.path.dirname(folder), folder]
+            run.generated = {**run.generated, path: text}
+
+    async def font_file(self, env: Mapping[str, str]) -> tuple[str, str] | None:
+        """Return the list of fonts, and where matplotlib looks for it; None where it would not, or there is none."""
+        cache, limits = f"{self._places.tmp}/.cache", self._limits
+        if not self._gives_fonts or env.get("XDG_CACHE_HOME") != cache or "MPLCONFIGDIR" in env:
+            return None
+        await become_task()
+        found = await fonts.find_fonts(python_toolchain().binds, self._make_fonts)
+        room = min(limits.disk_bytes, limits.tmp_bytes, limits.inodes * 4096) // fonts.LEAST_ROOM
+        return (f"{cache}/matplotlib/{found.name}", found.text) if found and len(found.text) <= room else None
+
+    async def _make_fonts(self) -> bytes:
+        """Have matplotlib make its list, in a sandbox in which nothing else runs."""
+        policy = dataclasses.replace(self._policy, warm=False)
+        other = LocalOpenSandbox(policy=policy, limits=fonts.LIMITS, enforcement=self._enforcement, host=self._host)
+        other._gives_fonts = False
+        try:
+            await other.run(Request(code=fonts.PROGRAM))
+            return await other.read_file(fonts.FILE, max_bytes=fonts.MOST_BYTES)
+        except ClocheError as error:
+            log.info("there is no list of fonts, so every guest that draws makes its own: %s", error)
+            return b""
+        finally:
+            await finish(other.close())
 
     async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
         """Run, and start afresh when a warm helper turns out to be unfit before anything of the program was started."""

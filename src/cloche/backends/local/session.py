@@ -26,6 +26,7 @@ from ..saving import Changes
 from .connection import Connection
 from .dialogue import Dialogue
 from .family import ORIGIN, Family, Node
+from .fonts import seems_to_draw
 from .reports import finish, observed, usage
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class LocalSession(LivingSession):
         self._node = Node(ORIGIN, None, self._new_dialogue(), sandbox.workspace, is_fork=False)
         self._node.is_runner = True
         self._checkpoints: dict[str, Node] = {}
-        self._has_signalled = False
+        self._has_signalled = self._was_given_fonts = False
 
     def _new_dialogue(self) -> Dialogue:
         return Dialogue(self._limits, self._program.new_codec(), self._on_flood)
@@ -77,11 +78,22 @@ class LocalSession(LivingSession):
         family.end = asyncio.ensure_future(attend(family.hear))
         await self._await_ready(family.end)
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, code: str) -> None:
         if self._has_signalled and self._family is not None:
             await self._await_signals(self._family)
         if self._node.reserve is not None:
             await self._go_on()
+        if not self._was_given_fonts and self._program.run.python is not None and seems_to_draw(code.encode()):
+            await self._give_fonts()
+
+    async def _give_fonts(self) -> None:
+        """Have the interpreter keep the list of fonts that matplotlib would make there."""
+        self._was_given_fonts = True
+        found = await self._sandbox.font_file(self._program.run.env)
+        sending = self._exchange.keep(*found) if found is not None else None
+        if sending is not None:
+            with noted(log, "the interpreter does not read what it is asked, as its cell will show", TimeoutError):
+                await asyncio.wait_for(sending, NOTED_S)
 
     async def _await_signals(self, family: Family) -> None:
         """Wait until the helper has sent what the last cell was to hear: an answer may cross an interrupt.

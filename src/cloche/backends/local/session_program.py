@@ -75,7 +75,7 @@ def _driven(
     path = f"{folder}/{driver.file_name}"
     run = Run(env=guest_environment(places, env, toolchain.env), timeout_s=timeout_s, is_session=True)
     run.commands = [driver.command(toolchain.programs[driver.program], path, LINK, ANSWERS)]
-    run.build, run.generated = folder, {path: driver.text()}
+    run.folders, run.generated = [folder], {path: driver.text()}
     return SessionProgram(
         run=run, language=language, toolchain=toolchain, new_codec=driver.new_codec, interrupt=driver.interrupt
     )
