@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -137,6 +138,14 @@ def test_a_cell_can_be_iterated_over() -> None:
             return [entry.code for entry in session.history]
 
     assert asyncio.run(scenario())[0] == "print(1); display(2); 3"
+
+
+def test_tracebacks_are_those_of_a_script(session: Session) -> None:
+    """To the column in which the interpreter marks what failed, on a cell's last line too."""
+    for code in ("x = 1\nx / 0", "def f():\n    return 1 + 1 / 0\n(f() +\n 1)"):
+        script, cell = cloche.run(code).stderr, session.run(code).stderr
+        assert "^" in script
+        assert cell.splitlines() == re.sub(r'"/workspace/\S+"', f'"<cell {len(session.history)}>"', script).splitlines()
 
 
 def test_there_is_no_standard_input(session: Session) -> None:
