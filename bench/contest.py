@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -25,9 +26,12 @@ def main() -> None:
     )
     answers = os.dup(1)
     os.dup2(2, 1)
-    found = report.measure(setting, lambda text: print(f"measuring {text}", file=sys.stderr, flush=True))
-    with os.fdopen(answers, "w", encoding="utf-8") as file:
-        json.dump(found, file)
+    found: dict[str, Any] = {}
+    try:
+        report.measure(setting, found, lambda text: print(f"measuring {text}", file=sys.stderr, flush=True))
+    finally:
+        with os.fdopen(answers, "w", encoding="utf-8") as file:
+            json.dump(found, file)
 
 
 if __name__ == "__main__":

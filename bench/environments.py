@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cloche.backends.layout import is_reachable_by_others
+from cloche.cli.contest.report import show_report
 
 HERE = Path(__file__).resolve().parent
 Report = dict[str, Any]
@@ -93,7 +94,9 @@ def _needed(name: str, seen: set[str]) -> Iterator[str]:
 def _run(python: Path, folder: Path, setting: dict[str, Any], **options: Any) -> Report:  # noqa: ANN401 - Popen's
     program = [str(python), str(folder / "contest.py"), json.dumps(setting)]
     done = subprocess.run(program, stdout=subprocess.PIPE, check=False, **options)
+    report: Report = json.loads(done.stdout or "{}")
     if done.returncode != 0:
-        raise SystemExit("the contest did not come to its end; what it said is above")
-    report: Report = json.loads(done.stdout)
+        if report.get("events"):
+            show_report(report)
+        raise SystemExit("the contest did not come to its end; what it said and measured is above")
     return report

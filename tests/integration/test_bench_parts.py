@@ -15,12 +15,13 @@ import pytest
 
 from bench.audit import WARM_UP, measure
 from bench.targets import TARGETS, held_against
-from cloche.cli.contest import remains, sessions
-from cloche.cli.contest.contestants import Setting
+from cloche.cli.bench import BenchCommand, bench
+from cloche.cli.contest import peers, remains, report, sessions
+from cloche.cli.contest.contestants import Entrants, Event, Setting
 from cloche.cli.contest.driver import Driver, PeerFailed
 from cloche.cli.contest.peer_driver import burst
 from cloche.cli.contest.plot import check_plot
-from cloche.cli.contest.turns import Contestant, ContestFailed, Times, Turn, percentile, row, take_turns
+from cloche.cli.contest.turns import Contestant, ContestFailed, LeftOut, Times, Turn, percentile, row, take_turns
 from cloche.core.errors import BackendUnavailable
 from cloche.runtime.audit_reading import verify
 from cloche.testing.conformance_leftovers import leftovers
@@ -75,6 +76,43 @@ def test_every_target_is_held_against_its_figures() -> None:
     assert "target: MiB of PSS of an idle session at most 8.0: 7.00, met" in lines
     assert "target: pandas preloaded p50 / plain p50 at most 0.03: 1.00, missed" in lines
     assert list(held_against({"events": [{"name": "session", "rows": {}, "idle": {"reason": "no"}}]})) == []
+
+
+def test_what_was_measured_is_kept_when_a_later_event_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its table is printed before the next event begins, and the file holds all that is known."""
+    printed: list[str] = []
+
+    def fail(*_: object) -> Entrants:
+        printed.append(capsys.readouterr().out)
+        raise ContestFailed("no")
+
+    one = Event(name="one", title="one", reference="a", enter=lambda *_: [contestant("a", [1.0] * 50)])
+    monkeypatch.setattr(report, "EVENTS", (one, Event(name="other", title="other", enter=fail)))
+    command = BenchCommand(
+        rounds=1, runs=1, sessions=0, json_file=str(tmp_path / "r.json"), plot_file=None, peers=False,
+        peers_folder=None,
+    )  # fmt: skip
+    with pytest.raises(ContestFailed):
+        bench(command)
+    assert "one, ms" in printed[0]
+    assert event(json.loads((tmp_path / "r.json").read_text()), "one")["rows"]["a"]["p50"] == 1.0
+
+
+def test_without_a_daemon_dockers_client_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is what would be held against it, each with the reason; the others take their turns."""
+    (tmp_path / "image.name").write_text("image")
+    (tmp_path / "docker").write_text("#!/bin/sh\necho Cannot connect to the daemon >&2\nexit 1\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with ExitStack() as stack:
+        found = list(peers.containers(Setting(rounds=1, runs=1, image="image", peers_folder=tmp_path), stack))
+    reasons = {one.name: one.reason for one in found if isinstance(one, LeftOut)}
+    assert [one.name for one in found if isinstance(one, Contestant)] == ["plain subprocess"]
+    for name in (peers.DOCKER_RUN, peers.DOCKER_RUN_GVISOR):
+        assert "Cannot connect to the daemon" in reasons[name]
+    assert {peers.DOCKER_COLD, peers.DOCKER_WARM, peers.GVISOR_WARM} < set(reasons)
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused_first(tmp_path: Path) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloche.core.errors import InvalidRequest
 from cloche.runtime.replacing import open_named
+
+if TYPE_CHECKING:
+    from .contest.report import Report
 
 RUNS_PER_ROUND = 10
 PEERS_FOLDER = "~/.cache/cloche-bench"
@@ -31,10 +36,10 @@ class BenchCommand:
 
 
 def bench(command: BenchCommand) -> int:
-    """Measure, print the tables, write the files; 1 when something was left behind."""
+    """Measure, print each table when it is there, write the files; 1 when something was left behind."""
     from .contest.contestants import Setting
     from .contest.plot import check_plot, write_plot
-    from .contest.report import measure, show_report
+    from .contest.report import measure, show_end, show_event, show_head
 
     if command.rounds < 1 or (command.runs is not None and command.runs < 1):
         raise InvalidRequest("--rounds and --runs must be at least 1")
@@ -49,8 +54,24 @@ def bench(command: BenchCommand) -> int:
         peers_folder=peers_folder(command.peers_folder or PEERS_FOLDER) if command.peers else None,
         image=os.environ.get(IMAGE_VARIABLE) or IMAGE,
     )
-    report = measure(setting, _tell)
-    show_report(report)
+    report: Report = {}
+
+    def show(event: Report) -> None:
+        if len(report["events"]) == 1:
+            show_head(report)
+        show_event(event)
+
+    try:
+        measure(setting, report, _tell, show)
+        show_end(report)
+    finally:  # what was measured before something failed, or nobody wanted to wait any longer, is kept
+        if report.get("events"):
+            _write(command, report, write_plot)
+    return 1 if report["leaks"] else 0
+
+
+def _write(command: BenchCommand, report: Report, write_plot: Callable[[Report, str], None]) -> None:
+    """Write the files that were asked for. Raises InvalidRequest."""
     name: str | None = None
     try:
         if name := command.json_file:
@@ -59,7 +80,6 @@ def bench(command: BenchCommand) -> int:
             write_plot(report, name)
     except OSError as error:
         raise InvalidRequest(f"cannot write {name!r}: {error.strerror}") from error
-    return 1 if report["leaks"] else 0
 
 
 def peers_folder(name: str) -> Path:

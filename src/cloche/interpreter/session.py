@@ -452,7 +452,7 @@ def _keep(path: str, text: str) -> None:
 
 
 def _remember_source(name: str, source: str) -> None:
-    """Let tracebacks show a cell's lines, each with its end: without it, carets would stand one column too far right."""
+    """Let tracebacks show a cell's lines, each with its end: without, carets would stand one column too far right."""
     import linecache
 
     linecache.cache[name] = (len(source), None, [f"{line}\n" for line in source.splitlines()], name)

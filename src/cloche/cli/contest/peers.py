@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -38,7 +39,7 @@ from .contestants import (
 from .driver import Driver, PeerFailed
 from .remains import cool_down
 from .sessions import cell
-from .turns import Contestant, LeftOut, reason_of, timed
+from .turns import Contestant, ContestFailed, LeftOut, reason_of, timed
 
 DOCKER_RUN, DOCKER_RUN_GVISOR = "docker run", "docker run, gVisor"
 LLM_DOCKER = ("llm-sandbox, docker", "llm-sandbox, docker pool")
@@ -104,16 +105,22 @@ def _srt(setting: Setting) -> Path:
 
 
 def _docker(setting: Setting) -> list[str]:
-    _check_image(setting)
-    return [_program("docker"), "run", *DOCKER_OPTIONS, setting.image, "python3", "-c", CODE]
+    return [_docker_client(setting), "run", *DOCKER_OPTIONS, setting.image, "python3", "-c", CODE]
 
 
 def _docker_on_gvisor(setting: Setting) -> list[str]:
-    _check_image(setting)
-    docker = _program("docker")
+    docker = _docker_client(setting)
     if "runsc" not in output_of([docker, "info", "--format", "{{json .Runtimes}}"]).decode():
         raise PeerFailed("this docker daemon does not know gVisor's runsc")
     return [docker, "run", "--runtime=runsc", *DOCKER_OPTIONS, setting.image, "python3", "-c", CODE]
+
+
+def _docker_client(setting: Setting) -> str:
+    """Return docker's client. Raises PeerFailed, or ContestFailed with its words where no daemon answers it."""
+    _check_image(setting)
+    docker = _program("docker")
+    output_of([docker, "version", "--format", "{{.Server.Version}}"])
+    return docker
 
 
 def _check_image(setting: Setting) -> None:
@@ -202,7 +209,8 @@ def containers(setting: Setting, stack: ExitStack) -> Entrants:
             continue
         words = "".join(f", {key}={value!r}" for key, value in asked.items())
         options = cast(SandboxOptions, {**asked, "image": setting.image})
-        yield library_call(name, f"cloche.run('print(1)', image=IMAGE{words})", CODE, b"1\n", options)
+        ours = library_call(name, f"cloche.run('print(1)', image=IMAGE{words})", CODE, b"1\n", options)
+        yield replace(ours, is_optional=True)  # a daemon that goes away shall not cost what was measured without it
 
 
 def peer_cells(setting: Setting, stack: ExitStack) -> Entrants:
@@ -218,7 +226,7 @@ def _present(known: tuple[Peer, ...], setting: Setting, stack: ExitStack) -> Ent
         try:
             command = peer.command(setting)
             yield _driven(peer, command, env, stack) if peer.is_driven else _command(peer, command, env)
-        except (PeerFailed, OSError) as error:
+        except (PeerFailed, ContestFailed, OSError, subprocess.TimeoutExpired) as error:
             yield LeftOut(name=peer.name, reason=f"cannot run here: {reason_of(error)}")
 
 

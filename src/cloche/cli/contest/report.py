@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,21 +28,32 @@ _MEMORY = (
 )
 
 
-def measure(setting: Setting, tell: Tell) -> Report:
-    """Hold every event of a setting and return the report; `tell` is told what is being measured."""
+def measure(
+    setting: Setting, report: Report, tell: Tell, show_event: Callable[[Report], None] = lambda _: None
+) -> None:
+    """Hold every event of a setting and put it into `report` as soon as it is over, the head before the first one.
+
+    `tell` is told what is being measured, `show_event` gets each event.
+    """
     adopt_orphans()
-    report: Report = {"cloche": cloche.__version__, "rounds": setting.rounds, "host": _host()}
-    wanted = [event for event in (*EVENTS, *SESSION_EVENTS) if setting.events is None or event.name in setting.events]
+    report |= {"cloche": cloche.__version__, "rounds": setting.rounds, "host": _host(), "events": []}
+
+    def hold(events: Iterable[Event], runs: int) -> None:
+        for event in events:
+            report["events"].append(_hold(event, setting, runs, tell))
+            show_event(report["events"][-1])
+
+    def named(events: Iterable[Event]) -> list[Event]:
+        return [event for event in events if setting.events is not None and event.name in setting.events]
+
+    own = (*EVENTS, *SESSION_EVENTS)
     before = leftovers()
-    report["events"] = [_hold(event, setting, setting.runs, tell) for event in wanted]
+    hold(own if setting.events is None else named(own), setting.runs)
     report["leaks"] = leaks_after(before)
     if setting.peers_folder is not None:
         # Last: what a peer leaves behind is not taken for Cloche's.
-        named = [event for event in PEER_EVENTS if setting.events is not None and event.name in setting.events]
-        held = named or PEER_EVENTS
-        report["events"] += [_hold(event, setting, min(setting.runs, PEER_RUNS), tell) for event in held]
+        hold(named(PEER_EVENTS) or PEER_EVENTS, min(setting.runs, PEER_RUNS))
         report["left_after_peers"] = leaks_after(before)
-    return report
 
 
 def _host() -> dict[str, Any]:
@@ -89,20 +101,32 @@ def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
 
 
 def show_report(report: Report) -> None:
-    """Print the tables of a report."""
+    """Print the tables of a report, which may have been broken off."""
+    show_head(report)
+    for event in report["events"]:
+        show_event(event)
+    show_end(report)
+
+
+def show_head(report: Report) -> None:
+    """Print what was measured where."""
     host = report["host"]
     print(
         f"Cloche {report['cloche']}, Python {host['python']}, Linux {host['kernel']}, {host['processors']} processors, "
-        f"level {host['level']}, {'root' if host['is_root'] else 'an ordinary user'}"
+        f"level {host['level']}, {'root' if host['is_root'] else 'an ordinary user'}",
+        flush=True,
     )
-    for event in report["events"]:
-        _show_event(event)
+
+
+def show_end(report: Report) -> None:
+    """Print what was not measured turn by turn."""
     print()
     for line in _closing_lines(report):
         print(line)
 
 
-def _show_event(event: Report) -> None:
+def show_event(event: Report) -> None:
+    """Print the tables of one event."""
     speeds = {name: speed for name, speed in event["full_speed"].items() if "reason" not in speed}
     for title, rows in (
         (f"{event['title']}, ms", _time_rows(event)),
@@ -116,6 +140,7 @@ def _show_event(event: Report) -> None:
     for name, speed in event["full_speed"].items():
         if "reason" in speed:
             print(f"left out from {THREADS} threads: {name}: {speed['reason']}")
+    sys.stdout.flush()
 
 
 def _time_rows(event: Report) -> list[dict[str, Any]]:
@@ -150,9 +175,9 @@ def _closing_lines(report: Report) -> Iterator[str]:
         elif memory:
             yield f"memory that waits for {event['title']}: not measured: {memory['reason']}"
         yield from session_lines(event)
-    yield from _what_is_left("Cloche", report["leaks"])
-    if "left_after_peers" in report:
-        yield from _what_is_left("the turns with peers", report["left_after_peers"])
+    for name, who in (("leaks", "Cloche"), ("left_after_peers", "the turns with peers")):
+        if name in report:
+            yield from _what_is_left(who, report[name])
 
 
 def _what_is_left(who: str, left: list[str]) -> Iterator[str]:
