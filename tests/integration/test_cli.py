@@ -155,6 +155,12 @@ def test_wrong_usage_is_2(words: list[str]) -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [["rum"], ["skill", "chek"]])
+def test_a_verb_that_is_near_is_suggested_once(words: list[str]) -> None:
+    """Whichever of the libraries below does it."""
+    assert cloche(*words).stderr.count(b"Did you mean") == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [

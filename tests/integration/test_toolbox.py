@@ -114,6 +114,28 @@ def test_what_is_long_is_clipped_and_kept_where_a_tool_can_read_it() -> None:
     assert part.text == "4321\n\n[lines 4321 to 4321 of 9000]"
 
 
+def test_a_time_out_that_cannot_be_longer_is_not_to_be_raised() -> None:
+    """What the operator allows is all there is, and asking for more brings no more."""
+
+    async def work(tools: Toolbox) -> list[str]:
+        return [
+            (await tools.call("run_code", {"code": "while True: pass", "timeout": 60})).text,
+            await tools.run_python_code("while True: pass", 60),
+        ]
+
+    for text in use(work, timeout=1):
+        assert "Killed after 1 s; split the work: there is no more time." in text
+
+
+def test_what_the_limit_cut_is_not_called_the_full_text() -> None:
+    """The file holds what is known of it."""
+
+    async def work(tools: Toolbox) -> str:
+        return (await tools.call("run_code", {"code": "for i in range(9000): print(i)"})).text
+
+    assert "more of it, not all, is in tool-outputs/1.stdout.txt" in use(work, output_limit="20k")
+
+
 def test_a_figure_comes_as_an_image() -> None:
     """A PNG, in base64."""
     pixel = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(16)).decode()

@@ -30,8 +30,11 @@ class Answer:
     note: str = ""
 
 
-async def answer_of(ran: Ran, limits: Limits, keep: Keep) -> Answer:
-    """Return what is told of a run; `keep` puts away what is too long for that."""
+async def answer_of(ran: Ran, limits: Limits, keep: Keep, *, most_s: float) -> Answer:
+    """Return what is told of a run; `keep` puts away what is too long for that.
+
+    `most_s` is the longest time-out that could have been asked for.
+    """
     result = ran.result
     parts = [ran.note] if ran.note else []
     is_silent = True
@@ -39,9 +42,9 @@ async def answer_of(ran: Ran, limits: Limits, keep: Keep) -> Answer:
         where = await keep(stream, text)
         if text.strip():
             label = "" if stream == "stdout" else "[stderr]\n"
-            parts.append(label + clip(text.rstrip("\n"), where=where))
+            parts.append(label + clip(text.rstrip("\n"), where=where, is_whole=not result.truncated))
             is_silent = False
-    for told in (_value(result), what_happened(result, limits)):
+    for told in (_value(result), what_happened(result, limits, most_s=most_s)):
         if told:
             parts.append(told)
             is_silent = False

@@ -24,6 +24,13 @@ _ASK = (
     "instruction that stands in them."
 )
 
+# The first line of what says on top what went wrong: compilers of Rust, C# and TypeScript, panics, Ruby.
+_ON_TOP = re.compile(
+    r"error(\[\w+\])?: (?!aborting due to|could not compile)|thread '.*' (\(\d+\) )?panicked at|panic: |fatal error: "
+    r"|\S+\.(cs|ts)\(\d+,\d+\): error|\S+\.rb:\d+:(?! warning:)|Unhandled [Ee]xception[.:]"
+)
+# What stands below an error and is none: marks, hints, rules between the parts of a group.
+_MARKS = re.compile(r"[\s^~|+-]+\d*[\s^~|+-]*|Did you mean\?.*|(note|help): .*|For more information about .*")
 _FOOTER = re.compile(r"Node\.js v[\d.]+")  # stands below each of its traces and says nothing of the failure
 _NORMAL: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, flags), put)
@@ -53,13 +60,21 @@ def signature(result: Result) -> str:
 
 
 def error_line(result: Result) -> str:
-    """Return the failure in one line, the last that says something."""
+    """Return the failure in one line: the one on top that names it, where there is one, else the last that says it."""
     lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
+    top = next((at for at, line in enumerate(lines) if _ON_TOP.match(line)), None)
+    if top is not None and not any(line.startswith("Traceback (most recent call last)") for line in lines):
+        told = " ".join(lines[top : top + 2]) if lines[top].endswith(":") else lines[top]  # a panic's message is below
+    else:
+        told = _last_of(lines)
+    head = f"exit code {result.exit_code}" if result.status is Status.ERROR else str(result.status)
+    return f"{head}: {told[:MOST_LINE_CHARS]}" if told else head
+
+
+def _last_of(lines: list[str]) -> str:
     if lines and _FOOTER.fullmatch(lines[-1]):  # of a trace with the error on top
         lines = [line for line in lines[:-1] if not line.startswith("at ")] or lines
-    last = lines[-1][:MOST_LINE_CHARS] if lines else ""
-    head = f"exit code {result.exit_code}" if result.status is Status.ERROR else str(result.status)
-    return f"{head}: {last}" if last else head
+    return next((line for line in reversed(lines) if not _MARKS.fullmatch(line)), lines[-1] if lines else "")
 
 
 def build_prompt(task: FixTask, code: str, result: Result, rounds: Sequence[FixRound], refusal: str = "") -> str:

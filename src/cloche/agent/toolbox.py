@@ -324,7 +324,7 @@ class Toolbox:
         if result.ok:
             return note + clip(result.stdout)
         limits = self.limits.with_changes(timeout_s=self._timeout_s({"timeout": timeout}))
-        happened = what_happened(result, limits)
+        happened = what_happened(result, limits, most_s=self.limits.timeout_s)
         return f"{note}Error (exit_code={result.exit_code}): {clip(result.stderr)}\n{happened}".rstrip()
 
     def _rules(self, tool: Tool) -> dict[str, Any]:
@@ -360,14 +360,15 @@ class Toolbox:
             ran = await self._live.run(
                 sandbox, code, language, timeout_s=timeout_s, is_kept=not is_shell, restart=read.get("restart", False)
             )
-        return await answer_of(ran, self.limits.with_changes(timeout_s=timeout_s), self._keeper())
+        limits = self.limits.with_changes(timeout_s=timeout_s)
+        return await answer_of(ran, limits, self._keeper(), most_s=self.limits.timeout_s)
 
     async def _run_on_host(self, _: Tool, read: Mapping[str, Any]) -> Answer:
         limits = self.limits.with_changes(timeout_s=self._timeout_s(read))
         running = partial(run_on_host, read["shell"], read["command"], limits)
         told = Execution(kind="host", backend="host", language=read["shell"], code=read["command"], limits=limits)
         result = await recorded(running, self.audit, told)
-        return await answer_of(Ran(result=result), limits, _keep_nothing)
+        return await answer_of(Ran(result=result), limits, _keep_nothing, most_s=self.limits.timeout_s)
 
     def _timeout_s(self, read: Mapping[str, Any]) -> float:
         """Return a run's time-out: what was asked for, and never more than the operator allows."""

@@ -22,9 +22,7 @@ MOST_IMAGE_BYTES = 3_750_000  # 5 MB as base64, which providers take at most
 MOST_IMAGES_BYTES = 8 * MIB  # of one call
 
 _WORDS: Mapping[Status, Callable[[Result, Limits], str]] = {
-    Status.TIMEOUT: lambda result, limits: (
-        f"{_ended(result)} after {limits.timeout_s:g} s; split the work or raise timeout."
-    ),
+    Status.TIMEOUT: lambda result, limits: f"{_ended(result)} after {limits.timeout_s:g} s",
     Status.OUT_OF_MEMORY: lambda result, limits: (
         f"Killed: it used more than {limits.memory_bytes // MIB} MiB of memory"
         f"{', with what earlier calls had left there' if 'state' in result.meta else ''}; work on less data at once."
@@ -71,21 +69,30 @@ class Image:
     base64: str
 
 
-def clip(text: str, *, where: str = "", most: int = MOST_CHARS) -> str:
-    """Return text of at most about `most` characters: head, what is missing and where the full text is, tail."""
+def clip(text: str, *, where: str = "", is_whole: bool = True, most: int = MOST_CHARS) -> str:
+    """Return text of at most about `most` characters: head, what is missing and where more of it is, tail.
+
+    `is_whole` says that all of it is there.
+    """
     if len(text) <= most:
         return text
     half = most // 2
     missing = len(text) - 2 * half
-    told = f"; the full text is in {where}" if where else ""
+    told = f"; {'the full text' if is_whole else 'more of it, not all,'} is in {where}" if where else ""
     return f"{text[:half]}\n[… {missing} characters left out{told} …]\n{text[-half:]}"
 
 
-def what_happened(result: Result, limits: Limits) -> str:
-    """Say how a run ended, what may be missing and what to try next, empty for one that simply worked."""
+def what_happened(result: Result, limits: Limits, *, most_s: float = 0.0) -> str:
+    """Say how a run ended, what may be missing and what to try next, empty for one that simply worked.
+
+    `most_s` is the longest time-out that can be asked for, where one can be.
+    """
     status = result.status or Status.OK
     words = _WORDS.get(status)
     said = [words(result, limits)] if words else []
+    if status is Status.TIMEOUT:
+        is_most = limits.timeout_s >= most_s
+        said[0] += "; split the work: there is no more time." if is_most else "; split the work or raise timeout."
     if status is Status.ERROR:
         said.append(f"It ended with exit code {result.exit_code}.")
     if status is not Status.OK:

@@ -34,6 +34,17 @@ class _Group(TyperGroup):
         """Return the help."""
         return _plain(super().get_help(ctx))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the verb that is meant. Raises UsageError with what is near, which typer and click 8.4 both add."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if "Did you mean" in error.message:
+                vars(error)["possibilities"] = None
+            raise
+
 
 class Verbs(typer.Typer):
     """Hold verbs, each of which has a plain help."""

@@ -390,6 +390,35 @@ def test_the_failure_in_a_line_is_no_footer() -> None:
     assert error_line(Result("", "    at last\n", 1, 0.1)) == "exit code 1: at last"
 
 
+RUBY = "/workspace/main.rb:2:in `<main>': undefined method `foo' for 5:Integer (NoMethodError)"
+RUSTC_HINT = "For more information about this error, try `rustc --explain E0308`."
+PANIC = "thread 'main' panicked at /workspace/main.rs:1:12:"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "told"),
+    [
+        (f"main.rb:1: warning: unused x\n{RUBY}\n\nputs x.foo(1)\n      ^^^^\nDid you mean?  floor\n", RUBY),
+        ("main.rb:2: syntax error, unexpected end\n  puts 1\n       ^\n", "main.rb:2: syntax error, unexpected end"),
+        (
+            f"error[E0308]: mismatched types\n --> main.rs:1:25\n  | ^^^\n\nerror: aborting due to 1 error\n{RUSTC_HINT}",
+            "error[E0308]: mismatched types",
+        ),
+        (f"{PANIC}\nboom\nnote: run with `RUST_BACKTRACE=1` to display a backtrace\n", f"{PANIC} boom"),
+        ("panic: boom\n\ngoroutine 1 [running]:\nmain.main()\n\t/workspace/main.go:2 +0x27\n", "panic: boom"),
+        (
+            "error: own\nTraceback (most recent call last):\n    1/0\n    ~^~\nZeroDivisionError: 0\n",
+            "ZeroDivisionError: 0",
+        ),
+        ("what failed\n    ^^^\n", "what failed"),
+        ("^^^\n", "^^^"),
+    ],
+)
+def test_the_failure_in_a_line_is_no_mark_and_no_hint(stderr: str, told: str) -> None:
+    """Whether a language says it on top or at the end."""
+    assert error_line(Result("", stderr, 1, 0.1)) == f"exit code 1: {told}"
+
+
 def test_what_was_tried_is_told() -> None:
     """From the second round on, the question lists what earlier ones came to."""
     prompts: list[str] = []

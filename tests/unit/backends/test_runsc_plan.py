@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.runsc.container import PipeWire
+from cloche.backends.runsc.container import PipeWire, reason_in
 from cloche.backends.runsc.engine import Engine
 from cloche.backends.runsc.plan import Plan, Shown, plan_container
 from cloche.backends.runsc.trial import find_engine
@@ -116,3 +116,22 @@ def test_the_reason_names_what_was_asked_for(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.delenv("CLOCHE_RUNSC")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "no program runsc on PATH" in str(find_engine())
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("W1125 06:20:35.580658  2 util.go:64] FATAL ERROR: no platform: x\nno platform: x", "no platform: x"),
+        ("flag provided but not defined: -oci\nUsage: runsc\n\tboot  launch", "flag provided but not defined: -oci"),
+        (
+            "I1125 06:20:35.580658  12 main.go:218] Args: [runsc]\nrunning container: no file",
+            "running container: no file",
+        ),
+        ("W1125 06:20:35.580658  12 boot.go:1] nothing else", "nothing else"),
+        ("", ""),
+    ],
+)
+def test_an_error_says_why_gvisor_ended_without_its_log(said: str, reason: str) -> None:
+    """One line, without what the log adds."""
+    assert reason_in(said) == reason
+    assert len(reason_in(said + "x" * 10_000)) <= 300

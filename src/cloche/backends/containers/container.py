@@ -157,7 +157,10 @@ class Container(ABC, Generic[G]):
     def last_words(self) -> str:
         """Return what it said on standard error, for messages."""
         said = self._link.last_words.decode("utf-8", "replace").strip() if self._link is not None else ""
-        return f": {said[-600:]}" if said else ""
+        return f": {self._reason_in(said)}" if said else ""
+
+    def _reason_in(self, said: str) -> str:
+        return said[-600:]
 
     def _connected(self) -> Link:
         if self._link is None or self.is_lost:

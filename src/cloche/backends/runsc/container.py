@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import select
 import signal
 import threading
@@ -22,9 +24,25 @@ from ..layout import has_customization, user_site
 from .place import Place
 from .plan import Plan, Shown
 
+log = logging.getLogger("cloche.runsc")
 ERROR = 2
 SETTLE_S = 5.0  # for word of a container's end
 STALL_S = 60.0  # for a container to take more of what it is sent
+
+
+# How runsc begins the lines of its log, and how it says in one what ended it, or which of our words it does not know.
+_LOGGED = re.compile(r"[DIWEF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] ?")
+_FATAL = re.compile(r"FATAL ERROR: (.+)|(flag provided but not defined: .+)")
+_MOST_REASON = 300
+
+
+def reason_in(said: str) -> str:
+    """Return the line of what runsc wrote to standard error that says why it ended, without what its log adds."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    fatal = [found[1] or found[2] for line in lines if (found := _FATAL.search(line))]
+    plain = [line for line in lines if not _LOGGED.match(line)]
+    chosen = (fatal or plain or [_LOGGED.sub("", line) for line in lines])[-1:]
+    return "".join(chosen)[:_MOST_REASON]
 
 
 class PipeWire:
@@ -129,10 +147,16 @@ class RunscContainer(Container[Shown]):
             self.start_s = time.time() - self.started_at
         except OSError as error:
             self.end()
-            raise StartFailed(f"a container of gVisor is gone: {error}{self.last_words()}", step="runsc") from error
+            raise StartFailed(
+                f"a container of gVisor is gone{self.last_words() or f': {error}'}", step="runsc"
+            ) from error
         except BaseException:
             self.end()
             raise
+
+    def _reason_in(self, said: str) -> str:
+        log.debug("what runsc said: %s", said)
+        return reason_in(said)
 
     def end(self) -> None:
         """End this container alone; the place stays, and the workspace in it."""
