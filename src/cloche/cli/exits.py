@@ -37,6 +37,7 @@ def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = Fal
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup's "ignore" stays
             signal.signal(number, _exit_orderly)
+    logging.getLogger("cloche.config").addHandler(_saying)  # what is ignored in the working directory
     try:
         code = work()
         sys.stdout.flush()  # here what goes wrong is said in words; at the interpreter's end it would be a traceback
@@ -72,16 +73,19 @@ def say(text: str) -> None:
     print(f"cloche: {line}", file=sys.stderr, flush=True)
 
 
-class _Losses(logging.Handler):
-    """Say what the audit log has lost."""
+class _Saying(logging.Handler):
+    """Say what is logged."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())
 
 
+_saying = _Saying()
+
+
 def say_losses() -> None:
     """Print a line on stderr for every event that is missing from the audit log."""
-    logging.getLogger("cloche.audit").addHandler(_Losses())
+    logging.getLogger("cloche.audit").addHandler(_saying)
 
 
 def _report(error: Exception, text: str, *, debug: bool, as_json: bool) -> None:

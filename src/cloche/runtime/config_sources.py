@@ -7,6 +7,7 @@ waited for.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
@@ -31,6 +32,7 @@ from .config_keys import (
     with_choice,
 )
 
+log = logging.getLogger("cloche.config")
 MAX_FILE_BYTES = 1 << 20
 _MAX_CACHED = 64
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for the writer of a fifo
@@ -89,7 +91,9 @@ _FOLDER_FILES: Mapping[str, Format] = {
     "config.yaml": _YAML,
 }
 _CHECKOUT_FILES: Mapping[str, Format] = {"config.yaml": _SHARED_YAML, "cloche.yaml": _CLOCHE_YAML}
-_SHARED_KEYS = ("tier", "sandbox")
+# Who asks for one of these asks for isolation, and never gets less because something else is wrong in the same file.
+_ISOLATION = ("backend", "require")
+_ASKS_FOR_ISOLATION = re.compile(rf"^\s+({'|'.join(_ISOLATION)})\s*:", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +277,13 @@ def _cached(path: str, is_ours: bool, read: Callable[[str], Layer]) -> Layer | N
     known = _cache.get((path, is_ours))
     if known is not None and known[0] == (facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size, facts.st_ino):
         return known[1]
-    text, facts = _read_text(path)
+    try:
+        text, facts = _read_text(path)
+    except InvalidRequest as error:
+        if is_ours or os.path.basename(path) == ".env":
+            raise
+        _pass_over(f"{error}; it is ignored")
+        return None
     layer = read(text)
     if len(_cache) >= _MAX_CACHED:
         _cache.clear()
@@ -299,11 +309,7 @@ def _read_text(path: str) -> tuple[str, os.stat_result]:
 
 
 def _read_layer(text: str, path: str, format_: Format) -> Layer:
-    if not format_.is_ours and not re.search(r"\b(tier|sandbox)\b", text):
-        return {}  # another program's file, which need not even be YAML to us
-    document = format_.parse(text, path)
-    if not format_.is_ours:
-        document = _shared_part(document)
+    document = format_.parse(text, path) if format_.is_ours else _shared_part(text, path, format_)
     if document is None:
         return {}
     if not isinstance(document, Mapping):
@@ -311,15 +317,43 @@ def _read_layer(text: str, path: str, format_: Format) -> Layer:
     return read_words(_pairs(document, path, format_), format_.readers, origin=path, where=f"{path}: ")
 
 
-def _shared_part(document: object) -> object:
-    """Keep what is Cloche's in a file that may be another program's, where `sandbox: true` can mean
-    anything.
+def _shared_part(text: str, path: str, format_: Format) -> Mapping[str, object] | None:
+    """Return what is Cloche's in a file that may be another program's; the rest is passed over, with a warning.
+
+    A section with a key that Cloche has nothing like is another program's, unless it asks for isolation.
     """
+    if not re.search(r"\b(tier|sandbox)\b", text):
+        return None  # it need not even be YAML to us
+    try:
+        document = format_.parse(text, path)
+    except InvalidRequest as error:
+        if _ASKS_FOR_ISOLATION.search(text):
+            raise
+        _pass_over(f"{error}; the file is taken for another program's and ignored")
+        return None
     if not isinstance(document, Mapping):
         return None
-    if "tier" not in document and not isinstance(document.get("sandbox"), Mapping):
-        return None
-    return {key: document[key] for key in _SHARED_KEYS if key in document}
+    kept: dict[str, object] = {}
+    if "tier" in document:
+        if str(document["tier"]).strip().isdigit():
+            kept["tier"] = document["tier"]
+        else:
+            _pass_over(f"{path}: the key 'tier' is taken for another program's and ignored: it is no number")
+    section = document.get("sandbox")
+    if isinstance(section, Mapping):
+        foreign = [key for key in section if key not in format_.readers and not _nearest(str(key), format_)]
+        if not foreign or any(key in section for key in _ISOLATION):
+            kept["sandbox"] = section
+        else:
+            told = f"Cloche has no key like {str(foreign[0])[:80]!r}"
+            _pass_over(f"{path}: the section 'sandbox' is taken for another program's and ignored: {told}")
+    return kept
+
+
+@lru_cache(maxsize=_MAX_CACHED)
+def _pass_over(what: str) -> None:
+    """Warn of what is ignored, once."""
+    log.warning("%s", what)
 
 
 def _pairs(document: Mapping[object, object], path: str, format_: Format) -> Iterator[tuple[str, object]]:
@@ -345,11 +379,16 @@ def _section(section: object, path: str, format_: Format) -> Iterator[tuple[str,
 
 
 def _unknown_key(path: str, name: str, key: str, format_: Format) -> InvalidRequest:
+    near = _nearest(key, format_)
+    advice = f"did you mean {near!r}?" if near else f"known keys: {', '.join(format_.readers)}"
+    return InvalidRequest(f"{path}: unknown key {name[:80]!r}; {advice}")
+
+
+def _nearest(key: str, format_: Format) -> str:
+    """Return the known key that was probably meant, empty for none."""
     import difflib
 
-    near = difflib.get_close_matches(key[:80], format_.readers, n=1, cutoff=0.7)
-    advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(format_.readers)}"
-    return InvalidRequest(f"{path}: unknown key {name[:80]!r}; {advice}")
+    return next(iter(difflib.get_close_matches(key[:80], format_.readers, n=1, cutoff=0.7)), "")
 
 
 def variable_layer(environ: Mapping[str, str]) -> Layer:

@@ -401,7 +401,7 @@ PANIC = "thread 'main' panicked at /workspace/main.rs:1:12:"
         (f"main.rb:1: warning: unused x\n{RUBY}\n\nputs x.foo(1)\n      ^^^^\nDid you mean?  floor\n", RUBY),
         ("main.rb:2: syntax error, unexpected end\n  puts 1\n       ^\n", "main.rb:2: syntax error, unexpected end"),
         (
-            f"error[E0308]: mismatched types\n --> main.rs:1:25\n  | ^^^\n\nerror: aborting due to 1 error\n{RUSTC_HINT}",
+            f"error[E0308]: mismatched types\n --> main.rs:1:25\n  | ^^^\n\nerror: aborting due to it\n{RUSTC_HINT}",
             "error[E0308]: mismatched types",
         ),
         (f"{PANIC}\nboom\nnote: run with `RUST_BACKTRACE=1` to display a backtrace\n", f"{PANIC} boom"),

@@ -177,6 +177,44 @@ def test_config_yaml_of_another_program(checkout: Checkout) -> None:
     assert checkout.load().limits.memory_bytes == 64 * MIB
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("tier: gold\n", "'tier' is taken for another program's"),
+        ("sandbox: {enabled: true, timeout: 9000}\n", "no key like 'enabled'"),
+        ("sandbox: !vault x\nbackend: api\n", "the file is taken for another program's"),
+        ("a: sandbox\n---\nb: 1\n", "the file is taken for another program's"),
+        ("tier: 1 # " + "x" * (1 << 20), "it is ignored"),
+        (b"tier: 1 # \xff", "it is ignored"),
+    ],
+)
+def test_config_yaml_of_another_program_is_passed_over_with_a_warning(
+    checkout: Checkout, text: str | bytes, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and what else is configured holds."""
+    path = checkout.says("config.yaml", "")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert set(checkout.load().origins.values()) == set(checkout.load({"pids": None}).origins.values()) == {"default"}
+    (warning,) = caplog.messages
+    assert str(path) in warning
+    assert told in warning
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sandbox: {memroy: 64m}",
+        "sandbox: {enabled: true, backend: gvisor}",
+        "sandbox:\n  require: vm\n  x: !vault y",
+        "sandbox: {timeout: 9000}",
+    ],
+)
+def test_a_mistake_in_what_is_cloches_is_no_other_programs(checkout: Checkout, text: str) -> None:
+    """Nobody gets less isolation than a file asks for because something else in it is not understood."""
+    checkout.says("config.yaml", text)
+    assert "config.yaml" in checkout.refusal()
+
+
 def test_several_files_join_to_the_tightest(checkout: Checkout) -> None:
     """Of what several files say about one thing, the tightest holds."""
     checkout.says("config.yaml", "sandbox: {memory: 64m, timeout: 20s, languages: [python, go]}")
