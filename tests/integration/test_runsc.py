@@ -28,6 +28,15 @@ CALLER = f"""
 import cloche
 cloche.run({LONG!r}, backend="gvisor", timeout=600, on_output=lambda *_: print("up", flush=True))
 """
+# As much as leaves the first process with a piece in hand that the stopped caller's pipe has no room for.
+STOPS_ITSELF = """
+import cloche, os, signal
+code = "import time; print('u', flush=True); time.sleep(0.5); print('x' * 100_000, flush=True)"
+stop = iter([lambda: os.kill(os.getpid(), signal.SIGSTOP)])
+on_output = lambda *_: next(stop, lambda: None)()
+result = cloche.run(code, backend="gvisor", warm=False, timeout=2, on_output=on_output)
+print(result.status, result.exit_code)
+"""
 
 
 @pytest.mark.parametrize(
@@ -115,6 +124,16 @@ def test_a_second_run_is_warm() -> None:
             time.sleep(0.5)
     finally:
         RunscBackend().cool_down()
+
+
+def test_an_end_in_time_is_no_time_out_for_a_caller_that_was_stopped() -> None:
+    """Also where the first process could not attend to it: it waited for the caller to read what there was."""
+    caller = subprocess.Popen([sys.executable, "-c", STOPS_ITSELF], stdout=subprocess.PIPE, text=True)
+    _, state = os.waitpid(caller.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(state)
+    time.sleep(2.5)  # longer than the program's time
+    caller.send_signal(signal.SIGCONT)
+    assert caller.communicate()[0] == "ok 0\n"
 
 
 def test_who_kills_everything_has_a_status() -> None:

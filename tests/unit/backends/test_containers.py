@@ -112,7 +112,7 @@ class Scripted(Container[Ground]):
         """Take a moment, as all do."""
         self.killed_at = time.monotonic()
         if self.is_stubborn:
-            self._end()
+            self._hear(ENDED, json.dumps({**REPORT, "wait_status": 9, "cause": "asked"}).encode())
             self._hear(DONE, b"{}")
             return
         timer = threading.Timer(0.05, self._end_when_it_may)
@@ -340,6 +340,23 @@ def test_who_is_killed_twice_has_the_status_that_goes_before(
 ) -> None:
     """We may kill it for one thing and the first process for another, neither knowing of the other."""
     assert reported_end({**REPORT, "wait_status": 9, "cause": its}, ours).observed.cause is counts
+
+
+@pytest.mark.parametrize(
+    ("change", "status"), [({}, "ok"), ({"wall_s": 0.3}, "timeout"), ({"wait_status": 9, "cause": "asked"}, "timeout")]
+)
+def test_an_end_in_time_is_none_by_time_out_for_who_hears_it_late(change: dict[str, Any], status: str) -> None:
+    """The caller's loop is held until the clock has run out: what the first process reports of the end counts."""
+
+    async def main() -> str:
+        sandbox = Sandbox(warm=False)
+        sandbox.report = {**REPORT, **change} if change else REPORT
+        request = Request(argv=("true",), timeout_s=0.2)
+        found = await sandbox.run_streaming(request, lambda _: time.sleep(0.4))
+        await sandbox.close()
+        return str(found.status)
+
+    assert asyncio.run(main()) == status
 
 
 def test_a_kill_waits_for_no_other_work() -> None:

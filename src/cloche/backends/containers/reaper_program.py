@@ -48,7 +48,8 @@ class Attempt:
         self.caller, self.order, self.stdin, self.wake = caller, order, stdin, wake
         self.end, self.counters = end, counters
         self.cause = ""
-        self.is_crowded = False
+        self.ended_at: float | None = None  # when the program ended, also where nobody could attend to it then
+        self.is_last = self.is_crowded = False
         self.told = 0
         self.status: int | None = None
         self.pid = 0
@@ -58,8 +59,8 @@ class Attempt:
 
     def go(self, index: int, waiting: Waiting | None = None) -> int:
         """Return the wait status of command number `index`, which a guest that waits may run."""
-        is_last = index >= len(self.order["commands"]) - 1
-        tags = (OUT if is_last else ERR, ERR, VALUE)
+        self.is_last, self.ended_at = index >= len(self.order["commands"]) - 1, None
+        tags = (OUT if self.is_last else ERR, ERR, VALUE)
         if waiting is not None and waiting.take(self.order):
             self.pid = waiting.pid
             status = self.see_out(dict(zip(waiting.readers, tags, strict=True)))
@@ -67,7 +68,8 @@ class Attempt:
             if begun is not None or self.cause:
                 self.unused = tuple(map(sum, zip(self.unused, begun or (0.0, 0.0), strict=True)))
                 return status
-            self.status, self.unused = None, used_by_children()  # it ended before it had run anything
+            self.status = self.ended_at = None  # it ended before it had run anything
+            self.unused = used_by_children()
         pipes = [os.pipe() for _ in range(3)]
         self.start(index, [theirs for _, theirs in pipes])
         return self.see_out({ours: tag for (ours, _), tag in zip(pipes, tags, strict=True)})
@@ -105,6 +107,7 @@ class Attempt:
 
     def _attend(self, readers: dict[int, bytes]) -> None:
         """Pass on output until the program has ended."""
+        signal.signal(signal.SIGCHLD, self._note_end)
         for fd in (0, self.wake, *readers):
             self.poll.register(fd, select.POLLIN)
         while self.status is None:
@@ -137,6 +140,14 @@ class Attempt:
             self.caller.say(tag, data)
         return bool(data)
 
+    def _note_end(self, *_: object) -> None:
+        """Note when the program ends: what it wrote may keep this process from attending to it, while nobody reads."""
+        try:
+            if self.ended_at is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                self.ended_at = time.monotonic()
+        except OSError:
+            pass  # it has been waited for, or is not known yet
+
     def _reap(self) -> None:
         while True:
             try:
@@ -146,7 +157,7 @@ class Attempt:
             if pid == 0:
                 return
             if pid == self.pid:
-                self.status = status
+                self.status, self.ended_at = status, self.ended_at or time.monotonic()
 
     def _listen(self) -> None:
         self.caller.read()
@@ -156,11 +167,11 @@ class Attempt:
             os._exit(0)
 
     def _take(self, tag: bytes, body: bytes) -> None:  # noqa: ARG002 - those that live are told more
-        if tag == KILL:
+        if tag == KILL and not (self.is_last and self.ended_at):  # else it comes too late
             self._kill("asked")
 
     def _look(self) -> None:
-        if time.monotonic() > self.end:
+        if self.ended_at is None and time.monotonic() > self.end:
             self._kill("timeout")
         limit = self.order["memory_bytes"]
         if limit:
@@ -291,7 +302,7 @@ class Account:
 
     def close(self, attempt: Attempt, status: int) -> None:
         """Say it."""
-        wall_s = time.monotonic() - self.started
+        wall_s = (attempt.ended_at or time.monotonic()) - self.started
         used = [now - then for now, then in zip(used_by_children(), attempt.unused, strict=True)]
         oom, pids = (now - then for now, then in zip(self.counters.hits(), self.hits, strict=True))
         if not self.counters.counts_processes:  # then what was there at the end tells

@@ -97,10 +97,15 @@ def _bounded(places: Mapping[str, Place], before: dict[bytes, str]) -> dict[byte
 
 
 async def observed_end(
-    container: Container[Any], report: Mapping[str, Any] | None, cause: KillCause | None
+    container: Container[Any], report: Mapping[str, Any] | None, cause: KillCause | None, timeout_s: float = 0.0
 ) -> End | None:
-    """Return how a run ended; None when the container went away and nobody knows why."""
+    """Return how a run ended that had so long; None when the container went away and nobody knows why.
+
+    Who was kept from hearing of an end took it for a time-out: then what the first process reports counts.
+    """
     if report is not None:
+        if cause is KillCause.TIMEOUT and not report.get("cause") and report["wall_s"] <= timeout_s:
+            cause = None
         return reported_end(report, cause)
     if container.is_given_up:
         return None

@@ -235,11 +235,12 @@ class ContainerSandbox(ABC, Generic[G, C]):
         except Lost:
             if not running.has_started and ending.cause is None:
                 raise StartFailed(f"the container was lost before the code ran{container.last_words()}") from None
+            answer = {"partial": ["time"]}
         finally:
             ending.close()
             container.listen(None)
             self._go_on(container, program)
-        end = await observed_end(container, running.report, ending.cause)
+        end = await observed_end(container, running.report, ending.cause, timeout_s)
         if end is None:
             raise OutcomeUnknown(f"{container.why_lost()}. {self._advice}{container.last_words()}")
         until = Until(time_for_files(timeout_s))

@@ -95,8 +95,8 @@ class ShellContainer(DockerContainer):
         if not self._take_files(payloads[0], order):
             return
         before, stdin = self._counters(), payloads[1] if len(payloads) > 1 else b""
-        self._say(STARTED)
         started, code = time.monotonic(), 0
+        self._say(STARTED)
         for number, words in enumerate(order["commands"]):
             out = OUT if number == len(order["commands"]) - 1 else ERR
             if self._is_killed:
@@ -110,14 +110,17 @@ class ShellContainer(DockerContainer):
             )
             if code:
                 break
-        wall_s, after = time.monotonic() - started, self._counters()
-        self._hand_files(order["disk_bytes"], lambda is_full: self._report(code, wall_s, before, after, is_full))
+        end = {"wall_s": time.monotonic() - started, "cause": "asked" if self._is_killed else ""}
+        after = self._counters()
+        self._hand_files(order["disk_bytes"], lambda is_full: self._report(code, end, before, after, is_full))
 
-    def _report(self, code: int, wall_s: float, before: tuple[int, int], after: tuple[int, int], is_full: bool) -> None:
+    def _report(
+        self, code: int, end: Mapping[str, object], before: tuple[int, int], after: tuple[int, int], is_full: bool
+    ) -> None:
         status = code - 128 if 128 < code <= 128 + _LAST_SIGNAL else (code & 0xFF) << 8
         self._say_json(
-            ENDED, wait_status=status, cause="", oom_kills=after[0] - before[0], pids_hits=after[1] - before[1],
-            full=is_full, wall_s=wall_s, cpu_user_s=None, cpu_system_s=None, peak_bytes=None,
+            ENDED, **end, wait_status=status, oom_kills=after[0] - before[0], pids_hits=after[1] - before[1],
+            full=is_full, cpu_user_s=None, cpu_system_s=None, peak_bytes=None,
         )  # fmt: skip
 
     def _hand_files(self, max_bytes: int, report: Callable[[bool], None]) -> None:
