@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType, ModuleType
 
-RETURN = dis.opmap["RETURN_VALUE"]  # before which Python hears no signal
+UNHEARD = {dis.opmap[name] for name in ("RETURN_VALUE", "NOP", "JUMP_FORWARD")}  # before which Python hears no signal
 
 
 class _InterruptAt:
@@ -21,7 +21,7 @@ class _InterruptAt:
         if frame.f_code.co_filename != self._file:
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] != RETURN:
+        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] not in UNHEARD:
             self.left -= 1
             if self.left == 0:
                 signal.raise_signal(signal.SIGINT)

@@ -18,7 +18,7 @@ from typing import Any
 
 import cloche
 from cloche.backends.drivers import BASH, JAVASCRIPT, Word
-from cloche.backends.living import AGAIN_S
+from cloche.backends.living import AGAIN_S, NOTHING
 
 DRIVERS = Path(cloche.__file__).parent / "interpreter"
 PROGRAMS = {"javascript": JAVASCRIPT, "bash": BASH}
@@ -77,7 +77,8 @@ class Driver:
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ, name)
         self.selector.register(self.answers, selectors.EVENT_READ, "link")
-        self.run_id = 0
+        self.run_id, self.has_signalled = 0, False
+        self.settled = Ran(done={})  # what came before the run that is next
         self.ready = self._await("ready").done
         if self.ready is END_OF_LINK:
             self.kill()
@@ -137,7 +138,16 @@ class Driver:
 
     def send(self, code: str) -> None:
         """Ask for a run from a thread of its own, as long code may have to wait for the driver."""
+        if self.has_signalled:  # as a caller does
+            self.has_signalled = False
+            number, self.run_id = self.run_id, NOTHING
+            self._send("")
+            self.settled = self._await("done")
+            self.run_id = number
         self.run_id += 1
+        self._send(code)
+
+    def _send(self, code: str) -> None:
         self.codec.renew()
         data = self.codec.encode_run(self.run_id, code)
         threading.Thread(target=self._send_all, args=(data,)).start()
@@ -150,6 +160,7 @@ class Driver:
 
     def interrupt(self, words: tuple[Word, ...] = ()) -> None:
         """Do what the helper does at `words`, or at those that a caller says first."""
+        self.has_signalled = True
         for _, body in words or self.stopping.first:
             send = os.killpg if body.get("to_group", True) else os.kill
             try:
@@ -158,7 +169,7 @@ class Driver:
                 pass  # it is gone, which the end of the link says better
 
     def _await(self, op: str, *, interrupt_at: bytes = b"", interrupt_after_s: float = 0.0) -> Ran:
-        ran = Ran(done={})
+        ran, self.settled = Ran(done={}, stdout=self.settled.stdout, stderr=self.settled.stderr), Ran(done={})
         begin = time.monotonic()
         interrupt_s, words = interrupt_after_s or math.inf, self.stopping.first
         while not ran.done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from tests.daemon import Daemon, open_daemon
 from tests.escape.hostile import LINGERING, OPTIONS
 from tests.integration import test_session_drivers as drivers
 from tests.integration import test_sessions as jail
+from tests.kin import children
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("settings_of_nobody")]
 
@@ -279,6 +281,20 @@ def test_a_container_that_is_killed_is_a_lost_state(docker: Daemon, session: Ses
         session.run("1")
     with pytest.raises(cloche.StartFailed, match="workspace is gone"):
         session.restart()
+
+
+def test_a_time_out_before_its_cell_began_is_for_that_cell(docker: Daemon, session: Session) -> None:
+    """The first process signals an interpreter that has not heard of its cell yet: it ends that one, not the next."""
+    (container,) = docker.containers()
+    (interpreter,) = children(int(docker.docker("inspect", "--format", "{{.State.Pid}}", container)))
+    jail.stop(interpreter)
+    code = f"{jail.TRACED['python']}\n{jail.ENDLESS['python']}"
+    wait = jail.in_a_thread(lambda: session.run(code, timeout=0.1))
+    jail.await_signal(interpreter, signal.SIGINT)
+    os.kill(interpreter, signal.SIGCONT)
+    result = wait()
+    assert (result.status, result.meta["state"], result.stdout) == ("timeout", "kept", "")
+    assert session.run(jail.TRACED["python"]).stdout == "begun\n"
 
 
 HOSTILE = {

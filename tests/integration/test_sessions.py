@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -244,6 +246,68 @@ def test_interrupted_from_another_thread(session: Session) -> None:
     assert (result.status, result.exit_code, result.meta["state"]) == ("signaled", 130, "kept")
     assert "KeyboardInterrupt" in result.stderr
     assert session.run("time.__name__").value == "time"
+
+
+IDENTIFIED = {
+    "python": "import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); os.getpid()",
+    "javascript": "process.pid",
+    "bash": "echo $$",
+}
+TRACED = {"python": "print('begun')", "javascript": "console.log('begun')", "bash": "echo begun"}
+
+ENDLESS = {"python": "while True: pass", "javascript": "for (;;) {}", "bash": "while :; do :; done"}
+
+
+@pytest.mark.toolchain
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize("way", ["interrupt", "time-out"])
+@pytest.mark.parametrize("language", TRACED)
+def test_an_interrupt_before_its_cell_began_is_for_that_cell(language: str, way: str, is_long: bool) -> None:
+    """An interpreter that is slow to hear of it, or has heard a part, ends it as it begins, and runs the next one."""
+    code = f"{TRACED[language]}\n{ENDLESS[language]}\n" + " " * (300_000 if is_long else 0)
+    status, timeout = ("signaled", 60) if way == "interrupt" else ("timeout", 0.2)
+    with cloche.Sandbox(level="process") as sandbox:
+        session = sandbox.session(language)
+        said = session.run(IDENTIFIED[language])
+        interpreter = int(said.value or said.stdout)
+        for _ in range(3):
+            begun = threading.Event()
+            stop(interpreter)
+            wait = in_a_thread(lambda set_=begun.set: session.run(code, timeout=timeout, on_event=lambda _: set_()))
+            assert begun.wait(60)
+            if way == "interrupt":
+                session.interrupt()
+            if not is_long:
+                await_signal(interpreter, signal.SIGURG if language == "bash" else signal.SIGINT)
+            os.kill(interpreter, signal.SIGCONT)
+            result = wait()
+            assert (result.status, result.meta["state"]) == (status, "kept")
+            if not is_long and language != "javascript":  # whose signals another thread hears than its cells
+                assert result.stdout == ""
+            assert session.run(TRACED[language]).stdout == "begun\n"
+
+
+def stop(process: int) -> None:
+    """Stop a process for good: its guard, which has it stand still for a look at files, may be about to wake it."""
+    while True:
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(0.1)
+        if told_of(process, "State:") == "T":
+            return
+
+
+def await_signal(process: int, number: int) -> None:
+    """Wait until a process that is stopped has a signal to hear."""
+    deadline = time.monotonic() + 10
+    while not int(told_of(process, "ShdPnd:"), 16) >> (number - 1) & 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def told_of(process: int, name: str) -> str:
+    """Return what the kernel tells of a process."""
+    words = Path(f"/proc/{process}/status").read_text().split()
+    return words[words.index(name) + 1]
 
 
 def test_interrupted_and_cancelled_from_another_task() -> None:

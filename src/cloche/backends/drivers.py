@@ -32,8 +32,6 @@ def _signal(number: int, *, to_group: bool) -> Word:
 _CTRL_C: Word = ("interrupt", {})
 # Told once: code may take its time to clean up after a KeyboardInterrupt.
 ONCE = Interrupt(first=(_CTRL_C,))
-# A driver that has not read its cell yet ignores an interrupt.
-UNTIL_HEARD = Interrupt(first=(_CTRL_C,), again=(_CTRL_C,))
 # Why not by Ctrl-C alone, says interpreter/session.sh.
 _BASH_FIRST = (_signal(signal.SIGURG, to_group=False), _signal(signal.SIGQUIT, to_group=True))
 AS_BASH_NEEDS = Interrupt(first=_BASH_FIRST, again=(*_BASH_FIRST, _CTRL_C))
@@ -68,7 +66,7 @@ JAVASCRIPT = Driver(
     program="node",
     options=("--expose-internals", "--no-force-async-hooks-checks"),
     new_codec=JsonCodec,
-    interrupt=UNTIL_HEARD,
+    interrupt=ONCE,
 )
 BASH = Driver(
     file_name="session.sh",

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
@@ -24,17 +25,19 @@ from cloche.core.told import MAX_VALUE_BYTES, is_small, read_output
 
 from .drivers import Interrupt, Word
 from .exchange import Exchange, Heard
+from .noting import noted
 from .saving import Changes
 from .waiting import finish
 
 INTERRUPT_PATIENCE_S = 3.0
 AGAIN_S = 0.5  # between one interrupt and the next, where one may not be enough
-HEARING_S = 0.02  # after which an interpreter has usually begun with a cell
 LONG_S = 0.01  # a cell that takes longer has its memory watched closely
 DRAIN_S = 0.3
 START_PATIENCE_S = 60.0
 INTERRUPTED = 130
+NOTHING = 0  # the number of a cell that is none: what is said before its answer was about the cell before it
 _OK = Verdict(status=Status.OK, exit_code=0)
+log = logging.getLogger("cloche.sessions")
 
 
 class LivingSession(ABC):
@@ -46,8 +49,10 @@ class LivingSession(ABC):
         self._turn = asyncio.Lock()
         self._cause: KillCause | None = None
         self._is_interrupted = self._is_running = self.is_closed = False
-        self._request_id, self._started = 0, 0.0
+        self._has_signalled = False  # since the interpreter last answered to nothing
+        self._request_id = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None  # to the cell that runs
+        self._sending: asyncio.Future[None] | None = None  # of a cell that the link had no room for
         self._verdict: Verdict | None = None
         self._slowness = 1.0  # how many times longer than usual all takes there, as far as patience goes
         self.start = "cold"
@@ -145,23 +150,47 @@ class LivingSession(ABC):
         async with self._turn:
             if not self.is_alive:
                 raise InvalidRequest(f"this session has ended{self._why()}; restart it, or open another one")
-            await self._prepare(code)
-            return await self._run(code, timeout_s, sink)
+            self._request_id += 1
+            self._cause, self._answer, self._sending = None, None, None
+            self._is_interrupted, self._is_running = False, True
+            try:
+                await self._prepare(code)
+                if self._has_signalled:
+                    await finish(self._settle())
+                return await self._run(code, timeout_s, sink)
+            finally:
+                self._is_running = False
+
+    async def _settle(self) -> None:
+        """Wait until the interpreter is done with what the last cell was to hear: an answer may cross an interrupt.
+
+        It answers to nothing after all signals that were sent before, and ignores those.
+        """
+        exchange, end = self._exchange, self._end
+        answer, sending = exchange.ask(NOTHING, "")
+        with noted(log, "a session does not answer, as its next cell will show", TimeoutError):
+            async with asyncio.timeout(INTERRUPT_PATIENCE_S * self._slowness):
+                if sending is not None:
+                    await sending
+                if end is not None and not answer.done():
+                    await _any_of(answer, end, exchange.lost)
+        self._has_signalled = False
 
     async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:
-        self._request_id += 1
-        self._cause, self._answer, self._is_interrupted, self._is_running = None, None, False, True
         exchange = self._exchange
         heard = exchange.begin(sink)
-        started = self._started = time.monotonic()
+        started = time.monotonic()
         try:
             sink(Started())
             answer, sending = exchange.ask(self._request_id, code)
             self._answer = answer
-            if sending is None and await self._comes_soon(answer, timeout_s):
+            self._sending = asyncio.ensure_future(sending) if sending is not None else None
+            if self._is_interrupted:
+                self._interrupt(None)
+            if self._sending is None and await self._comes_soon(answer, timeout_s):
                 frame: dict[str, Any] | None = answer.result()
             else:
-                frame = await self._outlast(answer, sending, started, timeout_s)
+                frame = await self._outlast(answer, started, timeout_s)
         finally:
             self._is_running = False
         duration = time.monotonic() - started
@@ -178,11 +207,7 @@ class LivingSession(ABC):
             raise
 
     async def _outlast(
-        self,
-        answer: asyncio.Future[dict[str, Any]],
-        sending: Awaitable[None] | None,
-        started: float,
-        timeout_s: float,
+        self, answer: asyncio.Future[dict[str, Any]], started: float, timeout_s: float
     ) -> dict[str, Any] | None:
         """Wait for the answer by the clock; None when the session has ended without one."""
         loop, passed_s = asyncio.get_running_loop(), time.monotonic() - started
@@ -191,8 +216,8 @@ class LivingSession(ABC):
             loop.call_later(timeout_s - passed_s, self._interrupt, KillCause.TIMEOUT),
         ]
         try:
-            if sending is not None:
-                await sending
+            if self._sending is not None:
+                await asyncio.shield(self._sending)  # what was sent in part would have to be sent in whole all the same
             return await self._wait_for(answer)
         except asyncio.CancelledError:
             await self._give_up(answer)
@@ -228,7 +253,7 @@ class LivingSession(ABC):
 
     def _on_flood(self) -> None:
         """Interrupt who says too much; who does so between two cells is killed."""
-        if self._is_running:
+        if self._is_running and self._answer is not None:
             self._cause = self._cause or KillCause.OUTPUT_LIMIT  # also of one that has been answered
             self._interrupt(KillCause.OUTPUT_LIMIT)
         else:
@@ -237,36 +262,27 @@ class LivingSession(ABC):
 
     def _is_at_work(self, request_id: int) -> bool:
         """Tell whether that cell runs and was not answered: who was held up hears first, and heeds clocks then."""
-        is_answered = self._answer is not None and self._answer.done()
-        return self._is_running and self._request_id == request_id and not is_answered
+        is_asked = self._answer is not None and not self._answer.done()
+        return self._is_running and self._request_id == request_id and is_asked
 
     def _interrupt(self, cause: KillCause | None) -> None:
         """Interrupt the cell, and kill the session if that does not help."""
         if not self._is_at_work(self._request_id):
             return
         self._cause = self._cause or cause
-        self._signal_soon()
+        request_id, words = self._request_id, self._interrupts.first
+        if self._sending is None or self._sending.done():
+            self._signal_all(request_id, words)
+        else:
+            self._sending.add_done_callback(lambda _: self._signal_all(request_id, words))
         patience_s = INTERRUPT_PATIENCE_S * self._slowness
         asyncio.get_running_loop().call_later(patience_s, self._lose_patience, self._request_id)
 
-    def _signal_soon(self) -> None:
-        """Interrupt a cell that the interpreter has heard of: before, an interrupt is for nothing, and ignored.
-
-        When that is, nobody says. So it is given a moment; and a cell that was young is interrupted once more, where
-        interrupts are not repeated anyway.
-        """
-        loop, age_s = asyncio.get_running_loop(), time.monotonic() - self._started
-        hearing_s, words = HEARING_S * self._slowness, self._interrupts
-        if age_s < hearing_s:
-            loop.call_later(hearing_s - age_s, self._signal_all, self._request_id, words.first)
-        else:
-            self._signal_all(self._request_id, words.first)
-        if age_s < AGAIN_S and not words.again:
-            loop.call_later(hearing_s + AGAIN_S, self._signal_all, self._request_id, words.first)
-
     def _signal_all(self, request_id: int, words: tuple[Word, ...]) -> None:
+        """Signal the interpreter, which has the cell on its link: it need not have begun with it."""
         if not words or not self._is_at_work(request_id):
             return
+        self._has_signalled = True
         for word in words:
             self._signal(word)
         asyncio.get_running_loop().call_later(AGAIN_S, self._signal_all, request_id, self._interrupts.again)
@@ -280,7 +296,9 @@ class LivingSession(ABC):
 
     async def interrupt(self) -> None:
         """Interrupt the cell that runs; see core.protocols.OpenSession."""
-        if self._is_at_work(self._request_id):
+        if self._is_running and self._answer is None:
+            self._is_interrupted = True  # as soon as it is sent
+        elif self._is_at_work(self._request_id):
             self._is_interrupted = True
             self._interrupt(None)
 

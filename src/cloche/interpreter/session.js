@@ -28,6 +28,7 @@ const MAX_SHOWN_PARTS = 24000; // lists, objects and members of all displays of 
 const [MAX_METADATA, MAX_METADATA_PARTS] = [64 * 1024, 1000];
 const FEW_PARTS = 32; // that the caller may count in any frame, since it does not look whether they stand in texts
 const [SIGINT, EXIT_BROKEN] = [2, 70];
+const NOTHING = 0; // the number of a run that is none: interrupts before it were for the one before
 const [DISPLAYS, FINISHED] = [0, 1]; // places in the shared memory: displays under way, runs that are over
 const INTERRUPTED = { exit_code: 1, error: { name: 'Interrupted', message: 'the run was interrupted', traceback: '' } };
 
@@ -44,6 +45,7 @@ function beDriver() {
   let [lastId, pings] = [0, 0];
   let ended = null; // what it came to, while the guest has its last turn
   let isAbandoned = false; // whether a run was declared over that the guest may go on with
+  let isEarly = false; // whether the next run was interrupted before it began
   let isLeaving = false;
   let wakeUp = null; // a timer, while a termination is under way
   let probe = null; // what to do when the guest answers, while it is asked whether it rests
@@ -65,7 +67,11 @@ function beDriver() {
     if (run !== null || wakeUp !== null || probe !== null || waiting.length === 0) return;
     if (isAbandoned) return ask((isBusy) => (isAbandoned = false) || (isBusy && stop({})));
     const { id, code } = waiting.shift();
+    const isInterrupted = isEarly;
+    isEarly = false;
     run = lastId = id;
+    if (id === NOTHING) return finish({});
+    if (isInterrupted) return finish(INTERRUPTED);
     tell({ op: 'run', id, code, finished: Atomics.load(workerData.shared, FINISHED) });
   };
   // Call back with whether the guest is too busy to answer.
@@ -97,7 +103,11 @@ function beDriver() {
     isAbandoned ||= ended === null;
     finish(ended ?? INTERRUPTED);
   };
-  listenForInterrupts(() => run !== null && wakeUp === null && probe === null && ask(settle));
+  // A run is on the link before it is interrupted, and what is there is read before signals are heard.
+  listenForInterrupts(() => {
+    if (run === null) isEarly = waiting.length > 0 || reader.isWithin();
+    else if (wakeUp === null && probe === null) ask(settle);
+  });
   const leave = () => {
     tell({ op: 'leave' });
     setTimeout(leave, PATIENCE_MS); // once more, if a termination strikes the receipt of this one
@@ -118,7 +128,8 @@ function beDriver() {
     },
   };
   parentPort.on('message', (message) => answers[message.op](message));
-  link.on('data', frameReader((message) => message.op === 'run' && waiting.push(message) && begin()));
+  const reader = frameReader((message) => message.op === 'run' && waiting.push(message) && begin());
+  link.on('data', reader.read);
   link.once('end', leave).on('error', () => {});
 }
 
@@ -133,7 +144,7 @@ function listenForInterrupts(interrupt) {
 
 function frameReader(receive) {
   let [pieces, missing] = [[], 4];
-  return (data) => {
+  const read = (data) => {
     pieces.push(data);
     missing -= data.length;
     while (missing <= 0) {
@@ -146,6 +157,7 @@ function frameReader(receive) {
       missing = 4 - pieces[0].length;
     }
   };
+  return { read, isWithin: () => pieces.some((piece) => piece.length > 0) };
 }
 
 // ------------------------------------------------------------------------------------------------ the guest's thread

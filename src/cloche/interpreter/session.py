@@ -36,6 +36,7 @@ MOST_REWRITES = 1000  # lines of one cell
 MOST_KEPT = 1000  # values in `Out`
 PLAIN = (int, float, complex, bool)
 INTERRUPTED = 130
+NOTHING = 0  # the number of a cell that is none, see backends/living.py
 ENOSPC, EUSERS = 28, 87
 TOO_DEEP = "namespaces that are nested as deep as the kernel lets them be; go on in a new session"
 
@@ -60,7 +61,7 @@ class Session:
         self._main, self._sender, self._is_late = _thread.get_ident(), 0, False
         self._waiting = select.poll()
         self._waiting.register(link, select.POLLIN)
-        self.is_running = False
+        self.is_running = self._is_hearing = self._is_early = False
         self.count = 0
         self.request_id = 0
         self.room = telling.Room()
@@ -84,10 +85,14 @@ class Session:
             request = self.receive()
             if request is None:
                 return
-            if request["op"] == "run":
+            if request["op"] == "run" and request["id"] == NOTHING:
+                self._is_hearing = self._is_early = False
+                self.send({"op": "done", "id": NOTHING})
+            elif request["op"] == "run":
                 self.request_id, self.files, self.room = request["id"], None, telling.Room()
                 self.send(self._answer(request["code"]))
             elif request["op"] == "fork":
+                self._is_hearing = self._is_early = False
                 self._fork(request)
             elif request["op"] == "keep":
                 _keep(request["path"], request["text"])
@@ -130,6 +135,7 @@ class Session:
             word = self.receive()
             if word is None:
                 os._exit(0)
+            self._is_hearing = self._is_early = False
             plan.take_input()
             pid = os.fork()
         except BaseException as error:
@@ -183,6 +189,7 @@ class Session:
         Who sleeps in `poll` is not woken, as in `read`, when the other end takes what was sent.
         """
         self._waiting.poll()
+        self._is_hearing = True
         head = self._read(4)
         body = self._read(int.from_bytes(head, "big")) if head is not None else None
         frame: dict[str, Any] | None = _from_json(body.decode()) if body is not None else None
@@ -202,10 +209,22 @@ class Session:
                 return data
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        """Interrupt a cell, when it has said what it says; between two there is nothing to interrupt."""
+        """Interrupt a cell, when it has said what it says, or as it begins; between two there is nothing to interrupt.
+
+        A cell is on the link before it is interrupted.
+        """
         self._is_late = self._sender == self._main
-        if self.is_running and not self._is_late:
+        if self._is_late:
+            return
+        if self.is_running:
             raise KeyboardInterrupt
+        self._is_early = self._is_early or self._is_hearing or self._has_come()
+
+    def _has_come(self) -> bool:
+        """Tell whether there is something on the link; not by the object that may be waiting, which is for one call."""
+        glance = select.poll()
+        glance.register(self.link, select.POLLIN)
+        return bool(glance.poll(0))
 
     def _answer(self, code: str) -> dict[str, Any]:
         """Run a cell and return the frame that ends it."""
@@ -239,8 +258,11 @@ class Session:
         self.history.append(code)
         _signal.signal(_signal.SIGINT, self._on_interrupt)
         try:
-            self.is_running = True
             try:
+                self.is_running = True
+                was_early, self._is_hearing, self._is_early = self._is_early, False, False
+                if was_early:
+                    raise KeyboardInterrupt
                 try:
                     cell.value = self._execute(code)
                     self._look_at(cell, code)
@@ -248,7 +270,9 @@ class Session:
                     self.display.flush_figures()
             finally:
                 self.is_running = False
+                _signal.signal(_signal.SIGINT, self._on_interrupt)  # whatever the cell has made of it
         except BaseException as error:
+            self.is_running = False  # also where a second interrupt came before that
             self._take_error(cell, error)
         return cell
 

@@ -17,7 +17,8 @@
 # may take it for the child's affair, or, once in a hundred when the children are many and short, be caught by it between
 # two handlers and be lost. Surer is SIGURG to the shell alone, which everything else ignores by default, and SIGQUIT to the
 # group, which the shell and its background jobs ignore. Only what ignores SIGQUIT, as a Bash script does, needs SIGINT
-# after that. An interrupt that comes while no run goes on, or before the shell has read it, is ignored.
+# after that. A SIGURG that comes when a run is on the link, but has not begun, ends that one as it begins; what was meant
+# for the run before is over with the run number 0, which is none. Between two runs interrupts are ignored.
 
 if [[ $- != *i* ]]; then
   # The given ones may have the numbers that are wanted for another: they are moved away first, to 10 and up.
@@ -34,6 +35,7 @@ set +o history +H +m -E
 shopt -s extglob # a run is read as a whole, so it could not switch this on for itself
 IGNOREEOF=1000000000
 __cloche_file=${BASH_SOURCE[0]} __cloche_id= __cloche_is_running= __cloche_status=
+__cloche_is_hearing= __cloche_is_early=
 __cloche_last=0 __cloche_code= __cloche_options=
 BASH_ARGV0=/dev/stdin
 
@@ -114,11 +116,17 @@ __cloche_next() {
   builtin exec 0<<<''
   __cloche_code=
   builtin read -r -u 60 id length || __cloche_leave 0
+  __cloche_is_hearing=1
   IFS=
   ((length == 0)) || builtin read -r -N "$length" -u 60 __cloche_code || __cloche_leave 0
   __cloche_id=$id
   __cloche_heed
-  __cloche_is_running=1
+  __cloche_is_running=1 __cloche_is_hearing=
+  ((id != 0)) || __cloche_is_early=
+  if [[ $__cloche_is_early ]]; then
+    __cloche_is_early=
+    __cloche_abort 130
+  fi
 }
 
 # Options come last: under some of them the rest could not be restored.
@@ -137,7 +145,12 @@ __cloche_restart() {
 }
 
 trap __cloche_failed ERR
-trap '[[ -z $__cloche_is_running ]] || { __cloche_status=130; builtin kill -INT $$; }' URG
+trap 'if [[ $__cloche_is_running ]]; then
+  __cloche_status=130
+  builtin kill -INT $$
+elif [[ $__cloche_is_hearing ]] || builtin read -t 0 -u 60; then
+  __cloche_is_early=1
+fi' URG
 trap '__cloche_status=$? __cloche_options=$-; [[ $BASHPID == "$$" ]] && { : >&59; } 2>/dev/null && __cloche_restart' EXIT
 readonly PROMPT_COMMAND='__cloche_next
 builtin source /dev/stdin <<<"{ { exec </dev/null; __cloche_return $__cloche_last && :; } 2>/dev/null; $__cloche_code

@@ -56,7 +56,7 @@ class LocalSession(LivingSession):
         self._node = Node(ORIGIN, None, self._new_dialogue(), sandbox.workspace, is_fork=False)
         self._node.is_runner = True
         self._checkpoints: dict[str, Node] = {}
-        self._has_signalled = self._was_given_fonts = False
+        self._was_given_fonts = False
 
     def _new_dialogue(self) -> Dialogue:
         return Dialogue(self._limits, self._program.new_codec(), self._on_flood)
@@ -96,13 +96,9 @@ class LocalSession(LivingSession):
                 await asyncio.wait_for(sending, NOTED_S)
 
     async def _await_signals(self, family: Family) -> None:
-        """Wait until the helper has sent what the last cell was to hear: an answer may cross an interrupt.
-
-        It takes words in order, and an idle interpreter ignores interrupts; the next cell would not.
-        """
+        """Wait until the helper, which takes words in order, has sent what the last cell was to hear."""
         with noted(log, "a session's helper does not answer, as its next cell will show", OSError, TimeoutError):
             await asyncio.wait_for(family.connection.ask("echo"), NOTED_S)
-        self._has_signalled = False
 
     async def _go_on(self) -> None:
         """Go on where this session goes on after a fork."""
@@ -142,7 +138,6 @@ class LocalSession(LivingSession):
 
     def _signal(self, word: Word) -> None:
         tag, body = word
-        self._has_signalled = True
         self._tell(tag, node=self._node.number, **body)
 
     def _kill(self) -> None:

@@ -1,0 +1,76 @@
+"""Interrupts of a session's interpreter at any moment, each in its own process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import pytest
+
+from cloche.backends.living import NOTHING
+from cloche.core.frames import FrameReader, encode
+from cloche.interpreter import session as module
+from tests.interrupts import interrupted
+
+STEP = 3  # between the instructions that are tried
+UNREADY, READY, FIRST, SECOND = -2, -1, 1, 2
+
+
+def serve(number: int) -> bool:
+    """Serve two cells with nothing between them, as after an interrupt, and check what one at an instruction ends.
+
+    Tells whether there were as many instructions.
+    """
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    ran: list[int] = []
+    cells, sent = [FIRST, NOTHING, SECOND], [UNREADY]
+    session = module.Session(theirs.fileno(), writing, {"ran": ran})
+    on_interrupt, heard = session._on_interrupt, []
+
+    def note(signum: int, frame: Any) -> None:
+        heard.append((sent[-1], list(ran)))
+        on_interrupt(signum, frame)
+
+    def send(frame: dict[str, Any]) -> None:
+        module.Session.send(session, frame)
+        sent.append(frame.get("id", READY))
+        if cells:
+            cell = cells.pop(0)
+            ours.sendall(encode({"op": "run", "id": cell, "code": f"ran.append({cell})" if cell else ""}))
+        else:
+            ours.shutdown(socket.SHUT_WR)
+
+    session._on_interrupt, session.send = note, send  # type: ignore[method-assign]
+    were_enough, was_raised = interrupted(module, number, session.serve)
+    os.close(writing)
+    with open(reading, "rb") as answers:
+        told = {frame["id"]: frame for frame in FrameReader().feed(answers.read()) if frame["op"] == "done"}
+    for end in (ours, theirs):
+        end.close()
+    assert not was_raised
+    assert told.keys() == {FIRST, NOTHING, SECOND}
+    codes = told[FIRST]["exit_code"], told[SECOND]["exit_code"]
+    last, before = heard[0] if heard else (SECOND, [])
+    if last == READY and not before:  # the first cell has not begun
+        assert (codes, ran) == ((130, 0), [SECOND])
+    elif last in (UNREADY, READY):
+        assert (codes[1], ran) == (0, [FIRST, SECOND])
+    elif last == FIRST:  # what is heard now was for that one
+        assert (codes, ran) == ((0, 0), [FIRST, SECOND])
+    elif last == NOTHING and before == [FIRST]:
+        assert (codes, ran) == ((0, 130), [FIRST])
+    return were_enough
+
+
+def test_an_interrupt_is_for_the_cell_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any instruction: one that comes before its cell has begun ends that, and none is for the next one."""
+    monkeypatch.setattr(sys, "displayhook", sys.displayhook)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    number = 1
+    while serve(number):
+        number += STEP
+    assert number > 100
