@@ -355,7 +355,7 @@ def backends(as_json: AsJson = False) -> None:
 def gc(as_json: AsJson = False) -> None:
     """Remove what dead processes left behind.
 
-    Containers, workspaces and control groups.
+    Containers, workspaces, their folders and control groups.
     """
 
     def work() -> int:

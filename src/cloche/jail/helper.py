@@ -240,7 +240,9 @@ class Helper:
             from .workfolder import WorkFolder
 
             self.folder = WorkFolder(spec.folder, spec.workspace, spec.tmp, owner)
-            if not spec.shares_folder:
+            if spec.shares_folder:
+                self.folder.hold()
+            else:
                 self.folder.create()
         self.is_open = True
 

@@ -30,7 +30,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "landlock_restrict_self": 446,
         "waitid": 247, "process_madvise": 440, "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240,
         "exit_group": 231, "sched_setscheduler": 144, "set_robust_list": 273, "get_robust_list": 274, "setfsuid": 122,
-        "capget": 125, "fcntl": 72,
+        "capget": 125, "fcntl": 72, "flock": 73,
     },
     "aarch64": {
         "write": 64, "close": 57, "mmap": 222, "ioctl": 29, "dup3": 24, "socket": 198, "sendmsg": 211, "recvmsg": 212,
@@ -45,7 +45,7 @@ NUMBERS: dict[str, dict[str, int]] = {
         "landlock_add_rule": 445,
         "landlock_restrict_self": 446, "waitid": 95, "process_madvise": 440, "shmget": 194, "semget": 190,
         "msgget": 186, "mq_open": 180, "exit_group": 94, "sched_setscheduler": 119, "set_robust_list": 99,
-        "get_robust_list": 100, "setfsuid": 151, "capget": 90, "fcntl": 25,
+        "get_robust_list": 100, "setfsuid": 151, "capget": 90, "fcntl": 25, "flock": 32,
     },
 }  # fmt: skip
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from time import monotonic
+from time import monotonic, sleep
+
+from .syscalls import call
 
 CHECK_EVERY = 5
 ENAMETOOLONG = 36
@@ -11,6 +13,9 @@ BEYOND_MEASURE = 1 << 62
 RENEWAL_S = 10.0
 MOST_ROUNDS = 200_000  # one removes a level of every tree; more than a disk limit's inodes allow
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+LOCK_SH, LOCK_NB = 1, 4
+EAGAIN, ENOENT = 11, 2
+MOST_TRIES = 100
 PASSABLE = 0o711  # whoever knows a name below may go there; nobody may look around
 
 
@@ -27,10 +32,34 @@ class WorkFolder:
     def create(self) -> None:
         """Make the folders, readable by the guest alone. An existing folder is an error: somebody else's."""
         os.mkdir(self.folder, 0o700)
+        for _ in range(MOST_TRIES):
+            if self.hold():
+                break
+            sleep(0.01)  # `cloche gc` has taken it for one that was left, and removes it
+            try:
+                os.mkdir(self.folder, 0o700)
+            except FileExistsError:
+                pass
         if self.owner is not None:
             os.chmod(self.folder, PASSABLE)
         for path in (self.workspace, self.tmp):
             self._make(path)
+
+    def hold(self) -> bool:
+        """Lock the folder until this process ends, so that nobody takes it for left; False where it is gone."""
+        try:
+            held = os.open(self.folder, _DIRECTORY)
+        except FileNotFoundError:
+            return False
+        try:
+            call("flock", held, LOCK_SH | LOCK_NB)
+            if os.path.samestat(os.fstat(held), os.lstat(self.folder)):
+                return True
+        except OSError as error:
+            if error.errno not in (EAGAIN, ENOENT):
+                raise
+        os.close(held)
+        return False
 
     def _make(self, path: str) -> None:
         os.mkdir(path, 0o700)

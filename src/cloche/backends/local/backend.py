@@ -18,6 +18,7 @@ from ..drivers import DRIVERS
 from ..groups import remove_groups
 from ..host import Host, measure_host, namespace_remedy
 from ..toolchain import Toolchain, find_toolchain
+from .left_folders import remove_folders
 from .measures import measures
 from .plan import KIND
 from .sandbox import LocalOpenSandbox
@@ -112,8 +113,9 @@ class LocalBackend:
         close_pools()
 
     def clear(self) -> list[str]:
-        """Remove the empty control groups of processes that are dead; return a line for each."""
-        return [f"control group {name}" for name in remove_groups(self._host(), KIND)]
+        """Remove the empty control groups and the folders of processes that are dead; return a line for each."""
+        groups = [f"control group {name}" for name in remove_groups(self._host(), KIND)]
+        return [*groups, *(f"folder {path}" for path in remove_folders())]
 
     def _host(self) -> Host:
         host = measure_host()

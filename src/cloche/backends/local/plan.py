@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
-import tempfile
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +19,7 @@ from cloche.jail.ucounts import amounts as ucounts
 from .. import layout
 from ..groups import group_name
 from ..host import Host
+from .left_folders import new_folder
 
 # The range of outside ids: above what distributions and systemd give out, below 2^31.
 OUTSIDE_IDS = (1_900_000_000, 100_000)
@@ -64,7 +63,7 @@ def choose_places(level: Level) -> Places:
     """Return fixed places at level jail, and a new folder of the host below it."""
     if level is Level.JAIL:
         return INSIDE
-    folder = os.path.join(tempfile.gettempdir(), f"cloche-{os.getpid()}-{secrets.token_hex(6)}")
+    folder = new_folder()
     return Places(workspace=f"{folder}/workspace", tmp=f"{folder}/tmp", folder=folder)
 
 
