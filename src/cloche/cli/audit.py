@@ -274,7 +274,8 @@ def remove_kept(
     size = parse_size(keep_size, name="--keep-size") if keep_size else settings.audit_keep_bytes
     if age_s is None and size is None:
         raise InvalidRequest(
-            "nothing says what has to go: give --older-than or --keep-size, or set audit_keep_age or audit_keep_size"
+            "nothing says what has to go, as audit_keep_age and audit_keep_size are none: give --older-than or "
+            "--keep-size"
         )
     log = audit.Audit(folder_of(folder, config))
     found = prune(log, most_age_s=age_s, most_bytes=size, is_trial=is_trial)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -60,6 +61,7 @@ _EXACT = frozenset(
     }
 )
 _NUMBERS = (int, float, bool)
+LOOK_AGAIN_S = 60.0  # whether it is time to prune
 
 log = logging.getLogger("cloche.audit")
 _acting: ContextVar[Mapping[str, Any]] = ContextVar("cloche_audit_acting", default={})  # noqa: B039 - never changed
@@ -69,6 +71,7 @@ _door: str | None = None
 class Audit:
     """Record events in a folder. `keep` names what is kept beside their hashes: `code`, `output`.
 
+    What is kept is pruned by itself now and then, in a thread: by age in seconds and by size, where these are given.
     Of `bounds`, `file_bytes` is the size from which on a file is full, `most_files` how many full ones are kept.
     """
 
@@ -77,10 +80,14 @@ class Audit:
         folder: str,
         *,
         keep: Sequence[str] = (),
+        keep_age_s: float | None = None,
+        keep_bytes: int | None = None,
         **bounds: int,
     ) -> None:
         self.folder = os.fspath(folder)
         self.keep = tuple(keep)
+        self._keep_age_s, self._keep_bytes = keep_age_s, keep_bytes
+        self._prune_at = 0.0  # on the monotonic clock
         self._bounds = bounds
         from .audit_file import append
         from .redaction import Redactor
@@ -122,7 +129,13 @@ class Audit:
         data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
         from .audit_artifacts import store
 
-        return store(self.folder, redactor.data(data))
+        digest = store(self.folder, redactor.data(data))
+        if time.monotonic() >= self._prune_at and not (self._keep_age_s is None and self._keep_bytes is None):
+            self._prune_at = time.monotonic() + LOOK_AGAIN_S
+            from .audit_pruning import begin
+
+            begin(self, most_age_s=self._keep_age_s, most_bytes=self._keep_bytes)
+        return digest
 
     def head(self) -> Link | None:
         """Return number and hash of the last event; kept elsewhere, it shows when events were cut off."""
@@ -160,12 +173,13 @@ def audit_for(settings: Settings) -> Audit | None:
     """Return the log that these settings ask for; None where it is off."""
     if not (settings.audit if settings.audit is not None else _door is not None):
         return None
-    return _audit_in(settings.audit_folder or default_folder(), settings.audit_keep)
+    folder = settings.audit_folder or default_folder()
+    return _audit_in(folder, settings.audit_keep, settings.audit_keep_age_s, settings.audit_keep_bytes)
 
 
 @lru_cache(maxsize=16)
-def _audit_in(folder: str, keep: tuple[str, ...]) -> Audit:
-    return Audit(folder, keep=keep)
+def _audit_in(folder: str, keep: tuple[str, ...], keep_age_s: float | None, keep_bytes: int | None) -> Audit:
+    return Audit(folder, keep=keep, keep_age_s=keep_age_s, keep_bytes=keep_bytes)
 
 
 def default_folder() -> str:

@@ -4,14 +4,20 @@ Theory of operation: the event `removal` comes first, so that a crash leaves at 
 and the next time removes it. Only regular files of ours that are called by a hash are touched, each by its name in an
 open folder: links, hard ones too, are neither followed nor removed. What came within the last minute stays, see
 `audit_artifacts`.
+
+By itself, who keeps something does that once an hour, whichever process comes first: in a thread, with so much work at
+most, a few files under one lock, from another place each time. What is too much at once is gone on with a minute later.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import random
 import re
 import stat
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,11 +29,18 @@ from cloche.core.errors import AuditFailed
 from .audit import Audit
 from .audit_artifacts import FOLDER
 from .audit_chain import MOST_ITEMS, REMOVAL
-from .audit_file import PATIENCE_S, failure, lock, opened_below, opened_folder
+from .audit_file import PATIENCE_S, failure, lock, opened_below, opened_file, opened_folder
 
 YOUNG_S = 60.0
 MOST_ODD = 20  # that are named
 UNFINISHED_S = 24 * 3600.0  # a write that was not finished by then never will be
+STAMP = f"{FOLDER}.pruned"  # beside the log; its time says when that was done last
+EVERY_S = 3600.0
+WORK_S = 1.0
+MOST_SEEN = 50_000
+FEW = 64
+log = logging.getLogger("cloche.audit")
+THREAD = "cloche-audit-prune"
 _PLACE = re.compile(r"[0-9a-f]{2}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{12}")
@@ -42,6 +55,15 @@ class Artifact:
     size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Say how much is done at once: until when (on the monotonic clock), how many files are looked at and locked."""
+
+    until: float
+    most_seen: int = MOST_SEEN
+    at_once: int = FEW
+
+
 @dataclass(slots=True, kw_only=True)
 class Pruned:
     """Say what was removed, what is left, and what is in the way: files that are no artifacts of ours."""
@@ -51,28 +73,74 @@ class Pruned:
     left: int = 0
     left_bytes: int = 0
     odd: list[str] = field(default_factory=list)  # some of them
+    is_cut: bool = False  # whether bounds ended it
+
+
+def begin(audit: Audit, *, most_age_s: float | None, most_bytes: int | None) -> None:
+    """Prune in a thread, if it is time; a process that ends waits for that."""
+
+    def work() -> None:
+        try:
+            prune_when_due(audit, most_age_s=most_age_s, most_bytes=most_bytes)
+        except (AuditFailed, OSError) as error:
+            log.warning("what is kept beside the audit log is not pruned: %s", error)
+
+    try:
+        threading.Thread(target=work, name=THREAD, daemon=False).start()
+    except RuntimeError as error:  # there are too many, or the process is at its end
+        log.debug("what is kept beside the audit log is pruned another time: %s", error)
+
+
+def prune_when_due(
+    audit: Audit, *, most_age_s: float | None, most_bytes: int | None, bounds: Bounds | None = None
+) -> Pruned | None:
+    """Prune a little, unless any process has done so within the last hour, or is at it. Raises AuditFailed."""
+    flags = os.O_RDWR | os.O_CREAT
+    with opened_folder(audit.folder, create=False) as at, opened_file(at, STAMP, audit.folder, flags=flags) as stamp:
+        try:
+            fcntl.flock(stamp, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        facts = os.fstat(stamp)
+        if facts.st_size and 0 <= time.time() - facts.st_mtime < EVERY_S:
+            return None
+        bounds = bounds or Bounds(until=time.monotonic() + WORK_S)
+        pruned = prune(audit, most_age_s=most_age_s, most_bytes=most_bytes, bounds=bounds)
+        os.ftruncate(stamp, int(not pruned.is_cut))
+        os.utime(stamp)
+        return pruned
 
 
 def prune(
-    audit: Audit, *, most_age_s: float | None = None, most_bytes: int | None = None, is_trial: bool = False
+    audit: Audit,
+    *,
+    most_age_s: float | None = None,
+    most_bytes: int | None = None,
+    is_trial: bool = False,
+    bounds: Bounds | None = None,
 ) -> Pruned:
     """Remove what came last before that age, and the oldest until the rest is no larger; say so in the log first.
 
-    With `is_trial` nothing is removed. Raises AuditFailed, with nothing removed that no event names.
+    With `is_trial` nothing is removed; `bounds` end it early, with what was seen until then. Raises AuditFailed, with
+    nothing removed that no event names.
     """
     pruned = Pruned()
     place = f"{audit.folder}/{FOLDER}"
     try:
         with opened_folder(audit.folder, create=False), opened_folder(place, create=False) as at:
-            found = sorted(_artifacts(at, place, pruned, is_trial=is_trial), key=lambda one: one.time_ns)
+            all_of_them = _artifacts(at, place, pruned, is_trial=is_trial, is_shuffled=bounds is not None)
+            found = sorted(_within(bounds, all_of_them, pruned), key=lambda one: one.time_ns)
             chosen = chosen_of(found, now_s=time.time(), most_age_s=most_age_s, most_bytes=most_bytes)
             pruned.left, pruned.left_bytes = len(found), sum(one.size for one in found)
             batches = iter(chosen)
-            while batch := list(islice(batches, MOST_ITEMS)):
+            while batch := list(islice(batches, bounds.at_once if bounds else MOST_ITEMS)):
                 gone = batch if is_trial else _remove(audit, at, place, batch)
                 size = sum(one.size for one in gone)
                 pruned.removed, pruned.removed_bytes = pruned.removed + len(gone), pruned.removed_bytes + size
                 pruned.left, pruned.left_bytes = pruned.left - len(gone), pruned.left_bytes - size
+                if bounds is not None and time.monotonic() > bounds.until:
+                    pruned.is_cut = True
+                    break
     except FileNotFoundError:
         return pruned
     except OSError as error:
@@ -97,8 +165,18 @@ def chosen_of(
     return chosen
 
 
-def _artifacts(at: int, place: str, pruned: Pruned, *, is_trial: bool) -> Iterator[Artifact]:
-    for name in sorted(os.listdir(at)):
+def _within(bounds: Bounds | None, found: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
+    """Yield what may be looked at."""
+    for number, one in enumerate(found):
+        if bounds is not None and (number >= bounds.most_seen or time.monotonic() > bounds.until):
+            pruned.is_cut = True
+            return
+        yield one
+
+
+def _artifacts(at: int, place: str, pruned: Pruned, *, is_trial: bool, is_shuffled: bool) -> Iterator[Artifact]:
+    names = sorted(os.listdir(at))
+    for name in random.sample(names, len(names)) if is_shuffled else names:
         if not _PLACE.fullmatch(name):
             _note(pruned, f"{place}/{name}")
             continue

@@ -31,7 +31,7 @@ def _defaults() -> Layer:
     values |= {word: getattr(policy, word) for word in (*POLICY_WORDS, "network", "require_level")}
     values |= {"backend": "local", "prefer": "strongest", "tier": None, "preset": None}
     values |= {"audit": None, "audit_folder": None}
-    values |= {"audit_keep": (), "audit_keep_age": None, "audit_keep_size": None}
+    values |= {"audit_keep": (), "audit_keep_age": 30 * 24 * 3600.0, "audit_keep_size": 1 << 30}
     values |= config_autofix.defaults()
     values["skill_path"] = ()
     return MappingProxyType({word: Wish(value=v, origin="default", key=word) for word, v in values.items()})

@@ -13,17 +13,18 @@ import pytest
 
 from cloche.core.errors import AuditFailed, InvalidRequest
 from cloche.runtime import audit_artifacts, audit_pruning
-from cloche.runtime.audit import Audit
+from cloche.runtime.audit import Audit, audit_for
 from cloche.runtime.audit_artifacts import load
-from cloche.runtime.audit_pruning import Artifact, chosen_of, prune
+from cloche.runtime.audit_pruning import Artifact, Bounds, chosen_of, prune, prune_when_due
 from cloche.runtime.audit_reading import verify
 from cloche.runtime.redaction import Redactor
-from cloche.runtime.settings import load_settings
+from cloche.runtime.settings import Settings, load_settings
 from tests.audits import cloche as call
 from tests.audits import lines_of
 
 NOBODYS = Redactor({}, environ={})
 DAY_S = 24 * 3600.0
+FEW = Bounds(until=float("inf"), most_seen=8, at_once=3)
 
 
 @pytest.fixture
@@ -217,12 +218,77 @@ def test_the_choice() -> None:
     assert chosen(most_bytes=1) == chosen(most_age_s=1) == 3
 
 
+def test_what_is_too_old_goes_by_itself_once_an_hour(audit: Audit) -> None:
+    """Who keeps something prunes beside that, in any process; the log says so, and nobody waits for it."""
+    settings = Settings(
+        audit=True,
+        audit_folder=audit.folder,
+        audit_keep=("code",),
+        audit_keep_age_s=30 * DAY_S,
+        audit_keep_bytes=1 << 30,
+    )
+    audit_for.__globals__["_audit_in"].cache_clear()
+    stamp = Path(audit.folder) / audit_pruning.STAMP
+    for is_due in (True, False, True):
+        old = keep(audit, f"old {is_due}", age_s=40 * DAY_S)
+        if stamp.exists() and is_due:
+            os.utime(stamp, (0, time.time() - 2 * audit_pruning.EVERY_S))
+        ours = audit_for(settings)
+        assert ours is not None
+        ours._prune_at = 0.0
+        new = keep(ours, "new")
+        for thread in threading.enumerate():
+            if thread.name == audit_pruning.THREAD:
+                thread.join()
+        assert (load(audit.folder, old) is None, load(audit.folder, new)) == (is_due, b"new")
+    found = verify(audit.folder)
+    assert (found.is_whole, found.removed) == (True, 3)
+
+
+def test_little_is_done_at_once_until_all_is_done(audit: Audit) -> None:
+    """So many files at most are looked at, and fewer are locked; the next one goes on without waiting for its hour."""
+    for number in range(20):
+        keep(audit, f"old {number}", age_s=40 * DAY_S)
+    rounds = []
+    while (pruned := prune_when_due(audit, most_age_s=DAY_S, most_bytes=None, bounds=FEW)) is not None:
+        rounds.append((pruned.removed, pruned.is_cut))
+    assert rounds == [(8, True), (8, True), (4, False)]
+    events = [json.loads(line) for line in lines_of(Path(audit.folder))]
+    assert [event["count"] for event in events if event["kind"] == "removal"] == [3, 3, 2, 3, 3, 2, 3, 1]
+    assert verify(audit.folder).is_whole
+
+
+def test_one_prunes_at_a_time_whichever_process(audit: Audit) -> None:
+    """Who comes meanwhile goes on at once; a link in place of what they meet at is refused, and not followed."""
+    old, stamp = keep(audit, "old", age_s=40 * DAY_S), Path(audit.folder) / audit_pruning.STAMP
+    stamp.touch(0o600)
+    with open(stamp) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert prune_when_due(audit, most_age_s=DAY_S, most_bytes=None) is None
+    stamp.unlink()
+    stamp.symlink_to("/dev/null")
+    with pytest.raises(AuditFailed, match="symbolic link"):
+        prune_when_due(audit, most_age_s=DAY_S, most_bytes=None)
+    assert load(audit.folder, old) == b"old"
+
+
+def test_rules_hold_unless_they_are_switched_off(tmp_path: Path) -> None:
+    """Thirty days and a gibibyte; `none` is for ever."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("sandbox: {}\n")
+    settings = load_settings({"config": str(mine)})
+    assert (settings.audit_keep_age_s, settings.audit_keep_bytes) == (30 * DAY_S, 1 << 30)
+    mine.write_text("sandbox: {audit_keep_age: none, audit_keep_size: none}\n")
+    settings = load_settings({"config": str(mine)})
+    assert (settings.audit_keep_age_s, settings.audit_keep_bytes) == (None, None)
+
+
 def test_the_command_prunes_by_options_and_by_configuration(audit: Audit, tmp_path: Path) -> None:
     """Options win; a key that makes no sense is named with its file; without a rule nothing is removed."""
     old, older = keep(audit, "old", age_s=2 * DAY_S), keep(audit, "older", age_s=4 * DAY_S)
     words = ("audit", "prune", "--folder", audit.folder)
     empty = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "none")}
-    refused = call(*words, **empty)
+    refused = call(*words, CLOCHE_AUDIT_KEEP_AGE="none", CLOCHE_AUDIT_KEEP_SIZE="none", **empty)
     assert (refused.returncode, "--older-than" in refused.stderr, "audit_keep_age" in refused.stderr) == (2, True, True)
     assert call(*words, "--dry-run", CLOCHE_AUDIT_KEEP_AGE="3d", **empty).stdout.startswith("1 (5B) would be removed")
     assert call(*words, CLOCHE_AUDIT_KEEP_AGE="3d", **empty).stdout == "1 (5B) removed, 1 (3B) left\n"
