@@ -74,7 +74,7 @@ def _move_on(seconds: float) -> None:
 
 
 async def _clone(dialogue: _Dialogue) -> Node:
-    spec = cast("Spec", type("_Spec", (), {"cgroup": None, "mounts": []})())
+    spec = cast("Spec", type("_Spec", (), {"cgroup": None, "mounts": [], "workspace": "/workspace"})())
     first = Node(ORIGIN, None, cast("Dialogue", _Dialogue()), Workspace(Limits(), ""), is_fork=False)
     family = Family(cast("Connection", _Connection()), spec, first)
     family._rehousing = {}
