@@ -25,12 +25,12 @@ Generated from the docstrings by `scripts/api_reference.py`; the narrative is in
 [design](design.md).
 """
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Running code": ("run", "arun", "Sandbox", "AsyncSandbox"),
+    "Running code": ("run", "arun", "run_python_code", "Sandbox", "AsyncSandbox"),
     "Sandboxes chosen by settings": ("get_sandbox", "CodeSandbox", "LocalSandbox", "DockerSandbox", "E2BSandbox"),
     "Results": ("Result", "ExecutionResult", "Status"),
     "Limits and levels": ("Limits", "Level"),
     "Errors": (
-        "ClocheError", "InvalidRequest", "PolicyDenied", "ApprovalRequired", "ApprovalDenied", "BackendUnavailable",
+        "ClocheError", "InvalidRequest", "PolicyDenied", "ApprovalDenied", "BackendUnavailable",
         "StartFailed", "OutcomeUnknown", "InternalError", "SandboxFileError",
     ),
 }  # fmt: skip

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers take it for true; importing typing would cost more than all the rest
 if TYPE_CHECKING:
+    from .agent.functions import run_python_code
     from .core.errors import (
         ApprovalDenied,
-        ApprovalRequired,
         BackendUnavailable,
         ClocheError,
         InternalError,
@@ -48,7 +48,6 @@ _HOMES = {
     "ClocheError": "core.errors",
     "InvalidRequest": "core.errors",
     "PolicyDenied": "core.errors",
-    "ApprovalRequired": "core.errors",
     "ApprovalDenied": "core.errors",
     "BackendUnavailable": "core.errors",
     "StartFailed": "core.errors",
@@ -56,11 +55,11 @@ _HOMES = {
     "InternalError": "core.errors",
     "SandboxFileError": "core.errors",
     "placement": "core.placement",
+    "run_python_code": "agent.functions",
 }
 
 __all__ = [
     "ApprovalDenied",
-    "ApprovalRequired",
     "AsyncSandbox",
     "BackendUnavailable",
     "ClocheError",
@@ -85,6 +84,7 @@ __all__ = [
     "get_sandbox",
     "placement",
     "run",
+    "run_python_code",
 ]
 
 

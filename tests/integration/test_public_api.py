@@ -277,3 +277,24 @@ def test_full_output_can_be_spilled(tmp_path: Path) -> None:
     assert (tmp_path / "full" / "stdout.txt").read_text() == "a" * 300_000 + "\n"
     assert (tmp_path / "full" / "stderr.txt").read_text() == "b\n"
     assert result.meta["spilled"]["stdout"] == str(tmp_path / "full" / "stdout.txt")
+
+
+def test_run_python_code_is_a_function_whose_text_a_model_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output, else `Error (exit_code=N): `, standard error and a hint, bounded; refusals are text (R6)."""
+    assert cloche.run_python_code("print('one'); print(2)") == "one\n2\n"
+    assert cloche.run_python_code("import sys; print('why', file=sys.stderr); sys.exit(3)").startswith(
+        "Error (exit_code=3): why\n"
+    )
+    late = cloche.run_python_code("while True: pass", 1)
+    assert late.startswith("Error (exit_code=-1): Execution timed out")
+    assert late.endswith("after 1 s; split the work or raise timeout.")
+    assert len(cloche.run_python_code("print('x' * 60_000)")) < 9_000
+    assert asyncio.run(asyncio.to_thread(cloche.run_python_code, "print(1)")) == "1\n"
+    with pytest.raises(cloche.InvalidRequest, match="timeout"):
+        cloche.run_python_code("print(1)", timeout=0)
+    monkeypatch.setenv("CLOCHE_SCREEN", "block")
+    assert cloche.run_python_code("import socket").startswith("Error (PolicyDenied): the screen refuses this code")
+    monkeypatch.setenv("SANDBOX_TYPE", "docker")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
+    with pytest.raises(cloche.BackendUnavailable, match="docker"):
+        cloche.run_python_code("print(1)")

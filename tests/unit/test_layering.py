@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": CORE | MECHANISM,
     "storage": BELOW_RUNTIME,
     "runtime": BELOW_RUNTIME,
-    "agent": BELOW_AGENT,
+    "agent": BELOW_AGENT | {"sync"},
     "records": BELOW_AGENT,
     "server": BELOW_DOORS,
     "cli": BELOW_DOORS,
@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integrations": BELOW_DOORS,
     "testing": CORE | {"runtime"},
     "sync": CORE | {"runtime"},
-    "face": CORE | {"runtime", "sync"},
+    "face": CORE | {"runtime", "sync", "agent"},
     "__main__": {"cli"},
 }
 STANDARD_LIBRARY_ONLY = {"core", "jail", "interpreter", "zygote"}

@@ -6,7 +6,6 @@ import cloche
 
 PUBLIC = [
     "ApprovalDenied",
-    "ApprovalRequired",
     "AsyncSandbox",
     "BackendUnavailable",
     "ClocheError",
@@ -31,6 +30,7 @@ PUBLIC = [
     "get_sandbox",
     "placement",
     "run",
+    "run_python_code",
 ]
 
 

@@ -44,7 +44,7 @@ from .room import Room, Share
 from .roots import Roots
 from .telling import record_decision, told_model, traced_call
 from .tiers import level_of, settings_of, tier_of, with_tier
-from .wording import MOST_CHARS, clip, what_happened
+from .wording import MOST_CHARS, clip, python_text
 
 MOST_READ_BYTES = 4 * MIB
 OUTPUTS = "tool-outputs"  # the folder of the workspace that holds what was too long to be told
@@ -321,11 +321,8 @@ class Toolbox:
         if result is None:
             return answer.text
         note = f"{answer.note}\n" if answer.note else ""
-        if result.ok:
-            return note + clip(result.stdout)
         limits = self.limits.with_changes(timeout_s=self._timeout_s({"timeout": timeout}))
-        happened = what_happened(result, limits, most_s=self.limits.timeout_s)
-        return f"{note}Error (exit_code={result.exit_code}): {clip(result.stderr)}\n{happened}".rstrip()
+        return note + python_text(result, limits, most_s=self.limits.timeout_s)
 
     def _rules(self, tool: Tool) -> dict[str, Any]:
         """Say what will hold, for who approves it and for what is remembered."""

@@ -106,6 +106,17 @@ def what_happened(result: Result, limits: Limits, *, most_s: float = 0.0) -> str
     return " ".join(said)
 
 
+def python_text(result: Result, limits: Limits, *, most_s: float = 0.0) -> str:
+    """Return what a program printed, or `Error (exit_code=N):`, its standard error and what to try next (R6).
+
+    `most_s` is as for `what_happened`.
+    """
+    if result.ok:
+        return clip(result.stdout)
+    happened = what_happened(result, limits, most_s=most_s)
+    return f"Error (exit_code={result.exit_code}): {clip(result.stderr)}\n{happened}".rstrip()
+
+
 def _is_kept(result: Result) -> bool:
     return result.meta.get("state") == "kept"
 

@@ -18,10 +18,6 @@ class PolicyDenied(ClocheError):
     """Blame the rules: the policy refuses this request before anything ran."""
 
 
-class ApprovalRequired(ClocheError):
-    """Ask for a human: the action needs an approval that was not given yet."""
-
-
 class ApprovalDenied(ClocheError):
     """Report a human's no."""
 

@@ -1,0 +1,31 @@
+"""The tool that is a plain function of the package: for agents whose tools are functions (R6)."""
+
+from __future__ import annotations
+
+from cloche.core.errors import PolicyDenied
+from cloche.core.limits import Limits
+from cloche.sync import run
+
+from .wording import python_text
+
+
+def run_python_code(code: str, timeout: float = 30) -> str:
+    """Run a Python program in the sandbox that the settings choose, and return what it printed, as a model reads it.
+
+    `code` is the whole program; each call runs in a throwaway sandbox of its own. `timeout` is in seconds of wall
+    clock; SANDBOX_TIMEOUT_SEC and the operator's ceilings go before it. Backend, limits and policy are those of the
+    configuration and the environment (SANDBOX_TYPE), as for `cloche.run`.
+
+    With exit code 0 the text is standard output. Else it is `Error (exit_code=N): ` and standard error, then what
+    happened and what to try next; the exit code is -1 after a time-out and 128+n after signal n. Either stream is cut
+    to 8,000 characters, head and tail. Code that the policy refuses is not run: the text is `Error (PolicyDenied): `
+    and why. A function call is no tool call of a `Toolbox`: nobody is asked for approval.
+
+    Raises InvalidRequest for a wrong argument or setting, BackendUnavailable and StartFailed where the sandbox cannot
+    be had: no other program would mend that.
+    """
+    try:
+        result = run(code, timeout=timeout)
+    except PolicyDenied as error:
+        return f"Error (PolicyDenied): {error}"
+    return python_text(result, Limits(**result.meta["limits"]))
