@@ -1,4 +1,4 @@
-"""Groups and verbs as typer makes them, with a help that is plain text.
+"""Groups and verbs as typer makes them, with a help that is plain text, and the options that go together.
 
 typer escapes brackets for Rich wherever Rich is installed, also where its help is printed without Rich; and the help of
 arguments is lost to a click (8.5) that has one of its own. Both are put right where the help is asked for.
@@ -6,6 +6,7 @@ arguments is lost to a click (8.5) that has one of its own. Both are put right w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,13 @@ from typer.utils import get_params_from_function
 
 
 class Verb(TyperCommand):
-    """Be a command with a plain help."""
+    """Be a command with a plain help. One that takes --config takes --env-file."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(*arguments, **settings)
+        at = next((number for number, one in enumerate(self.params, 1) if "--config" in one.opts), 0)
+        if at:
+            self.params.insert(at, _env_file())
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help, arguments' included."""
@@ -55,6 +62,17 @@ class Verbs(typer.Typer):
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:  # noqa: ANN401
         """Add a verb."""
         return super().command(name, **{"cls": Verb, **settings})
+
+
+def _env_file() -> click.Option:
+    """Return the option that is CLOCHE_ENV_FILE for this process: whatever reads settings reads that file."""
+
+    def name_it(_: click.Context, __: click.Parameter, file: str | None) -> None:
+        if file:
+            os.environ["CLOCHE_ENV_FILE"] = file
+
+    told = "Read Cloche's own variables from this .env, as if you had set them. The program gets none of it."
+    return click.Option(["--env-file"], metavar="FILE", help=told, expose_value=False, callback=name_it)
 
 
 def _plain(text: str) -> str:

@@ -1,11 +1,10 @@
 """What every source says, ranked: one mapping from words to values, each with its origin.
 
 Theory of operation: every source becomes a layer of wishes, and layers are laid over one another, so the last
-one wins: defaults < tier < the owner's files < the working directory's files < environment < arguments. A
-preset is laid at the rank of the source that chose it, and only the highest source's preset counts. What the
-working directory's files say went through `config_tighten` before. SANDBOX_TIMEOUT_SEC then replaces the
-time-out, and the owner's ceilings cap everything. Reading happens in `config_sources`; from there on all is
-pure.
+one wins: defaults < tier < the owner's files < the working directory's files < the `.env` that the user named <
+environment < arguments. A preset is laid at the rank of the source that chose it, and only the highest source's preset
+counts. What the working directory's files say went through `config_tighten` before. SANDBOX_TIMEOUT_SEC then replaces
+the time-out, and the owner's ceilings cap everything. Reading happens in `config_sources`; from there on all is pure.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cloche.core.tiers import check_backend, tier_numbered
 
 from . import config_autofix
 from .config_keys import ANY_LANGUAGE, AUTO, LIMIT_FIELDS, POLICY_WORDS, Layer, Wish
-from .config_sources import Places, argument_layer, checkout_layers, operator_layers, variable_layer
+from .config_sources import Places, argument_layer, checkout_layers, env_file_layer, operator_layers, variable_layer
 from .config_tighten import expand_preset, tightened
 
 
@@ -46,7 +45,7 @@ def settle(arguments: Mapping[str, Any], places: Places) -> tuple[Layer, Mapping
     key.
     """
     files = operator_layers(places)
-    above = (variable_layer(places.environ), argument_layer(arguments))
+    above = (env_file_layer(places), variable_layer(places.environ), argument_layer(arguments))
     held = _resolve(files, above)
     strangers = checkout_layers(places)
     if strangers:

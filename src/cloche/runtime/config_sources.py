@@ -19,7 +19,7 @@ from typing import Any
 
 from cloche.core.errors import InvalidRequest
 
-from .config_dotenv import read_dotenv
+from .config_dotenv import OTHER_FILES, read_dotenv
 from .config_keys import (
     ARGUMENT_READERS,
     JSON_READERS,
@@ -109,7 +109,16 @@ class Places:
     def named(self) -> str | None:
         """Return the path of the file that the caller, else the environment, names."""
         name = self.config_file or self.environ.get("CLOCHE_CONFIG")
-        return os.path.abspath(os.path.join(self.cwd or "", name)) if name else None
+        return self._absolute(name) if name else None
+
+    @property
+    def env_file(self) -> str | None:
+        """Return the path of the `.env` that the environment names."""
+        name = self.environ.get("CLOCHE_ENV_FILE")
+        return self._absolute(name) if name else None
+
+    def _absolute(self, name: str | os.PathLike[str]) -> str:
+        return os.path.abspath(os.path.join(self.cwd or "", name))
 
 
 def fingerprint(places: Places) -> Hashable:
@@ -129,7 +138,7 @@ def fingerprint(places: Places) -> Hashable:
 
 
 _OF_PROCESS = ("HOME", "XDG_CONFIG_HOME")
-_WATCHED = (*VARIABLE_READERS, "CLOCHE_CONFIG", *_OF_PROCESS)
+_WATCHED = (*VARIABLE_READERS, *OTHER_FILES, *_OF_PROCESS)
 _ENCODED = tuple(os.fsencode(name) for name in _WATCHED)
 _files: dict[Hashable, tuple[str, ...]] = {}
 MOST_FILES = 16
@@ -142,11 +151,10 @@ def _watched_files(variables: Hashable, folder: str, places: Places) -> tuple[st
     if found is None:
         if len(_files) >= MOST_FILES:
             _files.clear()
-        named = places.named
         found = _files[key] = (
             *(path for path, _ in _standing_files(places.environ, places.home)),
             *((os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")) if folder else ()),
-            *([named] if named is not None else []),
+            *(named for named in (places.named, places.env_file) if named is not None),
         )
     return found
 
@@ -171,6 +179,17 @@ def operator_layers(places: Places) -> list[Layer]:
         said_by = "config" if places.config_file else "environment CLOCHE_CONFIG"
         raise InvalidRequest(f"{said_by}: there is no file {named}; correct the path, or leave it out")
     return [*layers, explicit]
+
+
+def env_file_layer(places: Places) -> Layer:
+    """Return the layer of the `.env` that the user named: their own word, like the environment."""
+    path = places.env_file
+    if path is None:
+        return {}
+    layer = _load_dotenv(path, is_named=True)
+    if layer is None:
+        raise InvalidRequest(f"environment CLOCHE_ENV_FILE: there is no file {path}; correct the path, or leave it out")
+    return layer
 
 
 def _standing_files(environ: Mapping[str, str], home: Path | None) -> Iterator[tuple[str, Format]]:
@@ -229,12 +248,17 @@ def checkout_layers(places: Places) -> list[Layer]:
         folder = os.fspath(places.cwd) if places.cwd is not None else os.getcwd()
     except FileNotFoundError:  # the working directory was removed
         return []
-    paths = ((os.path.join(folder, name), format_) for name, format_ in _CHECKOUT_FILES.items())
-    present = [(path, format_) for path, format_ in paths if os.path.lexists(path)]
+    paths = [os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")]
+    present = [path for path in paths if os.path.lexists(path)]
     own = _own_files(places) if present else set()
-    layers = [_load(path, format_) for path, format_ in present if os.path.realpath(path) not in own]
-    layers.append(_load_dotenv(os.path.join(folder, ".env")))
+    found = [path for path in present if os.path.realpath(path) not in own]
+    layers = [_load_found(path) for path in found]
     return [layer for layer in layers if layer]
+
+
+def _load_found(path: str) -> Layer | None:
+    format_ = _CHECKOUT_FILES.get(os.path.basename(path))
+    return _load_dotenv(path, is_named=False) if format_ is None else _load(path, format_)
 
 
 def stranger_origins(places: Places) -> frozenset[str]:
@@ -244,7 +268,7 @@ def stranger_origins(places: Places) -> frozenset[str]:
 
 def _own_files(places: Places) -> set[str]:
     paths = [path for path, _ in _standing_files(places.environ, places.home)]
-    return {os.path.realpath(path) for path in (*paths, places.named) if path is not None}
+    return {os.path.realpath(path) for path in (*paths, places.named, places.env_file) if path is not None}
 
 
 _cache: dict[tuple[str, bool], tuple[tuple[int, int, int, int], Layer]] = {}
@@ -255,12 +279,12 @@ def _load(path: str, format_: Format) -> Layer | None:
     return _cached(path, format_.is_ours, lambda text: _read_layer(text, path, format_))
 
 
-def _load_dotenv(path: str) -> Layer | None:
+def _load_dotenv(path: str, *, is_named: bool) -> Layer | None:
     def read(text: str) -> Layer:
-        variables = read_dotenv(text, file=path, known={*VARIABLE_READERS, "CLOCHE_CONFIG"})
+        variables = read_dotenv(text, file=path, known={*VARIABLE_READERS, *OTHER_FILES})
         return read_words(variables.items(), VARIABLE_READERS, origin=path, where=f"{path}: ")
 
-    return _cached(path, False, read)
+    return _cached(path, is_named, read)
 
 
 def _cached(path: str, is_ours: bool, read: Callable[[str], Layer]) -> Layer | None:

@@ -201,10 +201,12 @@ def _refusal(word: str, wish: Wish, full: Layer) -> InvalidRequest:
     value = wish.value[0] if word == "reach" else wish.value
     held = full.get(shown)
     without = f"; without it {_text(shown, held.value)} holds ({held.origin})" if held is not None else ""
+    file = _file_of(wish)
+    option = "--env-file (CLOCHE_ENV_FILE)" if file.endswith(".env") else "--config (CLOCHE_CONFIG)"
     return InvalidRequest(
-        f"{_file_of(wish)}: {wish.key} asks for {shown} {_text(shown, value)}{without}. "
-        "A file of the working directory may only tighten; say it in your own configuration file, "
-        "in the environment or as an argument"
+        f"{file}: {wish.key} asks for {shown} {_text(shown, value)}{without}. "
+        f"A file that was merely found in the working directory may only tighten; name it with {option} if it is "
+        "yours, or say it in your own configuration file, in the environment or as an argument"
     )
 
 

@@ -240,6 +240,35 @@ def test_dotenv_chooses_a_stronger_backend(checkout: Checkout) -> None:
     assert checkout.refusal().startswith(f"{path}: SANDBOX_TYPE asks for backend subprocess")
 
 
+@pytest.mark.parametrize("backend", ["e2b", "daytona", "kubernetes", "none", "subprocess"])
+def test_dotenv_chooses_any_backend_where_the_user_named_it(checkout: Checkout, backend: str) -> None:
+    """What is merely found may only tighten, and the refusal says how to name it; naming one leaves others found."""
+    path = checkout.says(".env", f"SANDBOX_TYPE={backend}\nCLOCHE_TIER=4\nCLOCHE_MEMORY=1g\n")
+    refusal = checkout.refusal()
+    assert refusal.startswith(f"{path}: ")
+    assert "merely found in the working directory" in refusal
+    assert "name it with --env-file (CLOCHE_ENV_FILE) if it is yours" in refusal
+    settings = checkout.load(CLOCHE_ENV_FILE=".env")
+    check_runnable(settings)
+    assert (settings.backend, settings.origins["backend"]) == (backend, str(path))
+    assert settings.limits.memory_bytes == 1024 * MIB
+    other = path.rename(checkout.cwd / "mine.env")
+    checkout.says(".env", "SANDBOX_TYPE=ray\n")
+    assert "SANDBOX_TYPE asks for backend ray" in checkout.refusal(CLOCHE_ENV_FILE=str(other))
+
+
+def test_a_named_dotenv_ranks_below_the_environment_and_above_files(checkout: Checkout) -> None:
+    """And the operator's ceilings cap it; its time-out wins over arguments, as the environment's does."""
+    checkout.owner("sandbox: {memory: 64m, pids: 9, ceilings: {cpus: 2}}")
+    checkout.says("mine.env", "CLOCHE_MEMORY=1g\nCLOCHE_PIDS=20\nCLOCHE_CPUS=8\nSANDBOX_TIMEOUT_SEC=90\nOTHER='x y\n")
+    found = checkout.load({"timeout": 5}, CLOCHE_ENV_FILE="mine.env", CLOCHE_PIDS="30").limits
+    assert (found.memory_bytes, found.pids, found.cpus, found.timeout_s) == (1024 * MIB, 30, 2.0, 90.0)
+    checkout.says("mine.env", "CLOCHE_MEMORY=2g")
+    assert checkout.load(CLOCHE_ENV_FILE="mine.env").limits.memory_bytes == 2048 * MIB  # a change is seen
+    assert "CLOCHE_ENV_FILE: there is no file" in checkout.refusal(CLOCHE_ENV_FILE="missing.env")
+    assert "is not a regular file" in checkout.refusal(CLOCHE_ENV_FILE=".")
+
+
 def test_dotenv_timeout_only_shortens(checkout: Checkout) -> None:
     """SANDBOX_TIMEOUT_SEC in `.env` caps even an argument, and lengthens nothing."""
     checkout.says(".env", "SANDBOX_TIMEOUT_SEC=20")
@@ -274,6 +303,7 @@ def test_lines_of_dotenv(checkout: Checkout, line: str, pids: int) -> None:
         ("CLOCHE_PIDS='5", "line 1: CLOCHE_PIDS: the value is not one word"),
         ("CLOCHE_PIDS=5\nCLOCHE_PIDS=6", "line 2: CLOCHE_PIDS is given twice"),
         ("\nCLOCHE_CONFIG=/tmp/mine.yaml", "line 2: CLOCHE_CONFIG cannot be set here"),
+        ("CLOCHE_ENV_FILE=other.env", "line 1: CLOCHE_ENV_FILE cannot be set here"),
         ("SANDBOX_TYPE=dokcer", "SANDBOX_TYPE: unknown backend 'dokcer'"),
     ],
 )
