@@ -54,7 +54,7 @@ def test_what_is_left_out_is_there() -> None:
 def test_a_breach_is_seen(name: str, ledger: Ledger) -> None:
     """Where there are no walls, the same checks report that the attempt escaped."""
     attempt = next(a for a in all_attempts() if key_of(a) == name)
-    place = Inside(ledger.stage, level="process", backend="subprocess")
+    place = Inside(ledger.stage, level="process", backend="subprocess", screen="off")
     assert play(attempt, place, ledger.stage).breach
 
 
@@ -62,7 +62,7 @@ def test_a_breach_is_seen(name: str, ledger: Ledger) -> None:
 def test_a_breach_in_a_cell_is_seen(name: str, ledger: Ledger) -> None:
     """So they do when the attempt is a cell of a session."""
     attempt = next(a for a in all_attempts() if key_of(a) == name)
-    with closing(Cells(ledger.stage, level="process")) as place:
+    with closing(Cells(ledger.stage, level="process", screen="off")) as place:
         assert play(attempt, place, ledger.stage).breach
 
 

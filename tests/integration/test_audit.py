@@ -227,7 +227,7 @@ def test_an_end_that_is_lost_is_said_loudly(folder: Path) -> None:
     assert kinds_in(folder) == ["start"]
     place = folder.parent / "mine"
     code = f"import os; os.chmod({str(place / 'audit.jsonl')!r}, 0o644); print('ran')"
-    done = call("run", "--no-sandbox", "-c", code, CLOCHE_AUDIT=str(place))
+    done = call("run", "--no-sandbox", "--screen", "off", "-c", code, CLOCHE_AUDIT=str(place))
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "is not in the audit log" in done.stderr
 

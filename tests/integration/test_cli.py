@@ -226,6 +226,21 @@ def test_no_sandbox_says_so() -> None:
     assert b"no sandbox" in done.stderr
 
 
+def test_what_runs_without_a_sandbox_is_read_first(tmp_path: Path) -> None:
+    """A program that reaches for the host is refused, before any of it runs; --screen says otherwise (R2b)."""
+    (file := tmp_path / "p.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nimport shutil\nprint('ran')\n")
+    refused = cloche("run", "--no-sandbox", str(file))
+    assert (refused.returncode, refused.stdout) == (125, b"")
+    assert b"line 2: import of shutil" in refused.stderr
+    assert b"--screen off" in refused.stderr
+    assert not (tmp_path / "ran").exists()
+    done = cloche("run", "--no-sandbox", "--screen", "warn", str(file))
+    assert (done.returncode, done.stdout) == (0, b"ran\n")
+    assert b"screen: line 2: import of shutil" in done.stderr
+    assert cloche("session", "--no-sandbox", stdin=b"import shutil\n").returncode == 125
+    assert cloche("run", "-c", "import shutil").returncode == 0
+
+
 def test_debug_prints_the_plan_with_timings() -> None:
     """Each step of the set-up has a name and a time, and so has each that the program takes before it is its own."""
     done = cloche("run", "--sandbox-debug", "-c", "print(1)")

@@ -219,7 +219,9 @@ def test_a_stream_left_early_kills_its_run(marker: str) -> None:
 
 def test_subprocess_is_level_process_and_says_so() -> None:
     """Running without isolation is explicit, and the result tells the truth about it."""
-    result = cloche.run("print(1)", backend="subprocess")
+    with pytest.raises(cloche.PolicyDenied, match="import of os"):
+        cloche.run("import os; print(1)", backend="subprocess")
+    result = cloche.run("import os; print(1)", backend="subprocess", screen="off")
     assert (result.stdout, str(result.enforcement.level)) == ("1\n", "process")
 
 

@@ -22,7 +22,7 @@ CODES = (
 
 def _run(level: str, *, use_cgroups: bool) -> None:
     backend = LocalBackend(use_cgroups=use_cgroups)
-    cloche.run(random.choice(CODES), backend=backend, level=level, timeout=0.3, files={"d/in": b"x"})
+    cloche.run(random.choice(CODES), backend=backend, level=level, screen="off", timeout=0.3, files={"d/in": b"x"})
 
 
 def _live(level: str) -> None:

@@ -64,6 +64,10 @@ InputFiles = Annotated[
     list[str] | None, typer.Option(metavar="SRC[:DST]", help="Copy a file or directory in. Repeatable.")
 ]
 NoSandbox = Annotated[bool, typer.Option("--no-sandbox", help="Child process with limits, no isolation.")]
+Screen = Annotated[
+    str | None,
+    typer.Option("--screen", metavar="MODE", help="Look at Python code first: off, warn, block (with --no-sandbox)."),
+]
 TierNumber = Annotated[int | None, typer.Option("--tier", metavar="N", help="Tier of trust, 1 to 4.")]
 
 
@@ -76,9 +80,10 @@ def _joined(words: list[str] | None) -> str | None:
     return ",".join(words) if words else None
 
 
-def _choice(prefer: str | None, fallback: str | None, trusted: bool) -> SandboxOptions:
-    """Return the options that say which backend may run it; settings check the words."""
-    return cast("SandboxOptions", {"prefer": prefer, "fallback": fallback, "trusted": trusted or None})
+def _choice(prefer: str | None, fallback: str | None, trusted: bool, screen: str | None = None) -> SandboxOptions:
+    """Return the options that say which backend may run it, and what reads it first; settings check the words."""
+    chosen = {"prefer": prefer, "fallback": fallback, "trusted": trusted or None, "screen": screen}
+    return cast("SandboxOptions", chosen)
 
 
 def _print_version(wanted: bool) -> None:
@@ -124,6 +129,7 @@ def run(
     disk: Disk = None,
     output_limit: OutputLimit = None,
     network: Network = None,
+    screen: Screen = None,
     env: Variables = None,
     file: InputFiles = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Copy created and changed files to DIR.")] = None,
@@ -165,7 +171,7 @@ def run(
                     "preset": preset, "tier": tier, "config": config_file, "timeout": timeout,
                     "memory": memory, "cpus": cpus, "pids": pids, "disk": disk, "network": network,
                     "output_limit": output_limit,
-                    **_choice(prefer, fallback, trusted),
+                    **_choice(prefer, fallback, trusted, screen),
                 },
             )
         )  # fmt: skip
@@ -197,6 +203,7 @@ def session(
     disk: Disk = None,
     output_limit: OutputLimit = None,
     network: Network = None,
+    screen: Screen = None,
     env: Variables = None,
     file: InputFiles = None,
     out: Annotated[
@@ -227,7 +234,7 @@ def session(
                     "preset": preset, "tier": tier, "config": config_file, "timeout": timeout,
                     "memory": memory, "cpus": cpus, "pids": pids, "disk": disk, "network": network,
                     "output_limit": output_limit,
-                    **_choice(prefer, fallback, trusted),
+                    **_choice(prefer, fallback, trusted, screen),
                 },
             )
         )  # fmt: skip
@@ -282,6 +289,7 @@ def mcp(
     disk: Disk = None,
     output_limit: OutputLimit = None,
     network: Network = None,
+    screen: Screen = None,
     no_sandbox: NoSandbox = False,
     sandbox_debug: Annotated[bool, typer.Option("--sandbox-debug", help="Print debug log.")] = False,
 ) -> None:
@@ -301,7 +309,7 @@ def mcp(
             "backend": backend, "image": image, "require": _joined(require), "best_effort": _joined(best_effort) or (),
             "preset": preset, "tier": tier, "config": config_file, "timeout": timeout, "memory": memory, "cpus": cpus,
             "pids": pids, "disk": disk, "network": network, "output_limit": output_limit,
-            **_choice(prefer, None, trusted=False),
+            **_choice(prefer, None, trusted=False, screen=screen),
         }  # fmt: skip
         command = McpCommand(
             over_http=over_http, host=host, port=port, path=path, token_file=token_file,

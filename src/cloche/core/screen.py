@@ -81,7 +81,9 @@ def apply_screen(mode: ScreenMode, language: str, code: str) -> tuple[Finding, .
     if mode == "block" and findings:
         listed = "; ".join(str(finding) for finding in findings[:20])
         more = f"; and {len(findings) - 20} more" if len(findings) > 20 else ""
-        raise PolicyDenied(f"the screen refuses this code: {listed}{more}. Rewrite it, or set screen to warn or off")
+        raise PolicyDenied(
+            f"the screen refuses this code: {listed}{more}. Rewrite it, or set screen to warn or off (--screen off)"
+        )
     return findings
 
 

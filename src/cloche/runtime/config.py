@@ -70,6 +70,7 @@ def _resolve(files: Sequence[Layer], above: Sequence[Layer], *, between: Layer =
     for layer in upper:
         _lay(held, layer)
     _override_timeout(held, between)
+    _screen_process(held, between)
     return held
 
 
@@ -112,6 +113,14 @@ def _override_timeout(held: dict[str, Wish], between: Layer) -> None:
         held["timeout"] = override
     elif cap is not None and cap.value < held["timeout"].value:
         held["timeout"] = cap
+
+
+def _screen_process(held: dict[str, Wish], between: Layer) -> None:
+    """Let level process have the strict screen, unless the caller or the owner said which one (R2b)."""
+    is_said = held["screen"].origin != "default" and held["screen"] is not between.get("screen")
+    by = "backend" if held["backend"].value == "subprocess" else "level"
+    if not is_said and (by == "backend" or held["level"].value is Level.PROCESS):
+        held["screen"] = Wish(value="block", origin=held[by].origin, key=held[by].key)
 
 
 def _lowest_ceilings(files: Sequence[Layer]) -> dict[str, Wish]:

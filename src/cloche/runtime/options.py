@@ -35,7 +35,8 @@ class SandboxOptions(TypedDict, total=False):
     - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
     - preload: modules that are already loaded when the code starts ("numpy", "pandas").
     - audit: true writes an audit log, and a path does so in that folder; false does not.
-    - screen: the look at Python's syntax tree before a run: "off", "warn" or "block".
+    - screen: the look at Python's syntax tree before a run: "off", "warn" or "block", which level `process` has by
+      itself.
     """
 
     timeout: float | str | None

@@ -346,6 +346,17 @@ def test_subprocess_is_level_process(host: Host) -> None:
         check_runnable(host.load({"backend": "subprocess", "require": "jail"}))
 
 
+@pytest.mark.parametrize("asked", [{"backend": "subprocess"}, {"level": "process"}, {"level": Level.PROCESS}])
+def test_a_child_process_has_the_screen_unless_somebody_said_which(host: Host, asked: dict[str, Any]) -> None:
+    """The validator of level process is `block` (R2b); a jail, and the host of tier 4, have none by themselves."""
+    settings = host.load(asked)
+    assert (settings.policy.screen, settings.origins["screen"]) == ("block", "argument")
+    for said in ("off", "warn"):
+        assert host.load({**asked, "screen": said}).policy.screen == said
+        assert host.load(asked, CLOCHE_SCREEN=said).policy.screen == said
+    assert host.load({}).policy.screen == host.load({"tier": 4}).policy.screen == "off"
+
+
 def test_require_keeps_what_is_not_named(host: Host) -> None:
     """A requirement for a control does not drop the level that the file requires."""
     host.own_yaml.write_text("sandbox: {require: jail}")

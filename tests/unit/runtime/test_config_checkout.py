@@ -145,6 +145,18 @@ def test_arguments_still_decide(checkout: Checkout) -> None:
     assert "memory asks for" in checkout.refusal({"memory": "64m"})
 
 
+@pytest.mark.parametrize("said", ["off", "warn", "block"])
+def test_a_checkout_takes_no_screen_from_a_child_process(checkout: Checkout, said: str) -> None:
+    """The caller may, whose word that level is."""
+    checkout.says("cloche.yaml", f"screen: {said!r}")
+    assert checkout.load({"backend": "subprocess"}).policy.screen == "block"
+    assert checkout.load({"backend": "subprocess", "screen": "off"}).policy.screen == "off"
+    assert checkout.load().policy.screen == said
+    if said != "block":
+        checkout.owner("backend: subprocess")
+        assert "screen asks for screen" in checkout.refusal()
+
+
 def test_hosts_of_a_checkout_never_reach_a_network_of_the_caller(checkout: Checkout) -> None:
     """Hosts that a checkout lists while the network is off are not there when the caller turns it on."""
     checkout.says("cloche.yaml", "network_allow: [evil.example]")
