@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 import cloche
-from cloche.core.levels import Level
+from cloche.backends.docker import DockerBackend
+from cloche.backends.docker.daemon import Daemon as ForDocker
+from cloche.backends.docker.runtimes import own_runtime
+from cloche.backends.local import LocalBackend
+from cloche.core.levels import Control, Level
 from cloche.runtime.factory import capabilities_of
 from tests.daemon import Daemon, open_daemon
 
@@ -35,6 +41,30 @@ def test_the_ordinary_runtime_can_be_demanded(gvisor: Daemon, image: str) -> Non
     result = cloche.run(KERNEL, backend="docker", image=image, warm=False, level="jail")
     assert result.enforcement.level is Level.JAIL
     assert result.stdout.strip() == Path("/proc/version").read_text().strip()
+
+
+def test_runc_is_run_whatever_the_daemon_would_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`runtime="runc"` is told to the daemon by name, and the result says so (C3)."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with open_daemon("runsc", options=["--default-runtime=runsc"]) as daemon:
+        monkeypatch.setenv("DOCKER_HOST", daemon.url)
+        result = cloche.run(KERNEL, runtime="runc", image=daemon.image("cloche-test:python"), warm=False)
+        assert result.stdout.strip() == Path("/proc/version").read_text().strip()
+        assert (result.enforcement.level, result.meta["engine"].endswith(", runc")) == (Level.JAIL, True)
+        assert result.enforcement.controls[Control.FILESYSTEM].mechanism.startswith("container of runc")
+        DockerBackend().cool_down()
+        assert daemon.is_clean()
+
+
+def test_a_daemon_without_runc_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is taken for it: not what the daemon has, and no fallback of trusted code."""
+    with pytest.raises(cloche.BackendUnavailable, match=r"does not know the runtime runc.*it knows: crun"):
+        own_runtime(cast(ForDocker, SimpleNamespace(info={"Runtimes": {"crun": {}}})))
+    with pytest.raises(cloche.InvalidRequest, match="one is given"):
+        cloche.run("print(1)", backend=LocalBackend(), runtime="runc")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
+    with pytest.raises(cloche.BackendUnavailable, match=r"runtime runc \(argument\) is demanded, so nothing else runs"):
+        cloche.run("print(1)", runtime="runc", fallback="process", trusted=True)
 
 
 def test_a_time_out_ends_a_container_of_gvisor(gvisor: Daemon, image: str) -> None:

@@ -38,6 +38,10 @@ app.add_typer(approvals, name="approvals")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile = Annotated[str | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")]
 BackendName = Annotated[str | None, typer.Option("--backend", metavar="NAME", help="A name of `cloche backends`.")]
+Runtime = Annotated[
+    str | None,
+    typer.Option("--runtime", metavar="NAME", help="runc: docker's own runtime, never gVisor's. Else as --backend."),
+]
 Preference = Annotated[
     str | None, typer.Option("--prefer", metavar="WHAT", help="strongest or fastest: choose among the backends here.")
 ]
@@ -113,6 +117,7 @@ def run(
         str | None, typer.Option(metavar="NAME", help="Default: by file name or first line, else python.")
     ] = None,
     backend: BackendName = None,
+    runtime: Runtime = None,
     prefer: Preference = None,
     fallback: Fallback = None,
     trusted: Trusted = False,
@@ -166,7 +171,7 @@ def run(
                 files=tuple(file or ()), fix=fix, max_fix=max_fix, save_fix=save_fix,
                 out=out, spill=spill, as_json=as_json, no_sandbox=no_sandbox, debug=sandbox_debug,
                 options={
-                    "backend": backend, "image": image, "require": _joined(require),
+                    "backend": backend, "runtime": runtime, "image": image, "require": _joined(require),
                     "best_effort": _joined(best_effort) or (),
                     "preset": preset, "tier": tier, "config": config_file, "timeout": timeout,
                     "memory": memory, "cpus": cpus, "pids": pids, "disk": disk, "network": network,
@@ -187,6 +192,7 @@ def session(
         str | None, typer.Option(metavar="TIME", help="End it when it was not used for so long, for example 30m.")
     ] = None,
     backend: BackendName = None,
+    runtime: Runtime = None,
     prefer: Preference = None,
     fallback: Fallback = None,
     trusted: Trusted = False,
@@ -229,7 +235,7 @@ def session(
                 language=language, idle_timeout=idle_timeout, env=tuple(env or ()), files=tuple(file or ()), out=out,
                 as_json=as_json, no_sandbox=no_sandbox, debug=sandbox_debug,
                 options={
-                    "backend": backend, "image": image, "require": _joined(require),
+                    "backend": backend, "runtime": runtime, "image": image, "require": _joined(require),
                     "best_effort": _joined(best_effort) or (),
                     "preset": preset, "tier": tier, "config": config_file, "timeout": timeout,
                     "memory": memory, "cpus": cpus, "pids": pids, "disk": disk, "network": network,
@@ -275,6 +281,7 @@ def mcp(
         int, typer.Option(metavar="N", min=0, help="How many go on between calls at once; 0: each call begins anew.")
     ] = 16,
     backend: BackendName = None,
+    runtime: Runtime = None,
     prefer: Preference = None,
     image: Image = None,
     require: Require = None,
@@ -306,7 +313,8 @@ def mcp(
         from .run import with_backend
 
         options: SandboxOptions = {
-            "backend": backend, "image": image, "require": _joined(require), "best_effort": _joined(best_effort) or (),
+            "backend": backend, "runtime": runtime, "image": image, "require": _joined(require),
+            "best_effort": _joined(best_effort) or (),
             "preset": preset, "tier": tier, "config": config_file, "timeout": timeout, "memory": memory, "cpus": cpus,
             "pids": pids, "disk": disk, "network": network, "output_limit": output_limit,
             **_choice(prefer, None, trusted=False, screen=screen),
@@ -401,6 +409,7 @@ def config_show(
     preset: PresetName = None,
     tier: TierNumber = None,
     backend: BackendName = None,
+    runtime: Runtime = None,
     prefer: Preference = None,
     as_json: AsJson = False,
 ) -> None:
@@ -410,9 +419,12 @@ def config_show(
         from .tables import show_settings
 
         return show_settings(
-            {"config": config_file, "preset": preset, "tier": tier, "backend": backend, "prefer": prefer},
+            {
+                "config": config_file, "preset": preset, "tier": tier, "backend": backend, "runtime": runtime,
+                "prefer": prefer,
+            },
             as_json=as_json,
-        )
+        )  # fmt: skip
 
     _finish(work, as_json=as_json)
 

@@ -12,6 +12,7 @@ from .levels import Control, Level
 ScreenMode = Literal["off", "warn", "block"]
 NetworkMode = Literal["off", "allowlist", "open"]
 Fallback = Literal["none", "process"]
+ContainerRuntime = Literal["runc"]
 
 # C's seven, the default allowlist; C# joins where a policy or `code.execute` names it.
 DEFAULT_LANGUAGES: tuple[str, ...] = ("python", "javascript", "typescript", "bash", "ruby", "go", "rust")
@@ -25,6 +26,7 @@ class Policy:
     absent. `level` asks for one level exactly (`process` only ever this way); None takes the strongest the
     backend has. `warm` lets a run start in a sandbox that was made ready ahead, and `preload` names modules that are
     already loaded there. `network_allow` lists the hosts that mode `allowlist` may reach: empty means none.
+    `runtime` names the one container runtime that will do: docker's own, at level `jail` (C3).
     `fallback` says what may run `trusted` code, which is the operator's own and never a model's, where the backend that
     was chosen is missing: the local backend, then with `process` a child process (S12).
     """
@@ -40,6 +42,7 @@ class Policy:
     packages: tuple[str, ...] | Literal["auto"] = ()
     screen: ScreenMode = "off"
     level: Level | None = None
+    runtime: ContainerRuntime | None = None
     require_level: Level | None = None
     require_controls: tuple[Control, ...] = ()
     best_effort: tuple[Control, ...] = ()
@@ -53,6 +56,8 @@ class Policy:
             raise InvalidRequest(f"screen: {self.screen!r} is unknown; use one of {', '.join(get_args(ScreenMode))}")
         if self.fallback not in get_args(Fallback):
             raise InvalidRequest(f"fallback: {self.fallback!r} is unknown; use one of {', '.join(get_args(Fallback))}")
+        if self.runtime not in (None, *get_args(ContainerRuntime)):
+            raise InvalidRequest(f"runtime: {self.runtime!r} is unknown; use {', '.join(get_args(ContainerRuntime))}")
         if self.network not in get_args(NetworkMode):
             raise InvalidRequest(f"network: {self.network!r} is unknown; use one of {', '.join(get_args(NetworkMode))}")
         for name in ("network_allow", "writable_paths", "languages", "require_controls", "best_effort", "preload"):

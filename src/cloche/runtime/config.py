@@ -86,10 +86,15 @@ def _tier_layer(tier: Wish | None) -> Layer:
 
 
 def _lay(held: dict[str, Wish], layer: Layer) -> None:
-    """Let a layer's words win; an image for any language takes the place of every image chosen below it."""
+    """Let a layer's words win; an image for any language takes the place of every image chosen below it.
+
+    Whoever names another backend than docker has no use for the runtime that a weaker source demanded of docker.
+    """
     if f"image.{ANY_LANGUAGE}" in layer:
         for word in [word for word in held if word.startswith("image.")]:
             del held[word]
+    if "backend" in layer and layer["backend"].value != "docker":
+        held["runtime"] = _DEFAULTS["runtime"]
     held.update(layer)
 
 

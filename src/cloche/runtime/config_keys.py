@@ -20,7 +20,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES, language_named
 from cloche.core.levels import Control, Level, parse_requirements
 from cloche.core.limits import ALIASES
-from cloche.core.policy import Fallback, ScreenMode, parse_network
+from cloche.core.policy import ContainerRuntime, Fallback, ScreenMode, parse_network
 from cloche.core.presets import preset_named
 from cloche.core.tiers import parse_backend, parse_tier
 from cloche.core.units import format_size, parse_duration, parse_size
@@ -47,7 +47,7 @@ _LIMIT_WORDS = {field: word for word, field in LIMIT_FIELDS.items()}
 # The words that are fields of `Policy` under the same name and need no further thought.
 POLICY_WORDS = (
     "network_allow", "packages", "languages", "screen", "require_controls", "best_effort",
-    "user", "seccomp", "level", "warm", "preload", "fallback", "trusted",
+    "user", "seccomp", "level", "runtime", "warm", "preload", "fallback", "trusted",
 )  # fmt: skip
 
 ANY_LANGUAGE = "*"
@@ -104,6 +104,17 @@ def _matching(pattern: re.Pattern[str], texts: Iterable[str], *, name: str, what
 
 def _read_backend(value: object, *, name: str) -> Words:
     return {"backend": parse_backend(value, name=name)}
+
+
+def _read_runtime(value: object, *, name: str) -> Words:
+    """Read the name of a backend, or docker's own runtime, which is docker and never gVisor (C3)."""
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in get_args(ContainerRuntime):
+        return {"backend": "docker", "runtime": word}
+    try:
+        return _read_backend(value, name=name)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error}; or {', '.join(get_args(ContainerRuntime))}: docker's own runtime") from None
 
 
 def _read_tier(value: object, *, name: str) -> Words:
@@ -304,7 +315,7 @@ _OTHER_READERS: Mapping[str, Reader] = {
     "tier": _read_tier,
     "preset": _read_preset,
     "backend": _read_backend,
-    "runtime": _read_backend,
+    "runtime": _read_runtime,
     "network": _read_network,
     "NetworkEnabled": _read_network,
     "network_allow": _read_hosts,
@@ -343,7 +354,7 @@ ARGUMENT_READERS: Mapping[str, Reader] = {
     for key, reader in {**YAML_READERS, "level": _read_level, "trusted": _read_trusted}.items()
     if key in {
         "timeout", "memory", "cpus", "pids", "disk", "network", "network_allow", "preset", "tier",
-        "backend", "image", "require", "best_effort", "packages", "output_limit", "screen",
+        "backend", "runtime", "image", "require", "best_effort", "packages", "output_limit", "screen",
         "level", "languages", "warm", "preload", "prefer", "fallback", "trusted", "audit",
     }
 }  # fmt: skip

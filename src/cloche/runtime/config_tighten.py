@@ -122,6 +122,7 @@ _RULES: Mapping[str, Callable[[Any, Any], bool]] = {
     "seccomp": lambda new, old: old and not new,
     "warm": lambda new, old: new and not old,  # fewer things shared between runs is the tighter choice
     "preload": lambda new, old: not set(new) <= set(old),
+    "runtime": lambda new, old: new != old,  # docker's own shuts gVisor out
     "prefer": lambda new, old: new == "fastest" != old,
     "fallback": lambda new, old: new != "none" and new != old,
     "audit": lambda new, old: not new and old is not False,  # where and what is kept is the owner's choice alone

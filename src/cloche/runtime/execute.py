@@ -92,6 +92,7 @@ async def arun(
     preset: str | None = None,
     tier: int | None = None,
     backend: str | Backend | None = None,
+    runtime: str | None = None,
     image: str | None = None,
     require: str | Sequence[str] | None = None,
     best_effort: str | Sequence[str] = (),
@@ -131,8 +132,8 @@ async def arun(
     """
     options = SandboxOptions(
         timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, output_limit=output_limit,
-        network=network, network_allow=network_allow, preset=preset, tier=tier, backend=backend, image=image,
-        require=require, best_effort=best_effort, packages=packages, languages=languages, screen=screen,
+        network=network, network_allow=network_allow, preset=preset, tier=tier, backend=backend, runtime=runtime,
+        image=image, require=require, best_effort=best_effort, packages=packages, languages=languages, screen=screen,
         level=level, prefer=prefer, fallback=fallback, trusted=trusted, warm=warm, preload=preload, audit=audit,
         config=config,
     )  # fmt: skip
@@ -211,6 +212,8 @@ def _read_order(options: SandboxOptions) -> Order:
             raise InvalidRequest(f"backend: give a name or a backend object, not {type(chosen).__name__}")
         if "prefer" in arguments:
             raise InvalidRequest("prefer is for a choice among backends, but one is given; drop one of the two")
+        if "runtime" in arguments:
+            raise InvalidRequest("runtime names a backend or docker's runtime, but one is given; drop one of the two")
         del arguments["backend"]
     else:
         chosen = None

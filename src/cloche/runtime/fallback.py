@@ -34,6 +34,8 @@ def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -
         raise missing
     if not policy.trusted:
         _refuse(missing, f"fallback {policy.fallback!r} ({_origin(settings, 'fallback')}) is for trusted code only")
+    if policy.runtime is not None:
+        _refuse(missing, f"runtime {policy.runtime} ({_origin(settings, 'runtime')}) is demanded, so nothing else runs")
     local = capabilities_of(LOCAL, level=policy.level)
     why_not_local = misfit(local, policy)
     if not why_not_local and local.level > Level.PROCESS:

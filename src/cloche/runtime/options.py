@@ -24,6 +24,7 @@ class SandboxOptions(TypedDict, total=False):
     - network_allow: the hosts that "allowlist" may reach.
     - preset: a name of `cloche presets`. tier: 1 to 4. config: a configuration file.
     - backend: a name of `cloche backends`, or an object that implements `cloche.core.protocols.Backend`.
+    - runtime: "runc" demands docker's own runtime, never gVisor's; else another word for `backend`.
     - prefer: "strongest" or "fastest": let `auto` choose among the backends that are here and meet the policy.
     - fallback: "process" lets `trusted` code run in the local jail, else as a child process, where the backend that was
       chosen is missing; "none". trusted: this code is the operator's own, never a model's.
@@ -50,6 +51,7 @@ class SandboxOptions(TypedDict, total=False):
     preset: str | None
     tier: int | None
     backend: str | Backend | None
+    runtime: str | None
     image: str | None
     require: str | Sequence[str] | None
     best_effort: str | Sequence[str]

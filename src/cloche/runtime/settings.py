@@ -109,6 +109,7 @@ class Settings:
             "preload": _listed(policy.preload),
             "user": policy.user or "unprivileged",
             "level": str(policy.level) if policy.level is not None else "strongest",
+            "runtime": policy.runtime or "any",
         }
 
 
@@ -174,9 +175,16 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
 
 def _policy(held: Layer) -> Policy:
     words = {word: held[word].value for word in POLICY_WORDS}
-    if held["backend"].value == "subprocess" and words["level"] is None:
-        words["level"] = Level.PROCESS
+    if words["level"] is None:
+        words["level"], _ = _implied_level(held)
     return Policy(**words, network=effective_network(held), require_level=held["require_level"].value)  # type: ignore[arg-type]  # Policy checks it
+
+
+def _implied_level(held: Layer) -> tuple[Level | None, str]:
+    """Return the level that another word stands for, and that word."""
+    if held["backend"].value == "subprocess":
+        return Level.PROCESS, "backend"
+    return (Level.JAIL, "runtime") if held["runtime"].value is not None else (None, "level")
 
 
 def _origins(held: Layer, ceilings: Mapping[str, Wish]) -> dict[str, str]:
@@ -186,8 +194,8 @@ def _origins(held: Layer, ceilings: Mapping[str, Wish]) -> dict[str, str]:
     named = [origin for origin in dict.fromkeys(halves) if origin != "default"]
     origins["require"] = "; ".join(named) or "default"
     origins.pop("timeout_override", None)
-    if held["level"].value is None and held["backend"].value == "subprocess":
-        origins["level"] = held["backend"].origin
+    if held["level"].value is None:
+        origins["level"] = held[_implied_level(held)[1]].origin
     return origins | {f"ceilings.{word}": wish.origin for word, wish in ceilings.items()}
 
 
@@ -207,7 +215,11 @@ def check_runnable(settings: Settings) -> None:
 
 
 def _check_level(settings: Settings) -> None:
-    """Refuse a level that is asked for exactly and lies below the one that is required."""
+    """Refuse a level that is asked for exactly and lies below the one that is required, or is not the runtime's."""
+    runtime, level = settings.policy.runtime, settings.policy.level
+    if runtime is not None and level is not Level.JAIL:
+        by = settings.origins.get("runtime", "argument")
+        raise InvalidRequest(f"runtime {runtime} ({by}) is level jail, but level {level} is asked for; drop one")
     reached = Level.PROCESS if settings.backend == "none" else settings.policy.level
     required = settings.policy.require_level
     if reached is not None and required is not None and reached < required:

@@ -95,6 +95,17 @@ def test_the_bridge_is_there_only_when_the_policy_opens_the_network(network: str
     assert a_plan(policy).api()["HostConfig"]["NetworkMode"] == mode
 
 
+@pytest.mark.parametrize(("runtime", "is_gvisor"), [("runc", False), ("runsc", True)])
+def test_a_runtime_is_told_by_name(runtime: str, is_gvisor: bool) -> None:
+    """Docker's own one too, which needs none of the room that gVisor takes."""
+    plan = plan_container(
+        Policy(), Limits(), image="some-image", command=("sh",), user=USER, is_watched=True, runtime=runtime
+    )
+    assert plan.api()["HostConfig"]["Runtime"] == runtime
+    assert f"--runtime={runtime}" in plan.arguments()
+    assert (plan.pids > 66, "nproc" in plan.ulimits()) == (is_gvisor, is_gvisor)
+
+
 def test_nobody_and_mapped_ids() -> None:
     """`locked-down` is nobody; where a daemon maps ids, only low ones exist and the mapped root owns the workspace."""
     assert a_plan(Policy(user="nobody")).user == 65_534

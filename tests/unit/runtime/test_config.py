@@ -357,6 +357,27 @@ def test_a_child_process_has_the_screen_unless_somebody_said_which(host: Host, a
     assert host.load({}).policy.screen == host.load({"tier": 4}).policy.screen == "off"
 
 
+def test_runc_is_docker_with_its_own_runtime(host: Host) -> None:
+    """`runtime: runc` is backend docker at level jail (C3), until something stronger names another backend."""
+    host.own_yaml.write_text("sandbox: {runtime: Runc}")
+    settings = host.load()
+    assert (settings.backend, settings.policy.runtime, settings.policy.level) == ("docker", "runc", Level.JAIL)
+    assert settings.origins["level"] == settings.origins["runtime"] == str(host.own_yaml)
+    assert host.load({"backend": "docker"}).policy.runtime == "runc"
+    for other in ("local", "gvisor", "auto"):
+        found = host.load({"backend": other})
+        assert (found.backend, found.policy.runtime, found.policy.level) == (other, None, None)
+    host.own_yaml.write_text("sandbox: {runtime: gvisor}")
+    assert host.load({"runtime": "runc"}).policy.runtime == "runc"
+    for contradiction in ({"runtime": "runc", "backend": "gvisor"}, {"runtime": "runc", "level": "gvisor"}):
+        with pytest.raises(InvalidRequest, match=r"keep one of them|drop one"):
+            check_runnable(host.load(contradiction))
+    with pytest.raises(PolicyDenied, match="gvisor is required"):
+        check_runnable(host.load({"runtime": "runc", "require": "gvisor"}))
+    with pytest.raises(InvalidRequest, match="or runc: docker's own runtime"):
+        host.load({"runtime": "crun"})
+
+
 def test_require_keeps_what_is_not_named(host: Host) -> None:
     """A requirement for a control does not drop the level that the file requires."""
     host.own_yaml.write_text("sandbox: {require: jail}")

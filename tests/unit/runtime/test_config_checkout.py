@@ -60,6 +60,7 @@ def checkout(tmp_path: Path) -> Checkout:
         ("backend: e2b", "backend"),
         ("backend: kubernetes", "backend"),
         ("backend: auto", "backend"),
+        ("runtime: runc", "runtime"),
         ("packages: [numpy]", "packages"),
         ("packages: auto", "packages"),
         ("languages: [python, csharp]", "languages"),

@@ -22,7 +22,7 @@ from .daemon import Daemon, Key, connect, key, rest
 from .images import find_image, image_name, is_here
 from .measures import measures
 from .remains import clear, wait_for_all
-from .runtimes import REMEDY, choose_runtime, is_ruled_out, why_no_gvisor
+from .runtimes import REMEDY, choose_runtime, is_ruled_out, own_runtime, why_no_gvisor
 from .sandbox import DockerOpenSandbox
 
 
@@ -115,6 +115,8 @@ class DockerBackend:
 
     def _runtime(self, daemon: Daemon, policy: Policy) -> tuple[str, Level]:
         """Choose the runtime; trying one takes an image, and any will do."""
+        if policy.runtime is not None:
+            return own_runtime(daemon)
         if policy.level is Level.JAIL or is_ruled_out(daemon):
             return choose_runtime(daemon, None, policy.level)
         return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level)

@@ -63,7 +63,7 @@ class DockerContainer(Container[Image]):
 
     def lift_quota(self) -> None:
         """Let what is being killed have a whole processor; gVisor has no such call."""
-        if self.plan.cpus < 1 and not self.plan.runtime:
+        if self.plan.cpus < 1 and not self.plan.is_gvisor:
             with noted(log, "what is killed dies with the share of the processors that it had", Exception):
                 self.daemon.give_processor(self.id, self.plan.pids)
 

@@ -16,8 +16,9 @@ ENFORCED, PARTIAL = State.ENFORCED, State.PARTIAL
 def measures(daemon: Daemon, policy: Policy, level: Level = Level.JAIL) -> Mapping[Control, Measure]:
     """Return one measure per control, at level `jail` or `gvisor`."""
     info = daemon.info
+    container = f"container of {policy.runtime}" if policy.runtime is not None else "container"
     found = {
-        Control.FILESYSTEM: _enforced("container with a read-only root of its own, no mounts of the host"),
+        Control.FILESYSTEM: _enforced(f"{container} with a read-only root of its own, no mounts of the host"),
         Control.NETWORK: _network(policy),
         Control.MEMORY: _memory(info),
         Control.CPU: _if_able(info, "CpuCfsQuota", "CPU quota of a control group"),

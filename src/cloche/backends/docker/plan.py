@@ -17,6 +17,7 @@ from ..containers.guest import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPER
 from ..containers.seccomp import profile_text
 
 PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
+RUNC, RUNSC = "runc", "runsc"  # docker's own runtime, and gVisor's
 SHELLS = 2  # where the first process is a shell, another one waits for the program
 # Ids that no user of a host has; a daemon that maps ids has only the first 65,536.
 FIRST_ID, IDS, MAPPED_ID = 1_950_000_000, 100_000, 65_534
@@ -24,7 +25,10 @@ FIRST_ID, IDS, MAPPED_ID = 1_950_000_000, 100_000, 65_534
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Describe one container. `volume` names a workspace that is there already; empty makes a new one."""
+    """Describe one container. `volume` names a workspace that is there already; empty makes a new one.
+
+    `runtime` is empty for whichever the daemon takes by itself.
+    """
 
     image: str
     command: tuple[str, ...]
@@ -44,6 +48,10 @@ class Plan:
     volume: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_gvisor(self) -> bool:
+        return self.runtime == RUNSC
+
     def kind(self) -> tuple[object, ...]:
         """Return what two containers must have in common for one to stand for the other."""
         is_own_id = self.user >= FIRST_ID
@@ -54,7 +62,7 @@ class Plan:
 
     def ulimits(self) -> Mapping[str, int]:
         """Return the limits of each process; gVisor's kernel counts processes by one of them alone."""
-        return {**ULIMITS, "nproc": self.guests + REAPERS} if self.runtime else ULIMITS
+        return {**ULIMITS, "nproc": self.guests + REAPERS} if self.is_gvisor else ULIMITS
 
     def workspace_options(self) -> str:
         """Return the mount options of a new workspace."""
@@ -173,7 +181,7 @@ def plan_container(
         memory_bytes=limits.memory_bytes + stored,
         cpus=limits.cpus,
         guests=limits.pids,
-        pids=limits.pids + (REAPERS if is_watched else SHELLS) + (GVISOR_THREADS if runtime else 0),
+        pids=limits.pids + (REAPERS if is_watched else SHELLS) + (GVISOR_THREADS if runtime == RUNSC else 0),
         disk_bytes=limits.disk_bytes,
         inodes=limits.inodes,
         tmp_bytes=limits.tmp_bytes,

@@ -14,9 +14,8 @@ from cloche.core.levels import Level
 from ..containers.owner import owner
 from .daemon import OWNER_LABEL, Daemon, explained
 from .images import Image
-from .plan import MAPPED_ID
+from .plan import MAPPED_ID, RUNC, RUNSC
 
-RUNSC = "runsc"
 PROBE_S = 20
 REMEDY = 'install gVisor\'s runsc and register it with the daemon ("runsc install", then restart the daemon)'
 _turn = threading.Lock()
@@ -36,6 +35,20 @@ def choose_runtime(daemon: Daemon, image: Image | None, wanted: Level | None) ->
     if wanted is None:
         return "", Level.JAIL
     raise BackendUnavailable(f"gVisor does not work on this daemon: {why_not}. To have it, {REMEDY}")
+
+
+def own_runtime(daemon: Daemon) -> tuple[str, Level]:
+    """Return docker's own runtime by its name, whichever the daemon takes by itself, and the level that it gives.
+
+    Raises BackendUnavailable where the daemon does not have it.
+    """
+    known = daemon.info.get("Runtimes") or {}
+    if RUNC not in known:
+        raise BackendUnavailable(
+            f"this daemon does not know the runtime {RUNC}, which is demanded; it knows: {', '.join(known) or 'none'}.",
+            remedy="Use a daemon that has it, or take runtime out of the settings.",
+        )
+    return RUNC, Level.JAIL
 
 
 def why_no_gvisor(daemon: Daemon, image: Image | None) -> str:

@@ -98,7 +98,9 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
         see_out(container, self._volume if with_workspace else "")
 
     def _notes(self, container: DockerContainer) -> dict[str, Any]:
-        return {"backend": "docker", "image": container.ground.name, "engine": f"docker {self._daemon.version}"}
+        runtime = f", {self._runtime}" if self._runtime else ""
+        engine = f"docker {self._daemon.version}{runtime}"
+        return {"backend": "docker", "image": container.ground.name, "engine": engine}
 
     def _enforced(self, container: DockerContainer) -> Enforcement:
         if container.ground.has_reaper:
