@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import cloche
+from cloche.agent.container import container_arguments
 from cloche.backends.docker import DockerBackend
 from cloche.backends.docker.daemon import connect
 from cloche.backends.docker.sandbox import DockerOpenSandbox
@@ -421,6 +422,41 @@ def test_a_daemon_that_goes_away_leaves_no_one_waiting(tmp_path: Path, monkeypat
         assert time.monotonic() - started < 60
         caller.stdout.close()
         caller.wait()
+
+
+IN_WORKSPACE = """
+import json, os
+status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+open("made", "w").write("by the agent")
+def refuses(path):
+    try: open(path, "w")
+    except OSError as error: return error.strerror
+print(json.dumps([
+    os.getcwd(), os.getuid(), os.getgid(), status["CapBnd"].strip("\t0"), status["Seccomp"].strip(),
+    os.environ["TOKEN"], sorted(os.listdir("/sys/class/net")), refuses("/etc/x"), open("given").read(),
+]))
+"""
+
+
+def test_a_daemon_takes_the_argument_list_of_an_agents_container(
+    docker: Daemon, python_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent works in the folder as its owner, behind the walls of a run's container (C15)."""
+    (folder := tmp_path / 'odd, "folder"').mkdir()
+    (folder / "given").write_text("by the host")
+    os.chown(folder, 1234, 5678)
+    monkeypatch.chdir(tmp_path)
+    words = container_arguments(folder, python_image, ["python3", "-c", IN_WORKSPACE], env={"TOKEN": None})
+    done = subprocess.run(
+        docker.words(*words[1:]), capture_output=True, text=True, check=False, env={**os.environ, "TOKEN": "secret"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "secret" not in " ".join(words)
+    assert json.loads(done.stdout) == [
+        "/workspace", 1234, 5678, "", "2", "secret", ["lo"], "Read-only file system", "by the host"
+    ]  # fmt: skip
+    made = folder / "made"
+    assert (made.read_text(), made.stat().st_uid, made.stat().st_gid) == ("by the agent", 1234, 5678)
 
 
 def test_the_image_of_sandboxes_can_be_built(docker: Daemon, python_image: str, tmp_path: Path) -> None:

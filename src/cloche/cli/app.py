@@ -331,6 +331,52 @@ def mcp(
     _finish(work, debug=sandbox_debug)
 
 
+@app.command("container", no_args_is_help=True, context_settings=_SETTINGS)
+def container(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder that is its /workspace.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="IMAGE", help="The image, then -- and what to run in it. Default: its own.")
+    ],
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K[=V]", help="A variable; K alone has its value where docker is called. Repeatable."),
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(metavar="UID[:GID]", help="Who it runs as. Default: the folder's owner.")
+    ] = None,
+    name: Annotated[str, typer.Option(metavar="NAME", help="What docker calls the container.")] = "",
+    tty: Annotated[bool, typer.Option("--tty", "-t", help="Give it a terminal.")] = False,
+    runtime: Annotated[
+        str | None, typer.Option("--runtime", metavar="NAME", help="runc, or gvisor. Default: the daemon's own.")
+    ] = None,
+    require: Require = None,
+    preset: PresetName = None,
+    config_file: ConfigFile = None,
+    memory: Memory = None,
+    cpus: Cpus = None,
+    pids: Pids = None,
+    network: Annotated[str | None, typer.Option(metavar="MODE", help="off or open.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the docker run that starts an agent's own container.
+
+    It is as hard as the container of a run, but for its folder, which is yours: DIR. Nothing is started.
+    """
+
+    def work() -> int:
+        from .container import show_arguments
+
+        return show_arguments(
+            folder, words, env=tuple(env or ()), user=user, name=name, has_terminal=tty, as_json=as_json,
+            options={
+                "runtime": runtime, "require": _joined(require), "preset": preset, "config": config_file,
+                "memory": memory, "cpus": cpus, "pids": pids, "network": network,
+            },
+        )  # fmt: skip
+
+    _finish(work, as_json=as_json)
+
+
 @app.command("languages")
 def languages(as_json: AsJson = False) -> None:
     """List the languages, and what runs them."""

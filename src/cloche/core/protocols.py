@@ -13,6 +13,7 @@ from .limits import Limits
 from .policy import Policy
 from .request import InputFile, Request
 from .result import Result
+from .workspace import WorkspaceContainer
 
 
 @runtime_checkable
@@ -213,6 +214,15 @@ class SupportsBuilding(Protocol):
 
         Raises BackendUnavailable for a program that is missing, StartFailed for what could not be had.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsWorkspaceContainers(Protocol):
+    """Start containers that an agent works in, with folders of the host."""
+
+    def workspace_arguments(self, wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
+        """Return the argument list that starts one. Raises BackendUnavailable for what it cannot have."""
         ...
 
 

@@ -13,6 +13,7 @@ from typing import cast
 from cloche.core.capabilities import Capabilities
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.levels import Level
+from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import (
     Backend,
@@ -22,7 +23,9 @@ from cloche.core.protocols import (
     SupportsImages,
     SupportsLevels,
     SupportsReadiness,
+    SupportsWorkspaceContainers,
 )
+from cloche.core.workspace import WorkspaceContainer
 
 log = logging.getLogger("cloche.runtime")
 USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
@@ -184,6 +187,11 @@ def build_image(name: str, packages: Sequence[str]) -> str:
     if not isinstance(backend, SupportsBuilding):
         raise InvalidRequest(f"backend {name!r} runs in no image that is built here; microvm does")
     return backend.build_image(packages)
+
+
+def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
+    """Return the argument list that starts an agent's container. Raises BackendUnavailable."""
+    return cast("SupportsWorkspaceContainers", _backend_of("docker")).workspace_arguments(wanted, policy, limits)
 
 
 @cache

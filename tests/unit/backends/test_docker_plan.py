@@ -34,7 +34,7 @@ def a_plan(policy: Policy | None = None, *, is_watched: bool = False, is_id_mapp
 
 
 def test_the_words_of_docker_run_are_these() -> None:
-    """The argument list of a workspace container, word by word (C15, M6b)."""
+    """The argument list of a run's container, word by word (M6b)."""
     words = a_plan().arguments()
     assert words[:2] == ["docker", "run"]
     assert {

@@ -15,6 +15,7 @@ from cloche.core.errors import BackendUnavailable, ClocheError
 from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.workspace import WorkspaceContainer
 
 from ..containers.pool import close_pool
 from ..drivers import DRIVERS
@@ -24,6 +25,7 @@ from .measures import measures
 from .remains import clear, wait_for_all
 from .runtimes import REMEDY, choose_runtime, is_ruled_out, own_runtime, why_no_gvisor
 from .sandbox import DockerOpenSandbox
+from .workspace import workspace_arguments
 
 
 class DockerBackend:
@@ -120,6 +122,10 @@ class DockerBackend:
         if policy.level is Level.JAIL or is_ruled_out(daemon):
             return choose_runtime(daemon, None, policy.level)
         return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level)
+
+    def workspace_arguments(self, wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
+        """Return the words of the `docker run` of an agent's container; no daemon is asked."""
+        return workspace_arguments(wanted, policy, limits)
 
     def cool_down(self) -> None:
         """End this process's warm containers, and wait until all that was let go is gone."""

@@ -131,22 +131,26 @@ class Plan:
         }
 
     def arguments(self) -> list[str]:
-        """Return the words of the `docker run` that makes the same container (C15)."""
-        words = [
-            "docker", "run", "--rm", "--interactive", f"--network={self.network}",
-            f"--memory={self.memory_bytes}", f"--memory-swap={self.memory_bytes}", f"--cpus={self.cpus:g}",
-            f"--pids-limit={self.pids}", "--cap-drop=ALL", "--security-opt=no-new-privileges",
-            *([f"--security-opt=seccomp={PROFILE_FILE}"] if self.has_seccomp else []),
-            "--read-only", f"--user={self.user}:{self.user}", "--workdir=/", "--hostname=sandbox",
-            "--stop-signal=SIGKILL", "--ipc=none", "--cgroupns=private", "--log-driver=none",
-            *([f"--runtime={self.runtime}"] if self.runtime else []),
-        ]  # fmt: skip
-        words += [f"--tmpfs={place}:{options}" for place, options in self.tmpfs().items()]
-        words += [f"--ulimit={name}={most}:{most}" for name, most in self.ulimits().items()]
+        """Return the words of the `docker run` that makes the same container."""
+        words = ["docker", "run", "--rm", "--interactive", *self.walls()]
+        words += [f"--user={self.user}:{self.user}", "--workdir=/", "--stop-signal=SIGKILL"]
         words.append(f"--mount={self._mount_words()}")
         words += [f"--label={name}={value}" for name, value in self.labels.items()]
         words += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
         return [*words, f"--entrypoint={self.command[0]}", self.image, *self.command[1:]]
+
+    def walls(self) -> list[str]:
+        """Return the words for what stands around any container of ours, whatever runs in it."""
+        return [
+            f"--network={self.network}",
+            f"--memory={self.memory_bytes}", f"--memory-swap={self.memory_bytes}", f"--cpus={self.cpus:g}",
+            f"--pids-limit={self.pids}", "--cap-drop=ALL", "--security-opt=no-new-privileges",
+            *([f"--security-opt=seccomp={PROFILE_FILE}"] if self.has_seccomp else []),
+            "--read-only", "--hostname=sandbox", "--ipc=none", "--cgroupns=private", "--log-driver=none",
+            *([f"--runtime={self.runtime}"] if self.runtime else []),
+            *(f"--tmpfs={place}:{options}" for place, options in self.tmpfs().items()),
+            *(f"--ulimit={name}={most}:{most}" for name, most in self.ulimits().items()),
+        ]  # fmt: skip
 
     def _mount_words(self) -> str:
         words = f"type=volume,{f'src={self.volume},' if self.volume else ''}dst=/workspace,volume-nocopy"

@@ -1,0 +1,87 @@
+"""The container that an agent itself works in, where it gets one: the argument list that starts it (C15)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Unpack
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.levels import Level
+from cloche.core.policy import Policy
+from cloche.core.workspace import WorkspaceContainer
+from cloche.runtime.factory import workspace_arguments
+from cloche.runtime.options import SandboxOptions, given
+from cloche.runtime.settings import Settings, load_settings
+
+WORKSPACE = "/workspace"
+
+
+def container_arguments(
+    folder: str | PathLike[str],
+    image: str,
+    /,
+    command: Sequence[str] = (),
+    *,
+    env: Mapping[str, str | None] | None = None,
+    user: tuple[int, int] | None = None,
+    name: str = "",
+    has_terminal: bool = False,
+    **options: Unpack[SandboxOptions],
+) -> list[str]:
+    """Return the words of the `docker run` that starts an agent's container with `folder` as its /workspace (C15).
+
+    `command` runs in `image`, without one what the image itself runs. It runs as `user`, a pair of ids, by default the
+    owner of the folder, never as root. A variable of `env` whose value is None gets the one that it has where docker is
+    called, so that no secret is in the list. The folders of the configuration's `roots` are its /memory and /configs.
+
+    Of `options`, the keywords of `cloche.run`, those hold that a container has: memory in bytes, cpus, pids, the size
+    of /tmp, network (off or open), user, runtime and level. Nothing is started and no daemon is asked.
+
+    Raises InvalidRequest for what cannot be meant, BackendUnavailable for a level or network that docker has not.
+    """
+    path = os.path.realpath(folder)
+    try:
+        owner = os.stat(path)
+        os.listdir(path)
+    except OSError as error:
+        why = f"cannot look into {path!r}: {error.strerror}"
+        raise InvalidRequest(f"workspace: {why}; name a folder of yours") from None
+    settings = load_settings(given(options))
+    owned = (owner.st_uid, owner.st_gid or owner.st_uid)
+    wanted = WorkspaceContainer(
+        image=image,
+        command=tuple(command),
+        folders={WORKSPACE: path, **{f"/{root}": os.path.realpath(at) for root, at in settings.roots.items()}},
+        user=(user or owned)[0],
+        group=(user or owned)[1],
+        env=env or {},
+        name=name,
+        runtime=_runtime(settings),
+        has_terminal=has_terminal,
+    )
+    return workspace_arguments(wanted, settings.policy, settings.limits)
+
+
+def _runtime(settings: Settings) -> str:
+    """Return the runtime by name, empty for the daemon's default. Raises for what no container of docker's gives."""
+    policy = settings.policy
+    _check_controls(settings, policy)
+    wanted = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
+    if wanted > Level.GVISOR or policy.level in (Level.NONE, Level.PROCESS, Level.CONFINED):
+        raise BackendUnavailable(f"level {policy.level or wanted} is asked for, and a container gives jail or gvisor.")
+    if wanted is not Level.GVISOR and settings.backend != "gvisor":
+        return policy.runtime or ""
+    if policy.level is Level.JAIL:
+        raise InvalidRequest("level gvisor and docker's own runtime exclude each other; drop one")
+    return "runsc"
+
+
+def _check_controls(settings: Settings, policy: Policy) -> None:
+    if policy.require_controls:
+        by = settings.origins.get("require", "argument")
+        raise InvalidRequest(
+            f"require: {', '.join(policy.require_controls)} ({by}) is measured when something runs, which an argument "
+            'list does not; "cloche backends" says what the daemon enforces'
+        )
