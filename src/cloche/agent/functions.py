@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from cloche.core.errors import PolicyDenied
 from cloche.core.limits import Limits
 from cloche.sync import run
@@ -28,4 +30,6 @@ def run_python_code(code: str, timeout: float = 30) -> str:
         result = run(code, timeout=timeout)
     except PolicyDenied as error:
         return f"Error (PolicyDenied): {error}"
-    return python_text(result, Limits(**result.meta["limits"]))
+    limits = Limits(**result.meta["limits"])
+    is_cut = limits.timeout_s < timeout  # then more time cannot be had by asking for it
+    return python_text(result, limits, most_s=limits.timeout_s if is_cut else inf)
