@@ -47,8 +47,8 @@ IN_THE_WAY: dict[str, Callable[[Path, Path], object]] = {
 @pytest.fixture(autouse=True)
 def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have figures at once: how they are come by is not what is tested here."""
-    monkeypatch.setattr("cloche.cli.contest.report.measure", lambda *_: FIGURES)
-    monkeypatch.setattr("cloche.cli.contest.report.show_report", lambda _: None)
+    monkeypatch.setattr("cloche.cli.contest.report.measure", lambda _, report, *__: report.update(FIGURES))
+    monkeypatch.setattr("cloche.cli.contest.report.show_end", lambda _: None)
 
 
 @pytest.mark.timeout(120)  # a FIFO that is waited for is waited for without end
