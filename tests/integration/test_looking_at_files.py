@@ -109,6 +109,7 @@ def test_many_processes_of_a_cell_do_not_keep_the_helper(caplog: pytest.LogCaptu
 
 WRITER = """
 import os, time
+open("log", "w").close()
 if os.fork() == 0:
     while True:
         with open("log", "a") as log: log.write("x")

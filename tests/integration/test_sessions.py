@@ -59,7 +59,7 @@ def mimes(result: cloche.Result) -> list[list[str]]:
 @pytest.mark.parametrize("level", ["jail", "confined", "process"])
 def test_a_session_does_not_find_the_program_of_the_run_before(level: str) -> None:
     """A run leaves its own files to a session, and nothing of what it was started with."""
-    with cloche.Sandbox(level=level) as sandbox:
+    with cloche.Sandbox(level=level, screen="off") as sandbox:
         assert sandbox.run("open('made', 'w')").ok
         assert sandbox.session().run("import os; os.listdir()").value == ["made"]
 
@@ -183,7 +183,7 @@ IN_OTHERS = {  # a loop that starts one program after the other; what sets, and 
 def test_interrupts_keep_the_state_of_any_language(language: str, level: str) -> None:
     """Time-outs and interrupts, early and late, cost a cell and never the state."""
     loop, begin, count = IN_OTHERS[language]
-    with cloche.Sandbox(level=level) as sandbox:
+    with cloche.Sandbox(level=level, screen="off") as sandbox:
         session = sandbox.session(language)
         session.run(begin)
         for number in range(1, 6):
@@ -266,7 +266,7 @@ def test_an_interrupt_before_its_cell_began_is_for_that_cell(language: str, way:
     """An interpreter that is slow to hear of it, or has heard a part, ends it as it begins, and runs the next one."""
     code = f"{TRACED[language]}\n{ENDLESS[language]}\n" + " " * (300_000 if is_long else 0)
     status, timeout = ("signaled", 60) if way == "interrupt" else ("timeout", 0.2)
-    with cloche.Sandbox(level="process") as sandbox:
+    with cloche.Sandbox(level="process", screen="off") as sandbox:
         session = sandbox.session(language)
         said = session.run(IDENTIFIED[language])
         interpreter = int(said.value or said.stdout)
@@ -550,7 +550,7 @@ def test_twenty_at_once() -> None:
 @pytest.mark.parametrize("level", ["confined", "process"])
 def test_below_jail_there_are_sessions_without_checkpoints(level: str) -> None:
     """State, interrupts and restarts work without namespaces; memory cannot be copied there, and that is said."""
-    with cloche.Sandbox(level=level) as sandbox:
+    with cloche.Sandbox(level=level, screen="off") as sandbox:
         session = sandbox.session()
         session.run("x = 1")
         assert session.run("while True: pass", timeout=5).meta["state"] == "kept"

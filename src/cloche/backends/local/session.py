@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, Verdict, decide
 from cloche.core.result import Usage
@@ -77,6 +77,18 @@ class LocalSession(LivingSession):
         self._exchange.close_guest_ends()
         family.end = asyncio.ensure_future(attend(family.hear))
         await self._await_ready(family.end)
+        if spec.level == "jail" and self._sandbox.workspace.fd < 0:
+            await self._await_workspace(family)
+
+    async def _await_workspace(self, family: Family) -> None:
+        """Wait for the helper's word with the workspace, which the interpreter's own may overtake.
+
+        Whoever started beside us without it would make another one.
+        """
+        try:
+            await asyncio.wait_for(family.connection.ask("echo"), NOTED_S)
+        except (OSError, TimeoutError) as error:
+            raise StartFailed(f"the helper does not answer: {error}", step="helper") from error
 
     async def _prepare(self, code: str) -> None:
         if self._has_signalled and self._family is not None:
