@@ -82,7 +82,7 @@ def _mode(path: str) -> int:
 
 
 def etc_rows(user: str, uid: int) -> list[Row]:
-    """Return the synthetic files of /etc: accounts, names, and a resolver that knows nobody."""
+    """Return the synthetic files of /etc: accounts, names, and a resolver that reaches nobody."""
     nobody = "" if user == "nobody" else "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
     group = "" if user == "nobody" else "nogroup:x:65534:\n"
     return [
@@ -90,7 +90,7 @@ def etc_rows(user: str, uid: int) -> list[Row]:
         ("text", "etc/group", f"{user}:x:{uid}:\n{group}"),
         ("text", "etc/hosts", "127.0.0.1 localhost cloche\n::1 localhost\n"),
         ("text", "etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
-        ("text", "etc/resolv.conf", ""),
+        ("text", "etc/resolv.conf", "nameserver 192.0.2.1\n"),  # for documents alone; without one, loopback is asked
         ("text", "etc/hostname", "cloche\n"),
     ]
 

@@ -357,8 +357,8 @@ class LivingSession(ABC):
         return Verdict(status=Status.ERROR, exit_code=code) if code else _OK
 
     def _last_verdict(self, seen: Observed) -> Verdict:
-        """Judge a cell that ended its session."""
-        return as_lost(decide(dataclasses.replace(seen, cause=seen.cause or self._cause)))
+        """Judge a cell that ended its session. What was blocked is known of the whole session, not of its last cell."""
+        return as_lost(decide(dataclasses.replace(seen, cause=seen.cause or self._cause, denied=0)))
 
     def _meta(self, frame: dict[str, Any] | None, duration: float, *, is_cut: bool) -> dict[str, Any]:
         meta: dict[str, Any] = {

@@ -27,7 +27,8 @@ class Observed:
     """Hold the facts of one ended run.
 
     `exit_code` and `signal` come from the kernel's wait status: exactly one of them is not None, unless the whole
-    sandbox was killed before the main process could be waited for. The counters are rises during this run.
+    sandbox was killed before the main process could be waited for. The counters are rises during this run. `denied`
+    counts what the policy was seen to block, by the kernel or by a process of ours that no guest can reach.
     """
 
     exit_code: int | None = None
@@ -36,6 +37,7 @@ class Observed:
     oom_kills: int = 0
     pids_hits: int = 0
     workspace_full: bool = False
+    denied: int = 0
 
     def with_refusal(self, refused: str) -> Observed:
         """Return the facts of a run that told more than is read, where it did: whatever else, that ended it."""
@@ -78,6 +80,8 @@ def decide(seen: Observed) -> Verdict:
         return Verdict(status=Status.DISK_LIMIT, exit_code=raw or 128 + SIGKILL, hits=hits)
     if seen.signal is not None or seen.exit_code is None:
         return Verdict(status=Status.SIGNALED, exit_code=raw, hits=hits)
+    if seen.denied:
+        return Verdict(status=Status.DENIED, exit_code=raw, hits=hits)
     return Verdict(status=Status.ERROR, exit_code=raw, hits=hits)
 
 
@@ -88,5 +92,6 @@ def _hits(seen: Observed) -> dict[str, int]:
         "output_limit": int(seen.cause is KillCause.OUTPUT_LIMIT),
         "pids_limit": seen.pids_hits,
         "disk_limit": int(seen.workspace_full or seen.cause is KillCause.DISK_LIMIT or seen.signal == SIGXFSZ),
+        "denied": seen.denied,
     }
     return {name: count for name, count in counts.items() if count}

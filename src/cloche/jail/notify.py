@@ -9,6 +9,8 @@ Where the namespaces of network and IPC may be used again (see `nursery`), makin
 and so does what makes or opens an IPC object that lasts: they are always allowed, and remembered. A live session asks
 before it clones itself into new namespaces, and may only while that is being waited for. What is compared are
 registers, which cannot change between the look and the call.
+
+Everything else that asks is refused, and was only asked so that it is counted: calls that nobody makes by chance.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ NOTIF_BYTES = 80
 FLAG_CONTINUE = 1
 EPERM, EBUSY, EINVAL, ENOLCK = 1, 16, 22, 37
 AF_NETLINK = 16
+_LOCKING = frozenset(NUMBERS[MACHINE][name] for name in ("flock", "fcntl") if MACHINE in NUMBERS)
 _LASTING = frozenset(NUMBERS[MACHINE][name] for name in LASTING if MACHINE in NUMBERS)
 
 
@@ -76,15 +79,21 @@ def exit_code(question: bytes) -> int:
 def answer(listener: int, own_places: Sequence[str], may_fork: Callable[[int], bool]) -> bool:
     """Take one question and answer it; a process that ended meanwhile needs none.
 
-    Tell whether it was for what may leave a trace in a namespace: a socket, or an IPC object.
-    `may_fork` tells whether the process of that number may clone itself, this once.
+    Tell whether the policy blocked what it was for. `may_fork` tells whether the process of that number may clone
+    itself, this once.
     """
     try:
         question = receive(listener)
-        reply(listener, question, refusal(question, own_places, may_fork))
+        refused = refusal(question, own_places, may_fork)
+        reply(listener, question, refused)
     except OSError:
-        return True  # we do not know what it was for
-    return leaves_traces(question)
+        return False  # we do not know what it was for
+    return is_denied(question, refused)
+
+
+def is_denied(question: bytes, refused: int) -> bool:
+    """Tell whether a call that was refused with this errno is one that the policy blocks, whoever makes it."""
+    return refused == EPERM and word(question, 16) != NUMBERS[MACHINE]["socket"]
 
 
 def leaves_traces(question: bytes) -> bool:
@@ -104,7 +113,9 @@ def refusal(question: bytes, own_places: Sequence[str], may_fork: Callable[[int]
         return 0
     if number == NUMBERS[MACHINE]["clone"]:
         return 0 if argument == FORK_FLAGS and may_fork(pid) else EPERM
-    return 0 if _is_own(pid, argument, own_places) else ENOLCK
+    if number in _LOCKING:
+        return 0 if _is_own(pid, argument, own_places) else ENOLCK
+    return EPERM
 
 
 def _is_powerless(pid: int) -> bool:

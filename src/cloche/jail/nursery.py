@@ -142,6 +142,7 @@ class Nursery(Parent):
             "is_quiet": ward.is_leaving,
             **ward.spent(),
             "is_worn": ward.is_worn(),
+            "denied": ward.count_denied(status),
             "at": monotonic(),
         }
         return ended, namespace if stored <= FEW_BLOCKS else _closed(namespace)

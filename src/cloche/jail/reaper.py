@@ -116,6 +116,7 @@ class Reaper(Parent):
             if status != 0:
                 break
         ended = {"wait_status": status, **self.attendance.conclude(), **self._observe(status)}
+        ended["denied"] = self.attendance.denied + (self._count_unreachable() if status else 0)
         wire.send(self.link, "ended", ended)
         ppoll((self.link,), LINGER_S)  # going away would keep the processor from the helper, which has yet to tell
         posix._exit(0)
@@ -161,6 +162,11 @@ class Reaper(Parent):
             full += state.f_bfree == 0 or state.f_ffree == 0
         return {"tasks": self._count_tasks() if status else 0, "full": full}
 
+    def _count_unreachable(self) -> int:
+        from . import unreachable
+
+        return unreachable.count() if self.spec.level == "jail" else 0
+
     def _count_tasks(self) -> int:
         from . import tree
 
@@ -178,6 +184,7 @@ class Attendance(Minder):
         self.ours, self.theirs = socketpair()
         self.watched = [self.woken, self.ours]
         self.helper_link = self.armed = -1
+        self.denied = 0
         self.must_stay = False
 
     def listen_to(self, helper_link: int) -> None:
@@ -226,7 +233,7 @@ class Attendance(Minder):
                 elif fd == self.ours:
                     self._hear_guest()
                 elif event & POLLIN:
-                    load_notify().answer(fd, self.own_places, self.may_fork)
+                    self.denied += load_notify().answer(fd, self.own_places, self.may_fork)
                 else:  # the last process behind this filter is gone, or taken apart
                     self.watched.remove(fd)
                     posix.close(fd)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import posix
 
-from . import wire
+from . import unreachable, wire
 from .guest import load_notify
 from .minding import Minder
 from .syscalls import P_ALL, POLLIN, WEXITED, WNOHANG, WNOWAIT, attempt, ppoll, socketpair, wait4
@@ -40,7 +40,7 @@ class Ward(Minder):
         self.own_places = [spec.workspace, spec.tmp, "/dev/shm"]
         self.ours, self.theirs = socketpair()
         self.sockets = Sockets()
-        self.has_left_traces = False
+        self.has_left_traces, self.denied = False, 0
         self.leaving, self.listener = 0, -1
         self.vitals: Vitals | None = None
         self.last_pid, self.process_counter = open_last_pid(), process_counter
@@ -73,7 +73,7 @@ class Ward(Minder):
         if self.process_counter >= 0:  # else a guest's own number tells how many processes there were before it
             posix.pwrite(self.process_counter, b"1", 0)
         self.user_s, self.system_s, self.most_kib, self.vitals = 0.0, 0.0, 0, None
-        self.has_left_traces = False
+        self.has_left_traces, self.denied = False, 0
 
     def leave(self) -> int:
         """Undo, in a guest, what only the nursery needs; return the guest's end of the link to it."""
@@ -132,11 +132,13 @@ class Ward(Minder):
             if notify.is_farewell(question, pid) and is_alone() and self._is_last_word():
                 self.leaving, self.listener = pid, listener
                 return int(notify.exit_code(question) << 8)
-            notify.reply(listener, question, notify.refusal(question, self.own_places, _nobody))
+            refused = notify.refusal(question, self.own_places, _nobody)
+            notify.reply(listener, question, refused)
         except OSError:  # we do not know what it was for
             self.has_left_traces = True
             return None
         self.has_left_traces = notify.leaves_traces(question) or self.has_left_traces
+        self.denied += notify.is_denied(question, refused)
         return None
 
     def _is_last_word(self) -> bool:
@@ -154,6 +156,13 @@ class Ward(Minder):
     def is_worn(self) -> bool:
         """Tell, when nobody is left, whether the namespaces may hold something of the guest's for the next one."""
         return self.has_left_traces or not (self.is_leaving or self.sockets.are_all_gone())
+
+    def count_denied(self, status: int) -> int:
+        """Return what the policy was seen to block of a guest that ended so.
+
+        Where no socket was made, nobody can have tried the network; where one was, this guest was the first to.
+        """
+        return self.denied + (unreachable.count() if status and self.has_left_traces else 0)
 
     def end_everybody(self) -> None:
         """Kill all that is left in this process namespace but us, and wait until nothing is.

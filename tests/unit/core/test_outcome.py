@@ -26,6 +26,10 @@ from cloche.core.result import Status
         (Observed(exit_code=1, workspace_full=True), Status.DISK_LIMIT, 1),
         (Observed(signal=25), Status.DISK_LIMIT, 153),
         (Observed(), Status.SIGNALED, 137),
+        (Observed(exit_code=3, denied=2), Status.DENIED, 3),
+        (Observed(signal=11, denied=2), Status.SIGNALED, 139),
+        (Observed(exit_code=1, denied=2, pids_hits=1), Status.PIDS_LIMIT, 1),
+        (Observed(cause=KillCause.TIMEOUT, denied=2), Status.TIMEOUT, -1),
     ],
 )
 def test_precedence(seen: Observed, status: Status, exit_code: int) -> None:
@@ -34,13 +38,14 @@ def test_precedence(seen: Observed, status: Status, exit_code: int) -> None:
     assert (verdict.status, verdict.exit_code) == (status, exit_code)
 
 
-@given(oom_kills=st.integers(0, 3), pids_hits=st.integers(0, 3), workspace_full=st.booleans())
-def test_exit_zero_is_ok(oom_kills: int, pids_hits: int, workspace_full: bool) -> None:
+@given(oom_kills=st.integers(0, 3), pids_hits=st.integers(0, 3), workspace_full=st.booleans(), denied=st.integers(0, 3))
+def test_exit_zero_is_ok(oom_kills: int, pids_hits: int, workspace_full: bool, denied: int) -> None:
     """A program that ended with 0 is ok whatever was hit; the hits are counted."""
-    seen = Observed(exit_code=0, oom_kills=oom_kills, pids_hits=pids_hits, workspace_full=workspace_full)
+    seen = Observed(exit_code=0, oom_kills=oom_kills, pids_hits=pids_hits, workspace_full=workspace_full, denied=denied)
     verdict = decide(seen)
     assert verdict.status is Status.OK
-    counts = {"out_of_memory": oom_kills, "pids_limit": pids_hits, "disk_limit": int(workspace_full)}
+    disk = int(workspace_full)
+    counts = {"out_of_memory": oom_kills, "pids_limit": pids_hits, "disk_limit": disk, "denied": denied}
     assert verdict.hits == {name: count for name, count in counts.items() if count}
 
 

@@ -13,6 +13,7 @@ PLACES = {
     "pids": ("pids/pids.events", "pids.events"),
     "peak": ("memory/memory.max_usage_in_bytes", "memory.peak"),
 }
+ROUTES = {"ipv4": "/proc/net/snmp", "ipv6": "/proc/net/snmp6"}  # what the network namespace counts
 
 
 class Counters:
@@ -27,6 +28,11 @@ class Counters:
                     break
                 except OSError:
                     continue
+        for name, place in ROUTES.items():
+            try:
+                self.fds[name] = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
 
     @property
     def counts_processes(self) -> bool:
@@ -45,6 +51,12 @@ class Counters:
 
     def hits(self) -> tuple[int, int]:
         return self.row("oom", "oom_kill"), self.row("pids", "max")
+
+    def unreachable(self) -> int:
+        """Return how often there was no route to what was to be reached, since the container began."""
+        rows = [row.split() for row in self.read("ipv4").splitlines() if row.startswith("Ip:")]
+        table = dict(zip(*rows, strict=False)) if len(rows) == len(("names", "figures")) else {}
+        return int(table.get("OutNoRoutes", 0)) + self.row("ipv6", "Ip6OutNoRoutes")
 
     def held(self) -> tuple[int, int]:
         """Return the bytes of private memory, and of shared memory with all files of a tmpfs."""

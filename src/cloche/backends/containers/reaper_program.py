@@ -299,6 +299,7 @@ class Account:
     def __init__(self, caller: Caller, counters: Counters):
         self.caller, self.counters = caller, counters
         self.hits, self.started = counters.hits(), time.monotonic()
+        self.unreachable = counters.unreachable()
 
     def close(self, attempt: Attempt, status: int) -> None:
         """Say it."""
@@ -308,8 +309,9 @@ class Account:
         if not self.counters.counts_processes:  # then what was there at the end tells
             pids = int(attempt.is_crowded)
         peak = self.counters.read("peak").strip()
+        unreachable = self.counters.unreachable() - self.unreachable if status else 0
         self.caller.say_json(
             ENDED, wait_status=status, cause=attempt.cause, oom_kills=oom, pids_hits=pids, full=is_full(),
-            wall_s=wall_s, cpu_user_s=max(0.0, used[0]), cpu_system_s=max(0.0, used[1]),
+            unreachable=unreachable, wall_s=wall_s, cpu_user_s=max(0.0, used[0]), cpu_system_s=max(0.0, used[1]),
             peak_bytes=int(peak) if peak.isdigit() else None,
         )  # fmt: skip

@@ -7,11 +7,12 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.languages import limits_note
+from cloche.core.levels import Control, State
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, decide
 from cloche.core.request import InputFile
@@ -136,6 +137,7 @@ def _observed(report: Mapping[str, Any], cause: KillCause | None) -> Observed:
         oom_kills=max(0, int(report.get("oom_kills") or 0)),
         pids_hits=max(0, int(report.get("pids_hits") or 0)),
         workspace_full=bool(report.get("full")),
+        denied=max(0, int(report.get("unreachable") or 0)),
     )
 
 
@@ -165,7 +167,10 @@ def make_result(
 ) -> Result:
     """Put a result together; `notes` is what the backend has to say in `meta`."""
     told = running.told()
-    verdict = decide(end.observed.with_refusal(told.refused))
+    seen = end.observed.with_refusal(told.refused)
+    if enforcement[Control.NETWORK].state is not State.ENFORCED:
+        seen = replace(seen, denied=0)  # what was not reached, no policy kept it from
+    verdict = decide(seen)
     out, err = running.outputs.kept("stdout"), running.outputs.kept("stderr")
     if verdict.status is Status.TIMEOUT:
         err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()

@@ -173,8 +173,8 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 def read_report(body: bytes) -> dict[str, Any]:
     """Return what a first process says of its program's end, times in seconds. Raises ValueError where it cannot be."""
-    found = read_object(body)
-    status, counts = found.get("wait_status"), [found.get(name) or 0 for name in ("oom_kills", "pids_hits")]
+    found, counters = read_object(body), ("oom_kills", "pids_hits", "unreachable")
+    status, counts = found.get("wait_status"), [found.get(name) or 0 for name in counters]
     times = [found.get("wall_s"), *(found.get(name) or 0 for name in ("cpu_user_s", "cpu_system_s"))]
     is_possible = (
         isinstance(status, int)

@@ -26,6 +26,7 @@ def observed(ended: dict[str, Any]) -> Observed:
         oom_kills=counters.get("oom_kills", 0),
         pids_hits=counters.get("pids_hits", 0) + int(ended["is_task_limit_seen"]),
         workspace_full=bool(ended["is_folder_over"] or (report and report["full"])),
+        denied=report.get("denied", 0) if report else 0,
     )
 
 
