@@ -20,8 +20,7 @@ WORKSPACE = "/workspace"
 
 def container_arguments(
     folder: str | PathLike[str],
-    image: str,
-    /,
+    image_name: str,
     command: Sequence[str] = (),
     *,
     env: Mapping[str, str | None] | None = None,
@@ -32,7 +31,7 @@ def container_arguments(
 ) -> list[str]:
     """Return the words of the `docker run` that starts an agent's container with `folder` as its /workspace (C15).
 
-    `command` runs in `image`, without one what the image itself runs. It runs as `user`, a pair of ids, by default the
+    `command` runs in the image, without one what the image itself runs. It runs as `user`, a pair of ids, by default the
     owner of the folder, never as root. A variable of `env` whose value is None gets the one that it has where docker is
     called, so that no secret is in the list. The folders of the configuration's `roots` are its /memory and /configs.
 
@@ -51,7 +50,7 @@ def container_arguments(
     settings = load_settings(given(options))
     owned = (owner.st_uid, owner.st_gid or owner.st_uid)
     wanted = WorkspaceContainer(
-        image=image,
+        image=image_name,
         command=tuple(command),
         folders={WORKSPACE: path, **{f"/{root}": os.path.realpath(at) for root, at in settings.roots.items()}},
         user=(user or owned)[0],

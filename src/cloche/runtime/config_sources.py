@@ -188,7 +188,9 @@ def env_file_layer(places: Places) -> Layer:
         return {}
     layer = _load_dotenv(path, is_named=True)
     if layer is None:
-        raise InvalidRequest(f"environment CLOCHE_ENV_FILE: there is no file {path}; correct the path, or leave it out")
+        raise InvalidRequest(
+            f"--env-file (CLOCHE_ENV_FILE): there is no file {path}; correct the path, or leave it out"
+        )
     return layer
 
 

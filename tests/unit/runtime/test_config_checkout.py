@@ -278,7 +278,7 @@ def test_a_named_dotenv_ranks_below_the_environment_and_above_files(checkout: Ch
     assert (found.memory_bytes, found.pids, found.cpus, found.timeout_s) == (1024 * MIB, 30, 2.0, 90.0)
     checkout.says("mine.env", "CLOCHE_MEMORY=2g")
     assert checkout.load(CLOCHE_ENV_FILE="mine.env").limits.memory_bytes == 2048 * MIB  # a change is seen
-    assert "CLOCHE_ENV_FILE: there is no file" in checkout.refusal(CLOCHE_ENV_FILE="missing.env")
+    assert "(CLOCHE_ENV_FILE): there is no file" in checkout.refusal(CLOCHE_ENV_FILE="missing.env")
     assert "is not a regular file" in checkout.refusal(CLOCHE_ENV_FILE=".")
 
 
