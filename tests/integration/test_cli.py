@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -153,6 +154,19 @@ def test_wrong_usage_is_2(words: list[str]) -> None:
     assert done.returncode == 2
     assert done.stderr
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["doctor", "backends"])
+def test_tables_that_are_piped_are_no_wider_than_a_page(verb: str) -> None:
+    """What is longer, sentences and paths, follows in lines that are not broken."""
+    lines = cloche(verb).stdout.decode().splitlines()
+    rows = [line for line in lines if line.startswith(" ")]
+    sentences = [line for line in lines if line.partition(": ")[2]]
+    assert max(map(len, rows)) <= 100
+    if verb == "doctor":
+        assert any(line == f"python: program: {os.path.abspath(sys.executable)}" for line in sentences)
+    else:
+        assert any(re.fullmatch(r"e2b: remedy: .+\.", line) for line in sentences)
 
 
 @pytest.mark.parametrize("words", [["rum"], ["skill", "chek"]])

@@ -8,7 +8,10 @@ from cloche.core.plain import plain_line
 from cloche.runtime.doctor import Diagnosis, diagnose
 from cloche.runtime.doctor_audit import AuditState, examine_audit
 
-from .tables import Row, show
+from .tables import READ_COLUMNS, Row, show
+
+# What stands below its table: sentences, and paths and commands that somebody copies.
+_BELOW = ("answer", "why not", "what to do", "program", "really", "how the jail sees it", "note")
 
 
 def examine(*, as_json: bool) -> int:
@@ -53,7 +56,13 @@ def _print_report(found: Diagnosis, audit: AuditState) -> None:
     for title, rows in _tables(found):
         if rows:
             print()
-            show(rows, as_json=False, title=title)
+            show(
+                rows,
+                as_json=False,
+                title=title,
+                piped_columns=READ_COLUMNS,
+                below=[name for name in _BELOW if name in rows[0]],
+            )
 
 
 def _tables(found: Diagnosis) -> list[tuple[str, list[Row]]]:

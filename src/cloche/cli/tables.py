@@ -7,27 +7,46 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cloche.core.plain import plain
+from cloche.core.plain import plain, plain_line
 
 Row = Mapping[str, Any]
 
 
-def show(rows: Sequence[Row], *, as_json: bool, title: str = "") -> None:
-    """Print rows that share their keys, as a table or as JSON."""
+PIPED_COLUMNS = 200  # where each row shall stay one line, for those who look for it with grep
+READ_COLUMNS = 100  # where rows are read, or stand below one another in a log
+
+
+def show(
+    rows: Sequence[Row],
+    *,
+    as_json: bool,
+    title: str = "",
+    piped_columns: int = PIPED_COLUMNS,
+    below: Sequence[str] = (),
+) -> None:
+    """Print rows that share their keys, as a table or as JSON.
+
+    `piped_columns` is how wide the table may be where there is no terminal. What stands under the keys `below` are
+    sentences, paths and commands: they follow the table, each on a line of its own that is not broken.
+    """
     if as_json:
         print(json.dumps([dict(row) for row in rows], default=str, indent=2))
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(
-        *(rows[0] if rows else ()), title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
-    )
+    names = [name for name in (rows[0] if rows else ()) if name not in below]
+    columns = [Column(name, overflow="fold") for name in names]  # nothing of a long word is lost
+    table = Table(*columns, title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    wide = None if sys.stdout.isatty() else 200
+        table.add_row(*(_cell(row[name]) for name in names))
+    wide = None if sys.stdout.isatty() else piped_columns
     Console(markup=False, highlight=False, emoji=False, width=wide).print(table)
+    for row in rows:
+        for name in below:
+            if row[name]:
+                print(plain_line(f"{_cell(row[names[0]])}: {name}: {_cell(row[name])}"))
 
 
 def _cell(value: object) -> str:
@@ -80,7 +99,7 @@ def show_backends(*, as_json: bool) -> int:
         }
         for name, provider in PROVIDERS.items()
     ]
-    show(rows, as_json=as_json)
+    show(rows, as_json=as_json, piped_columns=READ_COLUMNS, below=("reason", "remedy"))
     return 0
 
 
