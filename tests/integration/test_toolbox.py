@@ -19,10 +19,10 @@ import pytest
 import cloche
 from cloche.agent.answering import Answer
 from cloche.agent.approval import ApprovalRequest, Decision, auto
-from cloche.agent.catalog import TOOLS
 from cloche.agent.exports import answer_anthropic, answer_openai, anthropic_tools, openai_tools
 from cloche.agent.toolbox import Toolbox
 from cloche.agent.wording import MOST_CHARS
+from cloche.backends.toolchain import languages_here
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"
 YES = Decision(is_approved=True, by="test")
@@ -112,6 +112,21 @@ def test_what_is_long_is_clipped_and_kept_where_a_tool_can_read_it() -> None:
     assert answer.text.rstrip().endswith("8999")
     assert "the full text is in tool-outputs/1.stdout.txt" in answer.text
     assert part.text == "4321\n\n[lines 4321 to 4321 of 9000]"
+
+
+def test_languages_without_a_toolchain_or_leave_are_not_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the host runs and the policy allows are."""
+    here = languages_here()
+    assert "python" in here
+    monkeypatch.setattr("cloche.backends.toolchain.SYSTEM_FOLDERS", (str(tmp_path),))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (alone,) = {tool.languages for tool in Toolbox().tools if tool.name == "run_code"}
+    assert alone == ("python",)
+    monkeypatch.undo()
+    (both,) = {tool.languages for tool in Toolbox(languages=["ruby", "python"]).tools if tool.name == "run_code"}
+    assert both == tuple(name for name in ("python", "ruby") if name in here)
 
 
 def test_a_time_out_that_cannot_be_longer_is_not_to_be_raised() -> None:
@@ -344,7 +359,7 @@ def test_providers_are_told_of_the_tools_and_answered_in_their_own_forms() -> No
 
     openai, anthropic, answered, broken, used = use(work)
     assert [tool["function"]["name"] for tool in openai] == [tool["name"] for tool in anthropic]
-    assert openai[0]["function"]["parameters"] == anthropic[0]["input_schema"] == TOOLS["run_code"].schema
+    assert openai[0]["function"]["parameters"] == anthropic[0]["input_schema"] == Toolbox().tools[0].schema
     assert answered == {"role": "tool", "tool_call_id": "c1", "content": "1"}
     assert "the arguments are not JSON" in broken["content"]
     assert used == {

@@ -111,11 +111,17 @@ def _tool(name: str, deed: Deed, description: str, **fields: Any) -> Tool:  # no
     return Tool(name=name, deed=deed, description=description, tiers=tiers, **fields)
 
 
+def _choice_of(languages: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    language = _text("The language.", enum=list(languages), default=languages[0])
+    return {"language": language} if len(languages) > 1 else {}
+
+
+_IN_BOTH = " in Python or C#"
+
+
 def _program(name: str, description: str, languages: tuple[str, ...]) -> Tool:
     """Return a tool that runs a program in one of some languages, by default the first."""
-    language = _text("The language.", enum=list(languages), default=languages[0])
-    chosen = {"language": language} if len(languages) > 1 else {}
-    properties = {"code": _CODE, **chosen, "timeout": _TIMEOUT}
+    properties = {"code": _CODE, **_choice_of(languages), "timeout": _TIMEOUT}
     told = f"{description} {_SANDBOXED}"
     return _tool(name, Deed.RUN, told, properties=properties, languages=languages)
 
@@ -131,7 +137,7 @@ TOOLS: Mapping[str, Tool] = {
             "managers. Use the file tools for all file operations.",
             DEFAULT_LANGUAGES,
         ),
-        _program("code.execute", "Run a program in Python or C#.", ("python", "csharp")),
+        _program("code.execute", f"Run a program{_IN_BOTH}.", ("python", "csharp")),
         _tool(
             "os.execute_sandboxed",
             Deed.SHELL,
@@ -213,6 +219,16 @@ def tool_named(name: str, tier: int, among: Iterable[Tool] | None = None) -> Too
 def told_on_host(tool: Tool) -> Tool:
     """Return a tool as it is described where the code that it runs has the host to itself."""
     return replace(tool, description=_ON_HOST.get(tool.deed, tool.description))
+
+
+def told_with(tool: Tool, languages: Collection[str]) -> Tool:
+    """Return a tool as it is where some languages can run; one of which none can stays, to say why when called."""
+    have = tuple(name for name in tool.languages if name in languages)
+    if tool.deed is not Deed.RUN or have in ((), tool.languages):
+        return tool
+    others = {name: schema for name, schema in tool.properties.items() if name not in ("code", "language")}
+    properties = {"code": tool.properties["code"], **_choice_of(have), **others}
+    return replace(tool, description=tool.description.replace(_IN_BOTH, ""), properties=properties, languages=have)
 
 
 def told_live(tool: Tool, languages: Collection[str]) -> Tool:

@@ -25,7 +25,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from cloche.core.errors import BackendUnavailable
-from cloche.core.languages import Engine, Language
+from cloche.core.languages import LANGUAGES, Engine, Language
 
 SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin")
 # Trees that every jail shows anyway.
@@ -114,6 +114,19 @@ def find_toolchain(language: Language, *, search_path: Sequence[str] | None = No
     raise BackendUnavailable(
         f"{language.name} cannot run here; install what is missing: {'; or '.join(dict.fromkeys(lacks))}"
     )
+
+
+def languages_here() -> tuple[str, ...]:
+    """Return the languages that a toolchain of this host runs."""
+    return tuple(name for name, language in LANGUAGES.items() if _has_toolchain(language))
+
+
+def _has_toolchain(language: Language) -> bool:
+    try:
+        find_toolchain(language)
+    except BackendUnavailable:
+        return False
+    return True
 
 
 def default_search_path(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:

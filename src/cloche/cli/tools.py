@@ -11,7 +11,7 @@ from typing import Any
 
 from cloche.agent.answering import Answer
 from cloche.agent.approval import PATIENCE_S, ApprovalRequest, Approver, Decision, auto, check_patience
-from cloche.agent.catalog import Tool, risk_of, told_on_host, tools_of
+from cloche.agent.catalog import Tool, risk_of
 from cloche.agent.exports import anthropic_tools, openai_response_tools, openai_tools
 from cloche.agent.risk import Risk
 from cloche.agent.tiers import DEFAULT_TIER
@@ -51,9 +51,7 @@ FORMATS: Mapping[str, Callable[[tuple[Tool, ...], int], Told]] = {
 def list_tools(tier: int | None, form: str) -> int:
     """Print the tools of a tier, by default 3, as a table or in one of FORMATS."""
     number = DEFAULT_TIER if tier is None else tier
-    tools = tools_of(number)
-    if number == HOST_TIER:
-        tools = tuple(map(told_on_host, tools))
+    tools = Toolbox(tier=number).tools
     if form == "table":
         rows = [
             {

@@ -143,6 +143,15 @@ class SupportsSessionNames(Protocol):
 
 
 @runtime_checkable
+class SupportsLanguageNames(Protocol):
+    """Be a backend that knows before a run which languages can run in it."""
+
+    def languages(self) -> tuple[str, ...]:
+        """Return the languages for which all is here that runs them."""
+        ...
+
+
+@runtime_checkable
 class SupportsBatchFiles(Protocol):
     """Write many files at once."""
 

@@ -19,6 +19,7 @@ from cloche.core.protocols import (
     OpenSession,
     SupportsBatchFiles,
     SupportsFork,
+    SupportsLanguageNames,
     SupportsSessionNames,
     SupportsSessions,
 )
@@ -89,6 +90,15 @@ class AsyncSandbox:
     def backend(self) -> str:
         """Return the backend's name."""
         return self._prepared.backend.name
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Return the languages that the policy allows and that can run here, as far as that is known before a run."""
+        backend, allowed = self._prepared.backend, self.policy.languages
+        if not isinstance(backend, SupportsLanguageNames):
+            return allowed
+        here = backend.languages()
+        return tuple(name for name in allowed if name in here)
 
     @property
     def session_languages(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from cloche import InvalidRequest
 from cloche.agent.arguments import read_arguments
-from cloche.agent.catalog import TOOLS, Tool, risk_of, told_live, tool_named, tools_of
+from cloche.agent.catalog import TOOLS, Tool, risk_of, told_live, told_with, tool_named, tools_of
 from cloche.agent.risk import Risk
 from cloche.runtime.options import SandboxOptions
 
@@ -149,3 +149,17 @@ def test_a_name_that_is_no_text_is_an_error(name: object) -> None:
     """Of the kind that a model is told of."""
     with pytest.raises(InvalidRequest, match="a tool's name is text"):
         tool_named(name, 3)  # type: ignore[arg-type]
+
+
+def test_languages_that_cannot_run_are_not_offered() -> None:
+    """Neither in the schema nor in words; a tool that has none left stays as it is, and says why when it is called."""
+    tool = told_with(TOOLS["run_code"], ("python", "bash", "csharp"))
+    assert tool.properties["language"] == {**TOOLS["run_code"].properties["language"], "enum": ["python", "bash"]}
+    assert tool.languages == ("python", "bash")
+    with pytest.raises(InvalidRequest, match="language 'typescript' is not one of: python, bash"):
+        read_arguments(tool, {"code": "1", "language": "typescript"})
+    alone = told_with(TOOLS["code.execute"], ("python",))
+    assert "language" not in alone.properties
+    assert "C#" not in alone.description
+    for name in ("run_python_code", "os.execute_sandboxed", "read_file"):
+        assert told_with(TOOLS[name], ("ruby",)) is TOOLS[name]

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from cloche import InvalidRequest
-from cloche.agent.catalog import tools_of
 from cloche.agent.exports import anthropic_tools, openai_response_tools, openai_tools
+from cloche.agent.toolbox import Toolbox
 from cloche.cli.tools import FORMATS, call_tool, list_tools
 
 
@@ -17,7 +17,7 @@ def test_a_tiers_tools_are_listed_with_their_risks(tier: int, capsys: pytest.Cap
     assert list_tools(tier, "table") == 0
     table = capsys.readouterr().out
     rows = dict(re.findall(r"^ ([a-z_.]+) +(low|medium|high|critical) ", table, re.MULTILINE))
-    assert list(rows) == [tool.name for tool in tools_of(tier)]
+    assert list(rows) == [tool.name for tool in Toolbox(tier=tier).tools]
     code = {risk for name, risk in rows.items() if "file" not in name}
     assert code == {1: set(), 2: set(), 3: {"high"}, 4: {"critical"}}[tier]
     assert ("with no sandbox" in table) == (tier == 4)
@@ -27,18 +27,18 @@ def test_the_usual_tier_is_3(capsys: pytest.CaptureFixture[str]) -> None:
     """As it is for a toolbox."""
     list_tools(None, "json")
     told = json.loads(capsys.readouterr().out)
-    assert [tool["name"] for tool in told] == [tool.name for tool in tools_of(3)]
-    assert told[0]["schema"] == tools_of(3)[0].schema
+    assert [tool["name"] for tool in told] == [tool.name for tool in Toolbox(tier=3).tools]
+    assert told[0]["schema"] == Toolbox(tier=3).tools[0].schema
     assert told[0]["risk"] == "high"
 
 
 @pytest.mark.parametrize(
     ("form", "expected"),
     [
-        ("openai", openai_tools(tools_of(3))),
-        ("openai-strict", openai_tools(tools_of(3), is_strict=True)),
-        ("openai-responses", openai_response_tools(tools_of(3))),
-        ("anthropic", anthropic_tools(tools_of(3))),
+        ("openai", openai_tools(Toolbox(tier=3).tools)),
+        ("openai-strict", openai_tools(Toolbox(tier=3).tools, is_strict=True)),
+        ("openai-responses", openai_response_tools(Toolbox(tier=3).tools)),
+        ("anthropic", anthropic_tools(Toolbox(tier=3).tools)),
     ],
 )
 def test_they_are_exported_for_providers(form: str, expected: object, capsys: pytest.CaptureFixture[str]) -> None:

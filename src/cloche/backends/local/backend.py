@@ -17,7 +17,7 @@ from cloche.core.policy import Policy
 from ..drivers import DRIVERS
 from ..groups import remove_groups
 from ..host import Host, measure_host, namespace_remedy
-from ..toolchain import Toolchain, find_toolchain
+from ..toolchain import Toolchain, find_toolchain, languages_here
 from .left_folders import remove_folders
 from .measures import measures
 from .plan import KIND
@@ -52,6 +52,10 @@ class LocalBackend:
     def capabilities_at(self, level: Level) -> Capabilities:
         """Return what is enforced at a level of this host's; unavailable, with the reason, at a higher one."""
         return self._capabilities(level)
+
+    def languages(self) -> tuple[str, ...]:
+        """Return the languages for which this host has a toolchain."""
+        return languages_here()
 
     def session_languages(self) -> tuple[str, ...]:
         """Return the languages that may have sessions, here where their programs are."""

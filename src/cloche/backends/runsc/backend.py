@@ -17,6 +17,7 @@ from ..containers.pool import close_pool
 from ..drivers import DRIVERS
 from ..groups import remove_groups
 from ..host import Host, measure_host
+from ..toolchain import languages_here
 from .engine import INSTALL, Engine
 from .measures import measures
 from .place import KIND, wait_for_all
@@ -48,6 +49,10 @@ class RunscBackend:
             return self._unavailable(engine, INSTALL)
         found = measures(self._host())
         return Capabilities(backend=self.name, available=True, level=level, controls=found)
+
+    def languages(self) -> tuple[str, ...]:
+        """Return the languages for which this host has a toolchain."""
+        return languages_here()
 
     def session_languages(self) -> tuple[str, ...]:
         """Return the languages that may have sessions, here where their programs are."""
