@@ -129,6 +129,36 @@ def test_languages_without_a_toolchain_or_leave_are_not_offered(
     assert both == tuple(name for name in ("python", "ruby") if name in here)
 
 
+INSTALLERS = """
+import importlib.util, shutil, subprocess, sys
+names = ("pip", "pip3", "npm", "npx", "gem", "apt", "apt-get", "uv")
+specs = [importlib.util.find_spec(name) for name in ("pip", "ensurepip")]
+found = [name for name in names if shutil.which(name)] + [one.name for one in specs if one and one.origin]
+[found, subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode == 0]
+"""
+
+
+@pytest.mark.both_users
+def test_package_managers_are_not_found_by_tools_that_say_so(settings_of_nobody: None) -> None:
+    """Neither in a run of its own nor in an interpreter that goes on; a run that is no tool's finds what is there."""
+
+    async def work(tools: Toolbox) -> list[Any]:
+        answers = [await tools.call("code_exec", {"code": INSTALLERS}) for _ in range(3)]
+        assert "no package managers" in next(tool.description for tool in tools.tools if tool.name == "code_exec")
+        return [answer.result.value for answer in answers if answer.result is not None]
+
+    assert cloche.run(INSTALLERS).value[0] != []
+    for live in (False, True):
+        assert use(work, live=live) == [[[], False]] * 3
+
+
+def test_where_package_managers_are_shown_no_tool_denies_it() -> None:
+    """The sentence is made from the policy: below level jail nothing is covered."""
+    toolbox = Toolbox(tier=4, backend="local", level="confined")
+    assert toolbox.policy.package_managers
+    assert "package managers" not in " ".join(tool.description for tool in toolbox.tools)
+
+
 def test_a_time_out_that_cannot_be_longer_is_not_to_be_raised() -> None:
     """What the operator allows is all there is, and asking for more brings no more."""
 

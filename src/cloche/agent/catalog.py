@@ -116,6 +116,7 @@ def _choice_of(languages: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return {"language": language} if len(languages) > 1 else {}
 
 
+_NO_MANAGERS = ", and no package managers"
 _IN_BOTH = " in Python or C#"
 
 
@@ -133,8 +134,8 @@ TOOLS: Mapping[str, Tool] = {
         _program("run_python_code", "Run a Python program, and get what it prints.", ("python",)),
         _program(
             "code_exec",
-            "Run a program. It has no access to host files or to the agent's workspace of notes, and no package "
-            "managers. Use the file tools for all file operations.",
+            "Run a program. It has no access to host files or to the agent's workspace of notes"
+            f"{_NO_MANAGERS}. Use the file tools for all file operations.",
             DEFAULT_LANGUAGES,
         ),
         _program("code.execute", f"Run a program{_IN_BOTH}.", ("python", "csharp")),
@@ -229,6 +230,11 @@ def told_with(tool: Tool, languages: Collection[str]) -> Tool:
     others = {name: schema for name, schema in tool.properties.items() if name not in ("code", "language")}
     properties = {"code": tool.properties["code"], **_choice_of(have), **others}
     return replace(tool, description=tool.description.replace(_IN_BOTH, ""), properties=properties, languages=have)
+
+
+def told_with_managers(tool: Tool) -> Tool:
+    """Return a tool as it is described where programs that install packages are shown."""
+    return replace(tool, description=tool.description.replace(_NO_MANAGERS, ""))
 
 
 def told_live(tool: Tool, languages: Collection[str]) -> Tool:

@@ -36,7 +36,7 @@ from cloche.runtime.sandbox import AsyncSandbox
 from .answering import Answer, Keep, answer_of
 from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Gate, deny
 from .arguments import read_arguments
-from .catalog import Deed, Tool, risk_of, told_live, told_on_host, told_with, tool_named, tools_of
+from .catalog import Deed, Tool, risk_of, told_live, told_on_host, told_with, told_with_managers, tool_named, tools_of
 from .host import run_on_host
 from .live import Interpreters, Ran
 from .risk import Risk
@@ -86,6 +86,11 @@ class Toolbox:
             self._sandbox = AsyncSandbox(**with_tier(options, self.tier))
         if self._sandbox.policy.trusted:
             raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
+        # What other backends show is their image's, and other levels cover nothing.
+        if self._sandbox.backend == "local" and self.policy.level in (None, Level.JAIL):
+            self._sandbox.hide_package_managers()
+        if self.policy.package_managers:
+            self.tools = tuple(map(told_with_managers, self.tools))
         languages = self._sandbox.languages
         self.tools = tuple(told_with(tool, languages) for tool in self.tools)
         self._given_level = level_of(options.get("backend"))

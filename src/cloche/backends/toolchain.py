@@ -11,6 +11,7 @@ than packages.
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import pwd
@@ -64,6 +65,10 @@ _MULTICALL = frozenset({"busybox", "coreutils", "toybox"})
 # Folders of a home that mix toolchains with private data; the home itself and all above it are refused
 # anyway.
 _GRAB_BAGS = (".cache", ".cargo", ".config", ".deno", ".local", ".ssh", "bin")
+_INSTALLERS = re.compile(
+    r"(pip|pipx|uv|uvx|conda|mamba|poetry|npm|npx|yarn|pnpm|corepack|gem|bundle|bundler|apt|apt-get|aptitude|cargo|nuget)[0-9.]*"
+)
+_INSTALLING_MODULES = ("pip", "uv", "ensurepip")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*$")
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
@@ -127,6 +132,24 @@ def _has_toolchain(language: Language) -> bool:
     except BackendUnavailable:
         return False
     return True
+
+
+@lru_cache(maxsize=16)
+def package_managers(shown: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the programs and modules that install packages, as far as a jail that shows these paths shows them."""
+    tops = (*SHOWN_TREES, *shown)
+    programs = [
+        os.path.realpath(entry.path)
+        for folder in (*SYSTEM_FOLDERS, *(f"{path}/bin" for path in shown), *map(os.path.dirname, shown))
+        if _is_below(folder, tops) and os.path.isdir(folder)
+        for entry in os.scandir(folder)
+        if _INSTALLERS.fullmatch(entry.name)
+    ]
+    libraries = [f"{top}/lib/python3*" for top in ("/usr", "/usr/local", *shown)]
+    places = [*libraries, *(f"{one}/{kind}-packages" for one in libraries for kind in ("site", "dist")), *shown]
+    modules = [found for place in places for name in _INSTALLING_MODULES for found in glob.glob(f"{place}/{name}")]
+    found = [one for one in programs if os.path.basename(one) not in _MULTICALL] + list(map(os.path.realpath, modules))
+    return _outermost(one for one in found if _is_below(one, tops))
 
 
 def default_search_path(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ class Policy:
     `require_level` and `require_controls` refuse anything less; `best_effort` names controls that may be
     absent. `level` asks for one level exactly (`process` only ever this way); None takes the strongest the
     backend has. `warm` lets a run start in a sandbox that was made ready ahead, and `preload` names modules that are
-    already loaded there. `network_allow` lists the hosts that mode `allowlist` may reach: empty means none.
+    already loaded there. Without `package_managers`, programs that install packages are not shown, as far as the
+    backend can do that. `network_allow` lists the hosts that mode `allowlist` may reach: empty means none.
     `runtime` names the one container runtime that will do: docker's own, at level `jail` (C3).
     `fallback` says what may run `trusted` code, which is the operator's own and never a model's, where the backend that
     was chosen is missing: the local backend, then with `process` a child process (S12).
@@ -50,6 +51,7 @@ class Policy:
     fallback: Fallback = "none"
     warm: bool = True
     preload: tuple[str, ...] = ()
+    package_managers: bool = True
 
     def __post_init__(self) -> None:
         if self.screen not in get_args(ScreenMode):

@@ -70,7 +70,8 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
         },
     }
     binds, inner = _binds(run, spec)
-    tree = [*mounts.from_rows(row for row in spec.mounts if not _is_own(row)), *binds, *inner, mounts.Proc(spec.masked)]
+    tree = [*mounts.from_rows(row for row in spec.mounts if not _is_own(row)), *binds, *inner, *_covers(run)]
+    tree.append(mounts.Proc(spec.masked))
     sources = [value for value in tree if isinstance(value, mounts.Bind)]
     host = spec.hostname.encode()
     die = _step("die_with_parent", "die with the parent", caps.prctl(PR_SET_PDEATHSIG, SIGKILL))
@@ -286,7 +287,7 @@ def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
         rows.append(mounts.Attach(WORKSPACE, workspace))
     else:
         rows.append(mounts.Tmpfs(workspace, spec.disk_bytes, spec.inodes, "0755"))
-    return [*rows, *inner, mounts.Proc(spec.masked)]
+    return [*rows, *inner, *_covers(run), mounts.Proc(spec.masked)]
 
 
 def _binds(run: Run, spec: Spec) -> tuple[list[mounts.Bind], list[mounts.Inner]]:
@@ -295,6 +296,10 @@ def _binds(run: Run, spec: Spec) -> tuple[list[mounts.Bind], list[mounts.Inner]]
     inner = inner_of(run.binds, spec)
     outer = [mounts.Bind(path, path[1:], register=registers.get(path, "")) for path in run.binds if path not in inner]
     return outer, [mounts.Inner(path, path[1:], register=registers.get(path, "")) for path in inner]
+
+
+def _covers(run: Run) -> list[mounts.Cover]:
+    return [mounts.Cover(path[1:]) for path in run.covered]
 
 
 def _without_repetition(steps: list[Step]) -> list[Step]:

@@ -207,11 +207,26 @@ class Proc:
 
 
 def _cover(path: str) -> Call:
-    """Cover a file or folder of /proc, which is what it is on the host; one that is not there needs no cover."""
+    """Cover a file or folder, which is what it is on the host; one that is not there needs no cover."""
     if os.path.isdir(f"/{path}"):
         flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
         return mount("tmpfs", path, "tmpfs", flags, "size=0,nr_inodes=1,mode=0555", excuse=(ENOENT,))
     return mount("dev/null", path, "", MS_BIND, excuse=(ENOENT,))
+
+
+class Cover:
+    """Cover a file or folder of what is shown with nothing."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: str):
+        self.target = target
+
+    def calls(self) -> list[Call]:
+        return [_cover(self.target)]
+
+    def describe(self) -> str:
+        return f"cover /{self.target}"
 
 
 KINDS: dict[str, Any] = {

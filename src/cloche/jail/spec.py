@@ -99,7 +99,8 @@ class Run(_Record):
     data). `leftover` is the program that the run before left in the workspace, to be removed first.
     `python` is None, or what the helper's own interpreter needs to become the guest after the commands.
     `folders` are made in this order, new, and `generated` maps absolute paths in them to text.
-    `binds` are the toolchain's paths to show besides the spec's mounts, `private` those of them whose files only the
+    `binds` are the toolchain's paths to show besides the spec's mounts, `covered` what lies in all that is shown and is
+    none of the guest's, `private` those of `binds` whose files only the
     caller may read (shown through an id-mapped mount), `readable` the rules Landlock needs for them,
     `keep_read_search` that Landlock alone must decide what can be read (see `caps.become_keeping_read_search`).
     `is_session` says that it lives until it is ended: the value's pipe takes its answers, and a link follows it, on
@@ -115,6 +116,7 @@ class Run(_Record):
     generated: dict[str, str] = {}
     timeout_s: float = 30.0
     binds: list[str] = []
+    covered: list[str] = []
     private: list[str] = []
     readable: list[tuple[str, str]] = []
     keep_read_search: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from os import PathLike
 from types import TracebackType
 from typing import Any, Protocol, Self, Unpack, runtime_checkable
@@ -90,6 +91,11 @@ class AsyncSandbox:
     def backend(self) -> str:
         """Return the backend's name."""
         return self._prepared.backend.name
+
+    def hide_package_managers(self) -> None:
+        """Show no programs that install packages from the first run on, unless the policy names packages."""
+        policy = self.policy.with_changes(package_managers=bool(self.policy.packages))
+        self._prepared = replace(self._prepared, policy=policy)
 
     @property
     def languages(self) -> tuple[str, ...]:

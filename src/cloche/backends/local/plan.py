@@ -19,6 +19,7 @@ from cloche.jail.ucounts import amounts as ucounts
 from .. import layout
 from ..groups import group_name
 from ..host import Host
+from ..toolchain import package_managers
 from .left_folders import new_folder
 
 # The range of outside ids: above what distributions and systemd give out, below 2^31.
@@ -114,10 +115,11 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: 
     return spec
 
 
-def show_toolchain(run: Run, spec: Spec, paths: Sequence[str], host: Host) -> None:
+def show_toolchain(run: Run, spec: Spec, paths: Sequence[str], host: Host, policy: Policy) -> None:
     """Let one run see a toolchain's folders and files."""
     if spec.level == "jail":
         run.binds = list(paths)
+        run.covered = [] if policy.package_managers else list(package_managers(tuple(paths)))
         if host.owns_ids and not host.idmapped:
             run.private = [path for path in paths if layout.needs_private_mount(path)]
     elif spec.level == "confined":

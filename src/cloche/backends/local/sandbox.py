@@ -137,7 +137,7 @@ class LocalOpenSandbox:
         spec.outside, spec.shares_folder = self._spec.outside, True
         if self.can_fork and program.is_forkable:
             make_forkable(spec, self._host)
-        show_toolchain(program.run, spec, program.paths(), self._host)
+        show_toolchain(program.run, spec, program.paths(), self._host, self._policy)
         self.workspace.clear_for(program.run)
         slot = self._pool.fork() if self._pool is not None else None
         session.start = "cold" if slot is None else "forked"
@@ -280,7 +280,7 @@ class LocalOpenSandbox:
     async def _write(self, files: Sequence[InputFile]) -> None:
         run = Run(files=[(file.path, file.mode, file.data) for file in files], timeout_s=self._limits.timeout_s)
         if self._spec.level == "jail":  # as Python's runs have it, so that they can share what waits for them
-            show_toolchain(run, self._spec, python_toolchain().binds, self._host)
+            show_toolchain(run, self._spec, python_toolchain().binds, self._host, self._policy)
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
             await self._attend(run, (null, null, null, null), discard)
@@ -367,7 +367,7 @@ class LocalOpenSandbox:
         return self._slot is not None and not self._slot.rebuilds and self._start == "pooled"
 
     async def _run_once(self, request: Request, program: Program, sink: Sink) -> Result:
-        show_toolchain(program.run, self._spec, program.paths(), self._host)
+        show_toolchain(program.run, self._spec, program.paths(), self._host, self._policy)
         sink = sink if sink is discard else started_first(sink)
         pipes = Pipes(request.stdin, self._limits, self._kill, sink)
         if sink is not discard:

@@ -119,7 +119,7 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     """
     known = (
         spec.origin, spec.outside is None, spec.cgroup is None, tuple(run.binds), tuple(run.private),
-        run.python is None, len(run.commands) <= 1, is_kept,
+        tuple(run.covered), run.python is None, len(run.commands) <= 1, is_kept,
     )  # fmt: skip
     found = _jails.get(known)
     if found is None or spec.origin is None:
@@ -136,10 +136,10 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     is_nursery = len(run.commands) <= 1
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
-        tuple(run.binds), tuple(run.private), has_python, is_nursery, spec.landlock_abi,
+        tuple(run.binds), tuple(run.private), tuple(run.covered), has_python, is_nursery, spec.landlock_abi,
         bool(spec.cgroup), spec.cpu_affinity,
     )  # fmt: skip
-    bare = Run(binds=run.binds, private=run.private, python={} if has_python else None)
+    bare = Run(binds=run.binds, covered=run.covered, private=run.private, python={} if has_python else None)
     mine = spec.copy()  # the sandbox's may be given an identity of its own
     mine.outside = OUTSIDE_IDS if spec.outside is not None else None
     return WarmJail(key, mine, bare, is_nursery)
