@@ -32,8 +32,9 @@ def container_arguments(
     """Return the words of the `docker run` that starts an agent's container with `folder` as its /workspace (C15).
 
     `command` runs in the image, without one what the image itself runs. It runs as `user`, a pair of ids, by default
-    the owner of the folder, never as root. A variable of `env` whose value is None gets the one that it has where docker is
-    called, so that no secret is in the list. The folders of the configuration's `roots` are its /memory and /configs.
+    the owner of the folder, never as root. A variable of `env` whose value is None gets the one that it has where
+    docker is called, so that no secret is in the list. The folders of the configuration's `roots` are its /memory and
+    /configs.
 
     Of `options`, the keywords of `cloche.run`, those hold that a container has: memory in bytes, cpus, pids, the size
     of /tmp, network (off or open), user, runtime and level. Nothing is started and no daemon is asked.

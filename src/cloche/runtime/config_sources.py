@@ -343,7 +343,7 @@ def _read_layer(text: str, path: str, format_: Format) -> Layer:
     return read_words(_pairs(document, path, format_), format_.readers, origin=path, where=f"{path}: ")
 
 
-def _shared_part(text: str, path: str, format_: Format) -> Mapping[str, object] | None:
+def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, object] | None:
     """Return what is Cloche's in a file that may be another program's; the rest is passed over, with a warning.
 
     A section with a key that Cloche has nothing like is another program's, unless it asks for isolation.
@@ -359,7 +359,7 @@ def _shared_part(text: str, path: str, format_: Format) -> Mapping[str, object] 
         return None
     if not isinstance(document, Mapping):
         return None
-    kept: dict[str, object] = {}
+    kept: dict[object, object] = {}
     if "tier" in document:
         if str(document["tier"]).strip().isdigit():
             kept["tier"] = document["tier"]

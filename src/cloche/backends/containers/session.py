@@ -81,7 +81,7 @@ class ContainerSession(LivingSession):
     def _end(self) -> asyncio.Future[None] | None:
         return self._hearing.end if self._is_started else None
 
-    async def _prepare(self, _: str) -> None:
+    async def _prepare(self, code: str) -> None:
         """Do nothing: what runs one cell can run the next."""
 
     def _set_pace(self, *, is_busy: bool) -> None:
