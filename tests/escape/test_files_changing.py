@@ -9,6 +9,7 @@ change = partial(Attempt, family="files")
 mount = partial(Attempt, family="files", destructive=True, levels=BOTH)
 
 ATTEMPTS = (
+    change(name="change the times of the host's device", code="os.utime('/dev/null'); escaped()"),
     mount(
         name="mount a tmpfs",
         code="""

@@ -128,6 +128,24 @@ ATTEMPTS = (
     call(name="change the host's name", destructive=True, code="""escaped(syscall(170, b"escaped", 7))"""),
     call(name="change the host's domain", destructive=True, code="""escaped(syscall(171, b"escaped", 7))"""),
     call(name="open_by_handle_at", code="""reaches(304, -1, bytes(16), 0)"""),
+    # What an ordinary user's guest could lock the user's home with, through a file of it that it may read.
+    call(name="remove an encryption key", code="reaches(16, os.open('/usr', 0), 0xC0406618, bytes(64))"),
+    call(name="add an encryption key", code="reaches(16, os.open('/usr', 0), 0xC0506617, bytes(80))"),
+    # What the kernel keeps in the inode, for all who share the file, and counts for nobody.
+    call(
+        name="mbind",
+        code="""
+        page = syscall(9, 0, 4096, 3, 0x22, -1, 0)
+        escaped(syscall(237, page, 4096, 0, 0, 0, 0))
+        """,
+    ),
+    call(
+        name="hint how long a file's data will live",
+        code="""
+        with open("hinted", "w") as file:
+            escaped(syscall(72, file.fileno(), 1036, (2).to_bytes(8, "little")))
+        """,
+    ),
     call(
         name="process_vm_readv of itself",
         code="""

@@ -70,6 +70,29 @@ print(json.dumps(values))
     assert "pooled" in [value[4] for value in found]
 
 
+def test_no_file_of_the_host_is_locked(there: There) -> None:
+    """What is shown in a place is none of the guest's own files, whatever its path; those it may lock."""
+    found = there.run(
+        """
+import fcntl, json, sys, cloche
+CODE = '''
+import fcntl, sys
+def lock(path, mode):
+    try:
+        fcntl.flock(open(path, mode), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.strerror
+    return "locked"
+[lock(sys.prefix + "/bin/python", "rb"), lock("/tmp/own", "w"), lock("/workspace/own", "w")]
+'''
+with open(sys.prefix + "/bin/python", "rb") as file:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print(json.dumps(cloche.run(CODE).value))
+""",
+    )
+    assert found == ["No locks available", "locked", "locked"]
+
+
 def test_sessions_have_checkpoints_and_forks(there: There) -> None:
     """What is shown in a place is taken along, not copied, and what is mapped of it stands in no way."""
     found = there.run(

@@ -112,7 +112,7 @@ class Device(Bind):
     __slots__ = ()
 
     def __init__(self, name: str):
-        super().__init__(f"/dev/{name}", f"dev/{name}", MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
+        super().__init__(f"/dev/{name}", f"dev/{name}", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
 
     def describe(self) -> str:
         return f"device {self.source}"

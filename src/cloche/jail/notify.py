@@ -143,9 +143,15 @@ def _ioctl(listener: int, request: int, data: bytes) -> None:
 
 
 def _is_own(pid: int, fd: int, own_places: Sequence[str]) -> bool:
-    """Tell whether descriptor `fd` of process `pid` is a file in one of the guest's own places."""
+    """Tell whether descriptor `fd` of process `pid` is a file in one of the guest's own places.
+
+    What of the host is shown below them is on another device, which no renaming of the folders above can hide.
+    """
     try:
         path = posix.readlink(f"/proc/{pid}/fd/{fd}")
+        place = next((place for place in own_places if path.startswith(f"{place}/")), "")
+        if not place:
+            return False
+        return posix.stat(f"/proc/{pid}/fd/{fd}").st_dev == posix.stat(f"/proc/{pid}/root{place}").st_dev
     except OSError:
         return False
-    return any(path.startswith(f"{place}/") for place in own_places)

@@ -52,12 +52,18 @@ INIT = 1
 UNCOUNTED = ("shmget", "sched_setaffinity")
 # TIOCSTI and TIOCLINUX type into a terminal, TIOCCONS and TIOCSETD redirect it.
 REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
+# What file systems have in common is numbered by one letter. Some of it is done to the file system or to its user
+# through any file that can be read: with FS_IOC_REMOVE_ENCRYPTION_KEY a guest could lock the caller's home. So of all
+# that only flags may be read and set.
+FILE_SYSTEM_KIND, KIND_MASK = 0x6600, 0xFF00
+FLAG_IOCTLS = (0x80086601, 0x40086602)
 # Interface ioctls are refused as a range, but for those that only ask.
 SIOC_FIRST, SIOC_LAST = 0x8900, 0x89FF
 SIOC_QUESTIONS = (0x8904, 0x8905, 0x8910, 0x8912, 0x8913, 0x8915, 0x8919, 0x891B, 0x891D, 0x8921, 0x8927, 0x8933)
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
-# fcntl: locks of three kinds ask first (see `notify`); leases and directory notices are refused.
-LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026)
+# fcntl: locks of three kinds ask first (see `notify`). Leases, directory notices and delegations are refused, and so
+# are hints on how long data lives: the kernel keeps them in the inode, for who owns it, through read-only mounts too.
+LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026, 1036, 1038, 1040)
 # PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process; PR_SCHED_CORE, which takes a whole core.
 PRCTL_REFUSED = (22, 35, 62)
 # What could wake a stopped process: a signal that the kernel sends in its own name, later. A live session that was
@@ -266,13 +272,15 @@ def _socket_option_block() -> Block:
 
 
 def _ioctl_block() -> Block:
-    """Refuse terminal injection, and every interface ioctl that is not a question."""
+    """Refuse terminal injection, what is done to file systems, and every interface ioctl that is not a question."""
     return [
         _argument(1),
         *_if_any(REFUSED_IOCTLS, _deny(EPERM)),
-        *_if_any(SIOC_QUESTIONS, _ALLOWED),
+        *_if_any((*SIOC_QUESTIONS, *FLAG_IOCTLS), _ALLOWED),
         (BPF_JGE, 0, 2, SIOC_FIRST),
         (BPF_JGE, 1, 0, SIOC_LAST + 1),
         _deny(EPERM),
+        (BPF_AND, 0, 0, KIND_MASK),
+        *_if_any((FILE_SYSTEM_KIND,), _deny(EPERM)),
         _ALLOWED,
     ]

@@ -133,7 +133,8 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
 
 def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool) -> WarmJail:
     has_python = run.python is not None or is_kept
-    is_nursery = len(run.commands) <= 1
+    # A root with one id owns pid 1's entries in /proc by name, which no other user does: there each run has a jail.
+    is_nursery = len(run.commands) <= 1 and (spec.outside is not None or os.geteuid() != 0)
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
         tuple(run.binds), tuple(run.private), tuple(run.covered), has_python, is_nursery, spec.landlock_abi,
