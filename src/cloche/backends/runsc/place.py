@@ -54,7 +54,8 @@ class Place:
             self._process, self._link = start_keeper(sys.executable)
         except OSError as error:
             raise StartFailed(f"cannot start the keeper process: {error}", step="keeper") from error
-        threading.Thread(target=self._read, name="cloche-runsc", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="cloche-runsc", daemon=True)
+        self._reader.start()
         try:
             inside = 0 if plan.engine.is_rootless else None
             self._say("open", {"calls": plan.open_calls(), "inside_id": inside})
@@ -149,7 +150,12 @@ class Place:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait(PATIENCE_S)
-            self._link.close()
+            self._reader.join(PATIENCE_S)
+            if self._reader.is_alive():
+                log.warning("what a keeper process said is still being read, so its link stays open")
+            else:  # closed before, its number could be another's by the time that it is read from
+                with self._turn:
+                    self._link.close()
             if self._process.returncode != 0:
                 self._remove_groups()
         except subprocess.TimeoutExpired:

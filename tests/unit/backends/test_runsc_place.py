@@ -1,0 +1,59 @@
+"""The caller's side of a place in which gVisor runs."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from cloche.backends.runsc import place as module
+from cloche.jail import wire
+
+
+class _Ended:
+    returncode = 0
+
+    def wait(self, _: float) -> int:
+        return 0
+
+
+class _Link:
+    """A socket that tells when it is closed."""
+
+    def __init__(self, link: socket.socket):
+        self._link, self.is_closed = link, threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    def close(self) -> None:
+        self._link.close()
+        self.is_closed.set()
+
+
+def test_a_link_is_not_closed_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number could be another file's by then, from which the reader would wait with the interpreter's lock."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link, is_reading, may_read = _Link(ours), threading.Event(), threading.Event()
+    receive = wire.receive
+
+    def receive_late(fd: int) -> tuple[str, dict[str, Any], list[int]]:
+        is_reading.set()
+        assert may_read.wait(60)
+        return receive(fd)
+
+    monkeypatch.setattr(wire, "receive", receive_late)
+    place = module.Place.__new__(module.Place)
+    vars(place).update(_link=link, _process=_Ended(), _waiting={}, _answers={}, _turn=threading.Lock(), is_lost=False)
+    place._reader = threading.Thread(target=place._read)
+    place._reader.start()
+    with theirs:
+        place.close()
+        assert is_reading.wait(60)
+        assert not link.is_closed.wait(0.2)
+        may_read.set()
+        assert link.is_closed.wait(60)
+    place._reader.join(60)
+    assert place.is_lost
