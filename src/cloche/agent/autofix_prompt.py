@@ -29,8 +29,9 @@ _ON_TOP = re.compile(
     r"error(\[\w+\])?: (?!aborting due to|could not compile)|thread '.*' (\(\d+\) )?panicked at|panic: |fatal error: "
     r"|\S+\.(cs|ts)\(\d+,\d+\): error|\S+\.rb:\d+:(?! warning:)|Unhandled [Ee]xception[.:]"
 )
-# What stands below an error and is none: marks, hints, rules between the parts of a group.
-_MARKS = re.compile(r"[\s^~|+-]+\d*[\s^~|+-]*|Did you mean\?.*|(note|help): .*|For more information about .*")
+# What stands below an error and is none: marks, hints, rules between the parts of a group. A program chooses how long a
+# line is: no two parts beside each other may match the same.
+_MARKS = re.compile(r"[\s^~|+-]+(?:\d+[\s^~|+-]*)?|Did you mean\?.*|(note|help): .*|For more information about .*")
 _FOOTER = re.compile(r"Node\.js v[\d.]+")  # stands below each of its traces and says nothing of the failure
 _NORMAL: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, flags), put)
@@ -44,7 +45,7 @@ _NORMAL: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=[\w)>\]]):\d+(?::\d+)?(?=[:)\s,]|$)", ":…", re.MULTILINE),
         (r"\b\d+(?:\.\d+)? ?(?:ns|µs|us|ms|s|sec|seconds)\b", "… s", 0),
         (r"^\s*\d+ \|", "|", re.MULTILINE),
-        (r"[ \t^~]+$", "", re.MULTILINE),
+        (r"(?<![ \t^~])[ \t^~]+$", "", re.MULTILINE),
         (r"[ \t]+", " ", 0),
     )
 )

@@ -419,6 +419,13 @@ def test_the_failure_in_a_line_is_no_mark_and_no_hint(stderr: str, told: str) ->
     assert error_line(Result("", stderr, 1, 0.1)) == f"exit code 1: {told}"
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("line", ["^" * 200_000 + "x", "^1" * 100_000 + "x", "thread '" + "' (1" * 50_000])
+def test_a_long_line_holds_nobody_up(line: str) -> None:
+    """The program that failed has chosen it; what is looked for in it takes time in proportion to its length."""
+    assert error_line(Result("", line, 1, 0.1)).startswith(f"exit code 1: {line[:200]}")
+
+
 def test_what_was_tried_is_told() -> None:
     """From the second round on, the question lists what earlier ones came to."""
     prompts: list[str] = []
