@@ -97,6 +97,14 @@ def test_e2b_says_what_is_missing() -> None:
         cloche.E2BSandbox()
 
 
+def test_what_is_no_text_goes_in_and_is_told_as_python_tells_it() -> None:
+    """Arguments are bytes, as file names are; code with half a character in it is the program's own mistake."""
+    assert cloche.run("import os, sys; print(os.fsencode(sys.argv[1]))", argv=["\udcff"]).stdout == "b'\\xff'\n"
+    with cloche.Sandbox() as sandbox:
+        for result in (sandbox.run("x = '\ud800'"), sandbox.session().run("x = '\ud800'")):
+            assert (result.status, "Error" in result.stderr) == ("error", True)
+
+
 def test_arguments_stdin_environment_and_files_go_in() -> None:
     """Everything a program can be given reaches it."""
     code = "import os, sys; print(sys.argv[1:], sys.stdin.read(), os.environ['K'], open('a/b.txt').read())"

@@ -80,7 +80,8 @@ class LocalOpenSandbox:
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         program = build_program(request, self._places, request.timeout_s or self._limits.timeout_s)
-        self._note_drawing(*(data for *_, data in program.run.files), *map(str.encode, request.argv))
+        words = (word.encode("utf-8", "surrogateescape") for word in request.argv)  # which need not be UTF-8
+        self._note_drawing(*(data for *_, data in program.run.files), *words)
         if self._draws:
             await self._give_fonts(program.run)
         async with self._turn:

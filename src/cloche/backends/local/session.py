@@ -95,7 +95,9 @@ class LocalSession(LivingSession):
             await self._await_signals(self._family)
         if self._node.reserve is not None:
             await self._go_on()
-        if not self._was_given_fonts and self._program.run.python is not None and seems_to_draw(code.encode()):
+        if self._was_given_fonts or self._program.run.python is None:
+            return
+        if seems_to_draw(code.encode("utf-8", "surrogatepass")):  # what is no text is for the interpreter to refuse
             await self._give_fonts()
 
     async def _give_fonts(self) -> None:
