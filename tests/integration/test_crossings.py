@@ -264,9 +264,9 @@ def test_what_is_cancelled_at_once_never_runs() -> None:
         async with sandbox_in_use() as sandbox:
             for turns in range(12):
                 await cut(sandbox.run("import time; time.sleep(4); open('g', 'w')"), after_turns=turns)
-                assert (await promptly(sandbox.run(LOOK))).stdout == "['.cloche-main.py', 'f']\n"
+                assert (await promptly(sandbox.run(LOOK))).stdout == "['cloche-main.py', 'f']\n"
             await asyncio.sleep(4.5)  # one that went on would have come to its end
-            assert (await promptly(sandbox.run(LOOK))).stdout == "['.cloche-main.py', 'f']\n"
+            assert (await promptly(sandbox.run(LOOK))).stdout == "['cloche-main.py', 'f']\n"
 
     asyncio.run(cancel())
 
@@ -280,7 +280,7 @@ def test_a_run_that_is_killed_before_its_guest_takes_the_order_never_runs() -> N
             for after_s in (0.0, 0.001, 0.02):
                 with held_up(waiting_guests([slot_of(sandbox)]), for_s=60.0):
                     await cut(sandbox.run("open('g', 'w')"), after_s=after_s, after_turns=3)
-                assert (await promptly(sandbox.run(LOOK))).stdout == "['.cloche-main.py', 'f']\n"
+                assert (await promptly(sandbox.run(LOOK))).stdout == "['cloche-main.py', 'f']\n"
             await still_kept(sandbox)
 
     asyncio.run(kill_early())

@@ -226,7 +226,7 @@ def test_the_second_run_is_warm(docker: Daemon, python_image: str) -> None:
     assert first.meta["start"] == "cold"
     fill_pool()
     second = cloche.run("import os; print(os.listdir('/tmp'), os.listdir('.'))", backend="docker", image=python_image)
-    assert (second.meta["start"], second.stdout) == ("pooled", "[] ['.cloche-main.py']\n")
+    assert (second.meta["start"], second.stdout) == ("pooled", "[] ['cloche-main.py']\n")
     DockerBackend().cool_down()
     assert docker.is_clean()
 

@@ -122,6 +122,13 @@ def test_a_program_runs_beside_the_users_files_and_replaces_none(language: str) 
         assert sandbox.read_file(USERS_FILE[language]) == b"mine"
 
 
+def test_a_program_can_have_pytest_run_it() -> None:
+    """Models write tests so: pytest imports the file by its name."""
+    code = "import pytest, sys\ndef test_it(): assert 1\nsys.exit(pytest.main(['-qp', 'no:cacheprovider', __file__]))"
+    result = cloche.run(code.replace("sys.exit", "if __name__ == '__main__': sys.exit"), timeout=30)
+    assert (result.status, "1 passed" in result.stdout) == ("ok", True), result.stdout
+
+
 @pytest.mark.parametrize("language", EIGHT)
 def test_an_exit_code_is_kept(language: str) -> None:
     """Exit code 3 stays 3."""

@@ -65,7 +65,7 @@ SCRIPTS = {
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_a_script_behaves_as_outside(script: str, tmp_path: Path) -> None:
     """Standard output, standard error and exit code equal those of the plain interpreter."""
-    file = tmp_path / ".cloche-main.py"
+    file = tmp_path / "cloche-main.py"
     file.write_text(script, encoding="utf-8")
     env = {"LANG": "C.UTF-8", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     outside = subprocess.run(

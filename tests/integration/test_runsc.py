@@ -82,7 +82,7 @@ def test_a_workspace_lives_for_several_runs() -> None:
         assert sandbox.run("open('b.txt', 'w').write(open('a.txt').read() + '2'); open('/tmp/c', 'w')").ok
         assert sandbox.read_file("b.txt", max_bytes=100) == b"12"
         assert sandbox.run("import os; print(os.path.exists('/tmp/c'), sorted(os.listdir()))", timeout=30).stdout == (
-            "False ['.cloche-main.py', 'a.txt', 'b.txt']\n"
+            "False ['a.txt', 'b.txt', 'cloche-main.py']\n"
         )
 
 

@@ -486,7 +486,7 @@ def test_a_sandbox_that_began_cold_goes_on_warm() -> None:
         starts: list[str] = []
         while not starts or (starts[-1] == "cold" and len(starts) < 600):
             result = sandbox.run("import os; print(os.getuid(), open('kept').read(), sorted(os.listdir()))")
-            assert result.stdout == f"{first.stdout.strip()} x ['.cloche-main.py', 'kept', 'more']\n"
+            assert result.stdout == f"{first.stdout.strip()} x ['cloche-main.py', 'kept', 'more']\n"
             starts.append(str(result.meta["start"]))
         assert starts[-1] in {"forked", "pooled"}
         assert result.enforcement == first.enforcement

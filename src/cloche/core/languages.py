@@ -229,7 +229,7 @@ LANGUAGES: Mapping[str, Language] = {
             name="python",
             aliases=("py", "python3"),
             suffixes=(".py", ".pyw"),
-            file_name=".cloche-main.py",
+            file_name="cloche-main.py",  # pytest, called with `__file__`, imports no file whose name begins with a dot
             image="python:3.12-alpine",
             engines=(_interpreter("python3", package="apt-get install python3"),),
             image_engine="python3",

@@ -118,7 +118,7 @@ async def arun(
     With `code`, `argv` holds the program's arguments; without it, `argv` is the whole command. `files` is a
     mapping of paths below /workspace to content (`bytes`, or `str` as text) or to host files and directories
     (path objects), or a list of host paths. The code itself runs beside them, under a name that no file of theirs may
-    have and no listing shows: `.cloche-main.py` and so on, `cloche-main.go`. `stdin` is bytes or text. `env` is the
+    have and no listing shows: `cloche-main.py`, `.cloche-main.js` and so on. `stdin` is bytes or text. `env` is the
     program's environment besides a fixed minimum. `on_output(stream, data)` gets each piece of output as bytes while
     the code runs, `on_event` every event of `cloche.core.events`. `out` is a host directory that receives the files
     the run created or changed, `spill` one that receives the full output as stdout.txt and stderr.txt; in both, what

@@ -27,7 +27,7 @@ OK = Result("4\n", "", 0, 0.01)
 
 def failing(message: str) -> Result:
     """Return the result of a program that raised."""
-    trace = f'Traceback (most recent call last):\n  File "/workspace/.cloche-main.py", line 1, in <module>\n{message}\n'
+    trace = f'Traceback (most recent call last):\n  File "/workspace/cloche-main.py", line 1, in <module>\n{message}\n'
     return Result("", trace, 1, 0.01)
 
 
@@ -105,7 +105,7 @@ def test_a_number_of_rounds_that_is_none_is_refused(value: Any) -> None:
 
 SAME = [
     ("at 0x7f3a91", "at 0x55e0c2"),
-    ('File "/workspace/.cloche-main.py", line 3, in f', 'File "/workspace/.cloche-main.py", line 41, in f'),
+    ('File "/workspace/cloche-main.py", line 3, in f', 'File "/workspace/cloche-main.py", line 41, in f'),
     ("/workspace/.cloche-main.js:3:14", "/workspace/.cloche-main.js:9:2"),
     ("/workspace/.cloche-main.rb:12:in `f'", "/workspace/.cloche-main.rb:2:in `f'"),
     ("./cloche-main.go:7:2: undefined: x", "./cloche-main.go:19:5: undefined: x"),

@@ -131,11 +131,11 @@ def test_what_exceeds_a_bound_is_said(walker: str, root: int, tmp_path: Path, mo
 def test_a_program_is_no_file_of_the_users(root: int, tmp_path: Path) -> None:
     """It is neither listed nor reported where it lies; deeper, the same name is the guest's own."""
     (tmp_path / "d").mkdir()
-    for path in (".cloche-main.py", "cloche-main.go", "d/.cloche-main.py"):
+    for path in ("cloche-main.py", "cloche-main.go", "d/cloche-main.py"):
         (tmp_path / path).write_bytes(b"changed")
-    assert list_paths(root, ".", Until(60)) == ("d/.cloche-main.py", "main.py")
+    assert list_paths(root, ".", Until(60)) == ("d/cloche-main.py", "main.py")
     found = collect(root, {}, GIVEN, max_bytes=1 << 20, until=Until(60))
-    assert ([record.path for record in found.changed], found.skipped) == (["d/.cloche-main.py"], 0)
+    assert ([record.path for record in found.changed], found.skipped) == (["d/cloche-main.py"], 0)
 
 
 @pytest.mark.parametrize("walker", ["container", "host"])

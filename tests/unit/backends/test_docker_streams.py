@@ -83,10 +83,10 @@ def test_files_go_through_an_archive() -> None:
 
 def test_a_program_in_an_archive_is_no_file_of_the_users() -> None:
     """A session's files may be looked at while a run's program lies among them; what is deeper is the guest's own."""
-    _, files = source_of(Request(code="1"), language="python", file_name=".cloche-main.py")
-    given = (*files, InputFile(path="d/.cloche-main.py", data=b""))
+    _, files = source_of(Request(code="1"), language="python", file_name="cloche-main.py")
+    given = (*files, InputFile(path="d/cloche-main.py", data=b""))
     places, left_out = unpack(spooled(pack(given)), Until(60))
-    assert (list(places), left_out) == (["d/.cloche-main.py"], 0)
+    assert (list(places), left_out) == (["d/cloche-main.py"], 0)
 
 
 def test_a_hostile_archive_names_nothing_outside() -> None:

@@ -53,7 +53,7 @@ def test_paths_that_leave_the_workspace(path: str) -> None:
         InputFile(path=path, data=b"")
 
 
-@pytest.mark.parametrize("path", [".cloche-main.py", "/workspace/a/../cloche-main.go", "./.cloche-main.rb"])
+@pytest.mark.parametrize("path", ["cloche-main.py", "/workspace/a/../cloche-main.go", "./.cloche-main.rb"])
 def test_the_name_of_the_program_itself_is_no_files(path: str) -> None:
     """A file that a run would replace, and no listing would show, is refused before it is lost."""
     with pytest.raises(InvalidRequest, match="has the name under which Cloche runs a program"):
