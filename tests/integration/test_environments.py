@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -68,6 +69,44 @@ print(json.dumps(values))
         assert value[2] in {"Read-only file system", "Permission denied"}
         assert value[5] == ["out"]
     assert "pooled" in [value[4] for value in found]
+
+
+FONT_MANAGER = """
+class FontManager: __version__ = 1
+fontManager = "fonts"
+def json_dump(fonts, path): open(path, "w").write(fonts)
+"""
+
+
+def test_what_cloche_puts_into_tmp_may_have_an_environment_beside_it() -> None:
+    """A cache of environments, in the home folder of a container's user, is where the list of fonts goes, too."""
+    top = Path("/tmp/.cache")
+    top.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=top))
+    folder.chmod(0o755)
+    try:
+        python = make_environment(folder / "mine")
+        (packages,) = (folder / "mine/lib").glob("python3*/site-packages")
+        for name, text in {
+            "matplotlib/__init__.py": "", "matplotlib/font_manager.py": FONT_MANAGER,
+            "matplotlib-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: matplotlib\nVersion: 1\n",
+        }.items():  # fmt: skip
+            (packages / name).parent.mkdir(exist_ok=True)
+            (packages / name).write_text(text)
+        found = run_there(
+            python,
+            f"""
+import json, os, cloche
+os.environ["XDG_CACHE_HOME"] = {str(folder)!r}
+look = "import os; print(os.listdir('/tmp/.cache/matplotlib'), 'plot')"
+print(json.dumps([cloche.run(look).stdout, cloche.run("echo 1", language="bash").stdout]))
+""",
+        )
+    finally:
+        shutil.rmtree(folder)
+        with contextlib.suppress(OSError):
+            top.rmdir()
+    assert found == ["['fontlist-v1.json'] plot\n", "1\n"]
 
 
 def test_no_file_of_the_host_is_locked(there: There) -> None:

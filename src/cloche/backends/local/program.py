@@ -70,7 +70,7 @@ def build_program(request: Request, places: Places, timeout_s: float) -> Program
     toolchain = python_toolchain() if language.name == "python" else find_toolchain(language)
     path, files = source_of(request, language=language.name, file_name=language.file_name)
     source = f"{places.workspace}/{path}"
-    build = f"{places.tmp}/build"
+    build = f"{places.tmp}/.cloche-build"  # where no environment lies
     engine = toolchain.engine
     run = Run(env={**_environment(toolchain, places, source, build), **request.env})
     if language.name == "python" and not sets_interpreter_variables(request.env):
