@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ _FOLDER_FILES: Mapping[str, Format] = {
 _CHECKOUT_FILES: Mapping[str, Format] = {"config.yaml": _SHARED_YAML, "cloche.yaml": _CLOCHE_YAML}
 # Who asks for one of these asks for isolation, and never gets less because something else is wrong in the same file.
 _ISOLATION = ("backend", "require")
-_ASKS_FOR_ISOLATION = re.compile(rf"^\s+({'|'.join(_ISOLATION)})\s*:", re.MULTILINE)
+_ASKS_FOR_ISOLATION = re.compile(rf"""(^[ \t]+|[{{,]\s*)["']?({"|".join(_ISOLATION)})["']?\s*:""", re.MULTILINE)
+_MOST_LOOKED_AT = 100  # keys of a section; each is compared with all that Cloche has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,11 +369,12 @@ def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, objec
             _pass_over(f"{path}: the key 'tier' is taken for another program's and ignored: it is no number")
     section = document.get("sandbox")
     if isinstance(section, Mapping):
-        foreign = [key for key in section if key not in format_.readers and not _nearest(str(key), format_)]
-        if not foreign or any(key in section for key in _ISOLATION):
+        unknown = islice((str(key) for key in section if key not in format_.readers), _MOST_LOOKED_AT)
+        foreign = next((key for key in unknown if not _nearest(key, format_)), None)
+        if foreign is None or any(key in section for key in _ISOLATION):
             kept["sandbox"] = section
         else:
-            told = f"Cloche has no key like {str(foreign[0])[:80]!r}"
+            told = f"Cloche has no key like {foreign[:80]!r}"
             _pass_over(f"{path}: the section 'sandbox' is taken for another program's and ignored: {told}")
     return kept
 

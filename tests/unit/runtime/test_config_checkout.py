@@ -219,6 +219,7 @@ def test_config_yaml_of_another_program_is_passed_over_with_a_warning(
         "sandbox: {memroy: 64m}",
         "sandbox: {enabled: true, backend: gvisor}",
         "sandbox:\n  require: vm\n  x: !vault y",
+        'sandbox: {"require": vm, x: !vault y}',
         "sandbox: {timeout: 9000}",
     ],
 )
@@ -226,6 +227,20 @@ def test_a_mistake_in_what_is_cloches_is_no_other_programs(checkout: Checkout, t
     """Nobody gets less isolation than a file asks for because something else in it is not understood."""
     checkout.says("config.yaml", text)
     assert "config.yaml" in checkout.refusal()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sandbox: !x\n" + "\n" * 500_000,
+        "sandbox:\n" + "".join(f"  {'memory_pids_network_backend' * 3}{number}: 1\n" for number in range(9999)),
+    ],
+)
+def test_a_long_config_yaml_of_another_program_holds_nobody_up(checkout: Checkout, text: str) -> None:
+    """A stranger has written it."""
+    checkout.says("config.yaml", text)
+    assert set(checkout.load().origins.values()) == {"default"}
 
 
 def test_several_files_join_to_the_tightest(checkout: Checkout) -> None:
