@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import os
 from pathlib import Path
 
@@ -47,6 +48,15 @@ def test_a_list_is_made_again_when_what_it_depends_on_has_changed(cache: Path) -
     assert maker.count == 2
     maker.find("/opt/other")
     assert maker.count == 3
+
+
+def test_a_version_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes ten milliseconds, more than a warm run."""
+    maker, read = Maker(LIST), []
+    found = maker.find()
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", lambda *_: read.append(1))
+    assert maker.find() == found
+    assert read == []
 
 
 @pytest.mark.parametrize(

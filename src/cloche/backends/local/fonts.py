@@ -9,6 +9,7 @@ reads, and what the list says is read in guests alone. Wherever that fails, a gu
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import marshal
@@ -91,12 +92,19 @@ def _parted(found: bytes) -> FontList | None:
 def _key(shown: Sequence[str]) -> bytes:
     """Return what the list depends on; empty where there is no matplotlib."""
     try:
-        package = importlib.metadata.distribution("matplotlib")
-    except importlib.metadata.PackageNotFoundError:
+        folder = str(importlib.metadata.distribution("matplotlib").locate_file(""))
+        version = _version(folder, os.stat(folder).st_mtime_ns)
+    except (importlib.metadata.PackageNotFoundError, OSError):  # or it is in no folder
         return b""
     places = [state for place in _PLACES for state in _states(place)]
-    about = (sys.executable, sys.version, package.version, str(package.locate_file("matplotlib")), tuple(shown))
+    about = (sys.executable, sys.version, version, folder, tuple(shown))
     return marshal.dumps((about, places))
+
+
+@functools.lru_cache(maxsize=4)
+def _version(folder: str, changed_ns: int) -> str:  # noqa: ARG001 - what the answer depends on
+    """Return matplotlib's version; to read it takes longer than many a run."""
+    return importlib.metadata.version("matplotlib")
 
 
 def _states(place: str) -> Iterator[tuple[str, int]]:
