@@ -22,7 +22,9 @@ from cloche.agent.approval import ApprovalRequest, Decision, auto
 from cloche.agent.exports import answer_anthropic, answer_openai, anthropic_tools, openai_tools
 from cloche.agent.toolbox import Toolbox
 from cloche.agent.wording import MOST_CHARS
+from cloche.backends.host import measure_host
 from cloche.backends.toolchain import languages_here
+from tests.environments import make_environment, run_there
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"
 YES = Decision(is_approved=True, by="test")
@@ -157,6 +159,30 @@ def test_where_package_managers_are_shown_no_tool_denies_it() -> None:
     toolbox = Toolbox(tier=4, backend="local", level="confined")
     assert toolbox.policy.package_managers
     assert "package managers" not in " ".join(tool.description for tool in toolbox.tools)
+
+
+def test_a_package_manager_that_nobody_inside_can_reach_is_in_the_way_of_nothing(tmp_path: Path) -> None:
+    """It lies in a folder that is its owner's alone, and a link leads there."""
+    python = make_environment(tmp_path / "mine")
+    hidden = tmp_path / "mine" / "hidden"
+    hidden.mkdir(mode=0o700)
+    (hidden / "npm").touch()
+    (python.parent / "npm").symlink_to(hidden / "npm")
+    program = """
+import json
+from cloche.agent.approval import auto
+from cloche.agent.toolbox import Toolbox
+with Toolbox(approve=auto("high")) as tools:
+    print(json.dumps(tools.call_and_wait("run_code", {"code": "print(1)"}).text))
+"""
+    assert run_there(python, program) == "1"
+
+
+def test_where_this_host_gives_no_jail_no_tool_denies_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in most containers: code runs at level confined there, which shows what the host has."""
+    host = replace(measure_host(), namespaces="refused")
+    monkeypatch.setattr("cloche.backends.local.backend.measure_host", lambda: host)
+    assert "package managers" not in " ".join(tool.description for tool in Toolbox().tools)
 
 
 def test_a_time_out_that_cannot_be_longer_is_not_to_be_raised() -> None:

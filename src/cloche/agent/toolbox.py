@@ -29,6 +29,7 @@ from cloche.core.policy import DEFAULT_LANGUAGES, Policy
 from cloche.core.units import MIB
 from cloche.runtime import bridge
 from cloche.runtime.audit import Audit, acting
+from cloche.runtime.factory import capabilities_of
 from cloche.runtime.options import SandboxOptions
 from cloche.runtime.recording import Execution, recorded
 from cloche.runtime.sandbox import AsyncSandbox
@@ -86,8 +87,9 @@ class Toolbox:
             self._sandbox = AsyncSandbox(**with_tier(options, self.tier))
         if self._sandbox.policy.trusted:
             raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
-        # What other backends show is their image's, and other levels cover nothing.
-        if self._sandbox.backend == "local" and self.policy.level in (None, Level.JAIL):
+        # What other backends show is their image's, and other levels cover nothing, be it that the host gives no more.
+        name = self._sandbox.backend
+        if name == "local" and capabilities_of(name, level=self.policy.level).level is Level.JAIL:
             self._sandbox.hide_package_managers()
         if self.policy.package_managers:
             self.tools = tuple(map(told_with_managers, self.tools))

@@ -66,7 +66,8 @@ _MULTICALL = frozenset({"busybox", "coreutils", "toybox"})
 # anyway.
 _GRAB_BAGS = (".cache", ".cargo", ".config", ".deno", ".local", ".ssh", "bin")
 _INSTALLERS = re.compile(
-    r"(pip|pipx|uv|uvx|conda|mamba|poetry|npm|npx|yarn|pnpm|corepack|gem|bundle|bundler|apt|apt-get|aptitude|cargo|nuget)[0-9.]*"
+    r"(pip|pipx|uv|uvx|conda|mamba|poetry|npm|npx|yarn|pnpm|corepack|gem|bundle|bundler|cargo|nuget"
+    r"|apt|apt-get|aptitude|apk|dnf|microdnf|yum|zypper|pacman)[0-9.]*"
 )
 _INSTALLING_MODULES = ("pip", "uv", "ensurepip")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*$")

@@ -206,16 +206,20 @@ class Proc:
         return f"own /proc, read-only, without {', '.join(self.masked)}"
 
 
-def _cover(path: str) -> Call:
-    """Cover a file or folder, which is what it is on the host; one that is not there needs no cover."""
+def _cover(path: str, *others: int) -> Call:
+    """Cover a file or folder, which is what it is on the host; one that is not there needs no cover.
+
+    `others` are errors that are no failure either.
+    """
+    excuse = (ENOENT, *others)
     if os.path.isdir(f"/{path}"):
         flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
-        return mount("tmpfs", path, "tmpfs", flags, "size=0,nr_inodes=1,mode=0555", excuse=(ENOENT,))
-    return mount("dev/null", path, "", MS_BIND, excuse=(ENOENT,))
+        return mount("tmpfs", path, "tmpfs", flags, "size=0,nr_inodes=1,mode=0555", excuse=excuse)
+    return mount("dev/null", path, "", MS_BIND, excuse=excuse)
 
 
 class Cover:
-    """Cover a file or folder of what is shown with nothing."""
+    """Cover a file or folder of what is shown with nothing, unless nobody inside can reach it anyway."""
 
     __slots__ = ("target",)
 
@@ -223,7 +227,7 @@ class Cover:
         self.target = target
 
     def calls(self) -> list[Call]:
-        return [_cover(self.target)]
+        return [_cover(self.target, EACCES)]
 
     def describe(self) -> str:
         return f"cover /{self.target}"
