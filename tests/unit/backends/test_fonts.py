@@ -50,6 +50,17 @@ def test_a_list_is_made_again_when_what_it_depends_on_has_changed(cache: Path) -
     assert maker.count == 3
 
 
+def test_a_list_whose_making_was_interrupted_is_made_by_the_next() -> None:
+    """By Ctrl-C in the first run that draws, say."""
+
+    async def interrupted() -> bytes:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(fonts.find_fonts((), interrupted))
+    assert Maker(LIST).find() is not None
+
+
 def test_a_version_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes ten milliseconds, more than a warm run."""
     maker, read = Maker(LIST), []

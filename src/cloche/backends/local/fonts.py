@@ -76,7 +76,11 @@ async def find_fonts(shown: Sequence[str], make: Callable[[], Awaitable[bytes]])
             return None
         if not write_cache(folder, begun, marker, b"", is_own=True):
             return None
-        found = await make()
+        try:
+            found = await make()
+        except BaseException:  # who was interrupted has not failed: the next one makes it
+            write_cache(folder, begun, b"", b"", is_own=True)
+            raise
         if _parted(found) is not None:
             write_cache(folder, name, key, found, is_own=True)
     return _parted(found)
