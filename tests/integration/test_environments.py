@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,6 +133,26 @@ print(json.dumps(cloche.run(CODE).value))
 """,
     )
     assert found == ["No locks available", "locked", "locked"]
+
+
+def test_own_files_are_locked_on_an_overlay_of_several_file_systems(tmp_path: Path) -> None:
+    """Without a mount of its own, a workspace is where the temporary folder is, and there each file has a device."""
+    program = """
+import fcntl, cloche
+CODE = "import fcntl; fcntl.flock(open('own', 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB); print('locked')"
+print(cloche.run(CODE, level="confined").stdout, end="")
+"""
+    mounts = """
+mount -t tmpfs none "$0" && cd "$0" && mkdir low other there && mount -t tmpfs none other && mkdir other/up other/work
+mount -t overlay none -o userxattr,lowerdir=low,upperdir=other/up,workdir=other/work there
+touch there/file && test "$(stat -c %d there)" != "$(stat -c %d there/file)" && TMPDIR=$PWD/there exec "$@"
+"""
+    powers, none = ([], []) if os.geteuid() == 0 else (["--user", "--map-root-user"], ["unshare", "--map-user=1000"])
+    inside = ["unshare", "--mount", *powers, "sh", "-c", mounts, str(tmp_path), *none]
+    done = subprocess.run(
+        [*inside, sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "locked\n"), done.stderr
 
 
 def test_sessions_have_checkpoints_and_forks(there: There) -> None:

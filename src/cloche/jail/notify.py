@@ -145,13 +145,31 @@ def _ioctl(listener: int, request: int, data: bytes) -> None:
 def _is_own(pid: int, fd: int, own_places: Sequence[str]) -> bool:
     """Tell whether descriptor `fd` of process `pid` is a file in one of the guest's own places.
 
-    What of the host is shown below them is on another device, which no renaming of the folders above can hide.
+    What of the host is shown below them is on another mount, which no renaming of the folders above can hide. Nearly
+    always it is on another device, too, which is sooner told; but an overlay of several file systems has several.
     """
     try:
         path = posix.readlink(f"/proc/{pid}/fd/{fd}")
         place = next((place for place in own_places if path.startswith(f"{place}/")), "")
         if not place:
             return False
-        return posix.stat(f"/proc/{pid}/fd/{fd}").st_dev == posix.stat(f"/proc/{pid}/root{place}").st_dev
+        root = f"/proc/{pid}/root{place}"
+        if posix.stat(f"/proc/{pid}/fd/{fd}").st_dev == posix.stat(root).st_dev:
+            return True
+        held = posix.open(root, posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+        try:
+            return _mount(f"/proc/{pid}/fdinfo/{fd}") == _mount(f"/proc/self/fdinfo/{held}")
+        finally:
+            posix.close(held)
     except OSError:
         return False
+
+
+def _mount(place: str) -> int:
+    """Return the number of the mount that a descriptor is on, which /proc tells at `place`."""
+    fd = posix.open(place, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        rows = posix.read(fd, 1 << 10).split(b"\n")
+    finally:
+        posix.close(fd)
+    return next(int(row.split()[1]) for row in rows if row.startswith(b"mnt_id:"))
