@@ -7,12 +7,15 @@ open folder: links, hard ones too, are neither followed nor removed. What came w
 
 By itself, who keeps something does that once an hour, whichever process comes first: in a thread, with so much work at
 most, a few files under one lock, from another place each time. What is too much at once is gone on with a minute later.
+What was seen until then is a sample, as hashes are spread evenly over all places: its share of the size is left, and
+three standard deviations more.
 """
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import random
 import re
@@ -26,7 +29,7 @@ from itertools import islice
 
 from cloche.core.errors import AuditFailed
 
-from .audit import Audit
+from .audit import LOOK_AGAIN_S, Audit
 from .audit_artifacts import FOLDER
 from .audit_chain import MOST_ITEMS, REMOVAL
 from .audit_file import PATIENCE_S, failure, lock, opened_below, opened_file, opened_folder
@@ -36,7 +39,9 @@ MOST_ODD = 20  # that are named
 UNFINISHED_S = 24 * 3600.0  # a write that was not finished by then never will be
 STAMP = f"{FOLDER}.pruned"  # beside the log; its time says when that was done last
 EVERY_S = 3600.0
+DONE, CUT = 1, 2  # bytes of it: all was looked at, or not
 WORK_S = 1.0
+LOOK_S = 0.5  # of that; removing needs some, too
 MOST_SEEN = 50_000
 FEW = 64
 log = logging.getLogger("cloche.audit")
@@ -73,6 +78,7 @@ class Pruned:
     left: int = 0
     left_bytes: int = 0
     odd: list[str] = field(default_factory=list)  # some of them
+    share: float = 1.0  # of all that was looked at
     is_cut: bool = False  # whether bounds ended it
 
 
@@ -102,11 +108,12 @@ def prune_when_due(
         except BlockingIOError:
             return None
         facts = os.fstat(stamp)
-        if facts.st_size and 0 <= time.time() - facts.st_mtime < EVERY_S:
+        wait_s = {DONE: EVERY_S, CUT: LOOK_AGAIN_S}.get(facts.st_size, 0.0)
+        if 0 <= time.time() - facts.st_mtime < wait_s:
             return None
         bounds = bounds or Bounds(until=time.monotonic() + WORK_S)
         pruned = prune(audit, most_age_s=most_age_s, most_bytes=most_bytes, bounds=bounds)
-        os.ftruncate(stamp, int(not pruned.is_cut))
+        os.ftruncate(stamp, CUT if pruned.is_cut else DONE)
         os.utime(stamp)
         return pruned
 
@@ -130,6 +137,7 @@ def prune(
         with opened_folder(audit.folder, create=False), opened_folder(place, create=False) as at:
             all_of_them = _artifacts(at, place, pruned, is_trial=is_trial, is_shuffled=bounds is not None)
             found = sorted(_within(bounds, all_of_them, pruned), key=lambda one: one.time_ns)
+            most_bytes = _share(most_bytes, found, pruned.share)
             chosen = chosen_of(found, now_s=time.time(), most_age_s=most_age_s, most_bytes=most_bytes)
             pruned.left, pruned.left_bytes = len(found), sum(one.size for one in found)
             batches = iter(chosen)
@@ -165,10 +173,17 @@ def chosen_of(
     return chosen
 
 
+def _share(most_bytes: int | None, found: Sequence[Artifact], share: float) -> int | None:
+    """Return what a sample may come to, where that is this share of all."""
+    if most_bytes is None or share == 1.0:
+        return most_bytes
+    return int(most_bytes * share + 3 * math.hypot(*(one.size for one in found)))
+
+
 def _within(bounds: Bounds | None, found: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
     """Yield what may be looked at."""
     for number, one in enumerate(found):
-        if bounds is not None and (number >= bounds.most_seen or time.monotonic() > bounds.until):
+        if bounds is not None and (number >= bounds.most_seen or time.monotonic() > bounds.until - WORK_S + LOOK_S):
             pruned.is_cut = True
             return
         yield one
@@ -176,7 +191,8 @@ def _within(bounds: Bounds | None, found: Iterator[Artifact], pruned: Pruned) ->
 
 def _artifacts(at: int, place: str, pruned: Pruned, *, is_trial: bool, is_shuffled: bool) -> Iterator[Artifact]:
     names = sorted(os.listdir(at))
-    for name in random.sample(names, len(names)) if is_shuffled else names:
+    for number, name in enumerate(random.sample(names, len(names)) if is_shuffled else names, 1):
+        pruned.share = number / len(names)
         if not _PLACE.fullmatch(name):
             _note(pruned, f"{place}/{name}")
             continue

@@ -13,7 +13,7 @@ import pytest
 
 from cloche.core.errors import AuditFailed, InvalidRequest
 from cloche.runtime import audit_artifacts, audit_pruning
-from cloche.runtime.audit import Audit, audit_for
+from cloche.runtime.audit import LOOK_AGAIN_S, Audit, audit_for
 from cloche.runtime.audit_artifacts import load
 from cloche.runtime.audit_pruning import Artifact, Bounds, chosen_of, prune, prune_when_due
 from cloche.runtime.audit_reading import verify
@@ -246,16 +246,29 @@ def test_what_is_too_old_goes_by_itself_once_an_hour(audit: Audit) -> None:
 
 
 def test_little_is_done_at_once_until_all_is_done(audit: Audit) -> None:
-    """So many files at most are looked at, and fewer are locked; the next one goes on without waiting for its hour."""
+    """So many files at most are looked at, and fewer are locked; the next one goes on a minute later."""
     for number in range(20):
         keep(audit, f"old {number}", age_s=40 * DAY_S)
     rounds = []
+    stamp = Path(audit.folder) / audit_pruning.STAMP
     while (pruned := prune_when_due(audit, most_age_s=DAY_S, most_bytes=None, bounds=FEW)) is not None:
         rounds.append((pruned.removed, pruned.is_cut))
+        assert prune_when_due(audit, most_age_s=DAY_S, most_bytes=None, bounds=FEW) is None
+        os.utime(stamp, (0, time.time() - 2 * LOOK_AGAIN_S))
     assert rounds == [(8, True), (8, True), (4, False)]
     events = [json.loads(line) for line in lines_of(Path(audit.folder))]
     assert [event["count"] for event in events if event["kind"] == "removal"] == [3, 3, 2, 3, 3, 2, 3, 1]
     assert verify(audit.folder).is_whole
+
+
+def test_what_is_too_large_goes_also_where_not_all_is_looked_at(audit: Audit) -> None:
+    """What is seen may come to its share; what is one large file may be all of it, and stays."""
+    for number in range(400):
+        keep(audit, f"{number:0100}", age_s=DAY_S)
+    bounds = Bounds(until=float("inf"), most_seen=200)
+    assert prune(audit, most_bytes=100_000, bounds=bounds).removed == 0
+    found = prune(audit, most_bytes=20_000, bounds=bounds)
+    assert (found.is_cut, 20 < found.removed < 120) == (True, True)
 
 
 def test_one_prunes_at_a_time_whichever_process(audit: Audit) -> None:
