@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, Literal, Unpack, cast
 
@@ -18,7 +18,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.events import Event, OutputChunk, Sink, Started, Stream
 from cloche.core.fixing import Fixer
 from cloche.core.languages import language_named
-from cloche.core.levels import Level
+from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task
 from cloche.core.policy import Fallback, Policy, ScreenMode
@@ -229,7 +229,18 @@ def _check_order(order: Order) -> None:
 def _find(order: Order) -> Found:
     """Return the backend with the policy for it, that of a fallback where the policy has one."""
     with refusals(order.settings):
-        return _find_backend(order)
+        return _screened(_find_backend(order), order)
+
+
+def _screened(found: Found, order: Order) -> Found:
+    """Let what comes to level process by best effort, on a host that has no more, have the strict screen too (R2b)."""
+    policy, origin = found.policy, order.settings.origins.get("screen")
+    may_be_less = policy.level is None and Control.FILESYSTEM in policy.best_effort
+    if not may_be_less or origin != "default" or (order.given is None and order.settings.backend != LOCAL):
+        return found
+    if found.backend.capabilities().level > Level.PROCESS:
+        return found
+    return replace(found, policy=policy.with_changes(screen="block"))
 
 
 def _find_backend(order: Order) -> Found:

@@ -277,3 +277,13 @@ def test_the_fake_is_a_backend() -> None:
     """What tests use has the shape of the real thing."""
     backend: Backend = FakeBackend()
     assert backend.capabilities().available
+
+
+def test_best_effort_that_comes_to_level_process_is_screened() -> None:
+    """Where a host has no more, it is read as strictly as where that was asked for by name (R2b)."""
+    backend = FakeBackend([answer(), answer()], level=Level.PROCESS)
+    with pytest.raises(PolicyDenied, match="import of os"):
+        run("import os", backend=backend, best_effort="filesystem")
+    assert run("print(1)", backend=backend, best_effort="filesystem").ok
+    assert run("import os", backend=backend, best_effort="filesystem", screen="off").ok
+    assert run("import os", backend=FakeBackend([answer()]), best_effort="filesystem").ok
