@@ -302,6 +302,7 @@ def test_run_python_code_is_a_function_whose_text_a_model_reads(monkeypatch: pyt
     assert asyncio.run(asyncio.to_thread(cloche.run_python_code, "print(1)")) == "1\n"
     with pytest.raises(cloche.InvalidRequest, match="timeout"):
         cloche.run_python_code("print(1)", timeout=0)
+    assert cloche.run_python_code("print(1)", "5s") == "1\n"  # type: ignore[arg-type]  # as a model may say it
     monkeypatch.setenv("CLOCHE_SCREEN", "block")
     assert cloche.run_python_code("import socket").startswith("Error (PolicyDenied): the screen refuses this code")
     monkeypatch.setenv("SANDBOX_TYPE", "docker")

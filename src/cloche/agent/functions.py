@@ -6,6 +6,7 @@ from math import inf
 
 from cloche.core.errors import PolicyDenied
 from cloche.core.limits import Limits
+from cloche.core.units import parse_duration
 from cloche.sync import run
 
 from .wording import python_text
@@ -26,10 +27,11 @@ def run_python_code(code: str, timeout: float = 30) -> str:
     Raises InvalidRequest for a wrong argument or setting, BackendUnavailable and StartFailed where the sandbox cannot
     be had: no other program would mend that.
     """
+    asked_s = parse_duration(timeout, name="timeout")
     try:
-        result = run(code, timeout=timeout)
+        result = run(code, timeout=asked_s)
     except PolicyDenied as error:
         return f"Error (PolicyDenied): {error}"
     limits = Limits(**result.meta["limits"])
-    is_cut = limits.timeout_s < timeout  # then more time cannot be had by asking for it
+    is_cut = limits.timeout_s < asked_s  # then more time cannot be had by asking for it
     return python_text(result, limits, most_s=limits.timeout_s if is_cut else inf)
