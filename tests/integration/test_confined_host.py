@@ -118,3 +118,9 @@ def test_no_level_below_confined_is_taken_by_itself(
     words = [sys.executable, "-c", ROOT_OF_NOTHING, json.dumps({"code": "print(1)", **keywords})]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
     assert json.loads(done.stdout).get("error") == error, done.stderr
+
+
+@pytest.mark.parametrize("level", ["confined", "process"])
+def test_a_workspace_needs_no_locks(level: str, tmp_path: Path) -> None:
+    """Some file systems have none; then nobody takes the folder for one that was left."""
+    assert run("locks", tmp_path, code="print(1)", level=level)["stdout"] == "1\n"

@@ -46,7 +46,10 @@ class WorkFolder:
             self._make(path)
 
     def hold(self) -> bool:
-        """Lock the folder until this process ends, so that nobody takes it for left; False where it is gone."""
+        """Lock the folder until this process ends, so that nobody takes it for left; False where it is gone.
+
+        Where a file system knows no locks (some of clusters), nobody can take it for left either.
+        """
         try:
             held = os.open(self.folder, _DIRECTORY)
         except FileNotFoundError:
@@ -57,7 +60,7 @@ class WorkFolder:
                 return True
         except OSError as error:
             if error.errno not in (EAGAIN, ENOENT):
-                raise
+                return True
         os.close(held)
         return False
 
