@@ -12,10 +12,12 @@ from cloche.core.levels import Level
 from cloche.core.policy import Policy
 from cloche.core.workspace import WorkspaceContainer
 from cloche.runtime.factory import workspace_arguments
+from cloche.runtime.inputs import read_argv
 from cloche.runtime.options import SandboxOptions, given
 from cloche.runtime.settings import Settings, load_settings
 
 WORKSPACE = "/workspace"
+_OF_DOCKER = ("docker", "gvisor", "auto")  # what a file says of backends is about runs
 
 
 def container_arguments(
@@ -52,7 +54,7 @@ def container_arguments(
     owned = (owner.st_uid, owner.st_gid or owner.st_uid)
     wanted = WorkspaceContainer(
         image=image_name,
-        command=tuple(command),
+        command=read_argv(command),
         folders={WORKSPACE: path, **{f"/{root}": os.path.realpath(at) for root, at in settings.roots.items()}},
         user=(user or owned)[0],
         group=(user or owned)[1],
@@ -68,6 +70,8 @@ def _runtime(settings: Settings) -> str:
     """Return the runtime by name, empty for the daemon's default. Raises for what no container of docker's gives."""
     policy = settings.policy
     _check_controls(settings, policy)
+    if settings.backend not in _OF_DOCKER and settings.origins.get("backend") == "argument":
+        raise BackendUnavailable(f"backend {settings.backend!r} is asked for, and this is a container of docker's.")
     wanted = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
     if wanted > Level.GVISOR or policy.level in (Level.NONE, Level.PROCESS, Level.CONFINED):
         raise BackendUnavailable(f"level {policy.level or wanted} is asked for, and a container gives jail or gvisor.")

@@ -74,6 +74,8 @@ def test_what_is_asked_for_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"user": (1000, 0)}, "root's"),
         ({"name": "--privileged"}, "name of a container"),
         ({"env": {"A=B": "c"}}, "variable's name"),
+        ({"backend": "firecracker"}, "backend 'firecracker' is asked for"),
+        ({"runtime": "local"}, "backend 'local' is asked for"),
     ],
 )
 def test_less_or_more_than_a_container_gives_is_refused(tmp_path: Path, asked: dict[str, Any], said: str) -> None:
@@ -84,6 +86,8 @@ def test_less_or_more_than_a_container_gives_is_refused(tmp_path: Path, asked: d
 
 def test_no_name_is_taken_for_an_option_and_no_folder_for_the_host(tmp_path: Path) -> None:
     """An image that begins with a dash, the root folder by any name, and what is no folder."""
+    with pytest.raises(ClocheError, match="one string"):
+        container_arguments(tmp_path, "image", "sh -c true", user=USER)
     with pytest.raises(ClocheError, match="name of an image"):
         container_arguments(tmp_path, "--privileged", user=USER)
     (tmp_path / "link").symlink_to("/")
