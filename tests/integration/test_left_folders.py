@@ -90,3 +90,12 @@ def test_gc_removes_the_folder_of_the_dead_alone(place: Path, level: str) -> Non
         assert sandbox.run("print(open('a').read())").stdout == "1\n"
     assert set(place.iterdir()) == kept
     assert os.path.isdir("/etc")
+
+
+def test_a_temporary_folder_that_cannot_be_read_holds_nothing_of_ours(place: Path) -> None:
+    """Whoever asks goes on with what else is left: of groups, say."""
+    tempfile.gettempdir()
+    place.chmod(0o333)
+    assert remove_folders() == []
+    place.rmdir()
+    assert remove_folders() == []

@@ -31,7 +31,10 @@ def new_folder() -> str:
 def remove_folders() -> list[str]:
     """Remove what the dead left of this user's in the temporary folder; return the paths."""
     place = os.path.realpath(tempfile.gettempdir())
-    found = sorted(name for name in os.listdir(place) if _NAME.fullmatch(name))
+    names: list[str] = []
+    with noted(log, f"nobody may look into {place}, or it is gone", OSError):
+        names = os.listdir(place)
+    found = sorted(name for name in names if _NAME.fullmatch(name))
     return [path for name in found if _remove_unused(path := os.path.join(place, name))]
 
 
