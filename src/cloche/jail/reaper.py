@@ -163,9 +163,9 @@ class Reaper(Parent):
         return {"tasks": self._count_tasks() if status else 0, "full": full}
 
     def _count_unreachable(self) -> int:
-        from . import unreachable
+        from .vitals import count_unreachable
 
-        return unreachable.count() if self.spec.level == "jail" else 0
+        return count_unreachable() if self.spec.level == "jail" else 0
 
     def _count_tasks(self) -> int:
         from . import tree

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import posix
 
-from . import unreachable, wire
+from . import wire
 from .guest import load_notify
 from .minding import Minder
 from .syscalls import P_ALL, POLLIN, WEXITED, WNOHANG, WNOWAIT, attempt, ppoll, socketpair, wait4
-from .vitals import Sockets, Vitals, open_last_pid
+from .vitals import Sockets, Vitals, count_unreachable, open_last_pid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Ward(Minder):
 
         Where no socket was made, nobody can have tried the network; where one was, this guest was the first to.
         """
-        return self.denied + (unreachable.count() if status and self.has_left_traces else 0)
+        return self.denied + (count_unreachable() if status and self.has_left_traces else 0)
 
     def end_everybody(self) -> None:
         """Kill all that is left in this process namespace but us, and wait until nothing is.

@@ -22,10 +22,10 @@ from ..drivers import DRIVERS
 from .daemon import Daemon, Key, connect, key, rest
 from .images import find_image, image_name, is_here
 from .measures import measures
+from .plan import workspace_arguments
 from .remains import clear, wait_for_all
 from .runtimes import REMEDY, choose_runtime, is_ruled_out, own_runtime, why_no_gvisor
 from .sandbox import DockerOpenSandbox
-from .workspace import workspace_arguments
 
 
 class DockerBackend:

@@ -6,14 +6,16 @@ One table of facts serves both, so that what is shown is what is done.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
+from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.workspace import WorkspaceContainer
 
-from ..containers.guest import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS
+from ..containers.guest import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS, WORKSPACE
 from ..containers.seccomp import profile_text
 
 PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
@@ -196,3 +198,36 @@ def plan_container(
         is_tmp_writable="/tmp" in policy.writable_paths,
         labels=labels or {},
     )
+
+
+def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
+    """Return the words of the `docker run` that starts the container an agent works in (C15), `docker` first.
+
+    It is as hard as that of a run, but lives as long as the agent does, with folders of the host.
+
+    Raises BackendUnavailable for a network that docker does not have.
+    """
+    if policy.network == "allowlist":
+        raise BackendUnavailable(
+            "network 'allowlist': a container of docker's has the network off or open, in this version.",
+            remedy="Leave network off, or open it.",
+        )
+    plan = plan_container(
+        policy, limits, image=wanted.image, command=wanted.command, user=wanted.user, is_watched=False,
+        runtime=wanted.runtime,
+    )  # fmt: skip
+    plan = replace(plan, pids=plan.pids - SHELLS)  # the command is the first process
+    group = wanted.group if plan.user == wanted.user else plan.user
+    words = ["docker", "run", "--rm", "--interactive", *(["--tty"] if wanted.has_terminal else [])]
+    words += [*plan.walls(), f"--user={plan.user}:{group}", f"--workdir={WORKSPACE}"]
+    words += [f"--name={wanted.name}"] if wanted.name else []
+    words += [f"--mount=type=bind,{_field('src', host)},dst={place}" for place, host in wanted.folders.items()]
+    variables = {**ENVIRONMENT, **wanted.env}
+    words += [f"--env={name}" if value is None else f"--env={name}={value}" for name, value in variables.items()]
+    return [*words, wanted.image, *wanted.command]
+
+
+def _field(name: str, value: str) -> str:
+    """Return a field of a line of comma-separated values, which is how docker reads a mount."""
+    quoted = value.replace('"', '""')
+    return f'"{name}={quoted}"'
