@@ -12,8 +12,7 @@ from cloche.agent.autofix import AutoFix
 from cloche.agent.autofix_endpoint import Endpoint
 from cloche.core.enforcement import Enforcement, Measure
 from cloche.core.events import Displayed, Ended, OutputChunk, Started
-from cloche.core.fixing import FixReport, FixRound
-from cloche.core.result import FileRecord, Output, Usage
+from cloche.core.result import FileRecord, FixReport, FixRound, Output, Usage
 from cloche.runtime.options import SandboxOptions
 from cloche.runtime.session import AsyncSession, HistoryEntry
 from cloche.sync import Session

@@ -19,8 +19,8 @@ import cloche
 from cloche.agent.autofix import AutoFix
 from cloche.agent.autofix_endpoint import HIDDEN, Endpoint, ModelFailed
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.core.fixing import FixAnswering, FixEvent, FixReport, FixStop
-from cloche.core.result import Result
+from cloche.core.fixing import FixAnswering, FixEvent
+from cloche.core.result import FixReport, FixStop, Result
 from tests.model_server import ESCAPES, KEY, MODEL, Answer, Handler, Reply, Scripted, block, serving
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")

@@ -1,8 +1,11 @@
-"""Imports go down only. The allowed arrows stand in one literal table; any other is a failure."""
+"""Imports go down only, and never in a circle. The allowed arrows stand in one literal table; any other is a failure.
+
+Every import counts: at the top of a module, for type checkers alone, inside a function, by `import_module`.
+"""
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +53,19 @@ SHARED_BY_BACKENDS = {
 FACTORY = "runtime/factory.py"
 # The one file of the command line that starts other doors: a door that is a process of its own begins as a verb.
 STARTER, STARTED = "cli/doors.py", {"server", "mcp"}
+# Modules that import each other. None may be added; a circle that is closed leaves the table.
+KNOWN_CIRCLES = {
+    frozenset({"backends.containers.reaper_program", "backends.containers.reaper_waiting"}),
+    frozenset({"backends.containers.session", "backends.containers.sessions"}),
+    frozenset({"backends.local.halting", "backends.local.sandbox", "backends.local.session"}),
+    frozenset({"cli.prompt", "cli.words"}),
+    frozenset(f"interpreter.{name}" for name in ("cells", "magics", "names", "rich", "shim", "timing")),
+    frozenset({"interpreter.oneshot", "interpreter.session", "interpreter.warming"}),
+    frozenset({"jail.family", "jail.helper", "jail.watch"}),
+    frozenset({"jail.guest", "jail.reaper"}),
+    frozenset({"runtime.execute", "runtime.fixing"}),
+    frozenset({"runtime.sandbox", "runtime.session"}),
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,9 @@ def imports_of(path: Path, package: Path) -> Iterator[Import]:
                 func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
                 args=[ast.Constant(value=str(name)), *_],
             ):
-                yield Import(node.lineno, name, is_relative=False)
+                level = len(name) - len(name.lstrip("."))
+                target = ".".join([*here[: len(here) - level], name[level:]]) if level else name
+                yield Import(node.lineno, target, is_relative=level > 0)
             case _:
                 pass
 
@@ -121,6 +139,84 @@ def wrong_arrows(package: Path) -> list[str]:
         for found in imports_of(path, package)
         if (wrong := wrong_arrow(path, package, found))
     ]
+
+
+def modules_of(package: Path) -> dict[str, Path]:
+    """Return every module of a tree by its dotted name; a package has the name of its folder."""
+    files = sorted(package.rglob("*.py"))
+    names = (".".join(("cloche", *file.relative_to(package).with_suffix("").parts)) for file in files)
+    return {name.removesuffix(".__init__"): file for name, file in zip(names, files, strict=True)}
+
+
+def module_named(target: str, modules: Mapping[str, Path]) -> str | None:
+    """Return the module that a dotted name is, or is in; None for one that is not ours."""
+    if target.partition(".")[0] in RELATIVE_ONLY:  # as a helper and a container know it
+        target = f"cloche.{target}"
+    while target and target not in modules:
+        target = target.rpartition(".")[0]
+    return target or None
+
+
+def arrows(package: Path) -> dict[str, dict[str, set[int]]]:
+    """Return, for every module, the others that it imports, and on which lines."""
+    modules = modules_of(package)
+    found: dict[str, dict[str, set[int]]] = {name: {} for name in modules}
+    for name, path in modules.items():
+        for one in imports_of(path, package):
+            target = module_named(one.target, modules)
+            if target is not None and target != name:
+                found[name].setdefault(target, set()).add(one.line)
+    return found
+
+
+def circles(graph: Mapping[str, Mapping[str, object]]) -> list[set[str]]:
+    """Return the modules that reach each other: the strongly connected components of more than one (Tarjan's)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        path.append(name)
+        for target in graph[name]:
+            if target not in order:
+                visit(target)
+            if target in path:
+                lowest[name] = min(lowest[name], lowest[target])
+        if lowest[name] == order[name]:
+            members = path[path.index(name) :]
+            del path[-len(members) :]
+            if len(members) > 1:
+                found.append(set(members))
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return found
+
+
+def told_circles(package: Path, known: set[frozenset[str]]) -> list[str]:
+    """Return what there is to say: of unknown circles their imports, and which known ones are gone."""
+    graph = arrows(package)
+    found = {frozenset(name.removeprefix("cloche.") for name in circle) for circle in circles(graph)}
+    told = [f"closed, so take it out of KNOWN_CIRCLES: {sorted(circle)}" for circle in known - found]
+    for circle in found - known:
+        members = {name for name in graph if name.removeprefix("cloche.") in circle}
+        lines = [
+            f"{modules_of(package)[name].relative_to(package)}:{line} imports {target}"
+            for name in sorted(members)
+            for target in sorted(members & graph[name].keys())
+            for line in sorted(graph[name][target])
+        ]
+        told.append("\n".join([f"a circle: {' <-> '.join(sorted(circle))}", *lines]))
+    return sorted(told)
+
+
+def test_no_modules_import_each_other() -> None:
+    """No circle but the known ones: what its members do can only be understood, tested and loaded together."""
+    told = told_circles(PACKAGE, KNOWN_CIRCLES)
+    assert not told, "\n\n".join(told)
 
 
 def test_imports_go_down_only() -> None:
@@ -189,3 +285,76 @@ def test_an_arrow_of_the_table_is_allowed(tmp_path: Path, name: str, statement: 
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(statement)
     assert wrong_arrows(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from .first import one",
+        "from . import first",
+        "from ..core import first",
+        "import cloche.core.first",
+        "from cloche.core.first import one as another",
+        "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    from .first import One",
+        "def late():\n    from .first import one",
+        "class Late:\n    def __init__(self):\n        if self:\n            from . import first",
+        "import importlib\nimportlib.import_module('cloche.core.first')",
+        "def late():\n    from importlib import import_module\n    return import_module('.first', __package__).one",
+    ],
+)
+def test_a_circle_is_found_by_every_kind_of_import(tmp_path: Path, back: str) -> None:
+    """A circle is told of with its modules and lines, however the second module imports the first."""
+    write_tree(tmp_path, {"core/first.py": "import os\nfrom .second import two", "core/second.py": back})
+    (told,) = told_circles(tmp_path, set())
+    head, *lines = told.split("\n")
+    assert head == "a circle: core.first <-> core.second"
+    assert lines[0] == "core/first.py:2 imports cloche.core.second"
+    assert lines[1:] == [f"core/second.py:{back.count(chr(10)) + 1} imports cloche.core.first"]
+
+
+def test_a_circle_through_a_package_and_the_names_inside_a_helper_is_found(tmp_path: Path) -> None:
+    """A folder's own module is a member like any other, and `interpreter.x` is ours where a helper names it so."""
+    files = {
+        "core/__init__.py": "from .one import x",
+        "core/one.py": "import importlib\nimportlib.import_module('interpreter.two')",
+        "interpreter/two.py": "def late():\n    from cloche import core",
+    }
+    write_tree(tmp_path, files)
+    (told,) = told_circles(tmp_path, set())
+    assert told.startswith(
+        "a circle: core <-> core.one <-> interpreter.two\ncore/__init__.py:1 imports cloche.core.one"
+    )
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"core/first.py": "from .second import two", "core/second.py": "import core.first, first, mcp.first"},
+        {"core/first.py": "from . import second, third", "core/second.py": "from . import third", "core/third.py": ""},
+        {"core/__init__.py": "", "core/first.py": "from . import second", "core/second.py": "from . import name"},
+        {"core/first.py": "from .first import one"},
+    ],
+)
+def test_what_is_no_circle_is_not_told_of(tmp_path: Path, files: dict[str, str]) -> None:
+    """Neither another's module of the same name, nor two ways to the same module, nor a module's own name."""
+    write_tree(tmp_path, files)
+    assert told_circles(tmp_path, set()) == []
+
+
+def test_the_table_of_known_circles_is_exact(tmp_path: Path) -> None:
+    """A known circle is not told of; one that is gone, or has another member by now, is."""
+    files = {"core/a.py": "from . import b", "core/b.py": "from . import a", "core/c.py": "from . import a"}
+    write_tree(tmp_path, files)
+    known = frozenset({"core.a", "core.b"})
+    assert told_circles(tmp_path, {known}) == []
+    write_tree(tmp_path, {"core/b.py": "from . import a, c"})
+    bigger, gone = told_circles(tmp_path, {known})
+    assert bigger.startswith("a circle: core.a <-> core.b <-> core.c\n")
+    assert gone == "closed, so take it out of KNOWN_CIRCLES: ['core.a', 'core.b']"
+
+
+def write_tree(package: Path, files: Mapping[str, str]) -> None:
+    """Write modules by their paths."""
+    for name, text in files.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)

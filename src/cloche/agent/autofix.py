@@ -27,19 +27,15 @@ from cloche.core.fixing import (
     FixAsking,
     FixEnded,
     FixEvent,
-    FixReport,
-    FixRound,
     FixRunning,
     FixSink,
-    FixStop,
     FixTask,
     FixTried,
     StateLost,
-    code_diff,
 )
 from cloche.core.levels import Level
 from cloche.core.plain import sendable
-from cloche.core.result import Result
+from cloche.core.result import FixReport, FixRound, FixStop, Result, code_diff
 from cloche.core.units import parse_duration
 from cloche.runtime.config_autofix import AutoFixSettings, parse_rounds, parse_tokens
 from cloche.runtime.settings import load_settings

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from cloche.core.fixing import FixRound, FixTask
+from cloche.core.fixing import FixTask
 from cloche.core.levels import State
 from cloche.core.plain import sendable
-from cloche.core.result import Result, Status
+from cloche.core.result import FixRound, Result, Status
 from cloche.core.units import MIB
 
 from .wording import what_happened

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Self
 from cloche.agent.autofix import AutoFix
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Event, OutputChunk, Started, Stream
-from cloche.core.fixing import FixAnswering, FixAsking, FixEvent, FixReport, FixRound, FixRunning, FixStop, FixTried
+from cloche.core.fixing import FixAnswering, FixAsking, FixEvent, FixRunning, FixTried
 from cloche.core.plain import plain, plain_line
+from cloche.core.result import FixReport, FixRound, FixStop
 from cloche.core.units import MIB
 from cloche.runtime.replacing import open_named
 

@@ -61,7 +61,6 @@ _EXACT = frozenset(
     }
 )
 _NUMBERS = (int, float, bool)
-LOOK_AGAIN_S = 60.0  # whether it is time to prune
 
 log = logging.getLogger("cloche.audit")
 _acting: ContextVar[Mapping[str, Any]] = ContextVar("cloche_audit_acting", default={})  # noqa: B039 - never changed
@@ -131,9 +130,9 @@ class Audit:
 
         digest = store(self.folder, redactor.data(data))
         if time.monotonic() >= self._prune_at and not (self._keep_age_s is None and self._keep_bytes is None):
-            self._prune_at = time.monotonic() + LOOK_AGAIN_S
-            from .audit_pruning import begin
+            from .audit_pruning import LOOK_AGAIN_S, begin
 
+            self._prune_at = time.monotonic() + LOOK_AGAIN_S
             begin(self, most_age_s=self._keep_age_s, most_bytes=self._keep_bytes)
         return digest
 

@@ -26,10 +26,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any, Protocol
 
 from cloche.core.errors import AuditFailed
 
-from .audit import LOOK_AGAIN_S, Audit
 from .audit_artifacts import FOLDER
 from .audit_chain import MOST_ITEMS, REMOVAL
 from .audit_file import PATIENCE_S, failure, lock, opened_below, opened_file, opened_folder
@@ -37,6 +37,7 @@ from .audit_file import PATIENCE_S, failure, lock, opened_below, opened_file, op
 YOUNG_S = 60.0
 MOST_ODD = 20  # that are named
 UNFINISHED_S = 24 * 3600.0  # a write that was not finished by then never will be
+LOOK_AGAIN_S = 60.0  # whether it is time to prune
 STAMP = f"{FOLDER}.pruned"  # beside the log; its time says when that was done last
 EVERY_S = 3600.0
 DONE, CUT = 1, 2  # bytes of it: all was looked at, or not
@@ -49,6 +50,16 @@ THREAD = "cloche-audit-prune"
 _PLACE = re.compile(r"[0-9a-f]{2}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{12}")
+
+
+class Log(Protocol):
+    """Be the log that says what is removed."""
+
+    folder: str
+
+    def record(self, kind: str, **fields: Any) -> object:  # noqa: ANN401 - JSON
+        """Write one event. Raises AuditFailed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +93,7 @@ class Pruned:
     is_cut: bool = False  # whether bounds ended it
 
 
-def begin(audit: Audit, *, most_age_s: float | None, most_bytes: int | None) -> None:
+def begin(audit: Log, *, most_age_s: float | None, most_bytes: int | None) -> None:
     """Prune in a thread, if it is time; a process that ends waits for that."""
 
     def work() -> None:
@@ -98,7 +109,7 @@ def begin(audit: Audit, *, most_age_s: float | None, most_bytes: int | None) -> 
 
 
 def prune_when_due(
-    audit: Audit, *, most_age_s: float | None, most_bytes: int | None, bounds: Bounds | None = None
+    audit: Log, *, most_age_s: float | None, most_bytes: int | None, bounds: Bounds | None = None
 ) -> Pruned | None:
     """Prune a little, unless any process has done so within the last hour, or is at it. Raises AuditFailed."""
     flags = os.O_RDWR | os.O_CREAT
@@ -119,7 +130,7 @@ def prune_when_due(
 
 
 def prune(
-    audit: Audit,
+    audit: Log,
     *,
     most_age_s: float | None = None,
     most_bytes: int | None = None,
@@ -222,7 +233,7 @@ def _artifacts_in(below: int, place: str, pruned: Pruned, *, is_trial: bool) -> 
                 _note(pruned, f"{place}/{name}")
 
 
-def _remove(audit: Audit, at: int, place: str, batch: Sequence[Artifact]) -> list[Artifact]:
+def _remove(audit: Log, at: int, place: str, batch: Sequence[Artifact]) -> list[Artifact]:
     """Remove what did not come again meanwhile."""
     lock(at, time.monotonic() + PATIENCE_S, place)
     try:

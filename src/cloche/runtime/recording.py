@@ -81,7 +81,8 @@ async def recorded(run: Callable[[], Awaitable[Result]], audit: Audit | None, ex
         return await _audited(run, audit, execution)
     from .telemetry import execution_span
 
-    with execution_span(execution) as ended:
+    about = {"kind": execution.kind, "backend": execution.backend, "language": execution.language}
+    with execution_span(**about) as ended:
         result = await _audited(run, audit, execution)
         ended(result)
         return result

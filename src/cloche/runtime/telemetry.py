@@ -18,8 +18,6 @@ from opentelemetry import metrics, trace
 from cloche.core.result import Result, Status
 
 if TYPE_CHECKING:
-    from .recording import Execution
-
     Attributes = dict[str, str | int | float | bool]
 
 # Seconds; those that the conventions advise for what agents do.
@@ -43,13 +41,10 @@ def _durations(name: str, description: str) -> metrics.Histogram:
 
 
 @contextmanager
-def execution_span(execution: Execution) -> Iterator[Callable[[Result], None]]:
+def execution_span(*, kind: str, backend: str, language: str) -> Iterator[Callable[[Result], None]]:
     """Trace one execution; the result is told to the function that this gives."""
-    attributes: Attributes = {
-        "cloche.backend": execution.backend, "cloche.language": execution.language,
-        "cloche.execution.kind": execution.kind,
-    }  # fmt: skip
-    with _span(f"{execution.kind} {execution.language}", attributes, _executions()) as (span, measured):
+    attributes: Attributes = {"cloche.backend": backend, "cloche.language": language, "cloche.execution.kind": kind}
+    with _span(f"{kind} {language}", attributes, _executions()) as (span, measured):
 
         def ended(result: Result) -> None:
             level = str(result.enforcement.level)

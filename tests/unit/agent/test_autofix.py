@@ -16,10 +16,10 @@ import cloche
 from cloche.agent.autofix import AutoFix
 from cloche.agent.autofix_prompt import build_prompt, error_line, signature
 from cloche.core.errors import InvalidRequest, StartFailed
-from cloche.core.fixing import FixAsking, FixEnded, FixEvent, FixStop, FixTask, FixTried
+from cloche.core.fixing import FixAsking, FixEnded, FixEvent, FixTask, FixTried
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
-from cloche.core.result import Result, Status
+from cloche.core.result import FixStop, Result, Status
 from cloche.testing.fake import FakeBackend
 
 OK = Result("4\n", "", 0, 0.01)

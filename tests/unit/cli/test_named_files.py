@@ -13,7 +13,7 @@ from cloche.cli.audit import Filters, export
 from cloche.cli.bench import BenchCommand, bench
 from cloche.cli.contest.plot import write_plot
 from cloche.cli.fixing import save_code
-from cloche.core.fixing import FixReport, FixStop
+from cloche.core.result import FixReport, FixStop
 from cloche.runtime.audit import Audit
 from cloche.runtime.replacing import open_named
 

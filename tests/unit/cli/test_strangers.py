@@ -22,8 +22,8 @@ from cloche.cli.tables import show
 from cloche.cli.terminal import Writer
 from cloche.cli.words import tell
 from cloche.core.errors import InvalidRequest
-from cloche.core.fixing import FixReport, FixStop, code_diff
 from cloche.core.plain import is_seen
+from cloche.core.result import FixReport, FixStop, code_diff
 from cloche.runtime.doctor_audit import AuditState
 
 # What drives a terminal, what turns text round, what nobody sees, what rich would make something else of.

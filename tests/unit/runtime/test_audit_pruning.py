@@ -13,9 +13,9 @@ import pytest
 
 from cloche.core.errors import AuditFailed, InvalidRequest
 from cloche.runtime import audit_artifacts, audit_pruning
-from cloche.runtime.audit import LOOK_AGAIN_S, Audit, audit_for
+from cloche.runtime.audit import Audit, audit_for
 from cloche.runtime.audit_artifacts import load
-from cloche.runtime.audit_pruning import Artifact, Bounds, chosen_of, prune, prune_when_due
+from cloche.runtime.audit_pruning import LOOK_AGAIN_S, Artifact, Bounds, chosen_of, prune, prune_when_due
 from cloche.runtime.audit_reading import verify
 from cloche.runtime.redaction import Redactor
 from cloche.runtime.settings import Settings, load_settings
