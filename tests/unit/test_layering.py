@@ -60,9 +60,6 @@ KNOWN_CIRCLES = {
     frozenset({"backends.local.halting", "backends.local.sandbox", "backends.local.session"}),
     frozenset({"cli.prompt", "cli.words"}),
     frozenset(f"interpreter.{name}" for name in ("cells", "magics", "names", "rich", "shim", "timing")),
-    frozenset({"interpreter.oneshot", "interpreter.session", "interpreter.warming"}),
-    frozenset({"jail.family", "jail.helper", "jail.watch"}),
-    frozenset({"jail.guest", "jail.reaper"}),
     frozenset({"runtime.execute", "runtime.fixing"}),
     frozenset({"runtime.sandbox", "runtime.session"}),
 }

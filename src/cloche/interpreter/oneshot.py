@@ -55,13 +55,6 @@ def prepare() -> None:
     _restore_flags()
 
 
-def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
-    """Become a template's interpreter; see `warming`."""
-    from . import warming as module
-
-    return module.warm_up(settings)
-
-
 def rehearse() -> None:
     """Go through a run of nothing while nothing waits, in a fork of a template."""
     if warming is not None:
@@ -83,13 +76,6 @@ def take_over(env: dict[str, str]) -> None:
     this.stdin = this.__stdin__ = _stream(0, "r", "surrogateescape")
     this.stdout = this.__stdout__ = _stream(1, "w", "surrogateescape")
     this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
-
-
-def session() -> ModuleType:
-    """Return the module that serves sessions, which no script needs."""
-    from . import session as module
-
-    return module
 
 
 def settle(settings: dict[str, Any], env: dict[str, str]) -> None:

@@ -3,3 +3,5 @@
 Modules that the helper loads avoid `typing`, `dataclasses`, `ctypes` and friends: each of them costs milliseconds
 in every cold run.
 """
+
+archive: object = None  # in a helper, the finder of our modules: what a guest must not keep

@@ -30,10 +30,11 @@ from .syscalls import ppoll
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .halting import Halt
-    from .watch import Watch
+    from .sandbox_state import SandboxState
 
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
@@ -72,11 +73,15 @@ class Node:
 
 
 class Family:
-    """Do what the caller asks for the nodes of one session. Answers go back with the number of the question."""
+    """Do what the caller asks for the nodes of one session. Answers go back with the number of the question.
 
-    def __init__(self, watch: Watch):
-        self.watch = watch
-        self.nodes: dict[int, Node] = {ORIGIN: Node(watch.reaper, None, None)}
+    `link` leads to the `reaper` of the first node. `look_after_others` keeps their limits until there is something to
+    be heard at a descriptor.
+    """
+
+    def __init__(self, state: SandboxState, link: int, reaper: int, look_after_others: Callable[[int], None]):
+        self.state, self.link, self.look_after_others = state, link, look_after_others
+        self.nodes: dict[int, Node] = {ORIGIN: Node(reaper, None, None)}
         self.is_busy = False
         self.halts: dict[int, Halt] = {}  # by the number of the node; forks may be looked at at once
         self.ended: list[Errand] = []  # what is done, and yet to be buried
@@ -100,7 +105,7 @@ class Family:
             elif tag == "freeze":
                 self._freeze(self._node(body["node"]))
             elif tag == "disarm":
-                wire.send(self.watch.link, "arm", {"pid": 0})
+                wire.send(self.link, "arm", {"pid": 0})
             elif tag == "thaw":
                 self._thaw(self._node(body["node"]))
             elif tag == "halt":
@@ -113,7 +118,7 @@ class Family:
                 self._drop(body["node"], is_guest_only=body["is_guest_only"])
         except (FamilyError, OSError) as error:
             answer["error"] = str(error)
-        self.watch.helper.tell("answer", answer, tuple(fds))
+        self.state.tell("answer", answer, tuple(fds))
         for fd in fds:
             posix.close(fd)
         if tag == "arm" and body["clone"] != NOBODY and "error" not in answer:
@@ -145,7 +150,7 @@ class Family:
         """Tell the caller of the clones that have ended, and clear up after them."""
         for number, node in list(self.nodes.items()):
             if node.ended in ready:
-                self.watch.helper.tell("gone", {"node": number, "counters": self._counters(node)})
+                self.state.tell("gone", {"node": number, "counters": self._counters(node)})
                 self._forget(number, node)
 
     def check_memory(self, limit: int) -> None:
@@ -156,7 +161,7 @@ class Family:
             group = _group_of(node)
             if group is not None:
                 used = group.anonymous_bytes() if group.memory_bytes() > limit else 0
-            elif self.watch.spec.accounting == "tree":
+            elif self.state.spec.accounting == "tree":
                 pids = [node.init, *tree.descendants(node.init)]
                 used = tree.private_bytes(pids) if tree.resident_bytes(pids) > limit else 0
             else:
@@ -174,7 +179,7 @@ class Family:
     def _exceed(self, number: int, node: Node) -> None:
         if not node.is_doomed:
             node.is_doomed = True
-            self.watch.helper.tell("exceeded", {"node": number})
+            self.state.tell("exceeded", {"node": number})
             _kill_clone(node)
 
     def lift_quota(self) -> None:
@@ -212,7 +217,7 @@ class Family:
         if not guest:
             raise FamilyError("its interpreter has ended")
         self._allow_for(1)
-        wire.send(self.watch.link, "arm", {"pid": number_inside(guest)})
+        wire.send(self.link, "arm", {"pid": number_inside(guest)})
 
     def _settle(self, body: dict[str, Any]) -> list[int]:
         """Stop a node, give its new clones homes of their own, and hand out their workspaces; or undo it all."""
@@ -276,7 +281,7 @@ class Family:
         guest = node.parent.interpreter() if node.parent is not None else 0
         if not guest:
             raise FamilyError("what it was cloned from has ended")
-        errand = new_builder(self.watch.spec)
+        errand = new_builder(self.state.spec)
         node.is_settled = False
         try:
             rehouse(errand, steps, guest, node.init)
@@ -293,19 +298,19 @@ class Family:
     def _call_builder(self, clone: int) -> None:
         """Start who is to build the home of a clone, while that is being born."""
         try:
-            self.builders[clone] = new_builder(self.watch.spec)
+            self.builders[clone] = new_builder(self.state.spec)
         except OSError:
             pass  # it is started when it is needed, and who needs it is told what is wrong
 
     def _builder(self, clone: int) -> Errand:
         """Return who builds the home of a clone, started ahead or now."""
-        return self.builders.pop(clone, None) or new_builder(self.watch.spec)
+        return self.builders.pop(clone, None) or new_builder(self.state.spec)
 
     def _await(self, errand: Errand) -> None:
         """Wait for an errand that may take its time. What others run meanwhile is looked after."""
         self.is_busy = True
         try:
-            self.watch.look_after_others(errand.link)
+            self.look_after_others(errand.link)
         finally:
             self.is_busy = False
 
@@ -353,12 +358,12 @@ class Family:
         from .halting import MOST, Halt, processes_of
 
         self._resume(number)
-        node, spec = self._node(number), self.watch.spec
+        node, spec = self._node(number), self.state.spec
         if node.is_frozen:
             return
         find = processes_of(node.init, is_first=node.parent is None, has_namespace=spec.level == "jail")
         room = MOST - sum(halt.held() for halt in self.halts.values())  # descriptors are this helper's, not a node's
-        self.halts[number] = Halt(find, _group_of(node) or self.watch.helper.cgroup, room)
+        self.halts[number] = Halt(find, _group_of(node) or self.state.cgroup, room)
         self.halts[number].begin()
 
     def _resume(self, number: int) -> None:
@@ -368,7 +373,7 @@ class Family:
 
     def _keep_origin(self, *, is_on: bool) -> None:
         """Let pid 1 of the first node stay when its interpreter ends: others live in its process namespace."""
-        wire.send(self.watch.link, "stay", {"is_on": is_on})
+        wire.send(self.link, "stay", {"is_on": is_on})
 
     def _drop(self, number: int, *, is_guest_only: bool) -> None:
         """Kill a node; or its interpreter alone, where others live inside its process namespace."""
@@ -391,7 +396,7 @@ class Family:
 
     def _counters(self, node: Node) -> dict[str, int]:
         """Return how often limits were hit: a fork's own, or those of the group that it shares."""
-        shared, before = self.watch.helper.cgroup, self.watch.before
+        shared, before = self.state.cgroup, self.state.before
         own = _group_of(node)
         group = own or shared
         now = group.counters() if group is not None else {}
@@ -399,7 +404,7 @@ class Family:
 
     def _allow_for(self, count: int) -> None:
         """Make room for clones in the session's own group: what stops there counts as processes too."""
-        spec, cgroup = self.watch.spec, self.watch.helper.cgroup
+        spec, cgroup = self.state.spec, self.state.cgroup
         if cgroup is not None and spec.cgroup is not None:
             cgroup.allow_pids(spec.cgroup["amounts"]["pids"] + PROCESSES_OF_A_NODE * (len(self.nodes) + count))
 

@@ -9,6 +9,7 @@ from time import monotonic, perf_counter
 
 from . import slate, touched, wire
 from .calls import StepFailed, perform, perform_calls
+from .minding import tell_failure
 from .spec import FILTER, Building, Order
 from .syscalls import FAREWELL, SCHED_BATCH, attempt, call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
 
@@ -16,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .reaper import Parent
+    from .minding import Parent
 
 LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
 # The last numbers below the limit: out of the way of programs that close what they did not open. The value's pipe, or
@@ -119,7 +120,7 @@ class Guest:
         import os  # noqa: F401 - for later, when the filter is in place
 
         if self.load_interpreter is not None:
-            self.interpreter = self.load_interpreter()
+            self.interpreter = self.load_interpreter("oneshot")
             self.interpreter.prepare()
         gc.enable()
 
@@ -251,9 +252,10 @@ class Guest:
     def _run_python(self, order: Order, kept: list[int]) -> None:
         """Let the interpreter forget the helper and become the guest's."""
         assert order.python is not None
+        assert self.load_interpreter is not None
         run = self.interpreter.run
         if order.is_session:
-            module = self.interpreter.session()
+            module = self.load_interpreter("session")
             module.clone, module.recvmsg = clone, recvmsg  # the filter lets a clone ask whether it may be
             powers = order.python.pop("powers")
             module.give_up = lambda: perform_calls(powers)
@@ -287,8 +289,10 @@ def load_notify() -> Any:  # noqa: ANN401 - a module
 
 def forget_helper(interpreter: Any) -> list[Any]:  # noqa: ANN401 - a module
     """Let the interpreter find no module of ours any more; return them to be kept, for letting them go takes time."""
-    interpreter.archive = next((finder for finder in sys.meta_path if hasattr(finder, "places")), None)
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not hasattr(finder, "places")]  # our archive's mark
+    from . import archive
+
+    interpreter.archive = archive
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not archive]
     ours = [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]
     return [sys.modules.pop(name) for name in ours]
 
@@ -299,9 +303,3 @@ def _out_of_the_way(fds: list[int]) -> list[int]:
         return [call("dup3", fd, number, posix.O_CLOEXEC) for fd, number in zip(fds, KEPT_NUMBERS, strict=False)]
     except OSError:
         return [call("dup3", fd, number, posix.O_CLOEXEC) for fd, number in zip(fds, FEWER_NUMBERS, strict=False)]
-
-
-def tell_failure(link: int, error: StepFailed, kept: tuple[int, ...] = ()) -> None:
-    """Tell the helper which step failed, and give back the workspace: attaching took it out of the helper's hands."""
-    body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
-    wire.send_patiently(link, "failed", body, kept)

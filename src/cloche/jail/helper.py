@@ -13,16 +13,15 @@ import posix
 
 from . import identity, slate, wire
 from .cgroups import Cgroup
+from .sandbox_state import SandboxState, failure
 from .spec import Spec
 from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, ppoll, prctl
-from .watch import Watch, failure
+from .watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-    from .workfolder import WorkFolder
 
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
 
@@ -30,12 +29,12 @@ SIGINT = 2
 
 
 def main(
-    fd: int, version: int, folders: dict[str, str], load_interpreter: Callable[[], Any]
+    fd: int, version: int, folders: dict[str, str], load_interpreter: Callable[[str], Any]
 ) -> Callable[[], None] | None:
     """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end.
 
     `folders` are those of the control group that the caller is making meanwhile; removing them is ours, and so must
-    be known before the first message can come. `load_interpreter` returns the module that makes a Python guest.
+    be known before the first message can come. `load_interpreter` returns a module of the interpreter's by its name.
     """
     _signal.signal(SIGINT, _signal.SIG_DFL)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -45,30 +44,21 @@ def main(
     return Helper(fd, Cgroup(version, folders) if folders else None, load_interpreter).serve()
 
 
-class Helper:
+class Helper(SandboxState):
     """Serve one sandbox after the other: open it, build in it, run in it, close it.
 
     What outlives a run is ours alone: the control group, the outside id. A jail, with all its processes, mounts and
     files, is used by one run (by the runs of one sandbox, its workspace).
     """
 
-    def __init__(self, caller: int, cgroup: Cgroup | None, load_interpreter: Callable[[], Any]):
-        self.caller, self.load_interpreter = caller, load_interpreter
-        self.spec = Spec()
-        self.claim: identity.Claim | None = None
-        self.keeper: identity.Claim | None = None
-        self.cgroup = cgroup
-        self.folder: WorkFolder | None = None
-        self.workspace_fd = -1
+    def __init__(self, caller: int, cgroup: Cgroup | None, load_interpreter: Callable[[str], Any]):
+        super().__init__(caller, cgroup)
+        self.load_interpreter = load_interpreter
         self.is_open = False
         self.watch: Watch | None = None
         self.failed: dict[str, Any] | None = None
-        self.plan_fd = self.door = self.slate = self.timer = -1
-        self.generation = 0
+        self.plan_fd = -1
         self.concluded = 0  # the number of the run that was reported last
-        self.early: list[tuple[str, dict[str, Any], list[int]]] = []  # what came before its time
-        self.has_run = False
-        self.prepared: dict[str, Any] = {}
 
     def serve(self) -> Callable[[], None] | None:
         while True:
@@ -195,12 +185,6 @@ class Helper:
         self.door, self.slate, self.timer = ends or (-1, -1, -1)
         self.generation = generation
 
-    def claim_keeper(self) -> int:
-        """Return a second outside id, for the process that keeps a jail between its guests."""
-        if self.keeper is None:
-            self.keeper = identity.claim_outside_id(*self.prepared["keepers"])
-        return self.keeper.outside_id
-
     def _take_claim(self, fds: list[int]) -> None:
         """Take over the outside id that came along, else go on with our own, if we have one."""
         if len(fds) > 1 and self.spec.outside is not None:
@@ -209,12 +193,6 @@ class Helper:
             self.claim = identity.Claim(self.spec.outside[0], fds.pop())
         if self.claim is not None:
             self.spec.outside = (self.claim.outside_id, 1)
-
-    def keep_workspace(self, fd: int) -> None:
-        """Hold a workspace that the next reaper shall attach, in place of the one before; -1 for none."""
-        if self.workspace_fd >= 0:
-            posix.close(self.workspace_fd)
-        self.workspace_fd = fd
 
     def _discard(self) -> None:
         """Let go of a sandbox that was prepared and is not needed."""
@@ -252,15 +230,3 @@ class Helper:
             self.cgroup.remove()
         if self.folder is not None and not self.spec.shares_folder:
             self.folder.remove()
-
-    def tell_failure(self, said: dict[str, Any], number: int) -> None:
-        """Tell how a run failed, and give the workspace back: attaching may have taken it out of the caller's hands."""
-        self.tell("failed", {**said, "number": number}, (self.workspace_fd,) if self.workspace_fd >= 0 else ())
-        self.keep_workspace(-1)
-
-    def tell(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Tell the caller; when it is gone, the loop will notice by itself."""
-        try:
-            wire.send_patiently(self.caller, tag, body, fds)
-        except OSError:
-            pass

@@ -40,8 +40,8 @@ EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
 # Those that every helper needs are made at once, in this order: the import system would take a millisecond for them.
 HELPER_MODULES = (
     "jail", "jail.syscalls", "jail.wire", "jail.calls", "jail.spec", "jail.slate", "jail.touched", "jail.notify",
-    "jail.guest", "jail.minding", "jail.reaper", "jail.identity", "jail.cgroups", "jail.accounting", "jail.watch",
-    "jail.helper",
+    "jail.minding", "jail.guest", "jail.reaper", "jail.identity", "jail.cgroups", "jail.accounting",
+    "jail.sandbox_state", "jail.watch", "jail.helper",
 )  # fmt: skip
 # What a helper runs first, compiled once: it is told `archive`, a descriptor, and its `head` and `size` in bytes.
 _BOOT = """\
@@ -74,11 +74,13 @@ def make_modules(names):
 def map_archive():
     # What is needed at once was read, which leaves no copy; all else stays in the file's own memory.
     import jail.syscalls
+    jail.archive = Archive
     Archive.data = jail.syscalls.map_file(archive, size)
     posix.close(archive)
-def load_interpreter():
-    import interpreter.oneshot
-    return interpreter.oneshot
+def load_interpreter(name):
+    name = f"interpreter.{name}"
+    __import__(name)
+    return sys.modules[name]
 """
 _RUN_BOOT = """\
 import marshal, posix

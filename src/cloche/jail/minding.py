@@ -1,16 +1,68 @@
-"""What every parent of a guest does: hear of signals, take dead children, and sum up what they used."""
+"""What every parent of a guest is given and does: build, hear of signals, take dead children, sum up what they used."""
 
 from __future__ import annotations
 
 import posix
 
+from . import wire
+from .calls import StepFailed, perform
 from .syscalls import SIGCHLD, WNOHANG, wait4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    from .spec import Building, Spec
 
 _signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
+
+MOST_STEPS = 200  # that a message tells of
+
+
+class Parent:
+    """Hold what every process that builds for guests is given.
+
+    `registers` hold what the helper gives the building: the kept workspace, the outside id. The helper says on `link`
+    when we have our identity; a guest that was forked before reads the same from the pipe `go`. `plan_fd` holds the
+    building.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        registers: dict[str, int],
+        *,
+        plan_fd: int,
+        link: int,
+        go: int,
+        load_interpreter: Callable[[str], Any] | None,
+    ):
+        self.spec, self.registers, self.plan_fd, self.link, self.go = spec, registers, plan_fd, link, go
+        self.load_interpreter = load_interpreter
+
+    def await_go(self) -> list[int]:
+        """Wait until the helper has set identity and group; return the mounts that it opened for us."""
+        tag, _, fds = wire.receive(self.link)
+        if tag != "go":  # the helper is gone, and so must we be
+            posix._exit(1)
+        return fds
+
+    def build(self, building: Building, private: list[int]) -> list[float]:
+        """Build the sandbox, and return the seconds that each step took."""
+        self.registers.update(building.name_private(private))
+        try:
+            return perform(building.build, self.registers)[:MOST_STEPS]
+        except StepFailed as error:
+            self.fail(error)
+
+    def fail(self, error: StepFailed) -> NoReturn:
+        tell_failure(self.link, error, self.take_kept())
+        posix._exit(1)
+
+    def take_kept(self) -> tuple[int, ...]:
+        """Return the workspace that was made or attached, which belongs to the helper from then on."""
+        return (self.registers.pop("kept"),) if "kept" in self.registers else ()
 
 
 class Minder:
@@ -62,3 +114,9 @@ class Minder:
 
 def _wake(number: int, frame: object) -> None:
     """Be the handler without which no signal would reach the wakeup pipe."""
+
+
+def tell_failure(link: int, error: StepFailed, kept: tuple[int, ...] = ()) -> None:
+    """Tell the helper which step failed, and give back the workspace: attaching took it out of the helper's hands."""
+    body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
+    wire.send_patiently(link, "failed", body, kept)

@@ -34,7 +34,7 @@ from time import monotonic
 
 from . import slate, touched, tree, wire
 from .guest import PLACES, Guest, Nursed, forget_helper, kept, load_notify
-from .reaper import Parent
+from .minding import Parent
 from .spec import Building
 from .syscalls import CLONE_NEWCGROUP, unshare
 from .ward import Ward
@@ -97,7 +97,7 @@ class Nursery(Parent):
         """Forget, once for all guests, where modules of ours come from; whatever will be needed is here by now."""
         load_notify()
         if self.load_interpreter is not None:
-            self.forgotten = forget_helper(self.load_interpreter())
+            self.forgotten = forget_helper(self.load_interpreter("oneshot"))
 
     def _take_over(self, given: list[int]) -> list[int]:
         """Return what a guest hands over when it is made: its places, its mount namespace, its filter's descriptor."""

@@ -27,10 +27,10 @@ SIGINT, SIGCHLD = 2, 17
 LOADING_S = 60
 
 
-def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[], Any]) -> Callable[[], None] | None:
+def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[str], Any]) -> Callable[[], None] | None:
     """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end.
 
-    `settings` are those of the interpreter's `warm_up`.
+    `settings` are those of the interpreter's `warm_up`; `load_interpreter` returns its modules by name.
     """
     _signal.signal(SIGINT, _signal.SIG_DFL)
     _signal.signal(SIGCHLD, _signal.SIG_IGN)  # helpers that end leave nothing to wait for
@@ -38,8 +38,7 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[], Any])
     posix.umask(0o077)
     touched.copying.serve_children()
     _signal.alarm(LOADING_S)  # a module that never finishes loading must not outlive the caller
-    interpreter = load_interpreter()
-    said = interpreter.warm_up(settings)
+    said = load_interpreter("warming").warm_up(settings)
     said["threads"] = len(posix.listdir("/proc/self/task"))
     _signal.alarm(0)
     gc.collect()
@@ -54,8 +53,8 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[], Any])
             _signal.signal(SIGCHLD, _signal.SIG_DFL)
             cgroup = Cgroup(body["version"], body["folders"]) if body["folders"] else None
             _say_here(fds[0])
-            kept.extend((said, settings, body, fds, cgroup, interpreter))
-            return Helper(fds[0], cgroup, lambda: interpreter).serve()
+            kept.extend((said, settings, body, fds, cgroup))
+            return Helper(fds[0], cgroup, load_interpreter).serve()
         for one in fds:
             posix.close(one)
 

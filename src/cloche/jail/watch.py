@@ -9,6 +9,7 @@ from . import identity, slate, wire
 from .accounting import IDLE_TICK_S, TICK_S, Accounting
 from .cgroups import bear
 from .reaper import Reaper
+from .sandbox_state import failure
 from .syscalls import (
     CLONE_NEWCGROUP,
     CLONE_NEWIPC,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .family import Family
-    from .helper import Helper
+    from .sandbox_state import SandboxState
 
 ALL_NAMESPACES = (
     CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
@@ -47,8 +48,8 @@ SIGKILL = 9
 class Watch:
     """Watch over one run from the fork of its reaper to the last process's end."""
 
-    def __init__(self, helper: Helper, load_interpreter: Callable[[], Any] | None, *, is_nursing: bool = False):
-        self.helper, self.spec, self.load_interpreter = helper, helper.spec, load_interpreter
+    def __init__(self, state: SandboxState, load_interpreter: Callable[[str], Any] | None, *, is_nursing: bool = False):
+        self.state, self.spec, self.load_interpreter = state, state.spec, load_interpreter
         self.reaper = 0
         self.processors: set[int] = set()
         self.ready: dict[str, Any] | None = None  # what the caller has yet to hear
@@ -63,10 +64,9 @@ class Watch:
         self.failed: dict[str, Any] | None = None
         self.accounting = Accounting()
         self.link, self._reaper_link = socketpair()
-        self.before: dict[str, int] = {}
         self.pids_before = 0
-        self.is_nursing, self.generation = is_nursing, helper.generation
-        self.timers = (helper.timer,) if is_nursing else ()
+        self.is_nursing, self.generation = is_nursing, state.generation
+        self.timers = (state.timer,) if is_nursing else ()
         self.number = 0
         self.can_go_on = self.is_undecided = self.is_last = False
         self.family: Family | None = None
@@ -75,7 +75,7 @@ class Watch:
     def start(self, plan_fd: int, private_paths: list[str]) -> Callable[[], None] | None:
         """Fork the reaper, give it its identity and limits, and let it go; returns a callable in the guest."""
         is_jail = self.spec.level == "jail"
-        cgroup = self.helper.cgroup
+        cgroup = self.state.cgroup
         waiting, go = posix.pipe()
         is_owner = False
         try:
@@ -115,20 +115,20 @@ class Watch:
 
     def _be_reaper(self, plan_fd: int, waiting: int, *, must_be_moved: bool) -> Callable[[], None]:
         """Enter the control group, and live as the reaper."""
-        helper = self.helper
+        state = self.state
         posix.close(self.link)
-        posix.close(helper.caller)
+        posix.close(state.caller)
         try:
             registers = {}
-            if helper.claim is not None:
-                registers["outside"] = helper.claim.outside_id
-                helper.claim.forget()
-            if helper.keeper is not None:
-                helper.keeper.forget()
-            if helper.workspace_fd >= 0:
-                registers["ticket" if self.is_nursing else "workspace"] = helper.workspace_fd
-            if helper.cgroup is not None and helper.cgroup.version == 1:
-                helper.cgroup.enter()
+            if state.claim is not None:
+                registers["outside"] = state.claim.outside_id
+                state.claim.forget()
+            if state.keeper is not None:
+                state.keeper.forget()
+            if state.workspace_fd >= 0:
+                registers["ticket" if self.is_nursing else "workspace"] = state.workspace_fd
+            if state.cgroup is not None and state.cgroup.version == 1:
+                state.cgroup.enter()
             ends = {"plan_fd": plan_fd, "link": self._reaper_link, "go": waiting}
             if self.is_nursing:
                 from .guest import kept
@@ -136,8 +136,8 @@ class Watch:
 
                 said = {"generation": self.generation}
                 nursery = Nursery(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
-                kept.extend((helper, self, nursery, ends, said))
-                return nursery.live(helper.door, helper.slate, said)
+                kept.extend((state, self, nursery, ends, said))
+                return nursery.live(state.door, state.slate, said)
             reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
             return reaper.live(self.processors, must_wait_first=must_be_moved)
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here
@@ -149,7 +149,7 @@ class Watch:
     def _map_ids(self) -> None:
         outside = self.spec.outside
         uid, gid = (outside[0], outside[0]) if outside else (posix.geteuid(), posix.getegid())
-        keeper = self.helper.claim_keeper() if self.is_nursing and outside else None
+        keeper = self.state.claim_keeper() if self.is_nursing and outside else None
         identity.write_maps(
             self.reaper,
             inside_id=self.spec.inside_id,
@@ -170,17 +170,17 @@ class Watch:
 
     def order(self, body: dict[str, Any], fds: list[int]) -> None:
         """Hand the reaper the orders of its guest; one of a nursery has its own. Raises OSError when it is gone."""
-        self.spec = self.helper.spec  # whose amounts may have changed since the sandbox was built
+        self.spec = self.state.spec  # whose amounts may have changed since the sandbox was built
         if self.is_nursing:
             if self.number != body["number"]:
                 self._renew()
             self.cause, self.said_ended = body["cause"], body["ended"]
         self.number, self.timeout_s, self.is_undecided = body["number"], body["timeout_s"], False
         self.is_last = body["is_last"]
-        for tag, early, _ in self.helper.early:
+        for tag, early, _ in self.state.early:
             if tag == "kill" and early["number"] == self.number:
                 self.cause = early["cause"]
-        cgroup = self.helper.cgroup
+        cgroup = self.state.cgroup
         if cgroup is not None and body["again"] and self.spec.cgroup is not None:
             cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
         self.setup_deadline = monotonic() + SETUP_PATIENCE_S
@@ -189,7 +189,7 @@ class Watch:
 
     def attend(self) -> None:
         """Wait for the end, whatever brings it; then report what the kernel says about it."""
-        caller = self.helper.caller
+        caller = self.state.caller
         is_caller_here = True
         while self.ended is None and self.failed is None:
             while self.later and not self.cause:
@@ -243,7 +243,7 @@ class Watch:
 
     def _awaits_workspace(self) -> bool:
         """Tell whether somebody may just be attaching the only mount of a workspace: killed now, it is lost."""
-        return self.helper.workspace_fd >= 0 and not self.started_at
+        return self.state.workspace_fd >= 0 and not self.started_at
 
     def _renew(self) -> None:
         """Begin the watch over the next guest of a nursery."""
@@ -259,14 +259,14 @@ class Watch:
         """
         if not self.is_nursing:
             return False
-        slate.unwind(self.helper.timer)
-        state = slate.State(self.helper.slate)
-        if state.started:
-            self.helper.keep_workspace(-1)  # the first guest has attached it, and handed another mount on
-        if not self.started_at and state.started == self.number:
-            self.started_at = state.started_at
+        slate.unwind(self.state.timer)
+        seen = slate.State(self.state.slate)
+        if seen.started:
+            self.state.keep_workspace(-1)  # the first guest has attached it, and handed another mount on
+        if not self.started_at and seen.started == self.number:
+            self.started_at = seen.started_at
             self.deadline = self.started_at + self.timeout_s
-        if self.said_ended is None and state.ended < self.number and state.ordered == self.number:
+        if self.said_ended is None and seen.ended < self.number and seen.ordered == self.number:
             return False
         if self.said_ended is not None:
             self._hear_what_reaper_said()  # that the guest has failed, perhaps
@@ -277,9 +277,9 @@ class Watch:
 
     def _count(self) -> None:
         """Take note of what the control group says before the run."""
-        cgroup = self.helper.cgroup
-        self.before = cgroup.counters() if cgroup is not None else {}
-        self.pids_before = cgroup.most_pids() if cgroup is not None and self.helper.has_run else 0
+        cgroup = self.state.cgroup
+        self.state.before = cgroup.counters() if cgroup is not None else {}
+        self.pids_before = cgroup.most_pids() if cgroup is not None and self.state.has_run else 0
 
     def last_words(self) -> dict[str, Any] | None:
         """Kill the tree, and return what the reaper said it failed at: our own error may only follow from that."""
@@ -299,7 +299,7 @@ class Watch:
         if not self.reaper:
             return None
         is_quiet = not self.cause and self.ended is not None and self.ended["is_alone"]  # nobody but the reaper lives
-        cgroup, death = (None if is_quiet else self.helper.cgroup), None
+        cgroup, death = (None if is_quiet else self.state.cgroup), None
         if cgroup is not None and not is_awaited:
             from .dying import Death
 
@@ -329,10 +329,10 @@ class Watch:
 
     def _hear_caller(self) -> bool:
         """Take one word of the caller's; False when it is gone."""
-        tag, body, fds = wire.receive(self.helper.caller)
+        tag, body, fds = wire.receive(self.state.caller)
         is_early = tag in ("kill", "over") and body["number"] > self.number
         if tag in FOR_THE_NEXT or is_early:  # the caller knows of this run's end, which we shall hear of at once
-            self.helper.early.append((tag, body, fds))
+            self.state.early.append((tag, body, fds))
             return True
         if fds:
             body |= wire.unpack(fds[0])
@@ -360,7 +360,7 @@ class Watch:
 
         Raises OSError when the run was ended meanwhile, or nobody is there any more to run it for.
         """
-        caller = self.helper.caller
+        caller = self.state.caller
         while True:
             ready = {fd for fd, _ in ppoll((busy_with, caller), TICK_S)}
             if caller in ready and not self._hear_caller():
@@ -376,7 +376,7 @@ class Watch:
         if self.family is None:
             from .family import Family
 
-            self.family = Family(self)
+            self.family = Family(self.state, self.link, self.reaper, self.look_after_others)
         if tag == "interrupt":
             self.family.interrupt(body["node"])
         else:
@@ -386,19 +386,19 @@ class Watch:
         """Take one word of the reaper's; False when it is gone."""
         tag, body, fds = wire.receive(self.link)
         if tag == "ready":
-            self.helper.keep_workspace(-1)  # the caller has the new one
+            self.state.keep_workspace(-1)  # the caller has the new one
             self.ready = {**body, "outside": self.spec.outside}
             self.lent += fds
         elif tag == "started":
             self.started_at = body["at"]
             self.deadline = self.started_at + self.timeout_s
             self._lend()
-            self.helper.tell("started", body)
+            self.state.tell("started", body)
         elif tag == "ended":
             self.ended = body
         elif tag == "failed":
             if fds:
-                self.helper.keep_workspace(fds[0])
+                self.state.keep_workspace(fds[0])
             self.failed = body
         return tag != ""
 
@@ -410,7 +410,7 @@ class Watch:
         """
         ready, self.ready = self.ready, None
         if ready is not None:
-            self.helper.tell("ready", ready, tuple(self.lent))
+            self.state.tell("ready", ready, tuple(self.lent))
         if not self.is_last:
             self._let_go()
 
@@ -443,7 +443,7 @@ class Watch:
 
     def _is_memory_exceeded(self) -> bool:
         """Sum the tree's memory, unless it is one of several: each of them is looked at by itself."""
-        cgroup = self.helper.cgroup
+        cgroup = self.state.cgroup
         if self.family is not None and len(self.family.nodes) > 1 and (self.spec.accounting != "cgroup" or not cgroup):
             return False
         return self.accounting.is_exceeded(self.spec, cgroup, self.reaper)
@@ -452,11 +452,11 @@ class Watch:
         """Tell, without a counter of the kernel's, whether the tree was seen at its limit."""
         left = self.ended["tasks"] if self.ended is not None else 0  # the reaper in place of the guest that ended
         most = max(self.accounting.peak_tasks, left)
-        return self.helper.cgroup is None and 0 < self.spec.pids <= most
+        return self.state.cgroup is None and 0 < self.spec.pids <= most
 
     def _is_folder_over(self, *, at_end: bool = False) -> bool:
         """Tell whether the folders of the host that stand in for the workspace hold more than they may."""
-        folder = self.helper.folder
+        folder = self.state.folder
         return folder is not None and folder.is_over(self.spec.disk_bytes, self.spec.inodes, is_fresh=at_end)
 
     def _report(self, usage: tuple[float, float, int] | None) -> None:
@@ -464,9 +464,9 @@ class Watch:
         if not self.started_at and not self.cause:
             self.failed = self.failed or failure("the sandbox ended before the code was started", "reaper")
         if self.failed is not None and not self.cause:
-            self.helper.tell_failure(self.failed, self.number)
+            self.state.tell_failure(self.failed, self.number)
             return
-        cgroup = self.helper.cgroup
+        cgroup = self.state.cgroup
         now = cgroup.counters() if cgroup else {}
         user_s, system_s, most_kib = self._spent(usage)
         body = {
@@ -480,15 +480,15 @@ class Watch:
             "cpu_system_s": system_s,
             "peak_bytes": max(self.accounting.peak_bytes, most_kib * 1024),
             "tasks": max(self.accounting.peak_tasks, self._most_pids()),
-            "counters": {name: count - self.before.get(name, 0) for name, count in now.items()},
+            "counters": {name: count - self.state.before.get(name, 0) for name, count in now.items()},
             "is_task_limit_seen": self._is_task_limit_seen(),
             "is_folder_over": self._is_folder_over(at_end=True),
         }
-        self.helper.tell("ended", body)
+        self.state.tell("ended", body)
 
     def _most_pids(self) -> int:
         """Return the most processes at once; what was reached before this run began is not its own."""
-        most = self.helper.cgroup.most_pids() if self.helper.cgroup is not None else 0
+        most = self.state.cgroup.most_pids() if self.state.cgroup is not None else 0
         return most if most > self.pids_before else 0
 
     def _spent(self, usage: tuple[float, float, int] | None) -> tuple[float, float, int]:
@@ -504,8 +504,3 @@ def _become_helper(*, is_owner: bool) -> None:
     if is_owner:
         identity.become_root()
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def failure(message: str, step: str, errno: int = 0) -> dict[str, Any]:
-    """Return the body of a word about our own failure."""
-    return {"message": message, "step": step, "index": 0, "errno": errno}

@@ -205,3 +205,33 @@ def test_a_child_is_let_run_beside_us_and_may_run_anywhere() -> None:
         child.kill()
         child.wait()
     run_beside(child.pid, mine)
+
+
+FORGETTING = """
+make_modules({modules!r})
+map_archive()
+import jail.guest
+
+class Strangers:  # a finder that only looks like ours
+    places = dict(Archive.places)
+    def find_spec(name, path=None, target=None): return None
+
+sys.meta_path.append(Strangers)
+interpreter = load_interpreter("oneshot")
+before, kept = list(sys.meta_path), jail.guest.forget_helper(interpreter)
+assert [finder for finder in before if finder is not Archive] == sys.meta_path != before
+assert interpreter.archive is Archive and interpreter in kept
+for name in {modules!r} + ("interpreter", "interpreter.oneshot", "interpreter.session"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    raise SystemExit(name + " is still to be had")
+"""
+
+
+def test_a_guest_forgets_the_finder_of_our_modules_by_what_it_is_and_not_by_a_name() -> None:
+    """Nothing of the helper's can be imported any more, and another finder with the same attributes stays."""
+    shelf = launch._shelf()
+    words = shelf.run_boot() + FORGETTING.format(modules=launch.HELPER_MODULES)
+    subprocess.run([sys.executable, "-I", "-S", "-c", words], pass_fds=[shelf.fd], timeout=60, check=True)

@@ -163,7 +163,7 @@ def main(archive: Any, settings: dict[str, Any]) -> None:
     reaper_program.prctl(reaper_program.PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.modules.pop("ctypes", None)
-    failed = importlib.import_module("interpreter.oneshot").warm_up(settings)["failed"]
+    failed = importlib.import_module("interpreter.warming").warm_up(settings)["failed"]
     gc.collect()
     gc.freeze()
     caller = Caller()

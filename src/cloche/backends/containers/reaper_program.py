@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import resource
 import select
@@ -259,7 +260,7 @@ def execute(words: list[str], env: dict[str, str]) -> None:
 def run_python(order: dict[str, Any], kept: list[int]) -> None:
     """Let the interpreter forget what it was, and run a script, or serve a session."""
     oneshot = interpreter()
-    work = oneshot.session().serve if order["is_session"] else oneshot.run
+    work = importlib.import_module("interpreter.session").serve if order["is_session"] else oneshot.run
     forget_ours()
     work(order["python"], order["env"], *kept)
 
