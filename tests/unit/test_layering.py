@@ -59,7 +59,6 @@ KNOWN_CIRCLES = {
     frozenset({"backends.containers.session", "backends.containers.sessions"}),
     frozenset({"backends.local.halting", "backends.local.sandbox", "backends.local.session"}),
     frozenset({"cli.prompt", "cli.words"}),
-    frozenset(f"interpreter.{name}" for name in ("cells", "magics", "names", "rich", "shim", "timing")),
     frozenset({"runtime.execute", "runtime.fixing"}),
     frozenset({"runtime.sandbox", "runtime.session"}),
 }

@@ -1,22 +1,19 @@
-"""Magics over a whole cell: scripts for other programs, files to write, output to capture, formats to show."""
+"""The magics over a whole cell, and the table of them: scripts, files to write, output to capture, formats, times."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from . import commands
+from . import commands, timing
 from .rich import bundle
 from .usage import UsageError, say, take_options, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-    from .magics import Magics
-
-    CellMagic = Callable[[Magics, str, str], Any]
+    from .magics import CellMagic, Magics
 
 _SCRIPT_OPTIONS = ("out=", "err=", "no-raise-error")
 
@@ -177,4 +174,6 @@ CELL_MAGICS: dict[str, CellMagic] = {
     "SVG": show_as("image/svg+xml"),
     "javascript": show_as("application/javascript"),
     "js": show_as("application/javascript"),
+    "time": timing.time_cell,
+    "timeit": timing.timeit_cell,
 }

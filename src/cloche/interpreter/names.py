@@ -1,19 +1,27 @@
-"""Magics about what a session holds: its names, an object's description, its history, a file run in it."""
+"""The magics of one line, and the table of them: about what a session holds, about files, about how it is shown."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from .pretty import bounded, safe_repr, text_of
+from . import figures, timing
+from .magics import listed
+from .pretty import Printer, bounded, safe_repr, text_of
 from .usage import UsageError, number, say, take_options, warn, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-    from .magics import Magics
+    from .magics import LineMagic, Magics
 
+_NO_PACKAGES = (
+    "a sandbox has no package manager; packages are installed outside it, when it is opened. "
+    "What is installed can be imported."
+)
+_HAS_WINDOWS = ("notebook", "widget", "ipympl", "qt", "qt5", "qt6", "tk", "gtk", "gtk3", "gtk4", "wx", "osx", "nbagg")
 _MAX_SUMMARY = 100
 _MAX_STRING_FORM = 2000
 _LAST_VALUES = ("_", "__", "___", "_i", "_ii", "_iii")
@@ -181,3 +189,184 @@ def _run_as_program(magics: Magics, code: Any, name: str, argv: list[str], *, be
         if before[2] is not None:
             sys.modules["__main__"] = before[2]
         namespace.update({key: value for key, value in vars(module).items() if not key.startswith("__")})
+
+
+def _lsmagic(magics: Magics, line: str) -> None:
+    """Print the magics there are."""
+    del line
+    say(f"Line magics:\n{listed('%', magics.line)}\n\nCell magics:\n{listed('%%', magics.cell)}")
+
+
+def _pwd(magics: Magics, line: str) -> str:
+    del magics, line
+    return os.getcwd()
+
+
+def _cd(magics: Magics, line: str) -> None:
+    """Change the folder: to the home without a name, back with `-`, quietly with `-q`."""
+    is_quiet = line.split()[:1] == ["-q"]
+    text = line.strip().removeprefix("-q").strip() if is_quiet else line.strip()
+    target = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+    target = magics.folder_before if target == "-" else os.path.expanduser(target or "~")
+    if not target:
+        raise UsageError("there is no folder to go back to")
+    before = os.getcwd()
+    try:
+        os.chdir(target)
+    except OSError as error:
+        raise UsageError(f"cannot go to {target}: {error.strerror}") from None
+    magics.folder_before = before
+    if not is_quiet:
+        say(os.getcwd())
+
+
+def _shell_command(command: str) -> LineMagic:
+    """Make a magic of a command of the shell."""
+
+    def run(magics: Magics, line: str) -> None:
+        magics.system(f"{command} {line}")
+
+    return run
+
+
+def _env(magics: Magics, line: str) -> Any:
+    """Return the environment or one variable of it, or set one."""
+    text = line.strip()
+    if not text:
+        return dict(os.environ)
+    if "=" in text or " " in text:
+        return _set_env(magics, text)
+    if text not in os.environ:
+        raise UsageError(f"the environment has no variable {text}")
+    return os.environ[text]
+
+
+def _set_env(magics: Magics, line: str) -> None:
+    del magics
+    text = line.strip()
+    name, _, value = text.partition("=") if "=" in text.split(" ")[0] or " " not in text else text.partition(" ")
+    name, value = name.strip(), value.strip()
+    if not name or ("=" not in text and " " not in text) or any(sign.isspace() for sign in name):
+        raise UsageError("%set_env takes NAME=value or NAME value")
+    os.environ[name] = value
+    say(f"env: {name}={value}")
+
+
+def _matplotlib(magics: Magics, line: str) -> None:
+    """Accept a choice of backend: figures are shown in any case, and there are no windows."""
+    del magics
+    options = words(line)
+    if options[:1] in (["-l"], ["--list"]):
+        say("Available matplotlib backends: ['inline', 'agg']")
+    elif options and options[0] in _HAS_WINDOWS:
+        warn(f"%matplotlib {options[0]}: a sandbox has no window; figures are shown as pictures when a cell ends")
+
+
+def _config(magics: Magics, line: str) -> Any:
+    """Set or return an option of `InlineBackend`: `figure_formats`, `print_figure_kwargs`, `close_figures`, `rc`."""
+    import re
+
+    found = re.fullmatch(r"\s*(\w+)(?:\.(\w+)\s*(?:=\s*(.+?)\s*)?)?;?\s*", line, re.DOTALL)
+    owner, option, value = found.groups() if found else (line.strip(), None, None)
+    if owner != "InlineBackend":
+        raise UsageError(f"%config has InlineBackend only, not {owner or 'nothing'}")
+    if option is None:
+        return say("\n".join(f"InlineBackend.{name}={get()!r}" for name, (get, _) in _INLINE_OPTIONS.items()))
+    if option not in _INLINE_OPTIONS:
+        raise UsageError(f"InlineBackend has no option {option}. Known: {' '.join(_INLINE_OPTIONS)}")
+    get, change = _INLINE_OPTIONS[option]
+    if value is None:
+        return get()
+    try:
+        return change(eval(value, dict(magics.scope)))
+    except (NameError, SyntaxError, TypeError, ValueError) as error:
+        raise UsageError(f"InlineBackend.{option}: {error}") from None
+
+
+def _set_option(name: str, kind: type) -> Callable[[Any], None]:
+    return lambda value: setattr(figures.OPTIONS, name, kind(value))
+
+
+_INLINE_OPTIONS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "figure_format": (lambda: figures.OPTIONS.formats[0], figures.set_formats),
+    "figure_formats": (lambda: set(figures.OPTIONS.formats), figures.set_formats),
+    "print_figure_kwargs": (lambda: figures.OPTIONS.print_options, _set_option("print_options", dict)),
+    "close_figures": (lambda: figures.OPTIONS.closes, _set_option("closes", bool)),
+    "rc": (lambda: figures.OPTIONS.rc, figures.set_rc),
+}
+
+
+def _extension(magics: Magics, line: str) -> None:
+    """Answer to the name of an extension."""
+    del magics
+    name = line.strip()
+    if name == "autoreload":
+        return  # what follows it is `%autoreload`, which answers
+    warn(f"extension {name or '(none)'} was not loaded: a session in a sandbox has its own magics alone, see %lsmagic")
+
+
+def _autoreload(magics: Magics, line: str) -> None:
+    del magics, line
+    warn("modules are not reloaded by themselves here; importlib.reload(module) does it")
+
+
+def _packages(name: str) -> LineMagic:
+    def answer(magics: Magics, line: str) -> None:
+        del magics, line
+        warn(f"%{name}: {_NO_PACKAGES}")
+
+    return answer
+
+
+def _precision(magics: Magics, line: str) -> str:
+    """Set how floats are shown: a number of digits, a format such as %.3f, or nothing for all digits."""
+    del magics
+    text = line.strip()
+    form = f"%.{text}f" if text.isdigit() else text
+    try:
+        _ = form and form % 3.14159
+    except (TypeError, ValueError):
+        raise UsageError(f"%precision takes a number of digits or a format such as %.3f, not {text}") from None
+    Printer.float_format = form
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].set_printoptions(precision=int(text) if text.isdigit() else 8)
+    return form or "%r"
+
+
+LINE_MAGICS: dict[str, LineMagic] = {
+    "autoreload": _autoreload,
+    "cat": _shell_command("cat"),
+    "cd": _cd,
+    "conda": _packages("conda"),
+    "config": _config,
+    "cp": _shell_command("cp"),
+    "env": _env,
+    "hist": history,
+    "history": history,
+    "ll": _shell_command("ls -lF"),
+    "load_ext": _extension,
+    "ls": _shell_command("ls -F"),
+    "lsmagic": _lsmagic,
+    "mamba": _packages("mamba"),
+    "matplotlib": _matplotlib,
+    "mkdir": _shell_command("mkdir"),
+    "mv": _shell_command("mv"),
+    "pinfo": inspect_line,
+    "pinfo2": inspect_source,
+    "pip": _packages("pip"),
+    "precision": _precision,
+    "pwd": _pwd,
+    "reload_ext": _extension,
+    "reset": reset,
+    "rm": _shell_command("rm"),
+    "rmdir": _shell_command("rmdir"),
+    "run": run_file,
+    "set_env": _set_env,
+    "time": timing.time_line,
+    "timeit": timing.timeit_line,
+    "unload_ext": _extension,
+    "uv": _packages("uv"),
+    "who": who,
+    "who_ls": own_names,
+    "whos": whos,
+}

@@ -6,7 +6,7 @@ Asking a value runs its own code, so whatever that raises is printed and the oth
 
 from __future__ import annotations
 
-from . import figures, hooks, shim
+from . import figures
 from .pretty import bounded, report, text_of
 from .text import parts_of
 
@@ -265,7 +265,7 @@ class Display:
 
     def __init__(self, emit: Emit) -> None:
         self.emit = emit
-        self.shell: Any = None
+        self.shell: Any = None  # what `get_ipython()` returns, where there is such a thing
         self._updates: dict[str, tuple[Bundle, Metadata]] = {}
         self._ids = 0
 
@@ -335,18 +335,6 @@ class Display:
         """Forget updates that wait; what was sent stays."""
         del wait
         self._updates.clear()
-
-    def install(self, namespace: dict[str, Any]) -> None:
-        """Put `display` and `get_ipython` into a namespace, and make ready for matplotlib and IPython."""
-        self.shell = shim.Shell(namespace, self)
-        namespace["display"] = self.display
-        namespace["get_ipython"] = self.shell.get_ipython
-        hooks.when_loaded({
-            "matplotlib": figures.choose_backend,
-            "matplotlib.pyplot": lambda pyplot: figures.replace_show(pyplot, self.show_figures),
-            **shim.routes(self, self.shell),
-        })  # fmt: skip
-        shim.offer_stand_ins(self, self.shell)
 
     def show_figures(self) -> None:
         """Send all open figures that were not sent as they are, and close them."""

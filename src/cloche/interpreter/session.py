@@ -17,7 +17,7 @@ import select
 import sys
 from json import encoder as _encoder
 
-from . import forking, magics, oneshot, telling
+from . import cells, forking, magics, names, oneshot, shim, telling
 from .pretty import report, text_of
 from .rich import Display, bundle, shows_itself
 from .text import as_text, parts_of
@@ -73,8 +73,8 @@ class Session:
         self.kept: dict[int, Any] = {}
         self.display = Display(self._show)
         namespace.update({"In": self.history, "Out": self.kept, "_": "", "__": "", "___": ""})
-        self.display.install(namespace)
-        self.magics = magics.Magics(self)
+        shim.install(self.display, namespace)
+        self.magics = magics.Magics(self, names.LINE_MAGICS, cells.CELL_MAGICS)
         sys.displayhook = self._display_value
 
     def serve(self) -> None:

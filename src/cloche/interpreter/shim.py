@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from . import commands, figures, media, standin
+from . import commands, figures, hooks, media, standin
 from .pretty import report
 from .usage import UsageError
 
@@ -46,6 +46,19 @@ _MIME_DISPLAYS = {
     "display_pdf": "application/pdf",
     "display_pretty": "text/plain",
 }
+
+
+def install(display: Display, namespace: dict[str, Any]) -> None:
+    """Put `display` and `get_ipython` into a namespace, and make ready for matplotlib and IPython."""
+    shell = display.shell = Shell(namespace, display)
+    namespace["display"] = display.display
+    namespace["get_ipython"] = shell.get_ipython
+    hooks.when_loaded({
+        "matplotlib": figures.choose_backend,
+        "matplotlib.pyplot": lambda pyplot: figures.replace_show(pyplot, display.show_figures),
+        **_routes(display, shell),
+    })  # fmt: skip
+    sys.meta_path.append(StandIns(display, shell))  # the last: where nothing else is found
 
 
 class Events:
@@ -168,7 +181,7 @@ def _set_matplotlib_formats(*formats: str, **print_options: Any) -> None:
     figures.OPTIONS.print_options.update(print_options)
 
 
-def routes(display: Display, shell: Shell) -> dict[str, Callable[[Any], None]]:
+def _routes(display: Display, shell: Shell) -> dict[str, Callable[[Any], None]]:
     """Return what is to be done to modules of the real IPython: lead what they send and ask to us."""
     functions = {**_display_functions(display), "set_matplotlib_formats": _set_matplotlib_formats}
     lead_display = _replacement(functions)
@@ -275,8 +288,3 @@ def _missing(module: str) -> Callable[[str], Any]:
         )
 
     return __getattr__
-
-
-def offer_stand_ins(display: Display, shell: Shell) -> None:
-    """Let the import system find stand-ins where it finds nothing else."""
-    sys.meta_path.append(StandIns(display, shell))

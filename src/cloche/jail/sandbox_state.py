@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class SandboxState:
     """Hold the descriptors, the outside ids, the control group and the folder that one run leaves to the next.
 
-    `prepared` is what the caller had built last, `early` are the caller's words that came before their time, `before` the control group's counters when the run
-    began. Of a nursery, `door`, `slate` and `timer` are what it serves its guests with, `generation` which one it is.
+    `prepared` is what the caller had built last, `early` are its words that came before their time, `before` the
+    control group's counters when the run began. Of a nursery, `door`, `slate` and `timer` are what it serves its guests
+    with, `generation` which one it is.
     """
 
     def __init__(self, caller: int, cgroup: Cgroup | None):

@@ -3,8 +3,11 @@
 import ast
 from typing import Any
 
+from cloche.interpreter.cells import CELL_MAGICS
 from cloche.interpreter.magics import Magics, cell_magic, rewrite
+from cloche.interpreter.names import LINE_MAGICS
 from cloche.interpreter.rich import Display
+from cloche.interpreter.shim import install
 
 
 class Notebook:
@@ -15,8 +18,8 @@ class Notebook:
         self.history = [""]
         self.sent: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.display = Display(lambda data, metadata: self.sent.append((data, metadata)))
-        self.display.install(self.namespace)
-        self.magics = Magics(self)
+        install(self.display, self.namespace)
+        self.magics = Magics(self, LINE_MAGICS, CELL_MAGICS)
 
     def cell(self, source: str) -> Any:
         """Run one cell to its end."""

@@ -500,10 +500,11 @@ def test_matplotlib_may_come_before_or_after(is_preloaded: bool) -> None:
         import os
         {loading}
         from interpreter.rich import Display
+        from interpreter.shim import install
         sent, names = [], {{}}
         display = Display(lambda data, metadata: sent.append(sorted(data)))
         environment = dict(os.environ)
-        display.install(names)
+        install(display, names)
         exec("from matplotlib.pyplot import plot, show, get_backend\\nplot([1])\\nshow()\\nplot([1])", names)
         display.flush_figures()
         print(sent, names["get_backend"](), dict(os.environ) == environment)
@@ -517,10 +518,11 @@ def test_nothing_heavy_is_loaded() -> None:
     out = run_apart(
         """
         before = set(sys.modules)
-        import interpreter.magics
+        from interpreter import cells, names
         from interpreter.rich import Display
+        from interpreter.shim import install
         display = Display(print)
-        display.install({})
+        install(display, {})
         display.flush_figures()
         new = {name.partition(".")[0] for name in set(sys.modules) - before} - {"interpreter", "__future__"}
         print(sorted(new))
@@ -529,22 +531,34 @@ def test_nothing_heavy_is_loaded() -> None:
     assert out == "[]\n"
 
 
+def test_the_look_of_a_value_loads_no_session() -> None:
+    """A script's figure waits for what it needs, in a process that has loaded nothing of ours."""
+    out = run_apart(
+        """
+        import interpreter.rich
+        print(sorted(name for name in sys.modules if name.partition(".")[0] == "interpreter"))
+        """
+    )
+    assert (
+        out == "['interpreter', 'interpreter.figures', 'interpreter.pretty', 'interpreter.rich', 'interpreter.text']\n"
+    )
+
+
 def test_everything_is_loaded_at_once() -> None:
     """It all works after the package has been forgotten, as it is in a jail before the code runs."""
     out = run_apart(
         """
-        import interpreter.magics, interpreter.rich
-        magics, rich = interpreter.magics, interpreter.rich
+        from interpreter import cells, magics, names as lines, rich, shim
         for name in [name for name in sys.modules if name.startswith("interpreter")]:
             del sys.modules[name]
-        del sys.path[0], interpreter
+        del sys.path[0]
         names = {}
         class Host:
             namespace, history = names, [""]
             display = rich.Display(lambda data, metadata: print(data))
             def run_cell(self, source): exec(source, names)
-        Host.display.install(names)
-        host = magics.Magics(Host())
+        shim.install(Host.display, names)
+        host = magics.Magics(Host(), lines.LINE_MAGICS, cells.CELL_MAGICS)
         exec("from IPython.display import HTML, ProgressBar\\ndisplay(HTML('<b>'))", names)
         host.run_cell("capture", "kept", "display(1)")
         exec("for _ in ProgressBar(2): pass", names)
@@ -653,9 +667,10 @@ def test_the_real_ipython_is_led_to_our_display(tmp_path: Path, is_preloaded: bo
         f"""
         {"import IPython.display" if is_preloaded else ""}
         from interpreter.rich import Display
+        from interpreter.shim import install
         sent, names = [], {{}}
         display = Display(lambda data, metadata: sent.append(data))
-        display.install(names)
+        install(display, names)
         program = '''
         from IPython.display import display, HTML, publish_display_data
         from IPython import get_ipython as real
