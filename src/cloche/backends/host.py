@@ -1,16 +1,23 @@
-"""What this host gives, measured once per process."""
+"""What this host gives: measured once per process, and what takes long kept for the next one."""
 
 from __future__ import annotations
 
 import functools
+import marshal
 import os
+import resource
 import sys
-from collections.abc import Mapping
+import threading
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from cloche.core.levels import Level
+from cloche.jail.cache import own_cache, read_cache, remove_cache, write_cache
 from cloche.jail.probe import run_probe
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +93,114 @@ def namespace_remedy(host: Host | None = None) -> str:
 
 def _reads(path: str) -> str:
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read().strip()
     except OSError:
         return ""
+
+
+class KeptAnswers(Generic[T]):
+    """Answers to one question, by what they depend on: found out once, then known to this process and kept for others.
+
+    What is kept is plain data (`marshal`), in this user's own cache: a file per answer, written beside its place and
+    renamed, of bounded size; of all questions' files the oldest go. `to_plain` returns None for an answer that is known
+    to this process alone; `from_plain` returns None for data that is not to be believed, or raises ValueError,
+    TypeError or KeyError for what is none. What is kept is a hint: who acts on it must fail closed where it is wrong.
+
+    Answers depend on the `about` that they are asked with and, unless `is_of_host` is false, on `circumstances()`.
+    """
+
+    MOST, MOST_BYTES = 64, 1 << 16
+
+    def __init__(
+        self,
+        question: str,
+        *,
+        to_plain: Callable[[T], Any],
+        from_plain: Callable[[Any], T | None],
+        is_of_host: bool = True,
+    ) -> None:
+        self._question, self._is_of_host = question, is_of_host
+        self._to_plain, self._from_plain = to_plain, from_plain
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """Know nothing: a forked child asks for itself."""
+        self._turn = threading.Lock()
+        self._known: dict[tuple[object, ...], T] = {}
+
+    def find(self, about: tuple[object, ...], measure: Callable[[], T]) -> T:
+        """Return what is known or kept, else what `measure` finds out, which one thread at a time does."""
+        with self._turn:
+            if about not in self._known:
+                kept = self._read(about)
+                if kept is None:
+                    kept = measure()
+                    self._write(about, kept)
+                self._known[about] = kept
+            return self._known[about]
+
+    def forget(self, about: tuple[object, ...]) -> None:
+        """Forget an answer that has turned out wrong, here and for other processes."""
+        with self._turn:
+            self._known.pop(about, None)
+            remove_cache(own_cache("answers"), self._file(about)[0])
+
+    def _read(self, about: tuple[object, ...]) -> T | None:
+        folder, (name, key) = own_cache("answers"), self._file(about)
+        found = read_cache(folder, name, key, is_own=True) if folder else None
+        try:
+            return None if found is None else self._from_plain(marshal.loads(found))  # noqa: S302  # our own file
+        except (EOFError, ValueError, TypeError, KeyError):
+            return None
+
+    def _write(self, about: tuple[object, ...], answer: T) -> None:
+        folder, plain = own_cache("answers"), self._to_plain(answer)
+        if not folder or plain is None:
+            return
+        data = marshal.dumps(plain, 4)
+        if len(data) <= self.MOST_BYTES:
+            write_cache(folder, *self._file(about), data, is_own=True, most=self.MOST)
+
+    def _file(self, about: tuple[object, ...]) -> tuple[str, bytes]:
+        """Return the name of an answer's file, and all that the answer depends on."""
+        parts = (self._question, *map(str, about), *(circumstances() if self._is_of_host else ()))
+        key = "\0".join(parts).encode(errors="surrogateescape")
+        return f"{self._question}-{zlib.crc32(key):08x}", key
+
+
+# What a sandbox of any kind may fail on.
+_LIMITS = ("RLIMIT_NPROC", "RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK")
+_POWERS = ("CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
+
+
+def circumstances() -> tuple[str, ...]:
+    """Return what findings about this host depend on: boot, kernel, user, namespaces, powers, limits, interpreter.
+
+    A domain of Landlock cannot be seen from within it.
+    """
+    system = os.uname()
+    return (
+        _reads("/proc/sys/kernel/random/boot_id"), system.release, system.version,
+        f"{os.getresuid()} {os.getresgid()} {sorted(os.getgroups())}",
+        *(_namespace_of(name) for name in ("user", "mnt", "pid", "net", "cgroup")),
+        _reads("/proc/self/cgroup"),
+        *(line for line in _reads("/proc/self/status").splitlines() if line.startswith(_POWERS)),
+        *(str(resource.getrlimit(getattr(resource, name))) for name in _LIMITS if hasattr(resource, name)),
+        str(sys.executable), sys.version, str(_changed_ns(sys.executable)),
+    )  # fmt: skip
+
+
+def _namespace_of(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{name}")
+    except OSError:
+        return ""
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

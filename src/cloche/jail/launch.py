@@ -3,7 +3,6 @@
 from __future__ import annotations
 import __future__
 
-import contextlib
 import errno
 import fcntl
 import functools
@@ -16,10 +15,11 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .cache import own_cache, read_cache, write_cache
 from .cgroups import Cgroup
 from .syscalls import run_beside
 
@@ -28,8 +28,8 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HELPER_PACKAGES = ("jail", "interpreter")
 # What only the caller or the probe needs.
 NOT_FOR_HELPERS = (
-    "caps", "enter", "landlock", "launch", "mounts", "netns", "probe", "remains", "rlimits", "seccomp", "survey",
-    "syscall_table", "ucounts",
+    "cache", "caps", "enter", "landlock", "launch", "mounts", "netns", "probe", "remains", "rlimits", "seccomp",
+    "survey", "syscall_table", "ucounts",
 )  # fmt: skip
 _TAG = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
 ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing all of ast
@@ -133,17 +133,6 @@ def _archive(is_probe: bool) -> bytes:
     return found
 
 
-def own_cache(kind: str) -> str:
-    """Return the folder for one kind of things in this user's cache; empty where that is nowhere, or another's."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    try:
-        above = os.stat(cache if os.path.exists(cache) else os.path.dirname(cache))
-    except OSError:
-        return ""
-    is_ours = os.path.isabs(cache) and above.st_uid == os.geteuid()  # root may have a user's home
-    return os.path.join(cache, "cloche", kind) if is_ours else ""
-
-
 def _sources(*, is_probe: bool) -> dict[str, str]:
     """Return the modules' files by name."""
     found = {}
@@ -160,69 +149,6 @@ def _state(path: str) -> tuple[str, int, int]:
     """Return what changes with a file."""
     state = os.stat(path)
     return path, state.st_mtime_ns, state.st_size
-
-
-def read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> bytes | None:
-    """Return what is kept for `key`; None when there is nothing, or something else.
-
-    What is in the user's own cache runs as this user does, or is given to guests: nobody else may have written it.
-    """
-    try:
-        with _opened(folder, is_own=is_own) as place, open(name, "rb", opener=place.open) as file:
-            if is_own and not _is_ours(file.fileno()):
-                return None
-            kept, found, digest = marshal.loads(file.read())
-    except (OSError, EOFError, ValueError, TypeError):
-        return None
-    is_whole = digest == hashlib.blake2b(found).digest()
-    return bytes(found) if kept == key and is_whole else None
-
-
-def write_cache(folder: str, name: str, key: bytes, archive: bytes, *, is_own: bool = False) -> bool:
-    """Keep an archive, whole or not at all, and tell whether it is kept: not where nobody may write."""
-    fresh = f"{name}.{os.getpid()}.{threading.get_ident()}"
-    try:
-        os.makedirs(folder, 0o700 if is_own else 0o777, exist_ok=True)
-        with _opened(folder, is_own=is_own) as place:
-            try:
-                with open(fresh, "xb", opener=place.open) as file:
-                    file.write(marshal.dumps((key, archive, hashlib.blake2b(archive).digest())))
-                os.replace(fresh, name, src_dir_fd=place.fd, dst_dir_fd=place.fd)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(fresh, dir_fd=place.fd)
-                raise
-    except OSError:
-        return False
-    return True
-
-
-class _Place:
-    """Hold a folder open, and open files in it, through no link."""
-
-    def __init__(self, fd: int, mode: int):
-        self.fd, self._mode = fd, mode
-
-    def open(self, name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW, self._mode, dir_fd=self.fd)
-
-
-@contextlib.contextmanager
-def _opened(folder: str, *, is_own: bool) -> Iterator[_Place]:
-    """Open a folder. Raises OSError, also where one that should be the user's own is not."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if is_own and not _is_ours(fd):
-            raise PermissionError(errno.EPERM, "others may write there", folder)
-        yield _Place(fd, 0o600 if is_own else 0o666)
-    finally:
-        os.close(fd)
-
-
-def _is_ours(fd: int) -> bool:
-    """Tell whether a file or folder is this user's, and nobody else may write to it."""
-    state = os.fstat(fd)
-    return state.st_uid == os.geteuid() and not state.st_mode & 0o022
 
 
 @functools.cache

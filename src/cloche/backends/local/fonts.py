@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from cloche.core.limits import Limits
 from cloche.core.units import MIB
-from cloche.jail.launch import own_cache, read_cache, write_cache
+from cloche.jail.cache import own_cache, read_cache, write_cache
 
 FILE = "fonts"
 # First the name by which matplotlib looks for its list, then the list.

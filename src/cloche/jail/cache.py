@@ -1,0 +1,115 @@
+"""Files that are kept between processes: whole or not at all, and where they are this user's own, nobody else's.
+
+The caller's side; no helper imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import marshal
+import os
+import threading
+from collections.abc import Iterator
+
+MOST_BYTES = 1 << 24
+
+
+def own_cache(kind: str) -> str:
+    """Return the folder for one kind of things in this user's cache; empty where that is nowhere, or another's."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    try:
+        above = os.stat(cache if os.path.exists(cache) else os.path.dirname(cache))
+    except OSError:
+        return ""
+    is_ours = os.path.isabs(cache) and above.st_uid == os.geteuid()  # root may have a user's home
+    return os.path.join(cache, "cloche", kind) if is_ours else ""
+
+
+def read_cache(folder: str, name: str, key: bytes, *, is_own: bool = False) -> bytes | None:
+    """Return what is kept for `key`; None when there is nothing, or something else.
+
+    What is in the user's own cache runs as this user does, or is given to guests: nobody else may have written it.
+    """
+    try:
+        with _opened(folder, is_own=is_own) as place, open(name, "rb", opener=place.open) as file:
+            if is_own and not _is_ours(file.fileno()):
+                return None
+            kept, found, digest = marshal.loads(file.read(MOST_BYTES))
+        is_whole = digest == hashlib.blake2b(found).digest()
+        return bytes(found) if kept == key and is_whole else None
+    except (OSError, EOFError, ValueError, TypeError, MemoryError):  # the last ones from what is no such file
+        return None
+
+
+def write_cache(folder: str, name: str, key: bytes, data: bytes, *, is_own: bool = False, most: int = 0) -> bool:
+    """Keep data, whole or not at all, and tell whether it is kept: not where nobody may write.
+
+    With `most`, the oldest files of the folder are removed until there are no more than so many.
+    """
+    fresh = f"{name}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        os.makedirs(folder, 0o700 if is_own else 0o777, exist_ok=True)
+        with _opened(folder, is_own=is_own) as place:
+            try:
+                with open(fresh, "xb", opener=place.open) as file:
+                    file.write(marshal.dumps((key, data, hashlib.blake2b(data).digest()), 4))
+                os.replace(fresh, name, src_dir_fd=place.fd, dst_dir_fd=place.fd)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(fresh, dir_fd=place.fd)
+                raise
+            if most:
+                _remove_oldest(place.fd, most)
+    except OSError:
+        return False
+    return True
+
+
+def remove_cache(folder: str, name: str) -> None:
+    """Remove what is kept, if anything is."""
+    with contextlib.suppress(OSError), _opened(folder, is_own=True) as place:
+        os.unlink(name, dir_fd=place.fd)
+
+
+def _remove_oldest(folder_fd: int, most: int) -> None:
+    """Remove files until so many are left; what a killed writer left is among them."""
+    names = os.listdir(folder_fd)
+    if len(names) <= most:
+        return
+    ages = {}
+    for name in names:
+        with contextlib.suppress(OSError):  # somebody else removed it
+            ages[name] = os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mtime_ns
+    for name in sorted(ages, key=lambda name: ages[name])[: len(ages) - most]:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=folder_fd)
+
+
+class _Place:
+    """Hold a folder open, and open files in it, through no link."""
+
+    def __init__(self, fd: int, mode: int):
+        self.fd, self._mode = fd, mode
+
+    def open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, self._mode, dir_fd=self.fd)
+
+
+@contextlib.contextmanager
+def _opened(folder: str, *, is_own: bool) -> Iterator[_Place]:
+    """Open a folder. Raises OSError, also where one that should be the user's own is not."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if is_own and not _is_ours(fd):
+            raise PermissionError(errno.EPERM, "others may write there", folder)
+        yield _Place(fd, 0o600 if is_own else 0o666)
+    finally:
+        os.close(fd)
+
+
+def _is_ours(fd: int) -> bool:
+    """Tell whether a file or folder is this user's, and nobody else may write to it."""
+    state = os.fstat(fd)
+    return state.st_uid == os.geteuid() and not state.st_mode & 0o022
