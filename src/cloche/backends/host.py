@@ -188,7 +188,7 @@ def circumstances() -> tuple[str, ...]:
         _reads("/proc/self/cgroup"),
         *(line for line in _reads("/proc/self/status").splitlines() if line.startswith(_POWERS)),
         *(str(resource.getrlimit(getattr(resource, name))) for name in _LIMITS if hasattr(resource, name)),
-        str(sys.executable), sys.version, str(_changed_ns(sys.executable)),
+        str(sys.executable), sys.version, str(changed_ns(sys.executable)),
     )  # fmt: skip
 
 
@@ -199,7 +199,8 @@ def _namespace_of(name: str) -> str:
         return ""
 
 
-def _changed_ns(path: str) -> int:
+def changed_ns(path: str | os.PathLike[str]) -> int:
+    """Return what changes with a program; 0 where there is none."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
@@ -19,6 +17,7 @@ from cloche.core.progress import Progress, tell
 from ..containers.boot import LEAST_PYTHON
 from ..containers.look import LOOK, PROGRAMS
 from ..containers.owner import owner
+from ..host import KeptAnswers
 from .daemon import CONNECT_S, OWNER_LABEL, Daemon, explained
 from .plan import MAPPED_ID
 
@@ -87,8 +86,7 @@ def find_image(daemon: Daemon, name: str) -> Image:
         state = _inspect(daemon, name) or _pull(daemon, name)
         found = _known.get(f"{name} {state['Id']}")
         if found is None:
-            rows = _read_rows(state["Id"]) or _look_into(daemon, name, state)
-            _write_rows(state["Id"], rows)
+            rows = _KEPT.find((state["Id"], _PROBE, *PROGRAMS), lambda: _look_into(daemon, name, state))
             found = _known[f"{name} {state['Id']}"] = _image(name, state, rows)
         return found
 
@@ -187,30 +185,12 @@ def _image(name: str, state: Mapping[str, Any], rows: Rows) -> Image:
     return Image(name=name, id=str(state["Id"]), env=_environment(state), programs=programs, versions=versions)
 
 
-def _place(identity: str) -> Path:
-    """Return where it is kept what an image holds, which never changes: a container less for each new process."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("cloche") / "images" / f"{identity.rpartition(':')[2]}.json"
+def _from_plain(plain: Rows) -> Rows:
+    return [[str(one), str(two), str(three)] for one, two, three in plain]
 
 
-def _read_rows(identity: str) -> Rows | None:
-    try:
-        found = json.loads(_place(identity).read_bytes())
-        return [[str(one), str(two), str(three)] for one, two, three in found] or None
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _write_rows(identity: str, rows: Rows) -> None:
-    place = _place(identity)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        beside = place.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(rows), encoding="utf-8")
-        beside.replace(place)
-    except OSError as error:
-        log.debug("what image %s holds cannot be kept: %s", identity, error)
+# What an image holds never changes: that is a container less for each new process.
+_KEPT = KeptAnswers[Rows]("images", to_plain=lambda rows: rows or None, from_plain=_from_plain, is_of_host=False)
 
 
 def _environment(state: Mapping[str, Any]) -> dict[str, str]:

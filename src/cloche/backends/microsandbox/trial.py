@@ -7,22 +7,19 @@ killed with its process group, and the answer is kept in a file until the next b
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import os
 import platform
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
 
-log = logging.getLogger("cloche.microsandbox")
+from ..host import KeptAnswers
+
 KVM = Path("/dev/kvm")
 TRIAL_S = 5.0
 FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp")  # what any system has places for
@@ -63,61 +60,14 @@ def _refusal(reason: str) -> BackendUnavailable:
     return BackendUnavailable(f'backend "microsandbox": {reason}.', remedy=f"{NEEDS_KVM} {USE_OTHERS}")
 
 
-_turn = threading.Lock()
-_found: dict[tuple[int, str], str] = {}
+_KEPT = KeptAnswers[str](
+    "microsandbox", to_plain=str, from_plain=lambda plain: plain if isinstance(plain, str) else None
+)
 
 
 def why_not(script: str, version: str) -> str:
     """Return why a trial failed; empty when it did not. One is made per boot, user, version and script."""
-    with _turn:
-        key = (os.getpid(), _key(script, version))
-        if key not in _found:
-            known = _remembered(key[1])
-            _found[key] = try_out(script, TRIAL_S) if known is None else known
-            if known is None:
-                _remember(key[1], _found[key])
-        return _found[key]
-
-
-def _key(script: str, version: str) -> str:
-    """Name what the answer depends on."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return hashlib.sha256(f"{boot} {os.geteuid()} {version} {script}".encode()).hexdigest()
-
-
-def _file() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("cloche") / "microsandbox.json"
-
-
-def _remembered(key: str) -> str | None:
-    try:
-        found = json.loads(_file().read_bytes())
-        return str(found["reason"]) if found["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _remember(key: str, reason: str) -> None:
-    try:
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        beside = _file().with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps({"key": key, "reason": reason}), encoding="utf-8")
-        beside.replace(_file())
-    except OSError as error:
-        log.debug("what a trial of microsandbox showed cannot be kept, so the next process tries again: %s", error)
-
-
-def _forget_after_fork() -> None:
-    global _turn
-    _turn = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
+    return _KEPT.find((version, script), lambda: try_out(script, TRIAL_S))
 
 
 def try_out(script: str, patience_s: float) -> str:

@@ -7,6 +7,7 @@ takes one instruction, which Python has no name for.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import re
 import time
@@ -18,6 +19,7 @@ _MEGAHERTZ = re.compile(r"cpu MHz\s*: ([\d.]+)")
 GUESS_KHZ = 2_000_000
 
 
+@functools.cache  # it takes its time, and stays the same
 def counter_khz() -> int:
     """Return the counter's frequency in kilohertz: measured, else what the kernel says of the processor."""
     try:

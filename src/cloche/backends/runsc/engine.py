@@ -71,11 +71,3 @@ def version_of(path: str, age: int) -> str:  # noqa: ARG001 - part of the cache'
         return ""
     first = answer.stdout.decode("utf-8", "replace").splitlines()[:1]
     return first[0].removeprefix("runsc version ").strip() if first else ""
-
-
-def age_of(path: str) -> int:
-    """Return what changes with a program."""
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
