@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cloche.backends.enforcement import local_controls
 from cloche.backends.host import Host, measure_host
 from cloche.backends.local import LocalBackend
 from cloche.backends.local.connection import Connection
-from cloche.backends.local.measures import measures
 from cloche.backends.local.plan import build_spec, choose_places
 from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.backends.local.warm import pool_for
@@ -141,7 +141,7 @@ def _host(*, use_cgroups: bool) -> Host:
 
 
 def _sandbox(host: Host, level: Level, *, warm: bool = False) -> LocalOpenSandbox:
-    enforcement = Enforcement(level=level, controls=measures(level, host))
+    enforcement = Enforcement(level=level, controls=local_controls(level, host))
     return LocalOpenSandbox(policy=Policy(level=level, warm=warm), limits=Limits(), enforcement=enforcement, host=host)
 
 

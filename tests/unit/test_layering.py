@@ -46,8 +46,8 @@ STANDARD_LIBRARY_ONLY = {"core", "jail", "interpreter", "zygote"}
 RELATIVE_ONLY = {"jail", "interpreter"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "containers", "drivers", "exchange", "groups", "host", "layout", "living", "noting", "saving", "toolchain",
-    "waiting", "walking",
+    "containers", "drivers", "enforcement", "exchange", "groups", "host", "layout", "living", "noting", "saving",
+    "toolchain", "waiting", "walking",
 }  # fmt: skip
 # The one file that names concrete backends.
 FACTORY = "runtime/factory.py"
@@ -236,6 +236,7 @@ def test_imports_go_down_only() -> None:
         ("backends/local/__init__.py", "from cloche.backends.docker import run"),
         ("backends/local/__init__.py", "from ..docker import run"),
         ("backends/local.py", "from cloche.backends import docker"),
+        ("backends/enforcement.py", "def late():\n    from .docker import daemon"),
         ("backends/local.py", "import cloche.runtime.config"),
         ("storage/database.py", "from cloche.runtime import config"),
         ("runtime/pool.py", "from cloche.backends.local import LocalBackend"),

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from cloche.backends.enforcement import microvm_controls
 from cloche.backends.microvm import MicroVMBackend, machine
-from cloche.backends.microvm.acceleration import Found
 from cloche.backends.microvm.image import DISK, FORMAT, INITRD, KERNEL, MANIFEST, VARIABLE, find_image
 from cloche.backends.microvm.kernel import ENTRY_NOTES, module_order, pack_archive, unpack_kernel
-from cloche.backends.microvm.measures import measures
 from cloche.backends.microvm.packages import upstream
 from cloche.backends.microvm.plan import FULL_PLACES, Descriptors, arguments, plan_machine
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
@@ -73,16 +72,16 @@ def test_a_machine_has_room_for_what_it_may_store() -> None:
 
 def test_emulation_is_said() -> None:
     """What QEMU's own authors do not call a wall is partial, with the reason; on KVM it is enforced."""
-    emulated = measures(Found(kind="tcg", reason="no /dev/kvm"), is_root=True)[Control.SYSCALLS]
+    emulated = microvm_controls("tcg", is_root=True)[Control.SYSCALLS]
     assert emulated.state is State.PARTIAL
     assert "emulation" in emulated.reason
-    assert measures(Found(kind="kvm"), is_root=True)[Control.SYSCALLS].state is State.ENFORCED
+    assert microvm_controls("kvm", is_root=True)[Control.SYSCALLS].state is State.ENFORCED
 
 
 @pytest.mark.parametrize(("is_root", "state"), [(True, State.ENFORCED), (False, State.PARTIAL)])
 def test_whose_the_monitor_is(is_root: bool, state: State) -> None:
     """From an ordinary user it has that user's id."""
-    assert measures(Found(kind="kvm"), is_root=is_root)[Control.IDENTITY].state is state
+    assert microvm_controls("kvm", is_root=is_root)[Control.IDENTITY].state is state
 
 
 def bootable(payload: bytes) -> bytes:

@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from cloche.core.capabilities import Capabilities
-from cloche.core.enforcement import Enforcement, shortfalls
+from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, ClocheError
-from cloche.core.levels import Control, Level
+from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.workspace import WorkspaceContainer
 
 from ..containers.pool import close_pool
 from ..drivers import DRIVERS
+from ..enforcement import Refusals, check_policy, docker_controls
 from .daemon import Daemon, Key, connect, key, rest
 from .images import find_image, image_name, is_here
-from .measures import measures
 from .plan import workspace_arguments
 from .remains import clear, wait_for_all
 from .runtimes import REMEDY, choose_runtime, is_ruled_out, own_runtime, why_no_gvisor
@@ -70,7 +70,7 @@ class DockerBackend:
             return self._unavailable(reason, getattr(error, "remedy", ""))
         if why_not:
             return self._unavailable(why_not, remedy)
-        found = measures(daemon, Policy(), level)
+        found = docker_controls(daemon, Policy(), level)
         return Capabilities(backend=self.name, available=True, level=level, controls=found, networks=("off", "open"))
 
     def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:
@@ -105,7 +105,7 @@ class DockerBackend:
         daemon = await asyncio.to_thread(connect)
         _clear_once(daemon)
         runtime, level = await asyncio.to_thread(self._runtime, daemon, policy)
-        enforcement = Enforcement(level=level, controls=measures(daemon, policy, level))
+        enforcement = Enforcement(level=level, controls=docker_controls(daemon, policy, level))
         _check(policy, enforcement)
         sandbox = DockerOpenSandbox(
             daemon=daemon, policy=policy, limits=limits, enforcement=enforcement, images=self._images, runtime=runtime
@@ -147,25 +147,18 @@ class DockerBackend:
 
 def _check(policy: Policy, enforcement: Enforcement) -> None:
     """Raise BackendUnavailable when something asked for would be missing."""
-    if policy.network == "allowlist":
-        raise BackendUnavailable(
-            "network 'allowlist': the docker backend has the network off or open, in this version; "
-            "leave network off, or pass what the code needs as files"
-        )
-    if policy.level not in (None, enforcement.level):
-        raise BackendUnavailable(
-            f"level {policy.level} is not what a container gives: that is {enforcement.level}. "
-            f'To get more, {REMEDY}; for less, use backend "local" or "subprocess"'
-        )
-    wished = (Control.NETWORK,) if policy.network == "open" else ()
-    missing = shortfalls(
-        enforcement,
-        level=policy.require_level,
-        controls=policy.require_controls,
-        best_effort=(*policy.best_effort, *wished),
+
+    def lacks(missing: str) -> BackendUnavailable:
+        return BackendUnavailable(f'backend "docker": {missing}. To get a stronger level: {REMEDY}')
+
+    refusals = Refusals(
+        networks=("off", "open"),
+        network="the docker backend has the network off or open",
+        level=f"a container gives: that is {enforcement.level}. "
+        f'To get more, {REMEDY}; for less, use backend "local" or "subprocess"',
+        lacks=lacks,
     )
-    if missing:
-        raise BackendUnavailable(f'backend "docker": {"; ".join(missing)}. To get a stronger level: {REMEDY}')
+    check_policy(policy, enforcement, refusals)
 
 
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'

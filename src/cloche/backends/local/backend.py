@@ -7,25 +7,23 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
 from cloche.core.capabilities import Capabilities
-from cloche.core.enforcement import Enforcement, shortfalls
+from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import Language
-from cloche.core.levels import Control, Level
+from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..drivers import DRIVERS
+from ..enforcement import LOST_BELOW_CONFINED, Refusals, check_policy, local_controls
 from ..groups import remove_groups
 from ..host import Host, measure_host, namespace_remedy
 from ..toolchain import Toolchain, find_toolchain, languages_here
 from .left_folders import remove_folders
-from .measures import measures
 from .plan import KIND
 from .sandbox import LocalOpenSandbox
 from .warm import close_pools
 
-# Levels below `confined` are only ever taken when they are asked for by name.
-_ON_REQUEST = (Level.PROCESS, Level.NONE)
 DOCTOR = 'run "cloche doctor"'
 MOST_SETTLED = 64
 
@@ -72,7 +70,7 @@ class LocalBackend:
             backend=self.name,
             available=level <= best,
             level=level,
-            controls=measures(level, host) if level <= best else {},
+            controls=local_controls(level, host) if level <= best else {},
             reason=_why_not(level, host) if wanted is not None else _why_not_higher(host),
             remedy="" if best >= Level.JAIL else namespace_remedy(host),
         )
@@ -104,7 +102,7 @@ class LocalBackend:
         found = self._settled.get(policy)
         if found is None or found[0] is not host:
             level = _choose_level(policy, host)
-            enforcement = Enforcement(level=level, controls=measures(level, host))
+            enforcement = Enforcement(level=level, controls=local_controls(level, host))
             _check(policy, enforcement, host)
             if len(self._settled) >= MOST_SETTLED:
                 self._settled.clear()
@@ -151,7 +149,7 @@ def _choose_level(policy: Policy, host: Host) -> Level:
     best = host.level()
     wanted = policy.level
     if wanted is None:
-        if best < Level.CONFINED and not (set(policy.best_effort) >= set(_LOST_BELOW_CONFINED)):
+        if best < Level.CONFINED and not (set(policy.best_effort) >= set(LOST_BELOW_CONFINED)):
             raise BackendUnavailable(f"neither jail nor confined works here: {_why_not_higher(host)}. {_remedy(host)}")
         return best
     if wanted > best:
@@ -159,24 +157,15 @@ def _choose_level(policy: Policy, host: Host) -> Level:
     return wanted
 
 
-_LOST_BELOW_CONFINED = (Control.FILESYSTEM, Control.NETWORK, Control.SYSCALLS, Control.IDENTITY)
-
-
 def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
     """Raise BackendUnavailable when something required would be missing."""
-    if policy.network != "off":
-        raise BackendUnavailable(
-            f"network {policy.network!r}: the local backend has the network off only, in this version; "
-            "leave network off, or pass what the code needs as files"
-        )
-    on_request = tuple(Control) if policy.level in _ON_REQUEST else policy.best_effort
-    missing = shortfalls(
-        enforcement, level=policy.require_level, controls=policy.require_controls, best_effort=on_request
-    )
-    if missing:
+
+    def lacks(missing: str) -> BackendUnavailable:
         reason = _why_not_higher(host)
         because = f" ({reason})" if reason and policy.require_level and policy.require_level > enforcement.level else ""
-        raise BackendUnavailable(f"{'; '.join(missing)}{because}. {_remedy(host)}")
+        return BackendUnavailable(f"{missing}{because}. {_remedy(host)}")
+
+    check_policy(policy, enforcement, Refusals(network="the local backend has the network off only", lacks=lacks))
 
 
 def _remedy(host: Host) -> str:

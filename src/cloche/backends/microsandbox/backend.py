@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cloche.core.capabilities import Capabilities
-from cloche.core.enforcement import Enforcement, shortfalls
+from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import LANGUAGES
 from cloche.core.levels import Level
@@ -16,8 +16,8 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..containers.owner import is_dead, owner
+from ..enforcement import Refusals, check_policy, microsandbox_controls
 from .machine import ANSWER_S, END_S, Machine
-from .measures import measures
 from .package import call, find_package
 from .plan import OWNER_LABEL, plan_machine
 from .sandbox import MicrosandboxOpenSandbox
@@ -48,7 +48,7 @@ class MicrosandboxBackend:
             self._package()
         except BackendUnavailable as error:
             return Capabilities(backend=self.name, available=False, reason=error.reason, remedy=error.remedy)
-        return Capabilities(backend=self.name, available=True, level=Level.VM, controls=measures())
+        return Capabilities(backend=self.name, available=True, level=Level.VM, controls=microsandbox_controls())
 
     def check(self) -> None:
         """Raise BackendUnavailable when the package or KVM is missing."""
@@ -61,8 +61,8 @@ class MicrosandboxBackend:
         Raises BackendUnavailable where there is none to be had, or when one cannot give what is required.
         """
         package = await asyncio.to_thread(self._package)
-        enforcement = Enforcement(level=Level.VM, controls=measures())
-        _check(policy, enforcement)
+        enforcement = Enforcement(level=Level.VM, controls=microsandbox_controls())
+        check_policy(policy, enforcement, _REFUSALS)
 
         def new_machine(image: str) -> Machine:
             return Machine(package, plan_machine(policy, limits, image=image, labels={OWNER_LABEL: owner()}))
@@ -109,19 +109,8 @@ async def _clear(package: Any) -> list[str]:
             return found
 
 
-def _check(policy: Policy, enforcement: Enforcement) -> None:
-    """Raise BackendUnavailable when something asked for would be missing."""
-    if policy.network != "off":
-        raise BackendUnavailable(
-            f"network {policy.network!r}: on microsandbox it is off only, in this version; "
-            "leave network off, or pass what the code needs as files"
-        )
-    if policy.level not in (None, Level.VM):
-        raise BackendUnavailable(
-            f"level {policy.level} is not what a virtual machine gives: that is vm. Use another backend for less"
-        )
-    missing = shortfalls(
-        enforcement, level=policy.require_level, controls=policy.require_controls, best_effort=policy.best_effort
-    )
-    if missing:
-        raise BackendUnavailable(f'backend "microsandbox": {"; ".join(missing)}.', remedy=NEEDS_KVM)
+_REFUSALS = Refusals(
+    network="on microsandbox it is off only",
+    level="a virtual machine gives: that is vm. Use another backend for less",
+    lacks=lambda missing: BackendUnavailable(f'backend "microsandbox": {missing}.', remedy=NEEDS_KVM),
+)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from cloche.core.capabilities import Capabilities
-from cloche.core.enforcement import Enforcement, shortfalls
+from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..drivers import DRIVERS
+from ..enforcement import Controls, Refusals, check_policy, microvm_controls
 from .acceleration import USE_KVM, Found, find_acceleration
 from .firecracker import find_firecracker
 from .image import Image, find_image
-from .measures import measures
 from .monitor import Monitor
 from .qemu import find_qemu
 from .sandbox import MicroVMOpenSandbox
@@ -48,7 +49,7 @@ class MicroVMBackend:
             backend=self.name,
             available=True,
             level=Level.VM,
-            controls=measures(found, engine=monitor.engine),
+            controls=_controls(found, monitor),
             reason=f"software emulation, slow: {found.reason}" if is_emulated else "",
             remedy=USE_KVM if is_emulated else "",
         )
@@ -85,8 +86,8 @@ class MicroVMBackend:
         Raises BackendUnavailable when monitor or image are missing, or when a machine cannot give what is required.
         """
         image, monitor, found = await asyncio.to_thread(self._look)
-        enforcement = Enforcement(level=Level.VM, controls=measures(found, engine=monitor.engine))
-        _check(self.name, policy, enforcement)
+        enforcement = Enforcement(level=Level.VM, controls=_controls(found, monitor))
+        check_policy(policy, enforcement, _refusals(self.name))
         sandbox = MicroVMOpenSandbox(
             name=self.name, image=image, monitor=monitor, found=found,
             policy=policy, limits=limits, enforcement=enforcement,
@@ -149,22 +150,13 @@ def _check_host(name: str) -> None:
         )
 
 
-def _check(name: str, policy: Policy, enforcement: Enforcement) -> None:
-    """Raise BackendUnavailable when something asked for would be missing."""
-    if policy.network != "off":
-        raise BackendUnavailable(
-            f"network {policy.network!r}: a microVM has no network device, in this version; "
-            "leave network off, or pass what the code needs as files"
-        )
-    if policy.level not in (None, Level.VM):
-        raise BackendUnavailable(
-            f"level {policy.level} is not what a virtual machine gives: that is vm. Use another backend for less"
-        )
-    missing = shortfalls(
-        enforcement,
-        level=policy.require_level,
-        controls=policy.require_controls,
-        best_effort=policy.best_effort,
+def _controls(found: Found, monitor: Monitor) -> Controls:
+    return microvm_controls(found.kind, is_root=os.geteuid() == 0, monitor=monitor.engine)
+
+
+def _refusals(name: str) -> Refusals:
+    return Refusals(
+        network="a microVM has no network device",
+        level="a virtual machine gives: that is vm. Use another backend for less",
+        lacks=lambda missing: BackendUnavailable(f'backend "{name}": {missing}.', remedy=USE_KVM),
     )
-    if missing:
-        raise BackendUnavailable(f'backend "{name}": {"; ".join(missing)}.', remedy=USE_KVM)

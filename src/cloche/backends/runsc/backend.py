@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cloche.core.capabilities import Capabilities
-from cloche.core.enforcement import Enforcement, shortfalls
+from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
@@ -15,11 +15,11 @@ from cloche.core.policy import Policy
 
 from ..containers.pool import close_pool
 from ..drivers import DRIVERS
+from ..enforcement import Refusals, check_policy, gvisor_controls
 from ..groups import remove_groups
 from ..host import Host, measure_host
 from ..toolchain import languages_here
 from .engine import INSTALL, Engine
-from .measures import measures
 from .place import KIND, wait_for_all
 from .sandbox import RunscOpenSandbox
 from .trial import find_engine
@@ -47,7 +47,7 @@ class RunscBackend:
         engine = find_engine()
         if isinstance(engine, str):
             return self._unavailable(engine, INSTALL)
-        found = measures(self._host())
+        found = gvisor_controls(self._host())
         return Capabilities(backend=self.name, available=True, level=level, controls=found)
 
     def languages(self) -> tuple[str, ...]:
@@ -71,8 +71,8 @@ class RunscBackend:
         if isinstance(engine, str):
             raise BackendUnavailable(f"gVisor cannot be used here: {engine}.", remedy=INSTALL)
         host = self._host()
-        enforcement = Enforcement(level=Level.GVISOR, controls=measures(host))
-        _check(policy, enforcement)
+        enforcement = Enforcement(level=Level.GVISOR, controls=gvisor_controls(host))
+        check_policy(policy, enforcement, _REFUSALS)
         sandbox = RunscOpenSandbox(engine=engine, host=host, policy=policy, limits=limits, enforcement=enforcement)
         try:
             yield sandbox
@@ -100,17 +100,8 @@ class RunscBackend:
         return host if self._use_cgroups else host.without_cgroups()
 
 
-def _check(policy: Policy, enforcement: Enforcement) -> None:
-    """Raise BackendUnavailable when something asked for would be missing."""
-    if policy.network != "off":
-        raise BackendUnavailable(
-            f"network {policy.network!r}: gVisor without docker has the network off only, in this version; "
-            "leave network off, or pass what the code needs as files"
-        )
-    if policy.level not in (None, Level.GVISOR):
-        raise BackendUnavailable(f'level {policy.level} is not what gVisor gives; for it, use backend "local"')
-    missing = shortfalls(
-        enforcement, level=policy.require_level, controls=policy.require_controls, best_effort=policy.best_effort
-    )
-    if missing:
-        raise BackendUnavailable(f'backend "gvisor": {"; ".join(missing)}')
+_REFUSALS = Refusals(
+    network="gVisor without docker has the network off only",
+    level='gVisor gives; for it, use backend "local"',
+    lacks=lambda missing: BackendUnavailable(f'backend "gvisor": {missing}'),
+)

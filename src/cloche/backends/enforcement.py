@@ -1,0 +1,370 @@
+"""What each kind of sandbox enforces, said before a run and truly; and the refusal where a policy asks for more.
+
+All backends' rows stand here, one per control. The functions are pure: what was found out about the host, a daemon or a
+machine is handed in, and so are the words of a refusal. A control that a backend has no row for counts as absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from cloche.core.enforcement import ABSENT, Enforcement, Measure, shortfalls
+from cloche.core.errors import BackendUnavailable
+from cloche.core.levels import Control, Level, State
+from cloche.core.policy import Policy
+
+from .host import Host
+
+Controls = Mapping[Control, Measure]
+# What trusted code has to do without at the levels that are taken when they are asked for by name.
+LOST_BELOW_CONFINED = (Control.FILESYSTEM, Control.NETWORK, Control.SYSCALLS, Control.IDENTITY)
+_ON_REQUEST = (Level.PROCESS, Level.NONE)
+
+
+def _enforced(mechanism: str) -> Measure:
+    return Measure(state=State.ENFORCED, mechanism=mechanism)
+
+
+def _partial(mechanism: str, reason: str) -> Measure:
+    return Measure(state=State.PARTIAL, mechanism=mechanism, reason=reason)
+
+
+def _absent(reason: str) -> Measure:
+    return Measure(state=State.ABSENT, reason=reason)
+
+
+# Rows of several kinds of sandboxes.
+_TIME = _enforced("wall clock outside, whole tree killed")
+_MACHINE_TIME = _enforced("wall clock outside; the machine is killed when it does not obey")
+_OUTPUT = _enforced("bounded buffers outside, flood limit kills")
+
+
+def _cpu(host: Host) -> Measure:
+    if host.cgroup_version:
+        return _enforced(f"cgroup v{host.cgroup_version} quota")
+    return _partial("processor affinity", f"{host.cgroup_reason}; whole processors only, shared with others")
+
+
+# The local backend: a jail, or less, of this host's kernel.
+
+
+def local_controls(level: Level, host: Host) -> Controls:
+    """Return what holds for a run of the local backend at `level`."""
+    if level is Level.NONE:
+        return {Control.TIME: _TIME, Control.OUTPUT: _OUTPUT}
+    by_level = {Level.JAIL: _jail, Level.CONFINED: _confined, Level.PROCESS: _process}
+    return {
+        Control.TIME: _TIME,
+        Control.OUTPUT: _OUTPUT,
+        Control.MEMORY: _local_memory(host),
+        Control.CPU: _cpu(host),
+        Control.PIDS: _local_pids(level, host),
+        **by_level[level](host),
+    }
+
+
+_FOLDER = _partial(
+    "RLIMIT_FSIZE per file; folder summed every 100 ms",
+    "a folder of the host stands in for the workspace; it can be overfilled for a moment, and what a program "
+    "deleted and still holds open is not counted",
+)
+
+
+def _jail(host: Host) -> Controls:
+    landlock = f", Landlock {host.landlock_abi}" if host.landlock_abi else ""
+    return {
+        Control.FILESYSTEM: _enforced(f"mount namespace with a root of its own{landlock}"),
+        Control.NETWORK: _enforced("network namespace with nothing but loopback"),
+        Control.DISK: _enforced("tmpfs with size and inode limits"),
+        Control.SYSCALLS: _enforced("seccomp allowlist, no capabilities, no new privileges"),
+        Control.IDENTITY: _local_identity(host, "user namespace"),
+    }
+
+
+def _confined(host: Host) -> Controls:
+    return {
+        Control.FILESYSTEM: _partial(
+            f"Landlock {host.landlock_abi}",
+            "contents are out of reach, but names, sizes and times of the host's files can still be asked for"
+            + ("" if host.owns_ids else ", and modes, times and attributes of the user's own files can be changed"),
+        ),
+        Control.NETWORK: _enforced("seccomp refuses every socket"),
+        Control.DISK: _FOLDER,
+        Control.SYSCALLS: _enforced("seccomp allowlist, no new privileges"),
+        Control.IDENTITY: _local_identity(host, "setuid"),
+    }
+
+
+def _process(_: Host) -> Controls:
+    return {Control.DISK: _FOLDER, Control.FILESYSTEM: ABSENT, Control.NETWORK: ABSENT}
+
+
+def _local_identity(host: Host, mechanism: str) -> Measure:
+    if host.owns_ids:
+        return _enforced(f"{mechanism}, outside id of its own")
+    return _partial(mechanism, "an ordinary user can only give their own id")
+
+
+def _local_memory(host: Host) -> Measure:
+    if host.cgroup_version:
+        return _enforced(
+            f"cgroup v{host.cgroup_version} caps memory plus the sizes of the workspace and /tmp; "
+            "the memory of processes is summed every 20 ms"
+        )
+    return _partial(
+        "RLIMIT_DATA per process; the tree's memory is summed every 20 ms",
+        f"{host.cgroup_reason}; the tree can overshoot by what it touches in 20 ms (a large one: in a second), "
+        "and shared memory that no process has in its tables is not seen",
+    )
+
+
+def _local_pids(level: Level, host: Host) -> Measure:
+    if host.cgroup_version:
+        return _enforced(f"cgroup v{host.cgroup_version}")
+    if level is Level.JAIL:
+        return _enforced("RLIMIT_NPROC, counted per user namespace")
+    if level is Level.CONFINED and host.owns_ids:
+        return _enforced("RLIMIT_NPROC of an id of its own")
+    if host.uid == 0:
+        return _absent("RLIMIT_NPROC does not bind root")
+    return _partial("RLIMIT_NPROC above what this user runs now", "the kernel counts every process of the user")
+
+
+# The docker backend: containers of a daemon.
+
+
+class DaemonFacts(Protocol):
+    """Say what decides what a daemon's containers enforce; `info` is its own answer of that name."""
+
+    @property
+    def info(self) -> Mapping[str, object]: ...
+
+    @property
+    def has_seccomp(self) -> bool: ...
+
+    @property
+    def is_id_mapped(self) -> bool: ...
+
+
+def docker_controls(daemon: DaemonFacts, policy: Policy, level: Level = Level.JAIL) -> Controls:
+    """Return what holds in a container of a daemon, at level `jail` or `gvisor`."""
+    info = daemon.info
+    container = f"container of {policy.runtime}" if policy.runtime is not None else "container"
+    rows = {
+        Control.FILESYSTEM: _enforced(f"{container} with a read-only root of its own, no mounts of the host"),
+        Control.NETWORK: _docker_network(policy),
+        Control.MEMORY: _docker_memory(info),
+        Control.CPU: _if_able(info, "CpuCfsQuota", "CPU quota of a control group"),
+        Control.PIDS: _if_able(info, "PidsLimit", "pids control group"),
+        Control.DISK: _enforced("tmpfs with size and inode limits"),
+        Control.TIME: _TIME,
+        Control.OUTPUT: _OUTPUT,
+        Control.SYSCALLS: _docker_syscalls(daemon),
+        Control.IDENTITY: _docker_identity(daemon),
+    }
+    return {**rows, **_docker_gvisor(info)} if level is Level.GVISOR else rows
+
+
+def _docker_gvisor(info: Mapping[str, object]) -> Controls:
+    """Return what is different where gVisor's own kernel stands between."""
+    memory = _docker_memory(info, "memory control group around gVisor")
+    if memory.state is State.ENFORCED:
+        reason = "the cap has room for what the file systems in memory may hold, which a program can use as memory"
+        memory = _partial(memory.mechanism, reason)
+    return {
+        Control.SYSCALLS: _enforced("gVisor: no system call reaches the host's kernel; seccomp around gVisor itself"),
+        Control.MEMORY: memory,
+        Control.PIDS: _enforced("RLIMIT_NPROC in gVisor's kernel, pids control group with room for gVisor around it"),
+    }
+
+
+def _docker_network(policy: Policy) -> Measure:
+    if policy.network == "off":
+        return _enforced("network namespace with nothing but loopback")
+    return _absent("the policy opens the network")
+
+
+_WATCHED = "memory control group, cap with room for the file systems in memory; private memory watched every 20 ms"
+
+
+def _docker_memory(info: Mapping[str, object], mechanism: str = _WATCHED) -> Measure:
+    if not info.get("MemoryLimit"):
+        return _absent("this daemon has no memory control group")
+    if not info.get("SwapLimit"):
+        return _partial(mechanism, "this host cannot limit swap")
+    return _enforced(mechanism)
+
+
+def _if_able(info: Mapping[str, object], key: str, mechanism: str) -> Measure:
+    if info.get(key):
+        return _enforced(mechanism)
+    return _absent(f"this daemon says that it cannot ({key} is off)")
+
+
+def _docker_syscalls(daemon: DaemonFacts) -> Measure:
+    if daemon.has_seccomp:
+        return _enforced("seccomp allowlist, no capabilities, no new privileges")
+    return _partial("no capabilities, no new privileges", "this daemon was built or started without seccomp")
+
+
+def _docker_identity(daemon: DaemonFacts) -> Measure:
+    if daemon.is_id_mapped:
+        return _enforced("an id of the daemon's user namespace, not root inside")
+    return _enforced("an id of its own outside, that no user of the host has")
+
+
+# gVisor without a daemon.
+
+
+def gvisor_controls(host: Host) -> Controls:
+    """Return what holds in a container of gVisor on this host."""
+    return {
+        Control.FILESYSTEM: _enforced("gVisor: a root of its own, read-only; this host's system is shown through it"),
+        Control.NETWORK: _enforced("gVisor's own network, with nothing but loopback; no interface of the host's"),
+        Control.MEMORY: _gvisor_memory(host),
+        Control.CPU: _cpu(host),
+        Control.PIDS: _enforced("RLIMIT_NPROC in gVisor's kernel"),
+        Control.DISK: _enforced("tmpfs with size and inode limits; /tmp and /dev/shm with size limits"),
+        Control.TIME: _TIME,
+        Control.OUTPUT: _OUTPUT,
+        Control.SYSCALLS: _enforced(
+            "gVisor: no system call reaches the host's kernel; seccomp allowlist inside, seccomp around gVisor itself"
+        ),
+        Control.IDENTITY: _gvisor_identity(host),
+    }
+
+
+_ROOM = "the cap has room for what /tmp and /dev/shm may hold, which a program can use as memory"
+
+
+def _gvisor_memory(host: Host) -> Measure:
+    if host.cgroup_version:
+        return _partial(f"cgroup v{host.cgroup_version} around gVisor", _ROOM)
+    return _partial(
+        "gVisor's memory is looked at every 50 ms",
+        f"{host.cgroup_reason}; it can be overshot in between, and {_ROOM}",
+    )
+
+
+def _gvisor_identity(host: Host) -> Measure:
+    if host.uid == 0:
+        return _enforced("an ordinary id of gVisor's; gVisor itself runs as nobody in a user namespace")
+    return _partial(
+        "an id of gVisor's without capabilities, in a user namespace",
+        "an ordinary user can only give their own id, which gVisor itself has, and which is 0 inside",
+    )
+
+
+# Virtual machines of ours, on QEMU or Firecracker.
+
+NOT_A_WALL = "software emulation (no KVM): QEMU's authors do not call its translator a security boundary"
+_AROUND: Mapping[str, str] = {
+    "qemu": "QEMU under its own seccomp filter",
+    "firecracker": "Firecracker under its own seccomp filters, in a root of its own",
+}
+
+
+def microvm_controls(kind: Literal["kvm", "tcg"], *, is_root: bool, monitor: str = "qemu") -> Controls:
+    """Return what holds in a virtual machine: on KVM or emulated (`tcg`), started by root or not, by which monitor."""
+    return {
+        Control.FILESYSTEM: _enforced(
+            "root disk opened by the monitor for reading alone, nothing of the host's shared"
+        ),
+        Control.NETWORK: _enforced("a machine without a network device"),
+        Control.MEMORY: _enforced(
+            "control group (v2) in the guest, private memory watched every 20 ms; the size of the machine around it"
+        ),
+        Control.CPU: _enforced(_processors(kind)),
+        Control.PIDS: _enforced("pids control group (v2) in the guest"),
+        Control.DISK: _enforced("tmpfs with size and inode limits in the guest; no disk that could be written"),
+        Control.TIME: _MACHINE_TIME,
+        Control.OUTPUT: _OUTPUT,
+        Control.SYSCALLS: _microvm_syscalls(kind, _AROUND[monitor]),
+        Control.IDENTITY: _microvm_identity(is_root),
+    }
+
+
+def _processors(kind: str) -> str:
+    around = "the machine's processors" if kind == "kvm" else "the machine's only processor, as it is emulated,"
+    return f"CPU quota of a control group (v2) in the guest; {around} around it"
+
+
+def _microvm_syscalls(kind: str, around: str) -> Measure:
+    if kind == "kvm":
+        return _enforced(f"a kernel of its own on KVM; {around}")
+    return _partial(f"a kernel of its own on an emulated processor (TCG); {around}", NOT_A_WALL)
+
+
+def _microvm_identity(is_root: bool) -> Measure:
+    if is_root:
+        return _enforced("the monitor has an id of its own, that no user of the host has; not root inside")
+    return _partial(
+        "not root inside; the monitor has no new privileges and no files but its own",
+        "the monitor runs as the calling user",
+    )
+
+
+# Machines of microsandbox's. None could be run where this was written, so nothing that rests on it alone is called
+# enforced.
+
+_UNTRIED = "as microsandbox documents it; this version of Cloche was never tried on it"
+
+
+def microsandbox_controls() -> Controls:
+    """Return what holds in a machine of microsandbox's."""
+    return {
+        Control.FILESYSTEM: _partial("the image's own root, nothing of the host's shared", _UNTRIED),
+        Control.NETWORK: _partial("a network policy that denies all, in both directions", _UNTRIED),
+        Control.MEMORY: _partial(
+            "RLIMIT_DATA of each process; the size of the machine for all, with its places in memory", _UNTRIED
+        ),
+        Control.CPU: _partial("the machine's processors, rounded up", _UNTRIED),
+        Control.PIDS: _partial("limit of processes per user in the guest", _UNTRIED),
+        Control.DISK: _partial("places in memory with a size; no limit on the number of files", _UNTRIED),
+        Control.TIME: _MACHINE_TIME,
+        Control.OUTPUT: _OUTPUT,
+        Control.SYSCALLS: _partial("a kernel of its own on KVM, under libkrun", _UNTRIED),
+        Control.IDENTITY: _partial("not root inside; the monitor runs as the calling user", _UNTRIED),
+    }
+
+
+# Refusals.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusals:
+    """Hold the words in which a backend refuses: which networks it has, what it says of others and of other levels.
+
+    `network` and `level` complete "network 'open': " and "level jail is not what "; without `level` it takes any.
+    `lacks` makes the error of what is missing, in a line.
+    """
+
+    networks: tuple[str, ...] = ("off",)
+    network: str
+    level: str = ""
+    lacks: Callable[[str], BackendUnavailable]
+
+
+def check_policy(policy: Policy, enforcement: Enforcement, refusals: Refusals) -> None:
+    """Raise BackendUnavailable where something that a policy asks for would be missing."""
+    if policy.network not in refusals.networks:
+        raise BackendUnavailable(
+            f"network {policy.network!r}: {refusals.network}, in this version; "
+            "leave network off, or pass what the code needs as files"
+        )
+    if refusals.level and policy.level not in (None, enforcement.level):
+        raise BackendUnavailable(f"level {policy.level} is not what {refusals.level}")
+    missing = shortfalls(
+        enforcement, level=policy.require_level, controls=policy.require_controls, best_effort=_excused(policy)
+    )
+    if missing:
+        raise refusals.lacks("; ".join(missing))
+
+
+def _excused(policy: Policy) -> tuple[Control, ...]:
+    """Return what may be absent: what the policy says, and what it cannot have as it asked for less."""
+    if policy.level in _ON_REQUEST:
+        return tuple(Control)
+    return (*policy.best_effort, Control.NETWORK) if policy.network == "open" else policy.best_effort
