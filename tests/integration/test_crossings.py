@@ -152,7 +152,7 @@ def test_a_jail_that_ends_after_its_run_is_replaced() -> None:
             for _ in range(3):
                 with held_up([connection.helper_pid], for_s=2.0):
                     await promptly(sandbox.run("1"))
-                    connection.tell("kill", cause="out_of_memory", number=connection._number)
+                    connection.tell("kill", cause="out_of_memory", number=connection._run.number)
                 await still_kept(sandbox)
 
     asyncio.run(kill_late())

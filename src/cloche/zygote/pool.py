@@ -15,56 +15,60 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cloche.core.pool import SLOT_BYTES, Demand, plan
 from cloche.jail import wire
-from cloche.jail.cgroups import Cgroup, Gauges
+from cloche.jail.cgroups import PERIOD_US, Cgroup, Gauges
+from cloche.jail.launch import make_cgroup
 
 from .door import Door
 from .template import Template
 
 if TYPE_CHECKING:
-    from cloche.jail.spec import Spec
+    from cloche.jail.spec import Building, Spec
 
 PEAK_MEMORY_S = 60.0
 END_PATIENCE_S = 10.0
 RETRY_S = 60.0
 LOOK_AGAIN_S = 65.0
 PLAN_AGAIN_S = 0.5  # with as many slots as before, the plan changes with time and free memory alone
+START_S = 0.005  # of processor time, at least, that it takes to have another guest ready
+MOST_SPENT = 0.5  # of a quota
 
 log = logging.getLogger("cloche.zygote")
 
 
 class Slot:
-    """Hold one helper of a template. `key` names the jail that it has built ahead, None for none.
+    """Hold one helper of a template, and what is known of it, which only the methods here change.
 
-    `door` is where its guests take their orders, None where that is the helper's to hand over. `counted` are the
-    figures of its control group that are no longer any run's own, `spent_s` the processor time since its quota was
-    filled. Unless it `rebuilds`, its helper waits to be told what to build where a run was the last one in a jail.
+    `key` names the jail that it has built ahead, None for none. `door` is where its guests take their orders, None
+    where that is the helper's to hand over. `spec` is what the helper was told last of a sandbox. Unless it `rebuilds`,
+    its helper waits to be told what to build where a run was the last one in a jail. `kept_bytes` are files of earlier
+    results that its control group still pays for. It `is_dying` where the kernel still takes apart what ran in it; its
+    helper waits for that. `pid` is the helper's, 0 until it has told.
     """
 
     def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
         self.link, self.cgroup, self.template = link, cgroup, template
         self.key: Hashable = None
         self.spec: Mapping[str, Any] | None = None
-        self.origin: Spec | None = None  # of which `spec` says the same
+        self._origin: Spec | None = None  # of which `spec` says the same
         self.door: Door | None = None
-        self.counted: dict[str, int] = {}
-        self.gauges = Gauges(Cgroup(cgroup["version"], cgroup["folders"])) if cgroup is not None else None
-        self.spent_s = 0.0
+        self._counted: dict[str, int] = {}  # the figures of the control group that are no longer any run's own
+        self._gauges = Gauges(Cgroup(cgroup["version"], cgroup["folders"])) if cgroup is not None else None
+        self._spent_s = 0.0  # of processor time, since the quota was filled
         self.rebuilds = True
         self.kept_bytes = 0
-        self.is_dying = False  # the kernel still takes apart what ran in it; its helper waits for that
-        self.pid = 0  # the helper's, as far as we know it
-        self.is_here = self.is_dead = False
+        self.is_dying = self.is_dead = False
+        self.pid = 0
         self.idle_since = time.monotonic()
 
     @property
     def is_well(self) -> bool:
         """Tell whether it was there and well when it was last heard of."""
-        return self.is_here and not self.is_dead
+        return self.pid != 0 and not self.is_dead
 
     def has_guest(self) -> bool:
         """Tell whether a guest waits at the door, or who knows, for there is none."""
@@ -87,13 +91,98 @@ class Slot:
     def hear(self, tag: str, body: Mapping[str, Any]) -> None:
         """Take note of the helper's first word, of what it says of a run whose end was known before, or of its end."""
         if tag == "here":
-            self.is_here, self.pid = True, body["pid"]
+            self.pid = body["pid"]
         elif tag == "ended" and self.door is not None:
             if body["generation"] > self.door.generation:
                 self.door.generation = body["generation"]
                 self.key = self.key if self.rebuilds else None
         else:  # any other word, while it waits, is a fault
             self.is_dead = True
+
+    def open(self, spec: Spec, claim: Sequence[int] = ()) -> None:
+        """Give the helper the amounts of a sandbox, where they are not the same as before. Raises OSError.
+
+        `claim` is empty, or the descriptor that holds the sandbox's outside id, for a helper that shall not use its
+        own.
+        """
+        if not claim and spec.is_as(self._origin):
+            return
+        told = spec.as_wire()
+        if spec.cgroup is not None and self.cgroup is not None:
+            told["cgroup"] = {**self.cgroup, "amounts": spec.cgroup["amounts"]}  # the slot's own, not the sandbox's
+        if told == self.spec and not claim:
+            self._origin = spec.origin if spec.is_as(spec.origin) else None
+            return
+        self._origin = None
+        if told["cgroup"] is not None:
+            make_cgroup(told["cgroup"], is_there=self.spec is not None)
+        send_packed(self.link.fileno(), "open", {}, told, claim)
+        self.spec = told
+
+    def prepare(
+        self, key: Hashable, building: Building, body: Mapping[str, Any], *, is_prefork: bool, rebuilds: bool,
+        workspace: int = -1,
+    ) -> None:  # fmt: skip
+        """Have the helper build the jail that `key` names, with the mount of a workspace where there is one.
+
+        In a prefork jail one guest follows the other. Raises OSError when the helper is gone.
+        """
+        self.change_door(Door() if is_prefork else None)
+        fds: tuple[int, ...] = self.door.other_ends if self.door is not None else ()
+        generation = self.door.generation if self.door is not None else 0
+        how = {"is_nursing": is_prefork, "generation": generation, "has_workspace": workspace >= 0}
+        fds += (workspace,) if workspace >= 0 else ()
+        send_packed(self.link.fileno(), "prepare", {**body, **how}, building.as_wire(), fds)
+        if self.door is not None:
+            self.door.hand_over()
+        self.key, self.rebuilds = key, rebuilds
+
+    def invalidate(self) -> None:
+        """Let nobody use the jail that was built ahead."""
+        self.key = None
+
+    def account(self, report: dict[str, Any], *, is_watched: bool) -> None:
+        """Take note of how a run ended, and add to its report its own part in the figures of the control group.
+
+        One that `is_watched` by the helper is one for which the helper has filled the quota.
+        """
+        if not is_watched:
+            self._spent_s += report["cpu_user_s"] + report["cpu_system_s"] + START_S
+        before = self._counted
+        now = self._count()
+        most = now.get("tasks", 0)
+        report["tasks"] = most if most > before.get("tasks", 0) else 0
+        report["counters"] = {name: number - before.get(name, 0) for name, number in now.items() if name != "tasks"}
+        self.is_dying = bool(report.get("is_quiet"))
+
+    def account_failure(self) -> None:
+        """Take note that a run failed before its program started; a jail that keeps a workspace ends by that."""
+        self._count()
+        if not self.rebuilds:
+            self.invalidate()
+
+    def account_files(self, stored_bytes: int) -> None:
+        """Take note that a result lives on with files that the control group pays for."""
+        self.kept_bytes += stored_bytes
+
+    def refill_quota(self, spec: Spec) -> None:
+        """Fill the processor quota before it runs out: a run shall not pay for those before. Raises OSError."""
+        if self.cgroup is None or spec.cgroup is None:
+            return
+        cpus = spec.cgroup["amounts"]["cpus"]
+        if self._spent_s > MOST_SPENT * cpus * PERIOD_US / 1e6:
+            self._spent_s = 0.0
+            Cgroup(self.cgroup["version"], self.cgroup["folders"]).renew_quota(cpus)
+
+    def _count(self) -> dict[str, int]:
+        """Return the figures of the control group, and remember them: what comes on top is a later run's."""
+        if self._gauges is not None:
+            self._counted = self._gauges.read()
+        return self._counted
+
+    def rest(self) -> None:
+        """Take note that nobody uses it from now on."""
+        self.idle_since = time.monotonic()
 
     def change_door(self, door: Door | None) -> None:
         """Use another door; the one before is closed."""
@@ -103,14 +192,23 @@ class Slot:
 
     def stop_counting(self) -> None:
         """Let go of the control group's figures; whoever asks for them again has them."""
-        if self.gauges is not None:
-            self.gauges.close()
+        if self._gauges is not None:
+            self._gauges.close()
 
     def let_go(self) -> None:
         """Close our ends; the helper ends by that."""
         self.stop_counting()
         self.change_door(None)
         self.link.close()
+
+
+def send_packed(link: int, tag: str, body: Mapping[str, Any], payload: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send a message with a payload in a memory file. Raises OSError when the helper is gone."""
+    packed = wire.pack(payload)
+    try:
+        wire.send(link, tag, dict(body), [packed, *fds])
+    finally:
+        os.close(packed)
 
 
 class Jail(Protocol):
@@ -197,7 +295,7 @@ class Pool:
             if self._is_closed or slot.is_dying or slot.template.is_gone or slot.template is not self._template:
                 self._close(slot)
             else:
-                slot.idle_since = time.monotonic()
+                slot.rest()
                 self._idle.append(slot)
             self._follow_plan()
 

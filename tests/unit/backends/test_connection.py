@@ -50,7 +50,7 @@ class Other:
         """Send a run to the door, and return its number."""
         self.now = monotonic()  # of the whole run: how long the test takes is not the run's time
         self.connection._send_to_door(self.slot, self.door, Run(), (), rebuilds=False, is_awaited=False)
-        return self.connection._number
+        return self.connection._run.number
 
     async def attend(self) -> dict[str, Any]:
         """Wait for its end."""
@@ -66,7 +66,7 @@ class Other:
     def say(self, tag: str, fds: tuple[int, ...] = (), **body: object) -> None:
         """Say something at the door, from inside, about the run that was sent last."""
         link, file, _ = self.door.other_ends
-        now, number = self.now, self.connection._number
+        now, number = self.now, self.connection._run.number
         if tag == "started":
             slate.note_start(file, number, now)
         at = {"at": now, "seconds": [], "generation": self.door.generation, "number": number}

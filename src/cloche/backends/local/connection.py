@@ -12,19 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.errors import OutcomeUnknown, StartFailed
+from cloche.core.errors import StartFailed
 from cloche.core.loops import runs_one_call
 from cloche.jail import wire
 from cloche.jail.enter import compile_building, compile_files
 from cloche.jail.launch import make_cgroup, start_helper
 from cloche.jail.remains import clear_remains
 from cloche.jail.spec import Building, Run, Spec
+from cloche.zygote.pool import send_packed
 
 from ..noting import noted
 from . import crowd, leaving
-from .ends import count, count_since, is_short, refill_quota, short_report
+from .ends import Ask, Conclusion, RunEnd, Source
 from .hangups import CLOSE_PATIENCE_S, until_end, wait_for_exit
-from .warm import WarmJail, open_in, send
+from .warm import WarmJail
 
 if TYPE_CHECKING:
     from cloche.zygote.door import Door
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloche.local")
 UNHEARD_S = 0.003  # what has a door says all that matters of a short run there: a reader more costs more
 _numbers = itertools.count(1)  # of runs, for a helper that hears of the end of one when the next has begun
+
+END = ("ended", "failed", "lost", "")  # tags of the helper's that may end a run
 
 OnWord = Callable[[str, dict[str, Any], list[int]], None]
 
@@ -47,13 +50,10 @@ class Connection:
         self._slot = slot
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
-        self._was_started = self._is_lost = False
-        self._number = 0
-        self._was_killed = False
-        self._started_at = self._timeout_s = 0.0
-        self._generation = 0  # of the nursery to which the last orders went
+        self._is_lost = False
+        self._run = RunEnd()  # of the run that was sent last
         self._lent: list[int] | None = None  # the workspace of the guest for which they are, once that is known
-        self._end: asyncio.Future[dict[str, Any]] | None = None  # of the run that was sent last
+        self._end: asyncio.Future[dict[str, Any]] | None = None
         self._questions = 0
         self._is_attended = False
         self._answers: dict[int, asyncio.Future[list[int]]] = {}
@@ -73,7 +73,7 @@ class Connection:
         slot = self._slot
         if slot is not None:
             self._link = slot.link
-            self._checked(lambda: open_in(slot, self._spec, self._claim))
+            self._checked(lambda: slot.open(self._spec, self._claim))
             return
         cgroup = self._spec.cgroup
         place = {"version": cgroup["version"], "folders": cgroup["folders"]} if cgroup else {}
@@ -102,12 +102,11 @@ class Connection:
         has_workspace = workspace >= 0
         building = compile_building(self._spec, run, has_workspace=has_workspace)
         if self._slot is not None:
+            self._slot.invalidate()
             self._slot.change_door(None)
         body = {"private": run.private, "wants_python": run.python is not None, "is_nursing": False}
         body |= {"has_workspace": has_workspace, "generation": 0}
         self._send("prepare", body, building.as_wire(), [workspace] if has_workspace else [])
-        if self._slot is not None:
-            self._slot.key = None
         self._send_order(run, streams, is_last=is_last, again=False)
         return building
 
@@ -162,16 +161,16 @@ class Connection:
         has_company: bool = False,
     ) -> None:
         """Send the guest its orders; the helper keeps the clock without being told."""
-        self._was_started, self._was_killed, self._end = False, False, None
-        self._number, self._started_at, self._timeout_s = next(_numbers), 0.0, run.timeout_s
         self._close_lent()
-        self._generation, self._lent = door.generation, door.take_guest() if door.has_guest else None
+        self._lent = door.take_guest() if door.has_guest else None
+        number, clock, is_counted = next(_numbers), run.timeout_s, slot.cgroup is not None
+        self._end = None
+        self._run = RunEnd(number, clock, generation=door.generation, is_counted=is_counted)
         steps = compile_files(self._spec, run, is_first=rebuilds) if run.has_files else []
         body = {"order": run.as_order(), "steps": steps, "is_awaited": is_awaited}
-        number, clock = self._number, self._timeout_s
 
         def talk() -> None:
-            refill_quota(slot, self._spec)
+            slot.refill_quota(self._spec)
             door.order(
                 body, streams, number=number, timeout_s=clock, rebuilds=rebuilds,
                 is_crowded=crowd.is_here(), has_company=has_company,
@@ -180,10 +179,9 @@ class Connection:
         self._checked(talk)
 
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
-        self._was_started, self._was_killed, self._end = False, False, None
-        self._number = next(_numbers)
+        self._end, self._run = None, RunEnd(next(_numbers))
         files = wire.pack({"steps": compile_files(self._spec, run)}) if run.has_files else -1
-        body = {"number": self._number, "timeout_s": run.timeout_s, "has_files": run.has_files}
+        body = {"number": self._run.number, "timeout_s": run.timeout_s, "has_files": run.has_files}
         body |= {"is_last": is_last, "again": again, "rebuilds": again}
         try:
             self._send("run", body, run.as_order(), [*([files] if files >= 0 else []), *streams])
@@ -248,40 +246,24 @@ class Connection:
         slot = self._slot
         if slot is None or slot.door is None:
             return fds
-        count(slot)
-        if not slot.rebuilds:
-            slot.key = None
+        slot.account_failure()
         found = self._take_lent() or fds
         for fd in set(fds) - set(found):
             os.close(fd)
         return found
 
-    def _hear_end(self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, body: dict[str, Any]) -> None:
-        """Take the helper's word for an end, which may be that of a run whose end was known before."""
-        slot, is_mine = self._slot, body["number"] == self._number
-        if slot is not None and slot.door is not None:
-            generation = slot.door.generation
-            slot.hear("ended", body)
-            if slot.door.generation > generation and not is_mine and not end.done():
-                end.set_exception(self._loss())  # the orders went to a nursery that is no more
-            elif is_mine and not self._was_started and (fds := self._take_lent()):
-                on_word("ready", {"seconds": slot.door.seconds}, fds)
-        if is_mine and not end.done():
-            if slot is not None:
-                body |= count_since(slot)
-            end.set_result(body)
-
     def _listen_at(self, door: Door, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
-        """Hear what is said at the door. An end without a beginning is the helper's to explain."""
+        """Hear what is said at the door."""
+        run = self._run
         try:
             while not end.done():
                 tag, body = door.hear()
-                if tag == "ready" and self._lent is None and body["generation"] == self._generation:
-                    self._lent = door.take_guest()
-                if tag in ("started", "ended") and body["number"] == self._number:
+                if tag == "ready":
+                    if self._lent is None and body["generation"] == run.generation:
+                        self._lent = door.take_guest()
+                elif tag in ("started", "ended") and body["number"] == run.number:
                     self._note_start(door, on_word)
-                    if tag == "ended":
-                        self._hear_end_at_door(end, body)
+                    self._conclude(Source.JAIL, run.take(Source.JAIL, tag, body), body, end)
         except BlockingIOError:
             return
         except ConnectionResetError:  # the helper is gone, and its own end will say so
@@ -290,23 +272,43 @@ class Connection:
             if not end.done():
                 end.set_exception(error)
 
-    def _hear_end_at_door(self, end: asyncio.Future[dict[str, Any]], body: dict[str, Any]) -> None:
-        """Take a short run's end as it is; whatever else it was, the helper must tell."""
-        if self._slot is not None and self._is_short(body):
-            end.set_result(short_report(self._started_at, body, self._slot))
-        elif self._link is not None:
-            with noted(log, "the helper is gone, as its link will say", OSError):
-                wire.send(self._link.fileno(), "over", {"number": self._number, "ended": body})
+    def _conclude(
+        self,
+        source: Source,
+        found: Conclusion | None,
+        body: dict[str, Any],
+        end: asyncio.Future[dict[str, Any]],
+    ) -> None:
+        """Act upon what a message says of the end."""
+        if found is None or end.done():
+            return
+        if found is Ask.HELPER:
+            self.tell("over", number=self._run.number, ended=body)
+        elif isinstance(found, Exception):
+            end.set_exception(found)
+        else:
+            if source is Source.JAIL:
+                found["wall_s"] = monotonic() - self._run.started_at
+            if self._slot is not None:
+                self._slot.account(found, is_watched=source is Source.HELPER)
+            end.set_result(found)
+
+    def _take_start(self, door: Door) -> dict[str, Any] | None:
+        """Look whether the program has started since the last look; return what the shared status says of it."""
+        run = self._run
+        at = 0.0 if run.started_at else door.start_of(run.number)
+        if not at:
+            return None
+        body = {"at": at}
+        run.take(Source.STATUS, "started", body)
+        return body
 
     def _note_start(self, door: Door, on_word: OnWord) -> None:
         """Take note of the start of the program, if it has started, and take over the workspace of its guest."""
-        if self._was_started:
-            return
-        self._started_at = door.start_of(self._number)
-        if self._started_at:
-            self._was_started = True
+        body = self._take_start(door)
+        if body is not None:
             on_word("ready", {"seconds": door.seconds}, self._take_lent())
-            on_word("started", {"at": self._started_at}, [])
+            on_word("started", body, [])
 
     def _take_lent(self) -> list[int]:
         """Return the workspace of the guest that was given orders, to be owned by who asks."""
@@ -331,51 +333,57 @@ class Connection:
     def _hear(
         self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, tag: str, body: dict[str, Any], fds: list[int]
     ) -> None:
-        if tag == "failed" and body["number"] < self._number:  # of a run that was given up for another
+        """Take one message of the helper's, after what was said at the door before it."""
+        run, slot = self._run, self._slot
+        door = slot.door if slot is not None else None
+        if tag == "failed" and run.is_of_earlier(body):
             for fd in fds:
                 os.close(fd)
             return
-        if tag in ("ended", "failed", "lost", "") and self._slot is not None and self._slot.door is not None:
-            self._listen_at(self._slot.door, end, on_word)  # what was said there was said before
-            self._note_start(self._slot.door, on_word)
-        if tag == "failed":
-            on_word(tag, body, self._given_back(fds))
+        if tag in END and door is not None:
+            self._listen_at(door, end, on_word)
+            self._note_start(door, on_word)
+        found = run.take(Source.HELPER, tag, body)
         if tag == "ended":
-            self._hear_end(end, on_word, body)
-        elif tag == "failed" and self._was_started:
-            end.set_exception(OutcomeUnknown(f"{body['message']}; the code had been started, and may have run in part"))
+            self._note_end(body, on_word)
         elif tag == "failed":
-            error = StartFailed(body["message"], step=body["step"], index=body["index"], errno=body["errno"])
-            end.set_exception(error)
-        elif tag in ("", "lost"):
-            asyncio.get_running_loop().remove_reader(self._link.fileno() if self._link else -1)
-            self._drop()
-            for answer in self._answers.values():
-                if not answer.done():
-                    answer.set_exception(OSError("the helper process is gone"))
-            self._is_lost = True
-            end.set_exception(self._loss())
-        elif tag == "here" and self._slot is not None:
-            self._slot.hear(tag, body)
+            on_word(tag, body, self._given_back(fds))
+        elif tag in END:
+            self._lose()
+        elif tag == "here" and slot is not None:
+            slot.hear(tag, body)
         elif tag == "answer":
             self._take_answer(body, fds)
         else:
-            self._was_started = self._was_started or tag == "started"
             on_word(tag, body, fds)
+        self._conclude(Source.HELPER, found, body, end)
 
-    def _is_short(self, ended: dict[str, Any]) -> bool:
-        if not self._was_started or self._was_killed or self._slot is None:
-            return False
-        return is_short(self._started_at, ended, self._timeout_s, is_counted=self._slot.cgroup is not None)
+    def _note_end(self, body: dict[str, Any], on_word: OnWord) -> None:
+        """Take note, at a door, of what the end of a run means for the jail, and take over an unused workspace."""
+        slot, run = self._slot, self._run
+        if slot is None or slot.door is None:
+            return
+        slot.hear("ended", body)
+        if body["number"] == run.number and not run.started_at and (fds := self._take_lent()):
+            on_word("ready", {"seconds": slot.door.seconds}, fds)
+
+    def _lose(self) -> None:
+        """Take note that the helper is gone."""
+        asyncio.get_running_loop().remove_reader(self._link.fileno() if self._link else -1)
+        self._drop()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(OSError("the helper process is gone"))
+        self._is_lost = True
 
     def kill(self, cause: str) -> None:
         """Ask the helper to kill the run; the end is still reported by `attend`, and is the helper's word then."""
         if self._end is not None and self._end.done() and not self._end.cancelled():
             return
-        self._was_killed = True
-        self.tell("kill", cause=str(cause), number=self._number)
+        self._run.was_killed = True
+        self.tell("kill", cause=str(cause), number=self._run.number)
 
-    def tell(self, tag: str, **body: str | bool | int) -> None:
+    def tell(self, tag: str, **body: str | bool | int | dict[str, Any]) -> None:
         """Tell the helper something that needs no answer; one that is gone need not hear it."""
         if self._link is not None:
             with noted(log, "the helper is gone, as its link will say", OSError):
@@ -455,9 +463,9 @@ class Connection:
 
     def _loss(self) -> Exception:
         door = self._slot.door if self._slot is not None else None
-        if self._was_started or (door is not None and door.start_of(self._number)):
-            return OutcomeUnknown("the helper process ended while the code was running; it may have run in part")
-        return StartFailed("the helper process ended before the code was started", step="helper")
+        if door is not None:
+            self._take_start(door)
+        return self._run.loss()
 
     def _drop(self) -> None:
         if self._link is not None:
@@ -467,7 +475,7 @@ class Connection:
             self._link = None
 
     def _send(self, tag: str, body: dict[str, Any], payload: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        self._checked(lambda: send(self._link.fileno() if self._link else -1, tag, body, payload, tuple(fds)))
+        self._checked(lambda: send_packed(self._link.fileno() if self._link else -1, tag, body, payload, fds))
 
     def _checked(self, talk: Callable[[], None]) -> None:
         try:

@@ -1,22 +1,108 @@
-"""Ends of short runs, told without the helper: what it would have said of them, found out here."""
+"""The end of a run: what three sources tell of it, and which of them is believed. No I/O, no clock."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cloche.jail.cgroups import PERIOD_US, Cgroup
+from cloche.core.errors import ClocheError, OutcomeUnknown, StartFailed
 from cloche.zygote.door import UNWATCHED_S
 
-if TYPE_CHECKING:
-    from cloche.jail.spec import Spec
-    from cloche.zygote.pool import Slot
-
 SHORT_S = UNWATCHED_S  # what lasts no longer was not looked at
-START_S = 0.005  # of processor time, at least, that it takes to have another guest ready
-MOST_SPENT = 0.5  # of a quota
 LEAST_TIMEOUT_S = 1.0  # far from the clock
+
+
+class Source(enum.Enum):
+    """Say who tells something of a run."""
+
+    STATUS = enum.auto()  # the shared status, where a guest writes that its program starts
+    JAIL = enum.auto()  # the prefork jail, at the handoff socket
+    HELPER = enum.auto()  # the helper, on its link
+
+
+class Ask(enum.Enum):
+    """Say that the end is not decided by what was told."""
+
+    HELPER = enum.auto()  # hand the jail's report on to the helper, whose own decides
+
+
+Conclusion = dict[str, Any] | ClocheError | Ask
+
+
+class RunEnd:
+    """Decide how one run ended.
+
+    Theory of operation: the jail reports an end first, and its report is enough for a short run of which the helper can
+    know no more. Of all others, of one that was killed, and of one whose start nobody told of, the helper's report
+    decides. Before anything of the helper's is taken that ends a run, what lies in the shared status and in the handoff
+    socket must have been: it was told before. Messages of earlier runs may come late, and are known by their number.
+    One of them counts: a jail that ended after an earlier run takes along the orders that went to it.
+    """
+
+    __slots__ = ("_is_counted", "_timeout_s", "generation", "number", "started_at", "was_killed")
+
+    def __init__(self, number: int = 0, timeout_s: float = 0.0, *, generation: int = 0, is_counted: bool = False):
+        """Take what is known when the orders are sent.
+
+        `generation` is that of the prefork jail that they went to, 0 where the helper hands them over. `is_counted`
+        says that a control group counts what was refused to the run.
+        """
+        self.number, self._timeout_s = number, timeout_s
+        self.generation, self._is_counted = generation, is_counted
+        self.started_at = 0.0  # on the monotonic clock, once the program has started
+        self.was_killed = False
+
+    def take(self, source: Source, tag: str, body: dict[str, Any]) -> Conclusion | None:
+        """Take one message, and return what it says of the end: the report, the error, whom to ask; else None.
+
+        A report of the jail's lacks what the caller alone can add: the wall time, and figures of the control group.
+        """
+        if source is Source.JAIL:  # whose message of a start is no more than a reason to look at the status
+            is_end = tag == "ended" and body["number"] == self.number
+            return (self._short_report(body) or Ask.HELPER) if is_end else None
+        if tag == "started":
+            self.started_at = self.started_at or body["at"]
+        elif tag == "ended":
+            if body["number"] == self.number:
+                return body
+            if 0 < self.generation < body["generation"]:
+                return self.loss()
+        elif tag == "failed":
+            return None if self.is_of_earlier(body) else self._failure(body)
+        elif tag in ("", "lost"):
+            return self.loss()
+        return None
+
+    def is_of_earlier(self, body: Mapping[str, Any]) -> bool:
+        """Tell whether a message is about a run that was given up for this one."""
+        return bool(body["number"] < self.number)
+
+    def _short_report(self, ended: Mapping[str, Any]) -> dict[str, Any] | None:
+        if self.was_killed or not self.started_at:
+            return None
+        if not is_short(self.started_at, ended, self._timeout_s, is_counted=self._is_counted):
+            return None
+        return {
+            "cause": "",
+            "ended": ended,
+            "cpu_user_s": ended["user_s"],
+            "cpu_system_s": ended["system_s"],
+            "peak_bytes": ended["most_kib"] * 1024,
+            "is_task_limit_seen": False,
+            "is_folder_over": False,
+        }
+
+    def _failure(self, body: Mapping[str, Any]) -> ClocheError:
+        if self.started_at:
+            return OutcomeUnknown(f"{body['message']}; the code had been started, and may have run in part")
+        return StartFailed(body["message"], step=body["step"], index=body["index"], errno=body["errno"])
+
+    def loss(self) -> ClocheError:
+        """Return the error of a run of whose end nobody is left to tell."""
+        if self.started_at:
+            return OutcomeUnknown("the helper process ended while the code was running; it may have run in part")
+        return StartFailed("the helper process ended before the code was started", step="helper")
 
 
 def is_short(started_at: float, ended: Mapping[str, Any], timeout_s: float, *, is_counted: bool) -> bool:
@@ -28,47 +114,3 @@ def is_short(started_at: float, ended: Mapping[str, Any], timeout_s: float, *, i
     code = ended["wait_status"]
     is_well = (code == 0 or (is_counted and code & 0x7F == 0)) and ended["is_alone"] and not ended["is_worn"]
     return is_well and timeout_s >= LEAST_TIMEOUT_S and ended["at"] - started_at < SHORT_S
-
-
-def short_report(started_at: float, ended: dict[str, Any], slot: Slot) -> dict[str, Any]:
-    """Return what a helper reports of an end."""
-    slot.spent_s += ended["user_s"] + ended["system_s"] + START_S
-    return {
-        "cause": "",
-        "ended": ended,
-        "wall_s": monotonic() - started_at,
-        "cpu_user_s": ended["user_s"],
-        "cpu_system_s": ended["system_s"],
-        "peak_bytes": ended["most_kib"] * 1024,
-        "is_task_limit_seen": False,
-        "is_folder_over": False,
-        **count_since(slot),
-    }
-
-
-def count_since(slot: Slot) -> dict[str, Any]:
-    """Return what a report says of a run's own part in the figures of its control group."""
-    before = slot.counted
-    now = count(slot)
-    most = now.get("tasks", 0)
-    return {
-        "tasks": most if most > before.get("tasks", 0) else 0,
-        "counters": {name: number - before.get(name, 0) for name, number in now.items() if name != "tasks"},
-    }
-
-
-def refill_quota(slot: Slot, spec: Spec) -> None:
-    """Fill a slot's processor quota before it runs out: a run shall not pay for those before. Raises OSError."""
-    if slot.cgroup is None or spec.cgroup is None:
-        return
-    cpus = spec.cgroup["amounts"]["cpus"]
-    if slot.spent_s > MOST_SPENT * cpus * PERIOD_US / 1e6:
-        slot.spent_s = 0.0
-        Cgroup(slot.cgroup["version"], slot.cgroup["folders"]).renew_quota(cpus)
-
-
-def count(slot: Slot) -> dict[str, int]:
-    """Return the figures of a slot's control group, and remember them: what comes on top is a later run's."""
-    if slot.gauges is not None:
-        slot.counted = slot.gauges.read()
-    return slot.counted

@@ -175,7 +175,7 @@ class LocalOpenSandbox:
         before.has_owner = False
         workspace.has_owner = True
         if self._slot is not None:
-            self._slot.key = None  # whatever waits there waits in the other files
+            self._slot.invalidate()  # whatever waits there waits in the other files
         before.drop_unless_needed()
 
     @property
@@ -341,7 +341,7 @@ class LocalOpenSandbox:
             log.warning("a warm start failed, starting afresh: %s", error)
         await become_task()
         if was_open:
-            self._slot.key = None
+            self._slot.invalidate()
             return await self._run_once(request, program, sink)
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -375,8 +375,6 @@ class LocalOpenSandbox:
             pipes.listen()
         try:
             ended = await self._attend(program.run, pipes.guest_ends(), sink, pipes)
-            if self._slot is not None:
-                self._slot.is_dying = bool(ended.get("is_quiet"))
             await pipes.drain(is_quiet=any(one and one.get("is_quiet") for one in (ended, ended["ended"])))
         finally:
             pipes.close()
@@ -484,7 +482,7 @@ class LocalOpenSandbox:
         if verdict.status is Status.TIMEOUT:
             err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
         if found.save is not None and self._slot is not None:
-            self._slot.kept_bytes += self.workspace.stored_bytes()  # all of it, whether it was found or not
+            self._slot.account_files(self.workspace.stored_bytes())  # all of it, whether it was found or not
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
         return Result(
             out.decode("utf-8", "replace"),

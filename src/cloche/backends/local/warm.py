@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,11 +13,8 @@ from typing import Any
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.pool import LOADED_SLOT_BYTES, SLOT_BYTES
-from cloche.jail import wire
 from cloche.jail.enter import compile_building, compile_nursery
-from cloche.jail.launch import make_cgroup
 from cloche.jail.spec import Building, Run, Spec
-from cloche.zygote.door import Door
 from cloche.zygote.pool import Pool, Slot
 
 from ..groups import group_name
@@ -69,9 +66,8 @@ class WarmJail:
 
     def prepare(self, slot: Slot) -> None:
         """Tell the slot's helper whose jail this is to be, and to build it."""
-        open_in(slot, self.spec)
-        self._prepare(slot, self.building())
-        slot.key, slot.rebuilds = self.key, True
+        slot.open(self.spec)
+        slot.prepare(self.key, self.building(), self._as_body(), is_prefork=self.is_nursery, rebuilds=True)
 
     @property
     def key_of_kept(self) -> Hashable:
@@ -87,20 +83,12 @@ class WarmJail:
 
     def prepare_kept(self, slot: Slot, workspace: int) -> None:
         """Tell the helper of a sandbox to build a jail that keeps its workspace, -1 where there is none yet."""
-        has_workspace = workspace >= 0
-        building = self.building_of_kept(has_workspace=has_workspace)
-        self._prepare(slot, building, (workspace,) if has_workspace else ())
-        slot.key, slot.rebuilds = self.key_of_kept, False
+        building = self.building_of_kept(has_workspace=workspace >= 0)
+        body = self._as_body()
+        slot.prepare(self.key_of_kept, building, body, is_prefork=True, rebuilds=False, workspace=workspace)
 
-    def _prepare(self, slot: Slot, building: Building, workspace: tuple[int, ...] = ()) -> None:
-        body = {"private": self.run.private, "wants_python": self.run.python is not None}
-        body |= {"is_nursing": self.is_nursery, "has_workspace": bool(workspace), "keepers": OUTSIDE_IDS}
-        slot.change_door(Door() if self.is_nursery else None)
-        ends = slot.door.other_ends if slot.door is not None else ()
-        body["generation"] = slot.door.generation if slot.door is not None else 0
-        send(slot.link.fileno(), "prepare", body, building.as_wire(), (*ends, *workspace))
-        if slot.door is not None:
-            slot.door.hand_over()
+    def _as_body(self) -> dict[str, Any]:
+        return {"private": self.run.private, "wants_python": self.run.python is not None, "keepers": OUTSIDE_IDS}
 
 
 def _remembered(key: Hashable, compile_it: Callable[[], Building]) -> Building:
@@ -144,35 +132,6 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     mine = spec.copy()  # the sandbox's may be given an identity of its own
     mine.outside = OUTSIDE_IDS if spec.outside is not None else None
     return WarmJail(key, mine, bare, is_nursery)
-
-
-def open_in(slot: Slot, spec: Spec, claim: Sequence[int] = ()) -> None:
-    """Give a slot's helper the amounts of a sandbox, where they are not the same as before. Raises OSError.
-
-    `claim` is empty, or the descriptor that holds the sandbox's outside id, for a helper that shall not use its own.
-    """
-    if not claim and spec.is_as(slot.origin):
-        return
-    told = spec.as_wire()
-    if spec.cgroup is not None and slot.cgroup is not None:
-        told["cgroup"] = {**slot.cgroup, "amounts": spec.cgroup["amounts"]}  # the slot's own, not the sandbox's
-    if told == slot.spec and not claim:
-        slot.origin = spec.origin if spec.is_as(spec.origin) else None
-        return
-    slot.origin = None
-    if told["cgroup"] is not None:
-        make_cgroup(told["cgroup"], is_there=slot.spec is not None)
-    send(slot.link.fileno(), "open", {}, told, tuple(claim))
-    slot.spec = told
-
-
-def send(link: int, tag: str, body: Mapping[str, Any], payload: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-    """Send a message with a payload in a memory file. Raises OSError when the helper is gone."""
-    packed = wire.pack(payload)
-    try:
-        wire.send(link, tag, dict(body), [packed, *fds])
-    finally:
-        os.close(packed)
 
 
 _pools: dict[Hashable, Pool] = {}
