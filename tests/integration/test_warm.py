@@ -216,6 +216,53 @@ def test_after_a_killed_helper_is_cleared_up_in_a_task(monkeypatch: pytest.Monke
     assert cloche.run("print(5)", memory="77MiB").stdout == "5\n"  # other amounts, of which the helper must be told
 
 
+def _kill_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have each helper that a pool hands out die at once; return their numbers, as they die."""
+    take, killed = Pool.take, list[int]()
+
+    def take_and_kill(pool: Pool, jail: WarmJail) -> Slot | None:
+        slot = take(pool, jail)
+        if slot is not None:
+            killed.append(slot.pid)
+            kill_helpers([slot.pid])
+        return slot
+
+    monkeypatch.setattr(Pool, "take", take_and_kill)
+    return killed
+
+
+def test_a_session_and_runs_whose_warm_start_fails_share_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run after a session starts afresh, in the files that are there."""
+
+    async def share() -> None:
+        async with cloche.AsyncSandbox() as sandbox:
+            session = await sandbox.session()
+            await session.run("open('kept', 'w').write('1')")
+            killed = _kill_what_is_taken(monkeypatch)
+            result = await sandbox.run("print(open('kept').read()); open('new', 'w').write('2')")
+            assert (result.stdout, result.meta["start"], len(killed)) == ("1\n", "cold", 1)
+            assert (await session.run("print(open('new').read())")).stdout == "2\n"
+
+    run_pooled("1")
+    asyncio.run(share())
+
+
+def test_files_outlive_a_failed_move_to_a_warm_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox that began before there was a template moves to one; where that fails it goes on by itself."""
+
+    async def move() -> None:
+        async with cloche.AsyncSandbox() as sandbox:
+            first = await sandbox.run("open('kept', 'w').write('1')")
+            assert first.meta["start"] == "cold"
+            await asyncio.to_thread(run_pooled, "1")
+            killed = _kill_what_is_taken(monkeypatch)
+            result = await sandbox.run("print(open('kept').read())")
+            assert (result.stdout, result.meta["start"], len(killed)) == ("1\n", "cold", 1)
+
+    close_pools()
+    asyncio.run(move())
+
+
 @pytest.mark.parametrize("is_nursery", [False, True])
 def test_a_helper_killed_while_it_builds_takes_all_along(is_nursery: bool) -> None:
     """Killed at any moment of the building, a helper leaves no reaper that goes on in its place."""

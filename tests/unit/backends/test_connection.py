@@ -49,7 +49,9 @@ class Other:
     def send(self) -> int:
         """Send a run to the door, and return its number."""
         self.now = monotonic()  # of the whole run: how long the test takes is not the run's time
-        self.connection._send_to_door(self.slot, self.door, Run(), (), rebuilds=False, is_awaited=False)
+        self.connection._send_to_door(
+            self.slot, self.door, Run(), (), rebuilds=False, is_awaited=False, has_company=False
+        )
         return self.connection._run.number
 
     async def attend(self) -> dict[str, Any]:
@@ -123,6 +125,20 @@ def test_orders_that_went_to_a_jail_that_is_no_more_fail() -> None:
         with pytest.raises(StartFailed):
             await other.attend()
         assert other.slot.key is None
+
+    play(work)
+
+
+def test_a_new_jail_may_be_ready_before_the_end_of_the_one_before_it_is_known() -> None:
+    """Orders that went to the old one fail all the same: its successor takes none of them."""
+
+    async def work(other: Other) -> None:
+        before = await run_short(other)
+        other.send()
+        other.report("ended", before, is_over=True)
+        other.say("ready", generation=other.door.generation + 1)
+        with pytest.raises(StartFailed):
+            await other.attend()
 
     play(work)
 

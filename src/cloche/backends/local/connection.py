@@ -25,7 +25,7 @@ from ..noting import noted
 from . import crowd, leaving
 from .ends import Ask, Conclusion, RunEnd, Source
 from .hangups import CLOSE_PATIENCE_S, until_end, wait_for_exit
-from .warm import WarmJail
+from .warm import JailKind, Start, WarmJail
 
 if TYPE_CHECKING:
     from cloche.zygote.door import Door
@@ -111,43 +111,32 @@ class Connection:
         return building
 
     def send_warm_run(
-        self, run: Run, streams: Sequence[int], jail: WarmJail, slot: Slot, *, is_awaited: bool
-    ) -> Building:
-        """Send the only run of a sandbox into a jail that was built ahead, or that is built now; another follows.
-
-        That the program starts is told at once when it `is_awaited`, else with its end.
-        """
-        if slot.key != jail.key:
-            self._checked(lambda: jail.prepare(slot))
-        if slot.door is None:
-            self._send_order(run, streams, is_last=False, again=True)
-        else:
-            self._send_to_door(slot, slot.door, run, streams, rebuilds=True, is_awaited=is_awaited)
-        return jail.building()
-
-    def send_kept_run(
         self,
         run: Run,
         streams: Sequence[int],
         jail: WarmJail,
         slot: Slot,
+        start: Start,
         *,
         workspace: int,
         is_awaited: bool,
         has_company: bool,
     ) -> Building:
-        """Send one of several runs of a sandbox into a jail that keeps its workspace; another guest follows.
+        """Send a run into a jail that was built ahead, or that is built now; another guest follows.
 
-        It `has_company` where a live session works in the same files.
+        That the program starts is told at once when it `is_awaited`, else with its end. It `has_company` where a live
+        session works in the same files.
         """
-        has_workspace = workspace >= 0
-        if slot.key != jail.key_of_kept:
-            self._checked(lambda: jail.prepare_kept(slot, workspace))
-        if slot.door is not None:
+        is_kept = start.kind is JailKind.KEPT
+        if start.word != "pooled":
+            self._checked(lambda: jail.prepare_kept(slot, workspace) if is_kept else jail.prepare(slot))
+        if slot.door is None:
+            self._send_order(run, streams, is_last=False, again=True)
+        else:
             self._send_to_door(
-                slot, slot.door, run, streams, rebuilds=False, is_awaited=is_awaited, has_company=has_company
+                slot, slot.door, run, streams, rebuilds=not is_kept, is_awaited=is_awaited, has_company=has_company
             )
-        return jail.building_of_kept(has_workspace=has_workspace)
+        return jail.building_of_kept(has_workspace=workspace >= 0) if is_kept else jail.building()
 
     def _send_to_door(
         self,
@@ -158,7 +147,7 @@ class Connection:
         *,
         rebuilds: bool,
         is_awaited: bool,
-        has_company: bool = False,
+        has_company: bool,
     ) -> None:
         """Send the guest its orders; the helper keeps the clock without being told."""
         self._close_lent()

@@ -38,7 +38,7 @@ from .program import Program, build_program, python_toolchain
 from .reports import finish, observed, usage
 from .session import FOR_EVER_S, LocalSession
 from .session_program import SessionProgram, build_session_program
-from .warm import KEPT_BYTES, WarmJail, pool_for, warm_jail
+from .warm import COLD, KEPT_BYTES, JailKind, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LocalOpenSandbox:
         self._policy, self._limits, self._enforcement, self._host = policy, limits, enforcement, host
         self._pool = pool_for(policy, host) if policy.warm and enforcement.level is Level.JAIL else None
         self._slot: Slot | None = None
-        self._start = "cold"
+        self._start = COLD
         self._places = choose_places(enforcement.level)
         self._spec = build_spec(enforcement.level, policy, limits, host, self._places)
         self._connection: Connection | None = None
@@ -141,7 +141,7 @@ class LocalOpenSandbox:
         show_toolchain(program.run, spec, program.paths(), self._host, self._policy)
         self.workspace.clear_for(program.run)
         slot = self._pool.fork() if self._pool is not None else None
-        session.start = "cold" if slot is None else "forked"
+        session.start = choose_start(slot, None).word
         if slot is None:
             self._begin_soon()
         connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1)
@@ -330,27 +330,34 @@ class LocalOpenSandbox:
             await finish(other.close())
 
     async def _run(self, request: Request, program: Program, sink: Sink) -> Result:
-        """Run, and start afresh when a warm helper turns out to be unfit before anything of the program was started."""
-        was_open = self._connection is not None
+        """Run, and start once more when a warm helper turns out to be unfit before anything of the program started."""
         await self._move_to_warm()
+        is_open, has_workspace = self._connection is not None, self.workspace.fd >= 0
+        self._start = COLD
         try:
             return await self._run_once(request, program, sink)
         except StartFailed as error:
-            if self._slot is None or self._is_closed or (was_open and not self._waited()):
+            again = choose_second_start(self._slot, self._start, is_open=is_open)
+            if again is None or self._is_closed:
                 raise
             log.warning("a warm start failed, starting afresh: %s", error)
         await become_task()
-        if was_open:
+        if again is COLD:
+            await self._leave_slot(has_workspace=has_workspace)
+        elif self._slot is not None:
             self._slot.invalidate()
-            return await self._run_once(request, program, sink)
+        return await self._run_once(request, program, sink)
+
+    async def _leave_slot(self, *, has_workspace: bool) -> None:
+        """Go on in a helper of our own, in the workspace if there was one before."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await finish(connection.close())
         self._release()
         self._pool = None
-        self.workspace.forget()
+        if not has_workspace:
+            self.workspace.forget()
         self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
-        return await self._run_once(request, program, sink)
 
     async def _move_to_warm(self) -> None:
         """Leave the helper that was started before there was a template, once there is one; the files stay."""
@@ -362,10 +369,6 @@ class LocalOpenSandbox:
             self._spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
             self._spec.outside = outside  # which this sandbox has claimed
             await finish(connection.close())
-
-    def _waited(self) -> bool:
-        """Tell whether what failed was a guest that had waited in a jail of this sandbox's own."""
-        return self._slot is not None and not self._slot.rebuilds and self._start == "pooled"
 
     async def _run_once(self, request: Request, program: Program, sink: Sink) -> Result:
         show_toolchain(program.run, self._spec, program.paths(), self._host, self._policy)
@@ -424,20 +427,16 @@ class LocalOpenSandbox:
         """Send a run to the helper: a warm one where there is one, and then into a jail built ahead if it can be."""
         jail = warm_jail(self._policy, self._limits, self._spec, run, is_kept=not self._is_last)
         connection = await self._connected(jail)
-        if self._slot is not None and self._is_last:
-            self._start = "pooled" if self._slot.key == jail.key else "forked"
-            return connection, connection.send_warm_run(run, streams, jail, self._slot, is_awaited=is_awaited)
-        if self._slot is not None and jail.is_nursery:
-            self._start = "pooled" if self._slot.key == jail.key_of_kept else "forked"
-            fd = self.workspace.fd
-            building = connection.send_kept_run(
-                run, streams, jail, self._slot, workspace=fd, is_awaited=is_awaited,
-                has_company=any(not one.has_ended for one in self._sessions),
+        slot, fd = self._slot, self.workspace.fd
+        start = self._start = choose_start(slot, jail, is_last=self._is_last)
+        if slot is not None and start.kind is not JailKind.OWN:
+            building = connection.send_warm_run(
+                run, streams, jail, slot, start, workspace=fd, is_awaited=is_awaited,
+                has_company=bool(self._sessions) and any(not one.has_ended for one in self._sessions),
             )  # fmt: skip
             return connection, building
-        self._start = "cold" if self._slot is None else "forked"
         is_jail = self._spec.level == "jail"
-        workspace = self.workspace.fd if is_jail else -1
+        workspace = fd if is_jail else -1
         return connection, connection.send_run(run, streams, workspace=workspace, is_last=self._is_last and is_jail)
 
     async def _connected(self, jail: WarmJail) -> Connection:
@@ -513,7 +512,7 @@ class LocalOpenSandbox:
             "duration": ended["wall_s"],
             "backend": "local",
             "level": str(self._enforcement.level),
-            "start": self._start,
+            "start": self._start.word,
         }
         if engine is not None and engine.stand_in:
             meta["stand_in"] = engine.stand_in

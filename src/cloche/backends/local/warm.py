@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import enum
 import os
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
@@ -89,6 +90,56 @@ class WarmJail:
 
     def _as_body(self) -> dict[str, Any]:
         return {"private": self.run.private, "wants_python": self.run.python is not None, "keepers": OUTSIDE_IDS}
+
+
+class JailKind(enum.Enum):
+    """Say what the jail of a run is for."""
+
+    OWN = enum.auto()  # this run alone
+    SINGLE = enum.auto()  # the only runs of one sandbox after the other
+    KEPT = enum.auto()  # the runs of one sandbox, whose workspace it keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Say how a run starts: by the word that its result has for it, and in which kind of jail."""
+
+    word: Literal["cold", "forked", "pooled"]
+    kind: JailKind = JailKind.OWN
+
+
+COLD, FORKED = Start("cold"), Start("forked")  # in a helper of the sandbox's own; in a slot's
+FORKED_SINGLE, POOLED_SINGLE = Start("forked", JailKind.SINGLE), Start("pooled", JailKind.SINGLE)
+FORKED_KEPT, POOLED_KEPT = Start("forked", JailKind.KEPT), Start("pooled", JailKind.KEPT)
+
+
+def choose_start(slot: Slot | None, jail: WarmJail | None, *, is_last: bool = False) -> Start:
+    """Choose how a run starts, with the slot that there is. No I/O.
+
+    `jail` is None for what lives in a jail of its own, a session.
+    """
+    if slot is None:
+        return COLD
+    if jail is None:
+        return FORKED
+    if is_last:
+        return POOLED_SINGLE if slot.key == jail.key else FORKED_SINGLE
+    if jail.is_nursery:
+        return POOLED_KEPT if slot.key == jail.key_of_kept else FORKED_KEPT
+    return FORKED
+
+
+def choose_second_start(slot: Slot | None, failed: Start, *, is_open: bool) -> Start | None:
+    """Choose how a run starts whose first try `failed` before anything of its program ran; None for not at all. No I/O.
+
+    The sandbox `is_open` if the helper had served it before. Then its files may be in the jail that failed, unless that
+    had waited with a guest: another one is given what the caller holds of them.
+    """
+    if slot is None:
+        return None
+    if not is_open:
+        return COLD
+    return FORKED_KEPT if failed is POOLED_KEPT else None
 
 
 def _remembered(key: Hashable, compile_it: Callable[[], Building]) -> Building:
