@@ -41,39 +41,135 @@ from .reaper_waiting import Waiting
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, ClassVar
 
 
-def run(caller: Caller, order: dict[str, Any], wake: int, counters: Counters, waiting: Waiting | None) -> None:
-    """Do one run: files in, program, report, files out. A guest that waits may be the program."""
-    weight = waiting.weight() if waiting is not None else 0
-    prepare_workspace()
-    incoming = Incoming(caller)
-    take_files(incoming)
-    incoming.drain()
-    stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    if order["has_stdin"]:
+class Server:
+    """Do what is asked, one order after the other, until nobody asks any more: see `ORDERS`."""
+
+    def __init__(self, caller: Caller):
+        self.caller, self.counters, self.seen = caller, Counters(), Seen(caller)
+        self.waiting: Waiting | None = None  # the guest that was forked ahead of the next run
+        self.wake, waker = os.pipe()
+        for fd in (self.wake, waker):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def serve(self) -> None:
+        """Obey for ever."""
+        while True:
+            tag, body = self.caller.hear()
+            if tag == ORDER:  # else the rest of what a failed order left
+                self.obey(json.loads(body))
+
+    def obey(self, order: dict[str, Any]) -> None:
+        """Do one order; where it cannot be done, say why."""
+        try:
+            self.ORDERS[order["do"]](self, order)
+        except Refused as error:
+            self.caller.say_json(FAILED, kind=error.kind, path=error.path, why=error.why)
+        except OSError as error:
+            path = order.get("path", WORKSPACE)
+            self.caller.say_json(FAILED, kind="refused", path=path, why=os.strerror(error.errno or 0))
+
+    def run(self, order: dict[str, Any]) -> None:
+        """Do one run, with the guest that waits if there is one and it can be the program."""
+        if order["python"] is None or (self.waiting is not None and not self.waiting.is_alive()):
+            self._dismiss()
+        try:
+            self._run(order)
+        finally:
+            self._dismiss()
+
+    def _run(self, order: dict[str, Any]) -> None:
+        """Take files in, run the program, report, and hand files back."""
+        caller, counters, waiting = self.caller, self.counters, self.waiting
+        weight = waiting.weight() if waiting is not None else 0
+        self._take_files()
+        stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        if order["has_stdin"]:
+            os.close(stdin)
+            stdin = os.dup(waiting.stdin) if waiting is not None else os.memfd_create("stdin", os.MFD_CLOEXEC)
+            take_stdin(Incoming(caller), stdin)
+        before = survey()
+        write_generated(order)
+        account = Account(caller, counters)
+        caller.say(STARTED)
+        end = account.started + order["timeout_s"] + GRACE_S
+        attempt = Attempt(caller, order, stdin, self.wake, end, counters, weight)
+        status = 0
+        for index in range(max(1, len(order["commands"]))):
+            status = attempt.go(index, waiting)
+            attempt.status = None
+            if status or attempt.cause:
+                break
+        account.close(attempt, status)
         os.close(stdin)
-        stdin = os.dup(waiting.stdin) if waiting is not None else os.memfd_create("stdin", os.MFD_CLOEXEC)
-        take_stdin(Incoming(caller), stdin)
-    before = survey()
-    write_generated(order)
-    account = Account(caller, counters)
-    caller.say(STARTED)
-    end = account.started + order["timeout_s"] + GRACE_S
-    attempt = Attempt(caller, order, stdin, wake, end, counters, weight)
-    status = 0
-    for index in range(max(1, len(order["commands"]))):
-        status = attempt.go(index, waiting)
-        attempt.status = None
-        if status or attempt.cause:
-            break
-    account.close(attempt, status)
-    os.close(stdin)
-    prepare_workspace()
-    if order["own_file"]:
-        remove_file(order["own_file"])
-    hand_files(caller, before, order["disk_bytes"], order["walk_s"])
+        prepare_workspace()
+        if order["own_file"]:
+            remove_file(order["own_file"])
+        hand_files(caller, before, order["disk_bytes"], order["walk_s"])
+
+    def _dismiss(self) -> None:
+        """Let go of the guest that waits."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting.let_go()
+
+    def expect(self, order: dict[str, Any]) -> None:
+        """Fork a guest ahead, and go through a run of nothing; nobody waits for an answer."""
+        try:
+            if self.waiting is None:
+                self.waiting = Waiting(order["nofile"], self.counters)
+            if not self.caller.is_spoken_to():
+                rehearse(self.counters)
+        except OSError:
+            pass  # the run does without what there was no room for
+
+    def live(self, order: dict[str, Any]) -> None:
+        """See a session through; what is asked meanwhile is obeyed as well."""
+        self._dismiss()
+        self.seen.files = survey()
+        live(self.caller, order, self.wake, self.counters, self.obey)
+
+    def look(self, order: dict[str, Any]) -> None:
+        """Hand back what has changed since the last look."""
+        self.seen.hand(order["disk_bytes"], order["walk_s"])
+
+    def read(self, order: dict[str, Any]) -> None:
+        """Hand back one file."""
+        hand_file(self.caller, order["path"], order["max_bytes"])
+
+    def write(self, _order: dict[str, Any]) -> None:
+        """Take files in, without a run."""
+        self._take_files()
+        self.caller.say_json(DONE)
+
+    def _take_files(self) -> None:
+        prepare_workspace()
+        incoming = Incoming(self.caller)
+        take_files(incoming)
+        incoming.drain()
+
+    def list_files(self, _order: dict[str, Any]) -> None:
+        """Say which files there are."""
+        list_files(self.caller)
+
+    def leave(self, _order: dict[str, Any]) -> None:
+        """End this process, and with it the container."""
+        os._exit(0)
+
+    ORDERS: ClassVar[dict[str, Callable[[Server, dict[str, Any]], None]]] = {
+        "run": run,
+        "expect": expect,
+        "session": live,
+        "look": look,
+        "read": read,
+        "write": write,
+        "list": list_files,
+        "leave": leave,
+    }
 
 
 def take_stdin(incoming: Incoming, fd: int) -> None:
@@ -83,78 +179,6 @@ def take_stdin(incoming: Incoming, fd: int) -> None:
         while view:
             view = view[os.write(fd, view) :]
     os.lseek(fd, 0, os.SEEK_SET)
-
-
-def write(caller: Caller) -> None:
-    """Take files in, without a run."""
-    prepare_workspace()
-    incoming = Incoming(caller)
-    take_files(incoming)
-    incoming.drain()
-    caller.say_json(DONE)
-
-
-def serve(caller: Caller) -> None:
-    """Do what is asked, one order after the other, until nobody asks any more."""
-    wake, waker = os.pipe()
-    for fd in (wake, waker):
-        os.set_blocking(fd, False)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    counters, seen = Counters(), Seen(caller)
-    ahead: list[Waiting] = []  # at most one
-
-    def start(order: dict[str, Any]) -> None:
-        if order["python"] is None or (ahead and not ahead[0].is_alive()):
-            dismiss()
-        try:
-            run(caller, order, wake, counters, ahead[0] if ahead else None)
-        finally:
-            dismiss()
-
-    def dismiss() -> None:
-        while ahead:
-            ahead.pop().let_go()
-
-    def hold(order: dict[str, Any]) -> None:
-        dismiss()
-        seen.files = survey()
-        live(caller, order, wake, counters, obey)
-
-    def expect(order: dict[str, Any]) -> None:
-        try:
-            if not ahead:
-                ahead.append(Waiting(order["nofile"], counters))
-            if not caller.is_spoken_to():
-                rehearse(counters)
-        except OSError:
-            pass  # nobody waits for an answer, and the run does without what there was no room for
-
-    verbs: dict[str, Callable[[dict[str, Any]], None]] = {
-        "run": start,
-        "expect": expect,
-        "session": hold,
-        "read": lambda order: hand_file(caller, order["path"], order["max_bytes"]),
-        "write": lambda _: write(caller),
-        "list": lambda _: list_files(caller),
-        "leave": lambda _: os._exit(0),
-        "look": lambda order: seen.hand(order["disk_bytes"], order["walk_s"]),
-    }
-
-    def obey(order: dict[str, Any]) -> None:
-        try:
-            verbs[order["do"]](order)
-        except Refused as error:
-            caller.say_json(FAILED, kind=error.kind, path=error.path, why=error.why)
-        except OSError as error:
-            caller.say_json(
-                FAILED, kind="refused", path=order.get("path", WORKSPACE), why=os.strerror(error.errno or 0)
-            )
-
-    while True:
-        tag, body = caller.hear()
-        if tag == ORDER:  # else the rest of what a failed order left
-            obey(json.loads(body))
 
 
 def main(archive: Any, settings: dict[str, Any]) -> None:
@@ -168,4 +192,4 @@ def main(archive: Any, settings: dict[str, Any]) -> None:
     gc.freeze()
     caller = Caller()
     caller.say_json(READY, version=sys.version.split()[0], failed=failed, kernel=os.uname().release)
-    serve(caller)
+    Server(caller).serve()
