@@ -97,7 +97,9 @@ class Nursery(Parent):
         """Forget, once for all guests, where modules of ours come from; whatever will be needed is here by now."""
         load_notify()
         if self.load_interpreter is not None:
-            self.forgotten = forget_helper(self.load_interpreter("oneshot"))
+            interpreter = self.load_interpreter("oneshot")
+            self.forgotten = forget_helper(interpreter)
+            self.load_interpreter = {"oneshot": interpreter}.__getitem__  # no other can be loaded any more
 
     def _take_over(self, given: list[int]) -> list[int]:
         """Return what a guest hands over when it is made: its places, its mount namespace, its filter's descriptor."""
