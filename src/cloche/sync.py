@@ -387,11 +387,7 @@ class E2BSandbox(BackendSandbox):
     fixed_backend = "e2b"
 
 
-_FACES: Mapping[str, type[BackendSandbox]] = {
-    "local": LocalSandbox,
-    "docker": DockerSandbox,
-    "e2b": E2BSandbox,
-}
+_FACES = {face.fixed_backend: face for face in (LocalSandbox, DockerSandbox, E2BSandbox)}
 
 
 def get_sandbox(name: str | None = None, /, **options: Unpack[SandboxOptions]) -> CodeSandbox:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cloche.core.levels import Control, Level
 from cloche.core.policy import Policy
 from cloche.core.presets import PRESETS
-from cloche.core.tiers import TIERS
+from cloche.core.tiers import ON_HOST, TIERS
 from cloche.runtime.config_keys import LIMIT_FIELDS, shown_limit
 from cloche.runtime.settings import Settings
 
@@ -224,7 +224,7 @@ def _require(asked: Asked, settings: Settings) -> Term:
 def _backend(settings: Settings) -> Term:
     """Say where it runs: where other code does, except that a stranger's skill has no host to itself."""
     level = settings.policy.level
-    is_on_host = settings.backend in ("none", "subprocess") or (level is not None and level < Level.CONFINED)
+    is_on_host = settings.backend in ON_HOST or (level is not None and level < Level.CONFINED)
     is_refused = is_on_host and not settings.policy.trusted
     why = (
         f'backend "{settings.backend}" runs code on the host without a sandbox; name another backend, or, for a skill '

@@ -82,22 +82,22 @@ def _amount(name: str, value: object) -> str:
 def show_backends(*, as_json: bool) -> int:
     """List every backend with whether it can be used here, why not, and what to do about it."""
     from cloche.core.policy import Policy
-    from cloche.runtime.factory import PROVIDERS
+    from cloche.core.tiers import BACKEND_ROWS
     from cloche.runtime.selection import Wish, describe
     from cloche.runtime.settings import load_settings
 
     wish = Wish(policy=Policy(), images=load_settings().images)
-    found = {name: describe(name, wish) for name in PROVIDERS}
+    found = {name: describe(name, wish) for name in BACKEND_ROWS}
     rows = [
         {
             "backend": name,
             "available": found[name].available,
             "level": str(found[name].level) if found[name].available else None,
-            "summary": provider.summary,
+            "summary": row.summary,
             "reason": found[name].reason,
             "remedy": found[name].remedy,
         }
-        for name, provider in PROVIDERS.items()
+        for name, row in BACKEND_ROWS.items()
     ]
     show(rows, as_json=as_json, piped_columns=READ_COLUMNS, below=("reason", "remedy"))
     return 0

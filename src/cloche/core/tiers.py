@@ -1,4 +1,4 @@
-"""Tiers of trust and the backends each allows (M4, M5a)."""
+"""Backends by name, and the tiers of trust with the backends that each allows (M4, M5a)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,105 @@ class Tier:
     least_level: Level
 
 
-_ISOLATING = (
-    "local", "docker", "gvisor", "firecracker", "microvm", "microsandbox", "e2b", "daytona",
-    "kubernetes", "ray", "auto",
-)  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendRow:
+    """Hold all that is said of one backend's name, but for its code, which `runtime.factory` alone imports.
+
+    `provider` is "module:attribute", called without arguments; without one, `needs` says what it will need. `level` is
+    the one level that this name stands for. `instead` is another such place, for whoever names no image and the first
+    cannot serve. `takes_image` says whether an image can be chosen, `asks_around` whether it takes a word with somebody
+    else to find out if it is there. `isolates` makes it one that tiers 3 and 4 may choose. `strength` orders the names
+    that a file which nobody vetted may move between, upwards only: remote ones have none, as they would send the code
+    elsewhere. `auto_most` is the level that it gives to `auto` at most, without which `auto` never takes it;
+    `auto_level` is what `auto` then asks it for, where it has several.
+    """
+
+    summary: str
+    provider: str | None = None
+    instead: str | None = None
+    level: Level | None = None
+    needs: str = ""
+    takes_image: bool = False
+    asks_around: bool = False
+    isolates: bool = True
+    strength: int | None = None
+    auto_most: Level | None = None
+    auto_level: Level | None = None
+
+
+_LOCAL = "cloche.backends.local:LocalBackend"
+_DOCKER = "cloche.backends.docker:DockerBackend"
+# One row per backend: adding one is a row here and its own module. Of what `auto` may take, the fastest stands first.
+BACKEND_ROWS: Mapping[str, BackendRow] = {
+    "local": BackendRow(
+        summary="native Linux jail, nothing to set up", provider=_LOCAL, strength=2, auto_most=Level.JAIL
+    ),
+    "auto": BackendRow(summary="the strongest backend here that meets the policy, or the fastest", asks_around=True),
+    "subprocess": BackendRow(
+        summary="child process with limits, no isolation",
+        provider=_LOCAL,
+        level=Level.PROCESS,
+        isolates=False,
+        strength=1,
+    ),
+    "none": BackendRow(
+        summary="the host itself; a child process with limits",
+        provider=_LOCAL,
+        level=Level.PROCESS,
+        isolates=False,
+        strength=0,
+    ),
+    "docker": BackendRow(
+        summary="throwaway container",
+        provider=_DOCKER,
+        takes_image=True,
+        asks_around=True,
+        strength=3,
+        auto_most=Level.JAIL,
+        auto_level=Level.JAIL,
+    ),
+    "gvisor": BackendRow(
+        summary="gVisor: containers of docker on it, or runsc by itself",
+        provider=_DOCKER,
+        instead="cloche.backends.runsc:RunscBackend",
+        level=Level.GVISOR,
+        takes_image=True,
+        asks_around=True,
+        strength=4,
+        auto_most=Level.GVISOR,
+        auto_level=Level.GVISOR,
+    ),
+    "firecracker": BackendRow(
+        summary="throwaway virtual machine on Firecracker",
+        provider="cloche.backends.microvm:FirecrackerBackend",
+        asks_around=True,
+        strength=5,
+        auto_most=Level.VM,
+        auto_level=Level.VM,
+    ),
+    "microvm": BackendRow(
+        summary="throwaway virtual machine on QEMU",
+        provider="cloche.backends.microvm:MicroVMBackend",
+        asks_around=True,
+        strength=5,
+        auto_most=Level.VM,
+        auto_level=Level.VM,
+    ),
+    "microsandbox": BackendRow(
+        summary="machine of microsandbox",
+        provider="cloche.backends.microsandbox:MicrosandboxBackend",
+        takes_image=True,
+        asks_around=True,
+        strength=5,
+    ),
+    "e2b": BackendRow(summary="E2B cloud", needs="a remote service"),
+    "daytona": BackendRow(summary="Daytona cloud", needs="a remote service"),
+    "kubernetes": BackendRow(summary="pods of a cluster", needs="a cluster"),
+    "ray": BackendRow(summary="workers of a Ray cluster", needs="a cluster"),
+}
+_ISOLATING = (*(name for name, row in BACKEND_ROWS.items() if row.isolates and name != "auto"), "auto")
+# Names that stand for the host itself: what a model or a stranger wrote does not run there.
+ON_HOST = tuple(name for name, row in BACKEND_ROWS.items() if row.level is not None and row.level < Level.CONFINED)
 
 TIERS: Mapping[int, Tier] = {
     1: Tier(number=1, summary="no code runs", runs_code=False, backends=("none",), least_level=Level.NONE),

@@ -14,6 +14,7 @@ from typing import Any
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.presets import preset_named
+from cloche.core.tiers import BACKEND_ROWS
 
 from .config_autofix import NUMBERS
 from .config_keys import LIMIT_FIELDS, ROOTS, Layer, Wish, shown_limit
@@ -23,11 +24,9 @@ _SCREENS = ("off", "warn", "block")
 _NETWORKS = ("off", "allowlist", "open")
 # No tier stands between 4 (the host) and 3 (a jail or stronger).
 _TIER_STRENGTH: Mapping[int | None, int] = {4: 0, None: 1, 3: 2, 2: 3, 1: 4}
-# What a stranger may move to, by strength. Remote backends are not here: they would send the code elsewhere.
 _BACKEND_STRENGTH: Mapping[str, int] = {
-    "none": 0, "subprocess": 1, "local": 2, "docker": 3, "gvisor": 4,
-    "microsandbox": 5, "microvm": 5, "firecracker": 5,
-}  # fmt: skip
+    name: row.strength for name, row in BACKEND_ROWS.items() if row.strength is not None
+}
 _AUTO_STRENGTH = 4  # it may already be anything up to a virtual machine
 
 

@@ -29,7 +29,7 @@ from cloche.core.screen import apply_screen
 
 from .audit import Audit, audit_for
 from .config_keys import Prefer
-from .factory import policy_for, provider_named
+from .factory import policy_for, row_of
 from .fallback import LOCAL, check_local, fall_back
 from .fixing import check_fixer, run_fixing
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
@@ -190,7 +190,7 @@ async def prepare_beside(**options: Unpack[SandboxOptions]) -> Prepared:
     if found is not None:
         return found
     _check_order(order)
-    if order.given is None and provider_named(order.settings.backend).asks_around:
+    if order.given is None and row_of(order.settings.backend).asks_around:
         return _prepared(order, await asyncio.to_thread(_find, order))
     return _prepared(order, _find(order))
 
@@ -281,7 +281,7 @@ def _remember(order: Order, prepared: Prepared) -> None:
     settings = order.settings
     if order.given is not None or order.wants_image or settings.policy.trusted or prepared.notes:
         return
-    if provider_named(settings.backend).asks_around:
+    if row_of(settings.backend).asks_around:
         return
     if len(_before) >= MOST_PREPARED:
         _before.clear()

@@ -25,29 +25,11 @@ from cloche.core.protocols import (
     SupportsReadiness,
     SupportsWorkspaceContainers,
 )
+from cloche.core.tiers import BACKEND_ROWS, BackendRow
 from cloche.core.workspace import WorkspaceContainer
 
 log = logging.getLogger("cloche.runtime")
 USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provider:
-    """Say where a backend's code is, or why there is none.
-
-    `target` is "module:attribute", called without arguments; without one, `needs` says what it will need. `level` is
-    the one level that this name stands for. `instead` is another such place, for whoever names no image and the first
-    cannot serve. `takes_image` says whether an image can be chosen, `asks_around` whether it takes a word with somebody
-    else to find out if it is there.
-    """
-
-    summary: str
-    target: str | None = None
-    instead: str | None = None
-    level: Level | None = None
-    needs: str = ""
-    takes_image: bool = False
-    asks_around: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,53 +41,19 @@ class Option:
     most: Level
 
 
-_LOCAL = "cloche.backends.local:LocalBackend"
-_DOCKER = "cloche.backends.docker:DockerBackend"
-_RUNSC = "cloche.backends.runsc:RunscBackend"
-_MICROVM = "cloche.backends.microvm:MicroVMBackend"
-_MICROSANDBOX = "cloche.backends.microsandbox:MicrosandboxBackend"
-_FIRECRACKER = "cloche.backends.microvm:FirecrackerBackend"
-
-PROVIDERS: Mapping[str, Provider] = {
-    "local": Provider(summary="native Linux jail, nothing to set up", target=_LOCAL),
-    "auto": Provider(summary="the strongest backend here that meets the policy, or the fastest", asks_around=True),
-    "subprocess": Provider(summary="child process with limits, no isolation", target=_LOCAL, level=Level.PROCESS),
-    "none": Provider(summary="the host itself; a child process with limits", target=_LOCAL, level=Level.PROCESS),
-    "docker": Provider(summary="throwaway container", target=_DOCKER, takes_image=True, asks_around=True),
-    "gvisor": Provider(
-        summary="gVisor: containers of docker on it, or runsc by itself",
-        target=_DOCKER,
-        instead=_RUNSC,
-        level=Level.GVISOR,
-        takes_image=True,
-        asks_around=True,
-    ),
-    "firecracker": Provider(summary="throwaway virtual machine on Firecracker", target=_FIRECRACKER, asks_around=True),
-    "microvm": Provider(summary="throwaway virtual machine on QEMU", target=_MICROVM, asks_around=True),
-    "microsandbox": Provider(
-        summary="machine of microsandbox", target=_MICROSANDBOX, takes_image=True, asks_around=True
-    ),
-    "e2b": Provider(summary="E2B cloud", needs="a remote service"),
-    "daytona": Provider(summary="Daytona cloud", needs="a remote service"),
-    "kubernetes": Provider(summary="pods of a cluster", needs="a cluster"),
-    "ray": Provider(summary="workers of a Ray cluster", needs="a cluster"),
-}
-
 # What `auto` may choose, the fastest first. Services are not here: code leaves this machine only when it is told to.
-OPTIONS: Sequence[Option] = (
-    Option(backend="local", most=Level.JAIL),
-    Option(backend="docker", level=Level.JAIL, most=Level.JAIL),
-    Option(backend="gvisor", level=Level.GVISOR, most=Level.GVISOR),
-    Option(backend="firecracker", level=Level.VM, most=Level.VM),
-    Option(backend="microvm", level=Level.VM, most=Level.VM),
+OPTIONS: Sequence[Option] = tuple(
+    Option(backend=name, level=row.auto_level, most=row.auto_most)
+    for name, row in BACKEND_ROWS.items()
+    if row.auto_most is not None
 )
 
 
-def provider_named(name: str) -> Provider:
-    """Return the provider called `name` (any case), or raise InvalidRequest naming the known ones."""
-    found = PROVIDERS.get(name) or PROVIDERS.get(name.strip().lower())
+def row_of(name: str) -> BackendRow:
+    """Return the row of the backend called `name` (any case), or raise InvalidRequest naming the known ones."""
+    found = BACKEND_ROWS.get(name) or BACKEND_ROWS.get(name.strip().lower())
     if found is None:
-        raise InvalidRequest(f"unknown backend {name!r}; known backends: {', '.join(PROVIDERS)}")
+        raise InvalidRequest(f"unknown backend {name!r}; known backends: {', '.join(BACKEND_ROWS)}")
     return found
 
 
@@ -119,7 +67,7 @@ def backend_named(name: str, *, images: Mapping[str, str] | None = None, needs_i
     if len(found) == 1:
         _check(found[0])
         return found[0]
-    measured = [_measure(one, name, provider_named(name).level) for one in found]
+    measured = [_measure(one, name, row_of(name).level) for one in found]
     for backend, can in zip(found, measured, strict=True):
         if can.available:
             return backend
@@ -144,27 +92,27 @@ def _has(kind: type, power: type) -> bool:
 
 def _backends_of(name: str, *, needs_image: bool = False) -> list[Backend]:
     """Return the backends behind a name, best first, without asking them whether they work here."""
-    instead = None if needs_image else provider_named(name).instead
+    instead = None if needs_image else row_of(name).instead
     return [_backend_of(name), *([_load(instead, os.getpid())] if instead else [])]
 
 
 def _backend_of(name: str) -> Backend:
     """Return a backend without asking it whether it works here."""
-    provider = provider_named(name)
-    if provider.target is None and not provider.needs:
+    row = row_of(name)
+    if row.provider is None and not row.needs:
         raise BackendUnavailable(f"backend {name!r} is a choice among the others.", remedy="Name one of them here.")
-    if provider.target is None:
-        reason = f"backend {name!r} ({provider.needs}) is not part of this version of Cloche."
+    if row.provider is None:
+        reason = f"backend {name!r} ({row.needs}) is not part of this version of Cloche."
         raise BackendUnavailable(reason, remedy=USE_LOCAL)
-    return _load(provider.target, os.getpid())
+    return _load(row.provider, os.getpid())
 
 
 def clear_remains() -> Mapping[str, Sequence[str]]:
     """Remove what dead processes left, by backend; those that cannot be had have nothing of ours to remove."""
     found: dict[str, Sequence[str]] = {}
     tried: set[str] = set()
-    for provider in PROVIDERS.values():
-        for target in (provider.target, provider.instead):
+    for row in BACKEND_ROWS.values():
+        for target in (row.provider, row.instead):
             if target is None or target in tried:
                 continue
             tried.add(target)
@@ -207,7 +155,7 @@ def _load(target: str, _pid: int) -> Backend:
 
 def policy_for(name: str, policy: Policy) -> Policy:
     """Return the policy with the level that the name stands for (`subprocess` is always `process`)."""
-    level = provider_named(name).level
+    level = row_of(name).level
     if level is None:
         return policy
     if policy.level not in (None, level):
@@ -226,7 +174,7 @@ def capabilities_of(
         backends = [with_images(one, images or {}) for one in _backends_of(name, needs_image=needs_image)]
     except BackendUnavailable as error:
         return Capabilities(backend=name, available=False, reason=error.reason, remedy=error.remedy)
-    wanted = provider_named(name).level if level is None else level
+    wanted = row_of(name).level if level is None else level
     measured = []
     for backend in backends:
         measured.append(_measure(backend, name, wanted))
@@ -237,7 +185,7 @@ def capabilities_of(
 
 def gvisor_alone() -> Capabilities:
     """Say what gVisor can do here without docker."""
-    return _load(_RUNSC, os.getpid()).capabilities()
+    return _load(str(row_of("gvisor").instead), os.getpid()).capabilities()
 
 
 def _measure(backend: Backend, name: str, wanted: Level | None) -> Capabilities:

@@ -16,13 +16,12 @@ from cloche.core.fixing import Fixer, FixTask
 from cloche.core.levels import Level
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
+from cloche.core.tiers import ON_HOST
 
 from .audit import sha256_of
 
 if TYPE_CHECKING:
     from .execute import Job, Prepared
-
-ON_HOST = ("none", "subprocess")
 
 
 def check_fixer(fixer: object, prepared: Prepared, code: str | None) -> Fixer:

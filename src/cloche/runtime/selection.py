@@ -22,7 +22,7 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
 from .config_keys import AUTO, Prefer
-from .factory import OPTIONS, Option, backend_named, capabilities_of, lacks_of, policy_for, provider_named
+from .factory import OPTIONS, Option, backend_named, capabilities_of, lacks_of, policy_for, row_of
 
 log = logging.getLogger("cloche.runtime")
 ON_REQUEST = (Level.PROCESS, Level.NONE)  # whoever asks for these by name knows what they lack
@@ -66,7 +66,7 @@ def find(name: str, wish: Wish) -> Found:
     if name == AUTO:
         return _found_by_choice(wish)
     policy = policy_for(name, wish.policy)
-    if wish.wants_image and not provider_named(name).takes_image:
+    if wish.wants_image and not row_of(name).takes_image:
         raise InvalidRequest(f"image: backend {name!r} runs the host's own toolchains and takes no image; drop it")
     backend = backend_named(name, images=wish.images, needs_image=wish.wants_image)
     return Found(backend=backend, policy=policy)
@@ -115,13 +115,13 @@ def look_at(option: Option, wish: Wish, look: Look) -> str | Level:
 
 def _without_looking(option: Option, wish: Wish) -> str:
     """Return why an option cannot fit, whatever this machine has; empty when it might."""
-    provider, policy = provider_named(option.backend), wish.policy
+    row, policy = row_of(option.backend), wish.policy
     wanted = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
     if wanted > option.most:
         return f"level {wanted} is asked for, and it gives {option.most} at most"
     if policy.level is not None and option.level not in (None, policy.level):
         return f"level {policy.level} is asked for, and it gives {option.level}"
-    if wish.wants_image and provider.target is not None and not provider.takes_image:
+    if wish.wants_image and row.provider is not None and not row.takes_image:
         return "an image is asked for, and it takes none"
     return ""
 

@@ -21,7 +21,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.events import OutputChunk, discard
 from cloche.core.frames import MAX_FRAMES, encode
 from cloche.core.limits import Limits
-from cloche.runtime.factory import OPTIONS, provider_named
+from cloche.runtime.factory import OPTIONS, row_of
 
 LIMITS = Limits(output_bytes=1000)
 
@@ -76,7 +76,7 @@ def test_whatever_auto_may_choose_has_sessions() -> None:
     import inspect
 
     for option in OPTIONS:
-        module, _, name = str(provider_named(option.backend).target).partition(":")
+        module, _, name = str(row_of(option.backend).provider).partition(":")
         opening: Any = getattr(importlib.import_module(module), name).open
         opened, *_ = get_args(get_type_hints(inspect.unwrap(opening))["return"])
         assert callable(getattr(opened, "open_session", None)), option

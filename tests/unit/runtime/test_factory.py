@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -10,17 +11,31 @@ import pytest
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.levels import Level
 from cloche.core.policy import Policy
-from cloche.runtime.factory import PROVIDERS, backend_named, capabilities_of, policy_for
+from cloche.core.tiers import BACKEND_ROWS
+from cloche.runtime.factory import backend_named, capabilities_of, policy_for
 
-ABSENT = [name for name, provider in PROVIDERS.items() if provider.needs]
+ABSENT = [name for name, row in BACKEND_ROWS.items() if row.needs]
 
 
 def test_every_name_of_the_mission_is_known() -> None:
     """All the words SANDBOX_TYPE may hold have a row."""
-    assert set(PROVIDERS) == {
+    assert set(BACKEND_ROWS) == {
         "local", "docker", "gvisor", "firecracker", "microvm", "microsandbox", "e2b", "daytona", "kubernetes",
         "ray", "auto", "subprocess", "none",
     }  # fmt: skip
+
+
+PLACES = sorted({place for row in BACKEND_ROWS.values() for place in (row.provider, row.instead) if place})
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_row_names_a_backend(place: str) -> None:
+    """Its class is there, and has what a backend has."""
+    module, _, attribute = place.partition(":")
+    kind = getattr(importlib.import_module(module), attribute)
+    assert isinstance(kind.name, str)
+    assert callable(kind.open)
+    assert callable(kind.capabilities)
 
 
 @pytest.mark.parametrize("name", ABSENT)

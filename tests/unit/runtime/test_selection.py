@@ -12,8 +12,9 @@ from cloche.core.enforcement import Measure
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.levels import Control, Level, State
 from cloche.core.policy import Policy
+from cloche.core.tiers import BACKEND_ROWS
 from cloche.runtime.config_keys import Prefer
-from cloche.runtime.factory import OPTIONS, PROVIDERS, Option
+from cloche.runtime.factory import OPTIONS, Option
 from cloche.runtime.selection import Choice, Wish, choose, find, misfit
 
 ALL = dict.fromkeys(Control, Measure(state=State.ENFORCED))
@@ -177,7 +178,7 @@ def test_a_misfit_is_told_in_a_sentence(policy: Policy, said: str) -> None:
 def test_services_are_no_option() -> None:
     """Code leaves this machine only when its backend is named."""
     assert {option.backend for option in OPTIONS} <= {"local", "docker", "gvisor", "microvm", "firecracker"}
-    assert all(PROVIDERS[option.backend].target for option in OPTIONS)
+    assert all(BACKEND_ROWS[option.backend].provider for option in OPTIONS)
 
 
 def test_an_image_for_a_backend_without_images_is_refused() -> None:

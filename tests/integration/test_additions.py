@@ -1,0 +1,145 @@
+"""The additions of `docs/contributing.md`, carried out on a copy of Cloche: in so many files, and all else follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from cloche.core.tiers import BACKENDS
+
+PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
+
+Change = Mapping[str, tuple[str, str] | str]  # by file: all of a new one, or what is put in front of what
+
+BACKEND: Change = {
+    "backends/example.py": '''
+"""A backend that runs nothing: it says what it was asked."""
+
+from cloche.core.levels import Level
+from cloche.core.result import Result
+from cloche.testing.fake import FakeBackend
+
+
+class ExampleBackend(FakeBackend):
+    name = "example"
+
+    def __init__(self):
+        super().__init__([Result("from the example", "", 0, 0.0)], level=Level.VM)
+''',
+    "core/tiers.py": (
+        '    "docker": BackendRow(',
+        """    "example": BackendRow(
+        summary="an example", provider="cloche.backends.example:ExampleBackend", strength=6, auto_most=Level.VM
+    ),
+""",
+    ),
+}
+CONTROL: Change = {
+    "core/levels.py": ('    IDENTITY = "identity"', '    CLOCK = "clock"\n'),
+    "backends/enforcement.py": (
+        "        Control.OUTPUT: _OUTPUT,",
+        '        Control.CLOCK: _partial("a time namespace", "the wall clock is the host\'s"),\n',
+    ),
+}
+
+
+class Copy:
+    """A copy of Cloche's sources with a change, run in processes of their own and with nobody's settings."""
+
+    def __init__(self, folder: Path, change: Change) -> None:
+        self.folder = folder / "work"
+        self.folder.mkdir()
+        shutil.copytree(PACKAGE, folder / "cloche", ignore=shutil.ignore_patterns("__pycache__"))
+        for name, what in change.items():
+            file = folder / "cloche" / name
+            if isinstance(what, str):
+                file.write_text(what)
+                continue
+            place, text = what
+            before = file.read_text()
+            assert place in before, name
+            file.write_text(before.replace(place, text + place))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLOCHE_", "SANDBOX_"))}
+        nothing = {"DOCKER_HOST": f"unix://{folder}/none", "CLOCHE_RUNSC": "none", "CLOCHE_MICROVM_IMAGE": str(folder)}
+        self._env = {**kept, **nothing, "PYTHONPATH": str(folder), "XDG_CONFIG_HOME": str(folder / "settings")}
+
+    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run this interpreter with the changed Cloche."""
+        command = [sys.executable, *words]
+        env = {**self._env, **variables}
+        return subprocess.run(
+            command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=200, check=False
+        )
+
+    def cloche(self, *words: str, **variables: str) -> str:
+        """Return what the changed command line prints."""
+        done = self.run("-m", "cloche", *words, **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def with_backend(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """Have one more backend: its module and its row."""
+    assert len(BACKEND) <= 3
+    return Copy(tmp_path_factory.mktemp("backend"), BACKEND)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "file"),
+    [
+        (["--backend", "example"], {}, ""),
+        ([], {"SANDBOX_TYPE": "example"}, ""),
+        ([], {}, "backend: example"),
+        (["--backend", "auto", "--require", "vm"], {}, ""),
+        (["--tier", "3", "--backend", "Example"], {}, ""),
+    ],
+    ids=["by name", "by the environment", "by a file that nobody vetted", "by its level", "within a tier"],
+)
+def test_a_new_backend_is_found(with_backend: Copy, words: list[str], variables: dict[str, str], file: str) -> None:
+    """Wherever a backend can be chosen."""
+    (with_backend.folder / "cloche.yaml").write_text(file)
+    assert with_backend.cloche("run", "-c", "1", *words, **variables) == "from the example"
+
+
+def test_a_new_backend_is_listed(with_backend: Copy) -> None:
+    """In the table of backends, in the error for a wrong name, and as that which `auto` would choose."""
+    rows = {row["backend"]: row for row in json.loads(with_backend.cloche("backends", "--json"))}
+    assert set(rows) == {*BACKENDS, "example"}
+    assert (rows["example"]["available"], rows["example"]["level"]) == (True, "vm")
+    assert rows["auto"]["reason"] == "it would choose example"
+    wrong = with_backend.run("-m", "cloche", "run", "-c", "1", "--backend", "exmaple")
+    assert wrong.returncode != 0
+    assert "example" in wrong.stderr.partition("known backends")[2]
+
+
+def test_a_new_control_is_reported_required_and_excused(tmp_path: Path) -> None:
+    """By every backend, in each result, and by the words of a policy."""
+    assert len(CONTROL) == 2
+    copy = Copy(tmp_path, CONTROL)
+    ran = json.loads(copy.cloche("run", "-c", "print(1)", "--json", "--best-effort", "clock"))
+    assert ran["enforcement"]["controls"]["clock"] == {
+        "state": "partial", "mechanism": "a time namespace", "reason": "the wall clock is the host's",
+    }  # fmt: skip
+    refused = copy.run("-m", "cloche", "run", "-c", "print(1)", "--require", "clock")
+    assert "clock is required but would be partial: the wall clock is the host's" in refused.stderr
+    held = copy.run("-c", EVERY_BACKEND, str(Path(__file__).parents[2]))
+    assert held.returncode == 0, held.stderr
+
+
+EVERY_BACKEND = """
+import sys
+sys.path.append(sys.argv[1])
+from cloche.core.levels import Control
+from tests.unit.backends.test_enforcement import CASES, test_every_control_has_a_row
+assert "clock" in set(Control)
+for case in CASES.values():
+    test_every_control_has_a_row(*case)
+"""
