@@ -7,7 +7,6 @@ machine is handed in, and so are the words of a refusal. A control that a backen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from cloche.core.enforcement import ABSENT, Enforcement, Measure, shortfalls
@@ -333,34 +332,32 @@ def microsandbox_controls() -> Controls:
 # Refusals.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusals:
-    """Hold the words in which a backend refuses: which networks it has, what it says of others and of other levels.
+def check_policy(
+    policy: Policy,
+    enforcement: Enforcement,
+    *,
+    networks: tuple[str, ...] = ("off",),
+    network: str,
+    level: str = "",
+    lacks: Callable[[str], BackendUnavailable],
+) -> None:
+    """Raise BackendUnavailable where something that a policy asks for would be missing.
 
-    `network` and `level` complete "network 'open': " and "level jail is not what "; without `level` it takes any.
-    `lacks` makes the error of what is missing, in a line.
+    `networks` are those that a backend has. `network` and `level` are its words about others: they complete "network
+    'open': " and "level jail is not what "; without `level` it takes any. `lacks` makes the error of what is missing.
     """
-
-    networks: tuple[str, ...] = ("off",)
-    network: str
-    level: str = ""
-    lacks: Callable[[str], BackendUnavailable]
-
-
-def check_policy(policy: Policy, enforcement: Enforcement, refusals: Refusals) -> None:
-    """Raise BackendUnavailable where something that a policy asks for would be missing."""
-    if policy.network not in refusals.networks:
+    if policy.network not in networks:
         raise BackendUnavailable(
-            f"network {policy.network!r}: {refusals.network}, in this version; "
+            f"network {policy.network!r}: {network}, in this version; "
             "leave network off, or pass what the code needs as files"
         )
-    if refusals.level and policy.level not in (None, enforcement.level):
-        raise BackendUnavailable(f"level {policy.level} is not what {refusals.level}")
+    if level and policy.level not in (None, enforcement.level):
+        raise BackendUnavailable(f"level {policy.level} is not what {level}")
     missing = shortfalls(
         enforcement, level=policy.require_level, controls=policy.require_controls, best_effort=_excused(policy)
     )
     if missing:
-        raise refusals.lacks("; ".join(missing))
+        raise lacks("; ".join(missing))
 
 
 def _excused(policy: Policy) -> tuple[Control, ...]:

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from cloche.backends import enforcement
-from cloche.backends.enforcement import Controls, DaemonFacts, Refusals, check_policy
+from cloche.backends.enforcement import Controls, DaemonFacts, check_policy
 from cloche.backends.host import Host
 from cloche.core.enforcement import ABSENT, Enforcement
 from cloche.core.errors import BackendUnavailable
@@ -38,9 +38,16 @@ CASES: Mapping[str, tuple[Level, Controls]] = {
     "Firecracker": (Level.VM, enforcement.microvm_controls("kvm", is_root=True, monitor="firecracker")),
     "microsandbox": (Level.VM, enforcement.microsandbox_controls()),
 }
-REFUSALS = Refusals(
-    network="it has none", level="this gives", lacks=lambda missing: BackendUnavailable(f"it lacks: {missing}")
-)
+
+
+def lacks(missing: str) -> BackendUnavailable:
+    """Make the error of what is missing."""
+    return BackendUnavailable(f"it lacks: {missing}")
+
+
+def check(policy: Policy, held: Enforcement) -> None:
+    """Check as a backend would that has one level, and no network."""
+    check_policy(policy, held, network="it has none", level="this gives", lacks=lacks)
 
 
 @pytest.mark.parametrize(("level", "controls"), CASES.values(), ids=CASES)
@@ -70,19 +77,18 @@ def test_what_is_missing_is_refused(policy: Policy, said: str) -> None:
     del rows[Control.CPU], rows[Control.PIDS]
     held = Enforcement(level=Level.JAIL, controls=rows if said or policy.best_effort else CASES["jail"][1])
     if not said:
-        check_policy(policy, held, REFUSALS)
+        check(policy, held)
         return
     with pytest.raises(BackendUnavailable) as refused:
-        check_policy(policy, held, REFUSALS)
+        check(policy, held)
     assert str(refused.value).startswith(said)
 
 
 def test_what_was_asked_for_is_no_shortfall() -> None:
     """An open network is not enforced, and a level below confined lacks what it lacks."""
     opened = Enforcement(level=Level.JAIL, controls={**CASES["jail"][1], Control.NETWORK: ABSENT})
-    words = Refusals(network="no lists", networks=("off", "open"), lacks=REFUSALS.lacks)
-    check_policy(Policy(network="open"), opened, words)
+    check_policy(Policy(network="open"), opened, network="no lists", networks=("off", "open"), lacks=lacks)
     with pytest.raises(BackendUnavailable, match="network would not be enforced"):
-        check_policy(Policy(), opened, words)
+        check(Policy(), opened)
     process = Enforcement(level=Level.PROCESS, controls=enforcement.local_controls(Level.PROCESS, ROOT))
-    check_policy(Policy(level=Level.PROCESS), process, words)
+    check(Policy(level=Level.PROCESS), process)

@@ -19,7 +19,7 @@ from cloche.core.workspace import WorkspaceContainer
 
 from ..containers.pool import close_pool
 from ..drivers import DRIVERS
-from ..enforcement import Refusals, check_policy, docker_controls
+from ..enforcement import check_policy, docker_controls
 from .daemon import Daemon, Key, connect, key, rest
 from .images import find_image, image_name, is_here
 from .plan import workspace_arguments
@@ -151,14 +151,15 @@ def _check(policy: Policy, enforcement: Enforcement) -> None:
     def lacks(missing: str) -> BackendUnavailable:
         return BackendUnavailable(f'backend "docker": {missing}. To get a stronger level: {REMEDY}')
 
-    refusals = Refusals(
+    check_policy(
+        policy,
+        enforcement,
         networks=("off", "open"),
         network="the docker backend has the network off or open",
         level=f"a container gives: that is {enforcement.level}. "
         f'To get more, {REMEDY}; for less, use backend "local" or "subprocess"',
         lacks=lacks,
     )
-    check_policy(policy, enforcement, refusals)
 
 
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'

@@ -15,7 +15,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..drivers import DRIVERS
-from ..enforcement import LOST_BELOW_CONFINED, Refusals, check_policy, local_controls
+from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls
 from ..groups import remove_groups
 from ..host import Host, measure_host, namespace_remedy
 from ..toolchain import Toolchain, find_toolchain, languages_here
@@ -165,7 +165,7 @@ def _check(policy: Policy, enforcement: Enforcement, host: Host) -> None:
         because = f" ({reason})" if reason and policy.require_level and policy.require_level > enforcement.level else ""
         return BackendUnavailable(f"{missing}{because}. {_remedy(host)}")
 
-    check_policy(policy, enforcement, Refusals(network="the local backend has the network off only", lacks=lacks))
+    check_policy(policy, enforcement, network="the local backend has the network off only", lacks=lacks)
 
 
 def _remedy(host: Host) -> str:

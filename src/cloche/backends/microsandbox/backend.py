@@ -16,7 +16,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..containers.owner import is_dead, owner
-from ..enforcement import Refusals, check_policy, microsandbox_controls
+from ..enforcement import check_policy, microsandbox_controls
 from .machine import ANSWER_S, END_S, Machine
 from .package import call, find_package
 from .plan import OWNER_LABEL, plan_machine
@@ -62,7 +62,7 @@ class MicrosandboxBackend:
         """
         package = await asyncio.to_thread(self._package)
         enforcement = Enforcement(level=Level.VM, controls=microsandbox_controls())
-        check_policy(policy, enforcement, _REFUSALS)
+        _check(policy, enforcement)
 
         def new_machine(image: str) -> Machine:
             return Machine(package, plan_machine(policy, limits, image=image, labels={OWNER_LABEL: owner()}))
@@ -109,8 +109,12 @@ async def _clear(package: Any) -> list[str]:
             return found
 
 
-_REFUSALS = Refusals(
-    network="on microsandbox it is off only",
-    level="a virtual machine gives: that is vm. Use another backend for less",
-    lacks=lambda missing: BackendUnavailable(f'backend "microsandbox": {missing}.', remedy=NEEDS_KVM),
-)
+def _check(policy: Policy, enforcement: Enforcement) -> None:
+    """Raise BackendUnavailable when something asked for would be missing."""
+    check_policy(
+        policy,
+        enforcement,
+        network="on microsandbox it is off only",
+        level="a virtual machine gives: that is vm. Use another backend for less",
+        lacks=lambda missing: BackendUnavailable(f'backend "microsandbox": {missing}.', remedy=NEEDS_KVM),
+    )

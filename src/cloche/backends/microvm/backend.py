@@ -16,7 +16,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..drivers import DRIVERS
-from ..enforcement import Controls, Refusals, check_policy, microvm_controls
+from ..enforcement import Controls, check_policy, microvm_controls
 from .acceleration import USE_KVM, Found, find_acceleration
 from .firecracker import find_firecracker
 from .image import Image, find_image
@@ -87,7 +87,7 @@ class MicroVMBackend:
         """
         image, monitor, found = await asyncio.to_thread(self._look)
         enforcement = Enforcement(level=Level.VM, controls=_controls(found, monitor))
-        check_policy(policy, enforcement, _refusals(self.name))
+        _check(self.name, policy, enforcement)
         sandbox = MicroVMOpenSandbox(
             name=self.name, image=image, monitor=monitor, found=found,
             policy=policy, limits=limits, enforcement=enforcement,
@@ -154,8 +154,11 @@ def _controls(found: Found, monitor: Monitor) -> Controls:
     return microvm_controls(found.kind, is_root=os.geteuid() == 0, monitor=monitor.engine)
 
 
-def _refusals(name: str) -> Refusals:
-    return Refusals(
+def _check(name: str, policy: Policy, enforcement: Enforcement) -> None:
+    """Raise BackendUnavailable when something asked for would be missing."""
+    check_policy(
+        policy,
+        enforcement,
         network="a microVM has no network device",
         level="a virtual machine gives: that is vm. Use another backend for less",
         lacks=lambda missing: BackendUnavailable(f'backend "{name}": {missing}.', remedy=USE_KVM),

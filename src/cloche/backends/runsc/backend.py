@@ -15,7 +15,7 @@ from cloche.core.policy import Policy
 
 from ..containers.pool import close_pool
 from ..drivers import DRIVERS
-from ..enforcement import Refusals, check_policy, gvisor_controls
+from ..enforcement import check_policy, gvisor_controls
 from ..groups import remove_groups
 from ..host import Host, measure_host
 from ..toolchain import languages_here
@@ -72,7 +72,7 @@ class RunscBackend:
             raise BackendUnavailable(f"gVisor cannot be used here: {engine}.", remedy=INSTALL)
         host = self._host()
         enforcement = Enforcement(level=Level.GVISOR, controls=gvisor_controls(host))
-        check_policy(policy, enforcement, _REFUSALS)
+        _check(policy, enforcement)
         sandbox = RunscOpenSandbox(engine=engine, host=host, policy=policy, limits=limits, enforcement=enforcement)
         try:
             yield sandbox
@@ -100,8 +100,12 @@ class RunscBackend:
         return host if self._use_cgroups else host.without_cgroups()
 
 
-_REFUSALS = Refusals(
-    network="gVisor without docker has the network off only",
-    level='gVisor gives; for it, use backend "local"',
-    lacks=lambda missing: BackendUnavailable(f'backend "gvisor": {missing}'),
-)
+def _check(policy: Policy, enforcement: Enforcement) -> None:
+    """Raise BackendUnavailable when something asked for would be missing."""
+    check_policy(
+        policy,
+        enforcement,
+        network="gVisor without docker has the network off only",
+        level='gVisor gives; for it, use backend "local"',
+        lacks=lambda missing: BackendUnavailable(f'backend "gvisor": {missing}'),
+    )
