@@ -18,7 +18,7 @@ from typing import Any
 
 import cloche
 from cloche.backends.drivers import BASH, JAVASCRIPT, Word
-from cloche.backends.living import AGAIN_S, NOTHING
+from cloche.backends.session import AGAIN_S, NOTHING
 
 DRIVERS = Path(cloche.__file__).parent / "interpreter"
 PROGRAMS = {"javascript": JAVASCRIPT, "bash": BASH}

@@ -20,7 +20,7 @@ import cloche
 from cloche.backends.host import measure_host
 from cloche.backends.local.family import Family
 from cloche.backends.local.sandbox import LocalOpenSandbox
-from cloche.backends.local.session import LocalSession
+from cloche.backends.local.session import LocalSession, LocalTransport
 from cloche.backends.local.session_program import build_session_program
 from cloche.backends.local.warm import pool_for
 from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileRefused, StartFailed
@@ -247,8 +247,11 @@ def test_a_session_whose_orders_cannot_be_sent_ends() -> None:
         async with sandbox_in_use() as sandbox:
             inner = opened(sandbox)
             assert inner._connection is not None
-            program = build_session_program("python", {}, inner._places, 60.0)
-            session = LocalSession(inner, program, sandbox.limits)
+            program = build_session_program("python", {}, inner._places)
+            session = LocalSession(
+                LocalTransport(inner, program, sandbox.limits), program, sandbox.limits,
+                enforcement=inner._enforcement, can_fork=False,
+            )  # fmt: skip
             with pytest.raises(StartFailed, match="nobody is there"):
                 await promptly(session.open(inner._connection, inner._spec, refuse, inner._connection.attend))
             await promptly(session.close())
@@ -373,8 +376,8 @@ def test_ctrl_c_at_any_moment_ends_one_run_only() -> None:
 def family_of(session: object) -> Family:
     """Return what the local backend holds of a session."""
     assert isinstance(session, LocalSession)
-    assert session._family is not None
-    return session._family
+    assert session.family is not None
+    return session.family
 
 
 def test_a_session_whose_end_is_not_heard_is_hung_up_on(

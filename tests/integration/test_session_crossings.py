@@ -8,30 +8,28 @@ import time
 import pytest
 
 import cloche
-from cloche.backends.living import LivingSession
 from cloche.backends.local.session import LocalSession
 from tests.kin import held_up
 
 
-def inner_of(session: cloche.AsyncSession) -> LivingSession:
+def inner_of(session: cloche.AsyncSession) -> LocalSession:
     """Return what the backend holds of a session."""
     found = session._opened
-    assert isinstance(found, LivingSession)
+    assert isinstance(found, LocalSession)
     return found
 
 
 def test_an_interrupt_that_comes_late_is_not_for_the_next_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     """The helper is held up while a cell, which is over its time, answers by itself; then it does what it was told."""
-    monkeypatch.setattr("cloche.backends.living.INTERRUPT_PATIENCE_S", 60.0)
+    monkeypatch.setattr("cloche.backends.session.INTERRUPT_TIMEOUT_S", 60.0)
 
     async def cross() -> None:
         async with cloche.AsyncSandbox() as sandbox:
             session = await sandbox.session()
             await session.run("import time")
             inner = inner_of(session)
-            assert isinstance(inner, LocalSession)
-            assert inner._family is not None
-            with held_up([inner._family.connection.helper_pid], for_s=7.0):
+            assert inner.family is not None
+            with held_up([inner.family.connection.helper_pid], for_s=7.0):
                 late = await session.run("time.sleep(5); 'answered'", timeout=0.2)
                 following = await session.run("time.sleep(4); 'answered, too'", timeout=60)
             assert (late.status, late.value) == ("timeout", "answered")

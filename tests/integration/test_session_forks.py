@@ -108,7 +108,7 @@ def test_a_name_can_be_given_again(session: Session) -> None:
 )
 def test_a_dead_session_comes_back(session: Session, death: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ended the interpreter, its checkpoints live."""
-    monkeypatch.setattr("cloche.backends.living.INTERRUPT_PATIENCE_S", 0.5)
+    monkeypatch.setattr("cloche.backends.session.INTERRUPT_TIMEOUT_S", 0.5)
     write(session, "kept")
     session.checkpoint("c")
     result = session.run(death, timeout=3 if "while" in death else 30)

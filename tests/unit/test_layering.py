@@ -49,7 +49,7 @@ STANDARD_LIBRARY_ONLY = {"core", "jail", "interpreter", "zygote"}
 RELATIVE_ONLY = {"jail", "interpreter"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "containers", "drivers", "enforcement", "exchange", "groups", "host", "layout", "living", "noting", "saving",
+    "containers", "drivers", "enforcement", "groups", "host", "layout", "noting", "results", "saving", "session",
     "toolchain", "waiting", "walking",
 }  # fmt: skip
 # The one file that names concrete backends.
@@ -59,8 +59,6 @@ FILES_MAY_IMPORT = {"cli/doors.py": {"server", "mcp"}}
 # Modules that import each other. None may be added; a circle that is closed leaves the table.
 KNOWN_CIRCLES = {
     frozenset({"backends.containers.reaper_program", "backends.containers.reaper_waiting"}),
-    frozenset({"backends.containers.session", "backends.containers.sessions"}),
-    frozenset({"backends.local.halting", "backends.local.sandbox", "backends.local.session"}),
     frozenset({"cli.prompt", "cli.words"}),
     frozenset({"runtime.execute", "runtime.fixing"}),
     frozenset({"runtime.sandbox", "runtime.session"}),

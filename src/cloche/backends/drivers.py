@@ -7,12 +7,11 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any, Protocol
 
 from cloche.core.errors import BackendUnavailable
-from cloche.core.frames import BashCodec
+from cloche.core.frames import BashCodec, FrameReader, encode
 from cloche.core.languages import Language, language_named
-
-from .exchange import Codec, JsonCodec
 
 Word = tuple[str, Mapping[str, int]]  # for who guards the session: a tag, and what it carries
 
@@ -23,6 +22,30 @@ class Interrupt:
 
     first: tuple[Word, ...]
     again: tuple[Word, ...] = ()
+
+
+class Codec(Protocol):
+    """Turn requests into bytes, and bytes into frames."""
+
+    def encode_run(self, request_id: int, code: str, /) -> bytes: ...
+    def feed(self, data: bytes) -> list[dict[str, Any]]: ...
+    def renew(self) -> None: ...
+
+
+class JsonCodec:
+    """Speak frames of JSON in both directions."""
+
+    def __init__(self) -> None:
+        self._reader = FrameReader()
+
+    def encode_run(self, request_id: int, code: str) -> bytes:
+        return encode({"op": "run", "id": request_id, "code": code})
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        return self._reader.feed(data)
+
+    def renew(self) -> None:
+        self._reader.renew()
 
 
 def _signal(number: int, *, to_group: bool) -> Word:

@@ -36,7 +36,7 @@ MOST_REWRITES = 1000  # lines of one cell
 MOST_KEPT = 1000  # values in `Out`
 PLAIN = (int, float, complex, bool)
 INTERRUPTED = 130
-NOTHING = 0  # the number of a cell that is none, see backends/living.py
+NOTHING = 0  # the number of a cell that is none, see backends/session.py
 ENOSPC, EUSERS = 28, 87
 TOO_DEEP = "namespaces that are nested as deep as the kernel lets them be; go on in a new session"
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.containers.container import Container
+from cloche.backends.containers.container import SMALL_BYTES, Container
 from cloche.backends.containers.frames import OUTPUT, Link
-from cloche.backends.containers.hearing import SAID, SMALL_BYTES
 from cloche.backends.containers.pool import Pool
 from cloche.backends.containers.program import Program
 from cloche.backends.containers.results import reported_end
 from cloche.backends.containers.running import DONE, ENDED, MOST_BYTES, STARTED, read_object
+from cloche.backends.containers.session import SAID
 from cloche.backends.containers.session_program import SessionProgram, python_session
 from cloche.backends.containers.sessions import SessionSandbox
 from cloche.core.enforcement import Enforcement
@@ -146,6 +146,15 @@ class Scripted(Container[Ground]):
         self.gone.set()
 
 
+class Slow(Scripted):
+    """Take a while to start what is wanted."""
+
+    def order(self, order: Mapping[str, Any], *_: bytes) -> None:
+        """Start it at last."""
+        time.sleep(0.1)
+        super().order(order)
+
+
 class Sandbox(SessionSandbox[Ground, Scripted]):
     """Make scripted containers; `obstacle` is called before each, with its number."""
 
@@ -159,6 +168,7 @@ class Sandbox(SessionSandbox[Ground, Scripted]):
         self.may_end = threading.Event()
         self.may_end.set()
         self.report: Mapping[str, Any] = REPORT
+        self.kind: type[Scripted] = Scripted
 
     def _find_ground(self, request: Request | None) -> Ground:
         return Ground()
@@ -174,7 +184,7 @@ class Sandbox(SessionSandbox[Ground, Scripted]):
 
     def _make(self, ground: Ground, after: Scripted | None) -> Scripted:
         self._obstacle(len(self.made))
-        self.made.append(Scripted())
+        self.made.append(self.kind())
         self.made[-1].is_stubborn, self.made[-1].report = self.are_stubborn, self.report
         self.made[-1].may_end = self.may_end
         return self.made[-1]
@@ -284,6 +294,20 @@ def test_a_cell_that_is_cancelled_on_its_way_is_interrupted() -> None:
     interrupts, is_alive = asyncio.run(main())
     assert interrupts >= 1  # a second one comes half a second later
     assert is_alive
+
+
+def test_a_session_that_is_cancelled_while_it_starts_does_not_run_on() -> None:
+    """Its container may be the only one that has the files, and is kept for them, with nothing running in it."""
+
+    async def main() -> tuple[bool, list[int]]:
+        sandbox = Sandbox(warm=False)
+        sandbox.kind = Slow
+        await cancelled(sandbox.open_session("python", {}))
+        was_killed = sandbox.made[0].killed_at > 0
+        await sandbox.close()
+        return was_killed, sandbox.left()
+
+    assert asyncio.run(main()) == (True, [])
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,18 @@ import pytest
 
 from cloche.backends.containers import reaper_link
 from cloche.backends.containers.container import Container
-from cloche.backends.containers.hearing import SAID, Hearing
 from cloche.backends.containers.running import ENDED, OUT, Outputs
-from cloche.backends.containers.session_program import ANSWERS, LINK
+from cloche.backends.containers.session import SAID, ContainerTransport, SessionOwner
+from cloche.backends.containers.session_program import ANSWERS, LINK, python_session
 from cloche.backends.docker.images import Image
 from cloche.backends.docker.session_program import build_session_program
-from cloche.backends.exchange import MAX_HEARD_BYTES, JsonCodec
+from cloche.backends.session import MAX_RECEIVED_BYTES
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.events import OutputChunk, discard
 from cloche.core.frames import MAX_FRAMES, encode
+from cloche.core.languages import language_named
 from cloche.core.limits import Limits
+from cloche.core.outcome import Observed
 from cloche.runtime.factory import OPTIONS, row_of
 
 LIMITS = Limits(output_bytes=1000)
@@ -114,15 +116,17 @@ def test_output_is_bounded_and_begins_anew() -> None:
     assert (outputs.kept("stdout"), outputs.kept("stderr"), outputs.is_truncated) == (b"new", b"", False)
 
 
-async def heard_of(*frames: tuple[bytes, bytes]) -> tuple[Hearing, list[bool]]:
+async def heard_of(*frames: tuple[bytes, bytes]) -> tuple[ContainerTransport, list[bool]]:
     """Return what hears these frames of a container, and its floods, once all are heard."""
     floods: list[bool] = []
-    hearing = Hearing(LIMITS, JsonCodec(), lambda: floods.append(True), cast("Container[Any]", None))
+    program = python_session(language_named("python"), {})
+    transport = ContainerTransport(cast("SessionOwner", None), cast("Container[Any]", None), program, LIMITS)
+    transport.on_flood = lambda: floods.append(True)
     for tag, body in frames:
-        hearing.hear(tag, body)
+        transport.hear(tag, body)
     for _ in range(3 + len(frames)):  # a turn of the loop takes what its slice of time lets it
         await asyncio.sleep(0)
-    return hearing, floods
+    return transport, floods
 
 
 def test_a_session_is_heard_in_order() -> None:
@@ -131,12 +135,13 @@ def test_a_session_is_heard_in_order() -> None:
     async def scenario() -> None:
         word = encode({"op": "ready", "runtime": "some"})
         report = {"wait_status": 0, "cause": "", "wall_s": 0.1}
-        hearing, _ = await heard_of((OUT, b"printed"), (SAID, word[:3]), (SAID, word[3:]))
-        assert (hearing.kept("stdout"), hearing.ready.result()["runtime"]) == (b"printed", "some")
-        assert not hearing.end.done()
-        hearing.hear(ENDED, json.dumps(report).encode())
-        await hearing.end
-        assert (hearing.report, hearing.lost.result()) == (report, "the interpreter has ended")
+        transport, _ = await heard_of((OUT, b"printed"), (SAID, word[:3]), (SAID, word[3:]))
+        assert (transport.collect().stdout, transport.link.ready.result()["runtime"]) == (b"printed", "some")
+        assert not transport._end.done()
+        transport.hear(ENDED, json.dumps(report).encode())
+        await transport._end
+        assert transport.known_end() == Observed(exit_code=0)
+        assert transport.link.lost.result() == "the interpreter has ended"
 
     asyncio.run(scenario())
 
@@ -147,7 +152,11 @@ def test_a_session_is_heard_in_order() -> None:
         ([b""], "closed its link", False),
         ([b"\xff" * 100], "is longer than", True),
         ([b"\0\0\0\2[]"], "nobody understands", False),
-        ([encode({"op": "x", "a": "y" * 9_000_000})] * (MAX_HEARD_BYTES // 9_000_000 + 3), "more than is read", True),
+        (
+            [encode({"op": "x", "a": "y" * 9_000_000})] * (MAX_RECEIVED_BYTES // 9_000_000 + 3),
+            "more than is read",
+            True,
+        ),
         ([encode({"op": "x"}) * (MAX_FRAMES + 1)], "more than is read", True),
     ],
 )
@@ -155,10 +164,10 @@ def test_what_a_guest_says_is_bounded(frames: list[bytes], why: str, *, is_flood
     """Nonsense, or too much of anything, ends the session."""
 
     async def scenario() -> None:
-        hearing, floods = await heard_of(*((SAID, frame) for frame in frames))
-        assert why in hearing.lost.result()
+        transport, floods = await heard_of(*((SAID, frame) for frame in frames))
+        assert why in transport.link.lost.result()
         assert bool(floods) is is_flood
-        assert not hearing.end.done()  # which the first process alone can tell
+        assert not transport._end.done()  # which the first process alone can tell
 
     asyncio.run(scenario())
 
@@ -167,9 +176,9 @@ def test_a_container_that_is_gone_ends_the_session() -> None:
     """Without a report nothing is known of how."""
 
     async def scenario() -> None:
-        hearing, _ = await heard_of((OUT, b"last"))
-        hearing.lose()
-        await hearing.end
-        assert (hearing.report, hearing.kept("stdout")) == (None, b"last")
+        transport, _ = await heard_of((OUT, b"last"))
+        transport.lose()
+        await transport._end
+        assert (transport._report, transport.collect().stdout) == (None, b"last")
 
     asyncio.run(scenario())

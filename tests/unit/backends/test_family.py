@@ -9,27 +9,28 @@ from typing import Any, cast
 
 import pytest
 
+from cloche.backends.drivers import JsonCodec
 from cloche.backends.local.connection import Connection
-from cloche.backends.local.dialogue import Dialogue
+from cloche.backends.local.dialogue import SessionPipes
 from cloche.backends.local.family import BIRTH_PATIENCE_S, ORIGIN, Family, Node
 from cloche.backends.local.workspace import Workspace
+from cloche.backends.session import SessionLink
 from cloche.core.errors import StartFailed
 from cloche.core.limits import Limits
 from cloche.jail.spec import Spec
 
 
-class _Dialogue:
+class _Pipes:
     """Stand for an interpreter that clones itself at once, and is ready some turns after it may go on, if ever."""
 
     def __init__(self, *, is_ever_ready: bool = True):
         loop = asyncio.get_running_loop()
         self.born: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self.ready: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self.lost: asyncio.Future[str] = loop.create_future()
+        self.link = SessionLink(JsonCodec(), lambda: None)
         self.is_ever_ready = is_ever_ready
         self.has_gone_on = False
 
-    async def ask_for_clone(self, _number: int, clone: _Dialogue, _patience_s: float) -> asyncio.Future[dict[str, Any]]:
+    async def ask_for_clone(self, _number: int, clone: _Pipes, _patience_s: float) -> asyncio.Future[dict[str, Any]]:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         answer.set_result({})
         clone.born.set_result({})
@@ -39,7 +40,7 @@ class _Dialogue:
         assert not is_fork
         self.has_gone_on = True
         if self.is_ever_ready:
-            asyncio.get_running_loop().call_later(0.05, self.ready.set_result, {})
+            asyncio.get_running_loop().call_later(0.05, self.link.ready.set_result, {})
 
     def holds(self) -> list[str]:
         return []
@@ -73,12 +74,12 @@ def _move_on(seconds: float) -> None:
     loop.time = lambda: now() + seconds  # type: ignore[method-assign]
 
 
-async def _clone(dialogue: _Dialogue) -> Node:
+async def _clone(pipes: _Pipes) -> Node:
     spec = cast("Spec", type("_Spec", (), {"cgroup": None, "mounts": [], "workspace": "/workspace"})())
-    first = Node(ORIGIN, None, cast("Dialogue", _Dialogue()), Workspace(Limits(), ""), is_fork=False)
+    first = Node(ORIGIN, None, cast("SessionPipes", _Pipes()), Workspace(Limits(), ""), is_fork=False)
     family = Family(cast("Connection", _Connection()), spec, first)
     family._rehousing = {}
-    node = await family.clone(first, lambda: cast("Dialogue", dialogue))
+    node = await family.clone(first, lambda: cast("SessionPipes", pipes))
     node.workspace.drop()
     return node
 
@@ -87,9 +88,9 @@ def test_a_clone_has_its_time_after_its_home_was_long_in_coming() -> None:
     """A large workspace takes longer to copy than births may take: the clone that lives is waited for all the same."""
 
     async def clone() -> None:
-        dialogue = _Dialogue()
-        assert (await _clone(dialogue)).number == ORIGIN + 1
-        assert dialogue.has_gone_on
+        pipes = _Pipes()
+        assert (await _clone(pipes)).number == ORIGIN + 1
+        assert pipes.has_gone_on
 
     asyncio.run(clone())
 
@@ -100,6 +101,6 @@ def test_a_clone_that_never_begins_is_not_waited_for_without_end(monkeypatch: py
 
     async def clone() -> None:
         with pytest.raises(StartFailed, match="a clone of the session has not begun in time"):
-            await _clone(_Dialogue(is_ever_ready=False))
+            await _clone(_Pipes(is_ever_ready=False))
 
     asyncio.run(clone())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.living import NOTHING
+from cloche.backends.session import NOTHING
 from cloche.core.frames import FrameReader, encode
 from cloche.interpreter import session as module
 from tests.interrupts import interrupted

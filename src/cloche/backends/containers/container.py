@@ -18,6 +18,7 @@ from .running import DATA, DONE, FAILED, read_object
 READY, ORDER, KILL, TOLD, WORD = b"H", b"O", b"K", b"L", b"W"
 OF_FILES = (DATA, DONE, FAILED)
 START_S = 60.0
+SMALL_BYTES = 32 * 1024  # that are sent without a thread
 
 
 class Listener(Protocol):

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
-from cloche.core.languages import limits_note
 from cloche.core.levels import Control, State
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, decide
 from cloche.core.request import InputFile
-from cloche.core.result import TIMEOUT_NOTE, FileRecord, Result, Status, Usage
+from cloche.core.result import FileRecord, Result, Usage
 
 from ..noting import noted
+from ..results import make_result, run_notes
 from ..saving import Changes
 from ..walking import REASONS, Until, in_thread
 from .archive import MAX_FILES, MAX_PATH_CHARS, Place, Spool, keep, unpack
@@ -155,7 +155,7 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def make_result(
+def result_of(
     end: End,
     running: Running,
     found: Changes,
@@ -170,40 +170,17 @@ def make_result(
     seen = end.observed.with_refusal(told.refused)
     if enforcement[Control.NETWORK].state is not State.ENFORCED:
         seen = replace(seen, denied=0)  # what was not reached, no policy kept it from
-    verdict = decide(seen)
-    out, err = running.outputs.kept("stdout"), running.outputs.kept("stderr")
-    if verdict.status is Status.TIMEOUT:
-        err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
-    engine = program.engine
-    meta: dict[str, Any] = {
-        "runtime": engine.name if engine else "command",
-        "versions": {engine.name: program.version} if engine else {},
-        "limits": limits.as_dict(),
-        "duration": end.usage.wall_s,
-        "level": str(enforcement.level),
-        **notes,
-        **told.notes(),
-    }
-    if engine is not None and engine.stand_in:
-        meta["stand_in"] = engine.stand_in
-    if engine is not None and (advice := limits_note(engine, limits)):
-        meta["advice"] = advice
-    return Result(
-        out.decode("utf-8", "replace"),
-        err.decode("utf-8", "replace"),
-        verdict.exit_code,
-        end.usage.wall_s,
-        truncated=running.outputs.is_truncated,
-        timed_out=verdict.status is Status.TIMEOUT,
-        status=verdict.status,
+    common = run_notes(program.engine, program.version, limits, enforcement, end.usage.wall_s)
+    return make_result(
+        decide(seen),
+        stdout=running.outputs.kept("stdout"),
+        stderr=running.outputs.kept("stderr"),
+        is_truncated=running.outputs.is_truncated,
         value=told.value,
         value_is_repr=told.is_repr,
         outputs=told.outputs,
-        files=found.records,
         usage=end.usage,
-        enforcement=Enforcement(level=enforcement.level, controls=enforcement.controls, hits=verdict.hits),
-        stdout_bytes=out,
-        stderr_bytes=err,
-        save_files=found.save,
-        meta=meta | found.meta(),
+        enforcement=enforcement,
+        found=found,
+        meta={**common, **notes, **told.notes()},
     )

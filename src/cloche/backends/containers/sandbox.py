@@ -29,12 +29,11 @@ from ..noting import noted
 from ..waiting import finish
 from ..walking import Until, time_for_files
 from .archive import pack
-from .container import Container, G
+from .container import SMALL_BYTES, Container, G
 from .ending import Ending
-from .hearing import SMALL_BYTES
 from .pool import shared_pool
 from .program import Program
-from .results import Workspace, make_result, observed_end
+from .results import Workspace, observed_end, result_of
 from .running import Conversation, Lost, Running
 from .way import way
 
@@ -245,7 +244,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
             raise OutcomeUnknown(f"{container.why_lost()}. {self._advice}{container.last_words()}")
         until = Until(time_for_files(timeout_s))
         found = await self._workspace.changes(running.spool, program.given(), answer, until)
-        return make_result(
+        return result_of(
             end, running, found, program=program, limits=self._limits, enforcement=self._enforced(container),
             notes={**self._notes(container), "start": start},
         )  # fmt: skip

@@ -1,150 +1,231 @@
-"""A live session in a container: an interpreter in a container of its own, with the workspace of its sandbox.
+"""A live session in a container: how its interpreter is reached, which has a container of its own.
 
 It is one long run: the same first process, walls and limits; what is added is a link on which the interpreter is given
 cells. What ends it leaves the container, which then holds the workspace like that of any run; unless the container
 itself is what has ended.
+
+Frames of the interpreter and pieces of its streams arrive in the container's reading thread, where all is bounded, and
+are handed to the caller's event loop in order: what a cell printed is there before its end is known.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
-from cloche.core.enforcement import Enforcement
 from cloche.core.errors import StartFailed
+from cloche.core.events import Sink, discard
 from cloche.core.limits import Limits
-from cloche.core.outcome import KillCause, Observed, Verdict
-from cloche.core.result import Usage
+from cloche.core.outcome import KillCause, Observed
 
 from ..drivers import Word
-from ..living import LivingSession
 from ..noting import noted
 from ..saving import Changes
+from ..session import MAX_RECEIVED_BYTES, Printed, SessionEnd, SessionLink
 from ..waiting import finish
-from .container import Container
+from .container import SMALL_BYTES, Container
 from .ending import GIVE_UP_S, SETTLE_S, Ending
-from .hearing import Hearing
 from .results import observed_end, reported_end
+from .running import ENDED, FAILED, STREAMS, Outputs, read_object, read_report
 from .session_program import SessionProgram
 
-if TYPE_CHECKING:
-    from .sessions import SessionSandbox
-
+SAID = b"l"
+SLICE_S = 0.005  # for what has come, before others have their turn in the loop
 LINKLESS_S = 1.0  # for an interpreter without a link to end by itself
 GONE_S = GIVE_UP_S + 1.0  # for what was killed with its container to be gone
 log = logging.getLogger("cloche.containers")
 
 
-class ContainerSession(LivingSession):
-    """Run one cell at a time; see core.protocols.OpenSession."""
+class SessionOwner(Protocol):
+    """Hold the workspace in which a session's container works."""
 
-    def __init__(
-        self,
-        sandbox: SessionSandbox[Any, Any],
-        container: Container[Any],
-        program: SessionProgram,
-        limits: Limits,
-        *,
-        enforcement: Enforcement,
-        notes: Mapping[str, Any],
-    ):
-        super().__init__(program.language.name, program.interrupt, limits)
-        self.container, self.start = container, str(notes["start"])
-        self._slowness = container.slowness
-        self._sandbox, self._program = sandbox, program
-        self._enforced, self._notes = enforcement, notes
-        self._hearing = Hearing(limits, program.new_codec(), self._on_flood, container)
+    def take_back(self, container: Container[Any]) -> None:
+        """Take the container of a session that is over."""
+        ...
+
+    async def changes_in(self, container: Container[Any], timeout_s: float) -> Changes:
+        """Look at the files after a cell that had so long."""
+        ...
+
+
+class ContainerTransport:
+    """Carry one interpreter in a container; see backends.session.SessionTransport.
+
+    `hear` and `lose` are called in the container's reading thread, everything else in the loop.
+    """
+
+    def __init__(self, owner: SessionOwner, container: Container[Any], program: SessionProgram, limits: Limits):
+        self._loop = asyncio.get_running_loop()
+        self._owner, self._container, self._program, self._limits = owner, container, program, limits
+        self.on_flood: Callable[[], None] = lambda: None
+        self.link = SessionLink(program.new_codec(), self._flood)
+        self._outputs = Outputs(limits, discard, self._post, self._flood)
+        self._turn = threading.Lock()
+        self._passed_bytes = 0
+        self._inbox: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._is_attended = self._is_started = False
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        self._report: dict[str, Any] | None = None
         self._ending = Ending(container)
-        self._hearing.end.add_done_callback(lambda _: self._ending.close())
-        self._is_started = False
-        self._lost = ""
+        self._end.add_done_callback(lambda _: self._ending.close())
 
-    async def open(self) -> None:
-        """Start the interpreter, and wait until it is ready. Raises StartFailed."""
-        self.container.listen(self._hearing)
+    async def start(self) -> asyncio.Future[None]:
+        """Start the interpreter, and return its end. Raises StartFailed."""
+        self._container.listen(self)
         try:
-            await finish(asyncio.to_thread(self.container.order, self._program.order(self._limits)))
+            await finish(asyncio.to_thread(self._container.order, self._program.order(self._limits)))
         except OSError as error:
-            why = f"the {self.container.what} was lost before the session began{self.container.last_words()}"
+            why = f"the {self._container.what} was lost before the session began{self._container.last_words()}"
             raise StartFailed(why, step="session") from error
+        except asyncio.CancelledError:
+            self._is_started = True  # by now, most likely: it shall not outlive its session in this container
+            raise
         self._is_started = True
-        await self._await_ready(self._hearing.end)
+        return self._end
 
     @property
-    def _exchange(self) -> Hearing:
-        return self._hearing
+    def end(self) -> asyncio.Future[None] | None:
+        return self._end if self._is_started else None
 
     @property
-    def _end(self) -> asyncio.Future[None] | None:
-        return self._hearing.end if self._is_started else None
+    def slowness(self) -> float:
+        return self._container.slowness
 
-    async def _prepare(self, code: str) -> None:
-        """Do nothing: what runs one cell can run the next."""
+    async def prepare(self, code: str, *, was_signalled: bool) -> None:
+        """Do nothing: what runs one cell can run the next, and signals go the way that cells go."""
 
-    def _set_pace(self, *, is_busy: bool) -> None:
-        with noted(log, "the container is gone, as its session will say", OSError):
-            self.container.heed("pace", is_busy=is_busy)
+    def begin(self, sink: Sink) -> None:
+        with self._turn:
+            self._passed_bytes = 0
+        self._outputs.hand_on_to(sink)
 
-    def _signal(self, word: Word) -> None:
+    def collect(self, *, is_up_to_date: bool = False) -> Printed:  # noqa: ARG002 - it always is
+        """Return what was printed: what came before an answer was handed to the loop before it."""
+        kept = self._outputs.kept
+        printed = Printed(stdout=kept("stdout"), stderr=kept("stderr"), is_truncated=self._outputs.is_truncated)
+        with self._turn:
+            self._passed_bytes = 0
+        self._outputs.renew()
+        return printed
+
+    def send(self, data: bytes) -> Awaitable[None] | None:
+        if len(data) >= SMALL_BYTES:
+            return finish(asyncio.to_thread(self._send, data))
+        self._send(data)
+        return None
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._container.tell(data)
+        except OSError as error:
+            self._post(self.link.lose, f"the container is gone: {error}")
+
+    def tell(self, word: Word) -> None:
         tag, body = word
         with noted(log, "the container is gone, as its session will say", OSError):
-            self.container.heed(tag, **body)
+            self._container.heed(tag, **body)
 
-    def _kill(self) -> None:
-        if not self._hearing.end.done():
-            self._ending.kill(self._cause or KillCause.CANCELLED)
+    def kill(self, cause: KillCause) -> None:
+        if not self._end.done():
+            self._ending.kill(cause)
 
-    async def _stop(self) -> None:
-        end = self._hearing.end
-        if self._cause is None and not end.done():
-            await asyncio.wait([end], timeout=LINKLESS_S)
-        self._kill()  # its link is gone, and should it live: nobody can use it
-        await finish(asyncio.wait([end], timeout=SETTLE_S + GONE_S))
+    async def stop(self, cause: KillCause | None) -> None:
+        if cause is None and self._ending.cause is None and not self._end.done():
+            await asyncio.wait([self._end], timeout=LINKLESS_S)
+        self.kill(cause or KillCause.CANCELLED)  # its link is gone, and should it live: nobody can use it
+        await finish(asyncio.wait([self._end], timeout=SETTLE_S + GONE_S))
 
-    async def _judge_end(self) -> tuple[Verdict, Usage | None]:
-        found = await observed_end(self.container, self._hearing.report, self._cause)
+    async def observe_end(self, cause: KillCause | None) -> SessionEnd:
+        container = self._container
+        found = await observed_end(container, self._report, cause or self._ending.cause)
         if found is None:
-            is_gone, what = not self.container.is_given_up, self.container.what
-            said = f"the {what} is gone, and nobody said why{self.container.last_words()}"
-            self._lost = said if is_gone else self.container.why_lost()
-            return self._last_verdict(Observed()), None
-        return self._last_verdict(found.observed), found.usage
+            said = f"the {container.what} is gone, and nobody said why{container.last_words()}"
+            return SessionEnd(observed=Observed(), lost=container.why_lost() if container.is_given_up else said)
+        return SessionEnd(observed=found.observed, usage=found.usage)
 
-    def _known_end(self) -> Verdict | None:
-        report = self._hearing.report
-        return self._last_verdict(reported_end(report).observed) if report is not None else None
-
-    def _why(self) -> str:
-        why = super()._why()
-        return why or (f" (its {self.container.what} is gone)" if self.container.is_lost else "")
-
-    async def _changes(self, timeout_s: float) -> Changes:
-        return await self._sandbox.changes_in(self.container, timeout_s)
-
-    def _enforcement(self, hits: Mapping[str, int]) -> Enforcement:
-        return dataclasses.replace(self._enforced, hits=hits) if hits else self._enforced
-
-    def _place(self) -> Mapping[str, Any]:
-        place = {**self._notes, "level": str(self._enforced.level)}
-        return {**place, "lost": self._lost} if self._lost else place
+    def known_end(self) -> Observed | str:
+        if self._report is not None:
+            return reported_end(self._report, self._ending.cause).observed
+        return f"its {self._container.what} is gone" if self._container.is_lost else ""
 
     async def close(self) -> None:
-        """Kill everything of it, for good; the sandbox keeps the files."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        await finish(self._close())
-
-    async def _close(self) -> None:
         try:
             if self._is_started:
-                self._cause = self._cause or KillCause.CANCELLED
-                self._kill()
-                await asyncio.wait([self._hearing.end], timeout=SETTLE_S + GONE_S)
+                self.kill(KillCause.CANCELLED)
+                await asyncio.wait([self._end], timeout=SETTLE_S + GONE_S)
         finally:
             self._ending.close()
-            self.container.listen(None)
-            self._sandbox.take_back(self)
+            self._container.listen(None)
+            self._owner.take_back(self._container)
+
+    async def changes(self, timeout_s: float) -> Changes:
+        """Return what has changed in the workspace, after a cell that had so long."""
+        return await self._owner.changes_in(self._container, timeout_s)
+
+    def hear(self, tag: bytes, body: bytes) -> None:
+        """Take one frame; in the reading thread. Raises ValueError for one that makes no sense."""
+        if tag in STREAMS:
+            self._outputs.take(STREAMS[tag], body)
+        elif tag == SAID:
+            self._pass(body)
+        elif tag == ENDED:
+            self._report = read_report(body)
+            self._post(self._note_end, "the interpreter has ended")
+        elif tag == FAILED:
+            self._post(self._fail, str(read_object(body).get("why")))
+
+    def lose(self) -> None:
+        """Learn that nothing more will come; in the reading thread."""
+        self._post(self._note_end, "the container is gone")
+
+    def _pass(self, body: bytes) -> None:
+        """Hand on what the interpreter said, up to more than anybody listens to."""
+        if not body:
+            self._post(self.link.lose, "the interpreter has closed its link")
+            return
+        with self._turn:
+            is_too_much = self._passed_bytes > MAX_RECEIVED_BYTES
+            self._passed_bytes += len(body)
+        if not is_too_much:
+            self._post(self.link.receive, body)
+
+    def _post(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function in the loop, unless that is closed, after all that was posted before."""
+        with self._turn:
+            self._inbox.append((function, arguments))
+            was_attended, self._is_attended = self._is_attended, True
+        if not was_attended and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._attend)
+
+    def _attend(self) -> None:
+        """Call what was posted, and between two slices of time let others have their turn."""
+        until = time.monotonic() + SLICE_S
+        try:
+            while self._inbox and time.monotonic() < until:
+                function, arguments = self._inbox.popleft()
+                function(*arguments)
+        finally:
+            with self._turn:
+                self._is_attended = bool(self._inbox)
+            if self._is_attended:
+                self._loop.call_soon(self._attend)
+
+    def _flood(self) -> None:
+        self.on_flood()
+
+    def _note_end(self, reason: str) -> None:
+        self.link.lose(reason)
+        if not self._end.done():
+            self._end.set_result(None)
+
+    def _fail(self, why: str) -> None:
+        """Learn that the session could not be started."""
+        if not self._end.done():
+            self._end.set_exception(StartFailed(f"the session did not start: {why}", step="session"))
+            self._end.exception()  # whoever waits for its start is told; else nobody needs to be
+        self.link.lose(why)

@@ -10,8 +10,7 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.languages import Language
 from cloche.core.limits import Limits
 
-from ..drivers import ONCE, Driver, Interrupt
-from ..exchange import Codec, JsonCodec
+from ..drivers import ONCE, Codec, Driver, Interrupt, JsonCodec
 from .guest import NOFILE, WORKSPACE
 from .program import sets_interpreter_variables
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, cast
+from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import SandboxFileError, StartFailed
@@ -16,12 +16,13 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
 from ..saving import Changes
+from ..session import Session
 from ..waiting import finish
 from ..walking import Until, time_for_files
 from .container import Container, G
 from .running import Conversation
 from .sandbox import C, ContainerSandbox
-from .session import ContainerSession
+from .session import ContainerTransport
 from .session_program import SessionProgram
 
 
@@ -30,7 +31,7 @@ class SessionSandbox(ContainerSandbox[G, C]):
 
     def __init__(self, *, policy: Policy, limits: Limits, enforcement: Enforcement):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
-        self._sessions: list[ContainerSession] = []
+        self._sessions: dict[C, Session] = {}  # by the containers that they have
 
     @abstractmethod
     def _find_session_ground(self, language: str) -> G:
@@ -40,32 +41,34 @@ class SessionSandbox(ContainerSandbox[G, C]):
     def _build_session_program(self, language: str, env: Mapping[str, str], ground: G) -> SessionProgram:
         """Return what serves a session. Raises InvalidRequest or BackendUnavailable."""
 
-    async def open_session(self, language: str, env: Mapping[str, str]) -> ContainerSession:
+    async def open_session(self, language: str, env: Mapping[str, str]) -> Session:
         """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
         async with self._turn:
             ground = await self._ground(lambda: self._find_session_ground(language))
             program = self._build_session_program(language, env, ground)
             container, start = await self._take(ground)
-            session = ContainerSession(
-                self, container, program, self._limits, enforcement=self._enforced(container),
+            transport = ContainerTransport(self, container, program, self._limits)
+            session = Session(
+                transport, transport.changes, language=program.language.name, interrupt=program.interrupt,
+                limits=self._limits, enforcement=self._enforced(container),
                 notes={**self._notes(container), "start": start},
             )  # fmt: skip
-            self._sessions.append(session)
+            self._sessions[container] = session
         try:
-            await session.open()
+            await session.await_ready(await transport.start())
         except BaseException:
             await finish(session.close())
             raise
         return session
 
-    def take_back(self, session: ContainerSession) -> None:
+    def take_back(self, container: Container[Any]) -> None:
         """Take the container of a session that is over: it may be the only one that has the files."""
-        self._sessions.remove(session)
-        container = cast(C, session.container)
-        if self._is_closed or container.is_lost or self._keeper() is not None:
-            self._let_go(container, with_workspace=self._is_closed)
+        mine = next(one for one in self._sessions if one is container)
+        del self._sessions[mine]
+        if self._is_closed or mine.is_lost or self._keeper() is not None:
+            self._let_go(mine, with_workspace=self._is_closed)
         else:
-            self._used = container
+            self._used = mine
 
     async def changes_in(self, container: Container[Any], timeout_s: float) -> Changes:
         """Look at the files after a cell that had so long; nothing where they cannot be seen any more."""
@@ -87,8 +90,8 @@ class SessionSandbox(ContainerSandbox[G, C]):
         self._is_closed = True
         async with AsyncExitStack() as stack:  # which goes on with the others when one is interrupted
             stack.push_async_callback(super().close)
-            for session in reversed(self._sessions):
+            for session in reversed(self._sessions.values()):
                 stack.push_async_callback(session.close)
 
     def _others(self) -> Sequence[C]:
-        return [cast(C, session.container) for session in self._sessions]
+        return list(self._sessions)

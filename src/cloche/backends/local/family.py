@@ -20,7 +20,7 @@ from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.jail.enter import compile_rehousing, inner_of
 
 from ..noting import noted
-from .dialogue import Dialogue
+from .dialogue import SessionPipes
 from .hangups import CLOSE_PATIENCE_S
 from .reports import finish
 from .workspace import Workspace
@@ -53,8 +53,8 @@ class Node:
     stopped and its forks live.
     """
 
-    def __init__(self, number: int, parent: Node | None, dialogue: Dialogue, workspace: Workspace, *, is_fork: bool):
-        self.number, self.parent, self.dialogue, self.workspace = number, parent, dialogue, workspace
+    def __init__(self, number: int, parent: Node | None, pipes: SessionPipes, workspace: Workspace, *, is_fork: bool):
+        self.number, self.parent, self.pipes, self.workspace = number, parent, pipes, workspace
         workspace.has_node = True
         self.is_fork = is_fork
         self.is_runner = self.is_held = self.is_frozen = self.is_hollow = False
@@ -64,7 +64,7 @@ class Node:
 
     def close(self) -> None:
         """Let go of our ends."""
-        self.dialogue.close()
+        self.pipes.close()
         self.workspace.has_node = False
         self.workspace.drop_unless_needed()
 
@@ -83,7 +83,7 @@ class Family:
         self._until = 0.0
         self._rehousing: Mapping[str, Any] | None = None
 
-    async def clone(self, parent: Node, new_dialogue: Callable[[], Dialogue]) -> Node:
+    async def clone(self, parent: Node, new_pipes: Callable[[], SessionPipes]) -> Node:
         """Stop `parent`, which may be stopped, and return a clone that goes on.
 
         Raises InvalidRequest when something in the session cannot be cloned; then it goes on as before.
@@ -93,7 +93,7 @@ class Family:
             if was_frozen:
                 await self._thaw(parent)
             try:
-                (node,) = await self._clones(parent, new_dialogue, [Kind.LIKE_IT])
+                (node,) = await self._clones(parent, new_pipes, [Kind.LIKE_IT])
             except BaseException:
                 if was_frozen:  # a checkpoint, which nobody shall run
                     await finish(self._ask("freeze", node=parent.number))
@@ -101,19 +101,19 @@ class Family:
                 raise
             return node
 
-    async def fork(self, parent: Node, new_dialogue: Callable[[], Dialogue], count: int) -> list[Node]:
+    async def fork(self, parent: Node, new_pipes: Callable[[], SessionPipes], count: int) -> list[Node]:
         """Stop `parent` and return forks of it; raises as `clone` does."""
         async with self._turn:
-            *forks, reserve = await self._clones(parent, new_dialogue, [*[Kind.FORK] * count, Kind.RESERVE])
+            *forks, reserve = await self._clones(parent, new_pipes, [*[Kind.FORK] * count, Kind.RESERVE])
             parent.reserve = reserve
             return forks
 
-    async def _clones(self, parent: Node, new_dialogue: Callable[[], Dialogue], kinds: Sequence[Kind]) -> list[Node]:
+    async def _clones(self, parent: Node, new_pipes: Callable[[], SessionPipes], kinds: Sequence[Kind]) -> list[Node]:
         nodes: list[Node] = []
         self._be_patient()
         try:
             for kind in kinds:  # one after the other: the interpreter can clone itself once at a time
-                node = await self._bear(parent, new_dialogue(), kind)
+                node = await self._bear(parent, new_pipes(), kind)
                 nodes.append(node)
             for node in nodes:
                 await self._is_born(node)
@@ -126,21 +126,21 @@ class Family:
             raise
         return nodes
 
-    async def _bear(self, parent: Node, dialogue: Dialogue, kind: Kind) -> Node:
+    async def _bear(self, parent: Node, pipes: SessionPipes, kind: Kind) -> Node:
         """Let one clone be made; it says when it is born, and waits for its home."""
         self._last += 1
         is_fork = kind is Kind.FORK
-        node = Node(self._last, parent, dialogue, parent.workspace.twin(), is_fork=is_fork)
+        node = Node(self._last, parent, pipes, parent.workspace.twin(), is_fork=is_fork)
         try:
             orders = [self._ask("arm", node=parent.number, clone=NOBODY if kind is Kind.RESERVE else node.number)]
             if is_fork and self.spec.cgroup is not None:  # first: it takes longest, beside all the rest
                 orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
             await asyncio.gather(*orders)
             self._request_id += 1
-            asked = await parent.dialogue.ask_for_clone(self._request_id, dialogue, self._left_s())
-            await self._first_of(asked, parent.dialogue.lost, self.end)
+            asked = await parent.pipes.ask_for_clone(self._request_id, pipes, self._left_s())
+            await self._first_of(asked, parent.pipes.link.lost, self.end)
             if not asked.done():
-                raise StartFailed(f"the session ended while it was cloned{_last_words(parent.dialogue)}")
+                raise StartFailed(f"the session ended while it was cloned{_last_words(parent.pipes)}")
             error = asked.result().get("error")
             if error is not None:
                 why = str(error.get("message"))[:2000] if isinstance(error, dict) else "no reason"
@@ -154,17 +154,17 @@ class Family:
         return node
 
     async def _is_born(self, node: Node) -> None:
-        born = node.dialogue.born
+        born = node.pipes.born
         await self._first_of(born, self.end)
         if not born.done():
-            raise StartFailed(f"a clone of the session was born and did not live{_last_words(node.dialogue)}")
+            raise StartFailed(f"a clone of the session was born and did not live{_last_words(node.pipes)}")
 
     async def _settle(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[Kind]) -> None:
         """Stop the parent, give the clones their homes, and let them go on, but for a reserve."""
         clones = [
             {
                 "node": node.number,
-                "holds": node.dialogue.holds(),
+                "holds": node.pipes.holds(),
                 "is_reserve": kind is Kind.RESERVE,
             }
             for node, kind in zip(nodes, kinds, strict=True)
@@ -174,11 +174,11 @@ class Family:
         self._be_patient()  # anew: copying a large workspace takes its time
         parent.is_frozen = True
         for node in nodes:
-            node.dialogue.close_guest_ends()
+            node.pipes.close_guest_ends()
         housed = [node for node, kind in zip(nodes, kinds, strict=True) if kind is not Kind.RESERVE]
         for node, mount in zip(housed, mounts, strict=True):
             node.workspace.take([mount])
-            node.dialogue.go(is_fork=node.is_fork)
+            node.pipes.go(is_fork=node.is_fork)
         for node in housed:
             await self._is_ready(node)
 
@@ -189,11 +189,11 @@ class Family:
         return self._rehousing
 
     async def _is_ready(self, node: Node) -> None:
-        dialogue = node.dialogue
-        await self._first_of(dialogue.ready, dialogue.lost, self.end)
-        if not dialogue.ready.done():
-            why = "ended while it began" if dialogue.lost.done() or self.end.done() else "has not begun in time"
-            raise StartFailed(f"a clone of the session {why}{_last_words(dialogue)}")
+        pipes = node.pipes
+        await self._first_of(pipes.link.ready, pipes.link.lost, self.end)
+        if not pipes.link.ready.done():
+            why = "ended while it began" if pipes.link.lost.done() or self.end.done() else "has not begun in time"
+            raise StartFailed(f"a clone of the session {why}{_last_words(pipes)}")
 
     def _cgroup(self) -> Mapping[str, Any] | None:
         """Return a control group of its own for a fork; everything else shares the session's."""
@@ -225,7 +225,7 @@ class Family:
             (mount,) = await self._ask("house", {"steps": self._steps()}, node=reserve.number)
             node.is_runner, reserve.is_runner = False, True
             reserve.workspace.take([mount])
-            reserve.dialogue.go(is_fork=False)
+            reserve.pipes.go(is_fork=False)
             self._be_patient()
             await self._is_ready(reserve)
         await self.prune()
@@ -280,7 +280,7 @@ class Family:
             node.is_exceeded = True
         elif tag == "gone":
             node.counters = body["counters"]
-            node.dialogue.end("the interpreter has ended")
+            node.pipes.end("the interpreter has ended")
 
     async def _ask(self, tag: str, payload: Mapping[str, Any] | None = None, **body: int) -> list[int]:
         try:
@@ -323,9 +323,9 @@ class Family:
         await finish(self.connection.close())
 
 
-def _last_words(dialogue: Dialogue) -> str:
-    dialogue.catch_up()
-    said = dialogue.kept("stderr").decode("utf-8", "replace").strip()[-400:]
+def _last_words(pipes: SessionPipes) -> str:
+    pipes.catch_up()
+    said = pipes.kept("stderr").decode("utf-8", "replace").strip()[-400:]
     return f": {said}" if said else ""
 
 

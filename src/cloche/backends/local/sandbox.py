@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileRefused, StartFailed
 from cloche.core.events import PlanStep, Sink, Started, discard
-from cloche.core.languages import limits_note
 from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task
 from cloche.core.outcome import KillCause, decide
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
-from cloche.core.result import TIMEOUT_NOTE, Result, Status
+from cloche.core.result import Result
 from cloche.jail.identity import Claim, claim_outside_id
 from cloche.jail.spec import Building, Run
 
 from ..host import Host
 from ..noting import noted
+from ..results import make_result, run_notes
 from ..saving import Changes
 from . import crowd, fonts
 from .collect import read_regular
@@ -36,7 +36,7 @@ from .pipes import Pipes, started_first
 from .plan import build_spec, choose_places, make_forkable, show_toolchain
 from .program import Program, build_program, python_toolchain
 from .reports import finish, observed, usage
-from .session import FOR_EVER_S, LocalSession
+from .session import LocalSession, LocalTransport
 from .session_program import SessionProgram, build_session_program
 from .warm import COLD, KEPT_BYTES, JailKind, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
 from .workspace import Workspace
@@ -115,14 +115,17 @@ class LocalOpenSandbox:
 
     async def open_session(self, language: str, env: Mapping[str, str]) -> LocalSession:
         """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
-        program = build_session_program(language, env, self._places, FOR_EVER_S)
+        program = build_session_program(language, env, self._places)
         async with self._turn:
             if self._is_closed:
                 raise InvalidRequest("this sandbox is closed; open another one")
             if self._spec.level != "jail":  # whose folder this sandbox's own helper makes, and removes
                 await self._have_workspace()
-            session = LocalSession(self, program, self._limits)
-            self._sessions = [*(one for one in self._sessions if not one.is_closed), session]
+            transport = LocalTransport(self, program, self._limits)
+            session = LocalSession(
+                transport, program, self._limits, enforcement=self._enforcement, can_fork=self._can_fork
+            )
+            self.hold(session)
             try:
                 await self._start_session(session, program)
             except BaseException:
@@ -136,7 +139,7 @@ class LocalOpenSandbox:
         self._claim_id()
         spec = build_spec(self._enforcement.level, self._policy, self._limits, self._host, self._places)
         spec.outside, spec.shares_folder = self._spec.outside, True
-        if self.can_fork and program.is_forkable:
+        if self._can_fork and program.is_forkable:
             make_forkable(spec, self._host)
         show_toolchain(program.run, spec, program.paths(), self._host, self._policy)
         self.workspace.clear_for(program.run)
@@ -178,8 +181,12 @@ class LocalOpenSandbox:
             self._slot.invalidate()  # whatever waits there waits in the other files
         before.drop_unless_needed()
 
+    def hold(self, session: LocalSession) -> None:
+        """Close a session at this sandbox's own end at the latest."""
+        self._sessions = [*(one for one in self._sessions if not one.is_closed), session]
+
     @property
-    def can_fork(self) -> bool:
+    def _can_fork(self) -> bool:
         """Tell whether sessions here can be cloned: it takes namespaces, and a /tmp that a clone may write to."""
         return self._enforcement.level is Level.JAIL and "/tmp" in self._policy.writable_paths
 
@@ -197,24 +204,14 @@ class LocalOpenSandbox:
                 )
             yield
 
-    def twin(self, session: LocalSession, workspace: Workspace) -> LocalOpenSandbox:
+    def twin(self, workspace: Workspace) -> LocalOpenSandbox:
         """Return the sandbox of a fork: the same rules and identity, and a workspace of its own."""
         twin = LocalOpenSandbox(
             policy=self._policy, limits=self._limits, enforcement=self._enforcement, host=self._host
         )
         twin.move_to(workspace)
         twin._claim = self._claim.share() if self._claim is not None else None
-        twin._sessions.append(session)
         return twin
-
-    @property
-    def level(self) -> Level:
-        """Return the level that is reached here."""
-        return self._enforcement.level
-
-    def enforcement_with(self, hits: Mapping[str, int]) -> Enforcement:
-        """Return what is enforced here, and which limits were hit."""
-        return dataclasses.replace(self._enforcement, hits=hits) if hits else self._enforcement
 
     async def changes(self, timeout_s: float) -> Changes:
         """Look at the workspace after a cell that had so long; nothing when it is gone."""
@@ -476,49 +473,24 @@ class LocalOpenSandbox:
 
     async def _result(self, program: Program, pipes: Pipes, ended: dict[str, Any], found: Changes) -> Result:
         told = pipes.told()
-        verdict = decide(observed(ended).with_refusal(told.refused))
-        out, err = pipes.kept("stdout"), pipes.kept("stderr")
-        if verdict.status is Status.TIMEOUT:
-            err += (b"" if not err or err.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
         if found.save is not None and self._slot is not None:
             self._slot.account_files(self.workspace.stored_bytes())  # all of it, whether it was found or not
         runtime = program.runtime() if program.has_value else await asyncio.to_thread(program.runtime)
-        return Result(
-            out.decode("utf-8", "replace"),
-            err.decode("utf-8", "replace"),
-            verdict.exit_code,
-            ended["wall_s"],
-            truncated=pipes.is_truncated,
-            timed_out=verdict.status is Status.TIMEOUT,
-            status=verdict.status,
+        engine = program.toolchain.engine if program.toolchain else None
+        notes = run_notes(engine, runtime, self._limits, self._enforcement, ended["wall_s"])
+        return make_result(
+            decide(observed(ended).with_refusal(told.refused)),
+            stdout=pipes.kept("stdout"),
+            stderr=pipes.kept("stderr"),
+            is_truncated=pipes.is_truncated,
             value=told.value,
             value_is_repr=told.is_repr,
             outputs=told.outputs,
-            files=found.records,
             usage=usage(ended),
-            enforcement=self.enforcement_with(verdict.hits),
-            stdout_bytes=out,
-            stderr_bytes=err,
-            save_files=found.save,
-            meta={**self._meta(program, runtime, ended, found), **told.notes()},
+            enforcement=self._enforcement,
+            found=found,
+            meta={**notes, "backend": "local", "start": self._start.word, **told.notes()},
         )
-
-    def _meta(self, program: Program, runtime: str, ended: dict[str, Any], found: Changes) -> dict[str, Any]:
-        engine = program.toolchain.engine if program.toolchain else None
-        meta: dict[str, Any] = {
-            "runtime": engine.name if engine else "command",
-            "versions": {engine.name: runtime} if engine else {},
-            "limits": self._limits.as_dict(),
-            "duration": ended["wall_s"],
-            "backend": "local",
-            "level": str(self._enforcement.level),
-            "start": self._start.word,
-        }
-        if engine is not None and engine.stand_in:
-            meta["stand_in"] = engine.stand_in
-        if engine is not None and (advice := limits_note(engine, self._limits)):
-            meta["advice"] = advice
-        return meta | found.meta()
 
 
 def _timed(steps: Sequence[Step], seconds: Sequence[float], *, whose: str = "") -> Iterator[PlanStep]:

@@ -8,32 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.events import Sink
 from cloche.core.limits import Limits
-from cloche.core.outcome import KillCause, Observed, Verdict, decide
-from cloche.core.result import Usage
+from cloche.core.outcome import KillCause, Observed
+from cloche.core.protocols import OpenSandbox
 
 from ..drivers import Word
-from ..living import LivingSession, as_lost
 from ..noting import noted
 from ..saving import Changes
+from ..session import Printed, Session, SessionEnd, SessionLink
 from .connection import Connection
-from .dialogue import Dialogue
+from .dialogue import SessionPipes
 from .family import ORIGIN, Family, Node
 from .fonts import seems_to_draw
 from .reports import finish, observed, usage
+from .session_program import SessionProgram
+from .workspace import Workspace
 
 if TYPE_CHECKING:
     from cloche.jail.spec import Spec
-
-    from .sandbox import LocalOpenSandbox
-    from .session_program import SessionProgram
 
 log = logging.getLogger("cloche.local")
 Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any, dict[str, Any]]]
@@ -42,59 +44,115 @@ LAST_WORDS_S = 0.3
 LINKLESS_S = 5.0  # for who has closed its link to be gone: its end is told by a reaper that may be kept waiting
 NOTED_S = 10.0  # for a helper to say that it has done what it was told
 HALTED_S = 1.0  # for it to say that all stands still; then the files are looked at all the same
-FOR_EVER_S = 1e9
 _NONE = Changes()
 
 
-class LocalSession(LivingSession):
-    """Run one cell at a time; see core.protocols.OpenSession."""
+class SessionOwner(OpenSandbox, Protocol):
+    """Be the sandbox in whose workspace a session works."""
 
-    def __init__(self, sandbox: LocalOpenSandbox, program: SessionProgram, limits: Limits):
-        super().__init__(program.language.name, program.interrupt, limits)
-        self._sandbox, self._program = sandbox, program
-        self._family: Family | None = None
-        self._node = Node(ORIGIN, None, self._new_dialogue(), sandbox.workspace, is_fork=False)
-        self._node.is_runner = True
-        self._checkpoints: dict[str, Node] = {}
+    @property
+    def workspace(self) -> Workspace:
+        """Return the files."""
+        ...
+
+    def move_to(self, workspace: Workspace) -> None:
+        """Work in the files of the interpreter that a session goes on in."""
+        ...
+
+    def alone(self, session: LocalSession) -> AbstractAsyncContextManager[None]:
+        """Keep runs away from the files. Raises InvalidRequest when another session works in them."""
+        ...
+
+    def twin(self, workspace: Workspace) -> SessionOwner:
+        """Return the sandbox of a fork: the same rules and identity, and a workspace of its own."""
+        ...
+
+    def hold(self, session: LocalSession) -> None:
+        """Close a session at the sandbox's own end at the latest."""
+        ...
+
+    async def changes(self, timeout_s: float) -> Changes:
+        """Look at the files after a cell that had so long; nothing when they are gone."""
+        ...
+
+    async def font_file(self, env: Mapping[str, str]) -> tuple[str, str] | None:
+        """Return the list of fonts, and where matplotlib looks for it; None where it would not, or there is none."""
+        ...
+
+    async def close(self) -> None:
+        """Kill and remove everything, for good."""
+        ...
+
+
+class LocalTransport:
+    """Carry a session's interpreter in a jail, another clone after a rollback; see backends.session.SessionTransport.
+
+    `node` is the interpreter in which the session goes on, `checkpoints` are those that it can go back to.
+    """
+
+    slowness = 1.0
+
+    def __init__(self, owner: SessionOwner, program: SessionProgram, limits: Limits):
+        self.owner, self._program, self._limits = owner, program, limits
+        self.on_flood: Callable[[], None] = lambda: None
+        self.family: Family | None = None
+        self.node = Node(ORIGIN, None, self.new_pipes(), owner.workspace, is_fork=False)
+        self.node.is_runner = True
+        self.checkpoints: dict[str, Node] = {}
         self._was_given_fonts = False
 
-    def _new_dialogue(self) -> Dialogue:
-        return Dialogue(self._limits, self._program.new_codec(), self._on_flood)
+    def new_pipes(self) -> SessionPipes:
+        """Return pipes for another interpreter that this session may go on in."""
+        return SessionPipes(self._limits, self._program.new_codec(), self._flood)
 
-    @property
-    def _exchange(self) -> Dialogue:
-        return self._node.dialogue
+    def _flood(self) -> None:
+        self.on_flood()
 
-    @property
-    def _end(self) -> asyncio.Future[dict[str, Any]] | None:
-        return self._family.end if self._family is not None else None
-
-    async def open(self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend) -> None:
-        """Send the run that the session is, with `send`, and wait until the interpreter says that it is ready."""
-        family = Family(connection, spec, self._node, self._program.run.binds)
-        send(self._exchange.guest_ends())
-        self._family = family  # whose end can be waited for, now that there will be one
-        self._exchange.close_guest_ends()
+    def start(
+        self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend
+    ) -> asyncio.Future[dict[str, Any]]:
+        """Send the run that the session is, with `send`, and return its end."""
+        family = Family(connection, spec, self.node, self._program.run.binds)
+        send(self.node.pipes.guest_ends())
+        self.family = family  # whose end can be waited for, now that there will be one
+        self.node.pipes.close_guest_ends()
         family.end = asyncio.ensure_future(attend(family.hear))
-        await self._await_ready(family.end)
-        if spec.level == "jail" and self._sandbox.workspace.fd < 0:
-            await self._await_workspace(family)
+        return family.end
 
-    async def _await_workspace(self, family: Family) -> None:
-        """Wait for the helper's word with the workspace, which the interpreter's own may overtake.
+    async def await_workspace(self) -> None:
+        """Wait for the helper's word with the workspace, which the interpreter's own may overtake. Raises StartFailed.
 
         Whoever started beside us without it would make another one.
         """
+        family = self.family
+        if family is None or family.spec.level != "jail" or self.owner.workspace.fd >= 0:
+            return
         try:
             await asyncio.wait_for(family.connection.ask("echo"), NOTED_S)
         except (OSError, TimeoutError) as error:
             raise StartFailed(f"the helper does not answer: {error}", step="helper") from error
 
-    async def _prepare(self, code: str) -> None:
-        if self._has_signalled and self._family is not None:
-            await self._await_signals(self._family)
-        if self._node.reserve is not None:
-            await self._go_on()
+    def fork(self, owner: SessionOwner, node: Node) -> LocalTransport:
+        """Return what carries the session that goes on in a fork."""
+        fork = copy.copy(self)
+        fork.owner, fork.checkpoints = owner, {}
+        node.pipes.link.on_flood = fork._flood
+        fork.stand_at(node)
+        return fork
+
+    @property
+    def link(self) -> SessionLink:
+        return self.node.pipes.link
+
+    @property
+    def end(self) -> asyncio.Future[dict[str, Any]] | None:
+        return self.family.end if self.family is not None else None
+
+    async def prepare(self, code: str, *, was_signalled: bool) -> None:
+        if was_signalled and self.family is not None:
+            await self._await_signals(self.family)
+        if self.node.reserve is not None:
+            await self.go_on()
         if self._was_given_fonts or self._program.run.python is None:
             return
         if seems_to_draw(code.encode("utf-8", "surrogatepass")):  # what is no text is for the interpreter to refuse
@@ -103,8 +161,8 @@ class LocalSession(LivingSession):
     async def _give_fonts(self) -> None:
         """Have the interpreter keep the list of fonts that matplotlib would make there."""
         self._was_given_fonts = True
-        found = await self._sandbox.font_file(self._program.run.env)
-        sending = self._exchange.keep(*found) if found is not None else None
+        found = await self.owner.font_file(self._program.run.env)
+        sending = self.node.pipes.keep(*found) if found is not None else None
         if sending is not None:
             with noted(log, "the interpreter does not read what it is asked, as its cell will show", TimeoutError):
                 await asyncio.wait_for(sending, NOTED_S)
@@ -114,54 +172,136 @@ class LocalSession(LivingSession):
         with noted(log, "a session's helper does not answer, as its next cell will show", OSError, TimeoutError):
             await asyncio.wait_for(family.connection.ask("echo"), NOTED_S)
 
-    async def _go_on(self) -> None:
+    async def go_on(self) -> None:
         """Go on where this session goes on after a fork."""
-        if self._family is not None and self._node.reserve is not None:
-            self._stand_at(await finish(self._family.go_on(self._node)))
+        if self.family is not None and self.node.reserve is not None:
+            self.stand_at(await finish(self.family.go_on(self.node)))
 
-    def _stand_at(self, node: Node) -> None:
-        self._node = node
+    def stand_at(self, node: Node) -> None:
+        """Go on in another interpreter, and in its files."""
+        self.node = node
         node.is_runner = True
-        self._sandbox.move_to(node.workspace)
+        self.owner.move_to(node.workspace)
 
-    async def _stop(self) -> None:
+    def begin(self, sink: Sink) -> None:
+        self.node.pipes.begin(sink)
+
+    def send(self, data: bytes) -> Awaitable[None] | None:
+        return self.node.pipes.send(data)
+
+    def collect(self, *, is_up_to_date: bool = False) -> Printed:
+        return self.node.pipes.collect(is_up_to_date=is_up_to_date)
+
+    def tell(self, word: Word) -> None:
+        tag, body = word
+        if self.family is not None:
+            self.family.connection.tell(tag, node=self.node.number, **body)
+
+    def kill(self, cause: KillCause) -> None:
+        """Kill the interpreter; the end of a clone is heard on its link."""
+        if self.family is None:
+            return
+        if self.node.number == ORIGIN:
+            self.family.connection.kill(cause)
+        else:
+            self.family.kill(self.node)
+
+    async def stop(self, cause: KillCause | None) -> None:
         """End the interpreter, and wait until the kernel's word on it is there."""
-        family = self._family
+        family = self.family
         if family is None:
             return
-        if self._node.number != ORIGIN:
-            if self._cause is None:  # it has ended by itself; the helper says what it knows
+        if self.node.number != ORIGIN:
+            if cause is None:  # it has ended by itself; the helper says what it knows
                 await asyncio.wait([family.end], timeout=LAST_WORDS_S)
-            self._node.is_runner = False
+            self.node.is_runner = False
             await family.prune()
             return
-        if self._cause is not None:
-            family.connection.kill(self._cause)
+        if cause is not None:
+            family.connection.kill(cause)
         elif not family.end.done():
             await asyncio.wait([family.end], timeout=LINKLESS_S)
             family.connection.kill(KillCause.CANCELLED)  # its link is gone, and it lives: nobody can use it
         with noted(log, "how a session ended, which its verdict says", Exception):
             await finish(family.end)
 
-    def _tell(self, tag: str, **body: bool | int) -> None:
-        if self._family is not None:
-            self._family.connection.tell(tag, **body)
+    async def observe_end(self, cause: KillCause | None) -> SessionEnd:  # noqa: ARG002 - the helper says it
+        await self.node.pipes.drain()
+        ended = self._ended()
+        if ended:
+            return SessionEnd(observed=observed(ended), usage=usage(ended))
+        return SessionEnd(observed=self._observed_of_node())
 
-    def _set_pace(self, *, is_busy: bool) -> None:
-        self._tell("pace", is_busy=is_busy)
+    def known_end(self) -> Observed | str:
+        ended = self._ended()
+        return observed(ended) if ended else ""
 
-    def _signal(self, word: Word) -> None:
-        tag, body = word
-        self._tell(tag, node=self._node.number, **body)
+    def _ended(self) -> dict[str, Any]:
+        end = self.end
+        if end is None or not end.done() or end.cancelled() or end.exception() is not None:
+            return {}
+        return end.result()
 
-    def _kill(self) -> None:
-        """Kill the interpreter; its end is heard on its link."""
-        if self._family is None:
-            return
-        if self._node.number == ORIGIN:
-            self._family.connection.kill(self._cause or KillCause.CANCELLED)
+    def _observed_of_node(self) -> Observed:
+        """Return what ended a clone: pid 1 around it is the guest's, so the code is the guest's word."""
+        status = self.node.pipes.wait_status
+        return Observed(
+            exit_code=os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
+            signal=os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+            cause=KillCause.OUT_OF_MEMORY if self.node.is_exceeded else None,
+            oom_kills=self.node.counters.get("oom_kills", 0),
+        )
+
+    async def changes(self, timeout_s: float) -> Changes:
+        """Return what has changed in the workspace, after a cell that had so long."""
+        if self.owner.workspace.is_untouched():
+            return _NONE
+        return await self.owner.changes(timeout_s)
+
+    async def close(self) -> None:
+        """Kill and remove everything, for good."""
+        if self.family is None:
+            self.node.close()
         else:
-            self._family.kill(self._node)
+            await self.family.leave([self.node, *self.checkpoints.values()])
+
+
+class LocalSession(Session):
+    """Run one cell at a time, go back, and go on in several ways; see core.protocols.SupportsFork.
+
+    It `can_fork` where its sandbox has namespaces and a /tmp that a clone may write to.
+    """
+
+    def __init__(
+        self,
+        transport: LocalTransport,
+        program: SessionProgram,
+        limits: Limits,
+        *,
+        enforcement: Enforcement,
+        can_fork: bool,
+    ):
+        super().__init__(
+            transport, transport.changes, language=program.language.name, interrupt=program.interrupt, limits=limits,
+            enforcement=enforcement, notes={"backend": "local"},
+        )  # fmt: skip
+        self._local, self._program, self._limits = transport, program, limits
+        self._can_fork = can_fork
+
+    @property
+    def sandbox(self) -> SessionOwner:
+        """Return the sandbox in whose workspace it works; a fork's is its own."""
+        return self._local.owner
+
+    @property
+    def family(self) -> Family | None:
+        """Return the helper that guards it and all that was cloned from it; None before it was started."""
+        return self._local.family
+
+    async def open(self, connection: Connection, spec: Spec, send: Callable[[list[int]], None], attend: Attend) -> None:
+        """Send the run that the session is, with `send`, and wait until the interpreter says that it is ready."""
+        await self.await_ready(self._local.start(connection, spec, send, attend))
+        await self._local.await_workspace()
 
     async def checkpoint(self, name: str) -> None:
         """Remember memory and workspace under `name`; see core.protocols.SupportsFork."""
@@ -170,42 +310,44 @@ class LocalSession(LivingSession):
             await finish(self._checkpoint(family, name))
 
     async def _checkpoint(self, family: Family, name: str) -> None:
-        await self._go_on()
-        node = self._node
-        async with self._sandbox.alone(self):
-            clone = await family.clone(node, self._new_dialogue)
+        local, checkpoints = self._local, self._local.checkpoints
+        await local.go_on()
+        node = local.node
+        async with local.owner.alone(self):
+            clone = await family.clone(node, local.new_pipes)
         node.is_runner, node.is_held = False, True
-        replaced = self._checkpoints.pop(name, None)
-        self._checkpoints[name] = node
-        self._stand_at(clone)
-        if replaced is not None and replaced not in self._checkpoints.values():
+        replaced = checkpoints.pop(name, None)
+        checkpoints[name] = node
+        local.stand_at(clone)
+        if replaced is not None and replaced not in checkpoints.values():
             replaced.is_held = False
             await family.prune()
 
     async def rollback(self, name: str) -> None:
         """Go back to a checkpoint, which stays; see core.protocols.SupportsFork."""
         async with self._turn:
-            family, node = self._forkable(needs_life=False), self._checkpoints.get(name)
+            family, node = self._forkable(needs_life=False), self._local.checkpoints.get(name)
             if node is None:
-                have = ", ".join(self._checkpoints) or "none"
+                have = ", ".join(self._local.checkpoints) or "none"
                 raise InvalidRequest(f"there is no checkpoint {name!r} in this session; there is: {have}")
-            if node.dialogue.lost.done():
+            if node.pipes.link.lost.done():
                 raise InvalidRequest(f"the checkpoint {name!r} was lost: its process has ended")
-            if family.others_below(node, self._node):
+            if family.others_below(node, self._local.node):
                 raise InvalidRequest(
                     f"a fork that was made after the checkpoint {name!r} is still open; close it first"
                 )
             await finish(self._go_back(family, node, name))
 
     async def _go_back(self, family: Family, node: Node, name: str) -> None:
-        async with self._sandbox.alone(self):
-            for other in [other for other in self._checkpoints if _is_after(self._checkpoints, other, name)]:
-                self._checkpoints.pop(other).is_held = False
-            self._node.is_runner = False
+        local, checkpoints = self._local, self._local.checkpoints
+        async with local.owner.alone(self):
+            for other in [other for other in checkpoints if _is_after(checkpoints, other, name)]:
+                checkpoints.pop(other).is_held = False
+            local.node.is_runner = False
             await family.prune()
-            clone = await family.clone(node, self._new_dialogue)
+            clone = await family.clone(node, local.new_pipes)
             self._verdict = None
-            self._stand_at(clone)
+            local.stand_at(clone)
 
     async def fork(self, count: int) -> list[LocalSession]:
         """Return sessions that begin as this one is; see core.protocols.SupportsFork."""
@@ -221,21 +363,20 @@ class LocalSession(LivingSession):
                 raise
 
     async def _fork(self, family: Family, count: int) -> list[LocalSession]:
-        await self._go_on()
-        async with self._sandbox.alone(self):
-            forks = await family.fork(self._node, self._new_dialogue, count)
+        await self._local.go_on()
+        async with self._local.owner.alone(self):
+            forks = await family.fork(self._local.node, self._local.new_pipes, count)
         return [self._twin(family, fork) for fork in forks]
 
     def _twin(self, family: Family, node: Node) -> LocalSession:
         """Return the session that goes on in a fork."""
-        session = LocalSession.__new__(LocalSession)
-        vars(session).update(vars(self))
-        session._sandbox = self._sandbox.twin(session, node.workspace)
-        session._checkpoints, session._turn, session._request_id = {}, asyncio.Lock(), 0
-        session.is_closed = session._is_running = False
-        node.dialogue.on_flood = session._on_flood
-        session._stand_at(node)
-        session.start = "forked"
+        owner = self._local.owner.twin(node.workspace)
+        session = LocalSession(
+            self._local.fork(owner, node), self._program, self._limits, enforcement=self._enforcement,
+            can_fork=self._can_fork,
+        )  # fmt: skip
+        session.runtime, session.start, session._has_signalled = self.runtime, "forked", self._has_signalled
+        owner.hold(session)
         family.members += 1
         return session
 
@@ -245,66 +386,18 @@ class LocalSession(LivingSession):
             raise BackendUnavailable(
                 f"a {self._program.language.name} session has no checkpoints and no forks; Python's have"
             )
-        if self._family is None or not self._sandbox.can_fork:
+        if self.family is None or not self._can_fork:
             raise BackendUnavailable(
                 "checkpoints and forks need level jail and a writable /tmp; this sandbox has not both"
             )
         if needs_life and not self.is_alive:
             raise InvalidRequest(f"this session has ended{self._why()}; roll it back, restart it, or open another one")
-        return self._family
-
-    async def close(self) -> None:
-        """Kill and remove everything, for good."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        if self._family is None:
-            self._node.close()
-            return
-        await finish(self._family.leave([self._node, *self._checkpoints.values()]))
-
-    @property
-    def sandbox(self) -> LocalOpenSandbox:
-        """Return the sandbox in whose workspace it works; a fork's is its own."""
-        return self._sandbox
-
-    def _known_end(self) -> Verdict | None:
-        ended = self._ended()
-        return self._last_verdict(observed(ended)) if ended else None
-
-    async def _judge_end(self) -> tuple[Verdict, Usage | None]:
-        ended = self._ended()
-        if not ended:
-            return self._verdict_of_node(), None
-        return self._last_verdict(observed(ended)), usage(ended)
-
-    def _ended(self) -> dict[str, Any]:
-        end = self._end
-        if end is None or not end.done() or end.cancelled() or end.exception() is not None:
-            return {}
-        return end.result()
-
-    def _verdict_of_node(self) -> Verdict:
-        """Judge a cell that ended a clone: pid 1 around it is the guest's, so the code is the guest's word."""
-        status = self._exchange.wait_status
-        cause = KillCause.OUT_OF_MEMORY if self._node.is_exceeded else self._cause
-        seen = Observed(
-            exit_code=os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
-            signal=os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
-            cause=cause,
-            oom_kills=self._node.counters.get("oom_kills", 0),
-        )
-        return as_lost(decide(seen))
-
-    async def _changes(self, timeout_s: float) -> Changes:
-        if self._sandbox.workspace.is_untouched():
-            return _NONE
-        return await self._sandbox.changes(timeout_s)
+        return self.family
 
     @contextlib.asynccontextmanager
     async def halted(self) -> AsyncIterator[None]:
         """Stop all that it runs, its interpreter too, as far as that can be done soon; then have it go on."""
-        family, node = self._family, self._node.number
+        family, node = self.family, self._local.node.number
         if family is None or family.end.done():
             yield
             return
@@ -314,12 +407,6 @@ class LocalSession(LivingSession):
             yield
         finally:
             family.connection.tell("resume", id=0, node=node)
-
-    def _enforcement(self, hits: Mapping[str, int]) -> Enforcement:
-        return self._sandbox.enforcement_with(hits)
-
-    def _place(self) -> Mapping[str, Any]:
-        return {"backend": "local", "level": str(self._sandbox.level)}
 
 
 def _is_after(checkpoints: Mapping[str, Node], name: str, other: str) -> bool:

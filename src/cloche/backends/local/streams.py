@@ -11,8 +11,10 @@ import os
 from collections.abc import Callable
 
 from cloche.core.bounded import HeadTail
+from cloche.core.events import OutputChunk, Sink, Stream, discard
 
 CHUNK_BYTES = 65_536
+DRAIN_S = 0.3
 PIPE_BYTES = 1 << 20  # the most that an ordinary user lets a pipe hold, unless the host says otherwise
 
 
@@ -106,6 +108,64 @@ class StreamReader:
             self._fd, self.has_ended = -1, True
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
+
+
+class StreamSet:
+    """Hold the pipes that a guest writes to: our ends, and the guest's until it has them. Close it in any case."""
+
+    def __init__(self) -> None:
+        self._guest: list[int] = []
+        self._readers: dict[str, StreamReader] = {}
+
+    def _new_pipe(self) -> int:
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        self._guest.append(theirs)
+        return ours
+
+    def _add_reader(
+        self, name: str, limit: int, flood_limit: int, on_chunk: Callable[[bytes], None], on_flood: Callable[[], None]
+    ) -> None:
+        self._readers[name] = StreamReader(
+            self._new_pipe(), limit=limit, flood_limit=flood_limit, on_chunk=on_chunk, on_flood=on_flood
+        )
+
+    def close_guest_ends(self) -> None:
+        """Close the guest's ends, so that the pipes end with the guest."""
+        while self._guest:
+            os.close(self._guest.pop())
+
+    async def drain(self, *, is_quiet: bool = False) -> None:
+        """Read what is still in the pipes. Everything that could write is dead; a bound is there all the same.
+
+        Where it `is_quiet`, all that could write does so no more, though it may yet hold its ends.
+        """
+        self.close_guest_ends()
+        open_ones = [reader for reader in self._readers.values() if not reader.finish(is_quiet=is_quiet)]
+        for reader in open_ones:
+            reader.listen()
+        if open_ones:
+            await asyncio.wait([reader.ended for reader in open_ones], timeout=DRAIN_S)
+
+    def close(self) -> None:
+        """Close both ends of all pipes."""
+        self.close_guest_ends()
+        for reader in self._readers.values():
+            if not reader.has_ended:
+                reader.close()
+
+    def kept(self, stream: Stream) -> bytes:
+        """Return what is kept of a stream."""
+        return self._readers[stream].output.kept()
+
+    @property
+    def is_truncated(self) -> bool:
+        """Tell whether something of the output was left out."""
+        return self._readers["stdout"].output.is_truncated or self._readers["stderr"].output.is_truncated
+
+
+def to_sink(stream: Stream, sink: Sink) -> Callable[[bytes], None]:
+    """Return what hands the pieces of a stream on."""
+    return ignore if sink is discard else lambda data: sink(OutputChunk(stream=stream, data=data))
 
 
 def ignore(data: bytes) -> None:

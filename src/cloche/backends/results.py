@@ -1,0 +1,71 @@
+"""A `Result`, put together from what a run or a cell came to, for all backends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cloche.core.enforcement import Enforcement
+from cloche.core.languages import Engine, limits_note
+from cloche.core.limits import Limits
+from cloche.core.outcome import Verdict
+from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage
+
+from .saving import Changes
+
+
+def make_result(
+    verdict: Verdict,
+    *,
+    stdout: bytes,
+    stderr: bytes,
+    is_truncated: bool,
+    value: Any,  # noqa: ANN401 - any JSON
+    value_is_repr: bool,
+    outputs: tuple[Output, ...],
+    usage: Usage,
+    enforcement: Enforcement,
+    found: Changes,
+    meta: Mapping[str, Any],
+) -> Result:
+    """Return a result; its `enforcement` also tells which limits were hit."""
+    if verdict.status is Status.TIMEOUT:
+        stderr += (b"" if not stderr or stderr.endswith(b"\n") else b"\n") + TIMEOUT_NOTE.encode()
+    return Result(
+        stdout.decode("utf-8", "replace"),
+        stderr.decode("utf-8", "replace"),
+        verdict.exit_code,
+        usage.wall_s,
+        truncated=is_truncated,
+        timed_out=verdict.status is Status.TIMEOUT,
+        status=verdict.status,
+        value=value,
+        value_is_repr=value_is_repr,
+        outputs=outputs,
+        files=found.records,
+        usage=usage,
+        enforcement=dataclasses.replace(enforcement, hits=verdict.hits) if verdict.hits else enforcement,
+        stdout_bytes=stdout,
+        stderr_bytes=stderr,
+        save_files=found.save,
+        meta={**meta, **found.meta()},
+    )
+
+
+def run_notes(
+    engine: Engine | None, version: str, limits: Limits, enforcement: Enforcement, wall_s: float
+) -> dict[str, Any]:
+    """Return what a result's `meta` says of a run, without what only its backend knows; a command has no engine."""
+    notes: dict[str, Any] = {
+        "runtime": engine.name if engine else "command",
+        "versions": {engine.name: version} if engine else {},
+        "limits": limits.as_dict(),
+        "duration": wall_s,
+        "level": str(enforcement.level),
+    }
+    if engine is not None and engine.stand_in:
+        notes["stand_in"] = engine.stand_in
+    if engine is not None and (advice := limits_note(engine, limits)):
+        notes["advice"] = advice
+    return notes

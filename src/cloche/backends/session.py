@@ -1,0 +1,618 @@
+"""A live session, wherever its interpreter runs: cells, their clock, interrupts, and the result of each.
+
+Theory of operation: `Session` is the same for all backends. What differs is how bytes, signals and the end of the
+interpreter travel, which a backend gives as a `SessionTransport`. Frames are read by a `SessionLink`, which does no
+I/O: the transport gives it what the interpreter sent, and `Session` asks it for the bytes of the next cell.
+
+The clock of a cell is kept here. A cell that is over its time is interrupted, as by Ctrl-C, which keeps the state of
+the session; one that does not let itself be interrupted is killed with the whole session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cloche.core.decoding import TooMuch
+from cloche.core.enforcement import Enforcement
+from cloche.core.errors import ClocheError, InvalidRequest, StartFailed
+from cloche.core.events import Displayed, Sink, Started, discard
+from cloche.core.limits import Limits
+from cloche.core.outcome import KillCause, Observed, Verdict, decide
+from cloche.core.result import EXIT_TIMEOUT, Output, Result, Status, Usage
+from cloche.core.told import MAX_SHOWN, MAX_VALUE_BYTES, is_small, read_output
+
+from .drivers import Codec, Interrupt, Word
+from .noting import noted
+from .results import make_result
+from .saving import Changes
+from .waiting import finish
+
+MIB = 1024 * 1024
+MAX_SHOWN_BYTES = 32 * MIB  # of one cell
+MAX_RECEIVED_BYTES = 64 * MIB  # from the beginning of one cell to that of the next: all that may be shown, and a value
+INTERRUPT_TIMEOUT_S = 3.0
+AGAIN_S = 0.5  # between one interrupt and the next, where one may not be enough
+LONG_S = 0.01  # a cell that takes longer has its memory watched closely
+START_TIMEOUT_S = 60.0
+INTERRUPTED = 130
+NOTHING = 0  # the number of a cell that is none: what is sent before its answer was about the cell before it
+_OK = Verdict(status=Status.OK, exit_code=0)
+log = logging.getLogger("cloche.sessions")
+
+
+@dataclass(slots=True)
+class CellOutputs:
+    """Collect what one cell displays."""
+
+    sink: Sink = discard
+    outputs: list[Output] = field(default_factory=list)
+    shown_bytes: int = 0
+    is_cut: bool = False
+
+    def add(self, frame: Mapping[str, Any]) -> None:
+        """Take a bundle, while there is room."""
+        if self.is_cut:
+            return
+        output = read_output(frame)
+        if output is None:
+            return
+        self.shown_bytes += sum(len(mime) + len(content) for mime, content in output.data.items())
+        if self.shown_bytes > MAX_SHOWN_BYTES or len(self.outputs) >= MAX_SHOWN:
+            self.is_cut = True
+            return
+        self.outputs.append(output)
+        self.sink(Displayed(output=output))
+
+
+class SessionLink:
+    """Hold what one interpreter is asked and what it answers; no I/O. Use from one event loop.
+
+    Everything that comes from the other end is the guest's word: bounded, checked for its shape, and believed in
+    nothing that matters. Kinds that are not known go to `on_other`; what does not even parse ends the session, and so
+    does too much of anything, which `on_flood` is told of. `ready` holds the interpreter's first message, `lost` why
+    nothing more will be received; `on_lost` is called at once when that is set.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        on_flood: Callable[[], None],
+        *,
+        on_lost: Callable[[], None] = lambda: None,
+        on_other: Callable[[dict[str, Any]], None] = lambda _: None,
+    ):
+        self._loop = asyncio.get_running_loop()
+        self._codec, self.on_flood, self._on_lost, self._on_other = codec, on_flood, on_lost, on_other
+        self._outputs, self._received_bytes = CellOutputs(), 0
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.refused = ""  # why nothing more is read from it, where it was the interpreter's doing
+        self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.lost: asyncio.Future[str] = self._loop.create_future()
+
+    def begin(self, sink: Sink = discard) -> CellOutputs:
+        """Begin a new cell, or, without a sink, the time between two cells."""
+        self._outputs, self._received_bytes = CellOutputs(sink=sink), 0
+        self._codec.renew()
+        return self._outputs
+
+    def ask(self, request_id: int, code: str) -> tuple[asyncio.Future[dict[str, Any]], bytes]:
+        """Return what will hold the answer to a cell, and what to send. Raises InvalidRequest for what cannot be."""
+        try:
+            data = self._codec.encode_run(request_id, code)
+        except ValueError as error:
+            raise InvalidRequest(f"code: {error}") from error
+        return self.expect(request_id), data
+
+    def expect(self, request_id: int) -> asyncio.Future[dict[str, Any]]:
+        """Return what will hold the answer to a request."""
+        answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._answers[request_id] = answer
+        return answer
+
+    def receive(self, data: bytes) -> None:
+        """Take what the interpreter sent, unless it was lost."""
+        if self.lost.done():
+            return
+        self._received_bytes += len(data)
+        try:
+            if self._received_bytes > MAX_RECEIVED_BYTES:
+                raise TooMuch(f"there are more than {MAX_RECEIVED_BYTES} bytes")
+            for frame in self._codec.feed(data):
+                self._take(frame)
+        except TooMuch as error:
+            self.refused = f"the interpreter said more than is read of one cell: {error}"
+            self.lose(self.refused)
+            self.on_flood()
+        except (ValueError, RecursionError) as error:
+            self.refused = f"the interpreter said what nobody understands: {error}"
+            self.lose(self.refused)
+
+    def _take(self, frame: dict[str, Any]) -> None:
+        kind = frame.get("op")
+        if kind == "done":
+            request_id = frame.get("id")
+            answer = self._answers.pop(request_id, None) if isinstance(request_id, int) else None
+            if answer is not None and not answer.done():
+                answer.set_result(frame)
+        elif kind == "display":
+            self._outputs.add(frame)
+        elif kind == "cut":
+            self._outputs.is_cut = True
+        elif kind == "ready" and not self.ready.done():
+            self.ready.set_result(frame)
+        else:
+            self._on_other(frame)
+
+    def lose(self, reason: str) -> None:
+        """Learn that nothing more will be received; the first reason counts."""
+        if not self.lost.done():
+            self.lost.set_result(reason)
+            self._on_lost()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """Hold what is kept of the output of one cell."""
+
+    stdout: bytes = b""
+    stderr: bytes = b""
+    is_truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnd:
+    """Hold how an interpreter ended, what it used where that is known, and in words where nobody can say more."""
+
+    observed: Observed
+    usage: Usage | None = None
+    lost: str = ""
+
+
+class SessionTransport(Protocol):
+    """Carry bytes, output, signals and the end of one interpreter. Used from one event loop, by one `Session`.
+
+    No method raises because the interpreter is gone: that is known from `link.lost` and `end`. `prepare`, `stop`,
+    `observe_end` and `close` may be cancelled at each await. Whoever opens a transport closes its session in any case.
+    """
+
+    on_flood: Callable[[], None]  # called when the interpreter prints or sends too much; put in place by the session
+
+    @property
+    def link(self) -> SessionLink:
+        """Return what reads the frames of the interpreter; another one after a rollback or fork."""
+        ...
+
+    @property
+    def end(self) -> asyncio.Future[Any] | None:
+        """Return what is done when no process of it is left; None before it was started. It may hold a ClocheError."""
+        ...
+
+    @property
+    def slowness(self) -> float:
+        """Return how many times longer than usual the interpreter may take for anything."""
+        ...
+
+    async def prepare(self, code: str, *, was_signalled: bool) -> None:
+        """Do what must be done before the next cell, which runs `code`.
+
+        All signals are to be on their way to the interpreter afterwards, where it `was_signalled` since it last
+        answered to nothing. May raise a ClocheError; then the cell was not run.
+        """
+        ...
+
+    def begin(self, sink: Sink) -> None:
+        """Hand output on as it comes, and first what has come since it was collected."""
+        ...
+
+    def send(self, data: bytes) -> Awaitable[None] | None:
+        """Send all of it, or return what to await until all is sent: where that is cancelled, the link may be lost."""
+        ...
+
+    def collect(self, *, is_up_to_date: bool = False) -> Printed:
+        """Return what was printed since it was last collected, also what has yet to be read; then keep nothing of it.
+
+        It `is_up_to_date` where this loop has just handled all that was ready, and nothing has happened since.
+        """
+        ...
+
+    def tell(self, word: Word) -> None:
+        """Have whoever guards the interpreter signal it, or look at its memory more or less often."""
+        ...
+
+    def kill(self, cause: KillCause) -> None:
+        """Kill the interpreter; its end is then known from `end` or `link.lost`, like any other."""
+        ...
+
+    async def stop(self, cause: KillCause | None) -> None:
+        """Wait until the end is known of an interpreter that has ended or lost its link, and kill it if it has not.
+
+        `cause` is why the session has killed it, if it has.
+        """
+        ...
+
+    async def observe_end(self, cause: KillCause | None) -> SessionEnd:
+        """Return what is known of the end, in the middle of a cell, and take what was printed at last."""
+        ...
+
+    def known_end(self) -> Observed | str:
+        """Return what is known of an end between two cells, without asking anybody; or say it in words, if at all."""
+        ...
+
+    async def close(self) -> None:
+        """Kill and remove everything, for good; called once, and not cancelled."""
+        ...
+
+
+class Session:
+    """Run one cell at a time; see core.protocols.OpenSession."""
+
+    def __init__(
+        self,
+        transport: SessionTransport,
+        changes: Callable[[float], Awaitable[Changes]],
+        *,
+        language: str,
+        interrupt: Interrupt,
+        limits: Limits,
+        enforcement: Enforcement,
+        notes: Mapping[str, Any],
+    ):
+        """Take what carries it, what looks at the workspace after a cell that had so long, and `notes` for `meta`."""
+        self._transport, self._changes = transport, changes
+        self._language, self._interrupts = language, interrupt
+        self._told_limits, self._enforcement, self._notes = limits.as_dict(), enforcement, notes
+        self._turn = asyncio.Lock()
+        self._cause: KillCause | None = None
+        self._is_interrupted = self._is_running = self.is_closed = False
+        self._has_signalled = False  # since the interpreter last answered to nothing
+        self._request_id = 0
+        self._answer: asyncio.Future[dict[str, Any]] | None = None  # to the cell that runs
+        self._sending: asyncio.Future[None] | None = None  # of a cell that the link had no room for
+        self._verdict: Verdict | None = None
+        self.start = str(notes.get("start", "cold"))
+        self.runtime = language
+        transport.on_flood = self._on_flood
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether it can still run anything."""
+        end = self._transport.end
+        return end is not None and not end.done() and not self._transport.link.lost.done()
+
+    @property
+    def why_ended(self) -> str:
+        """Say how it ended, as far as that is known; empty while it lives."""
+        return "" if self.is_alive else self._why().strip(" ()")
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether no process of it is left: one that has only closed its link may still be at work."""
+        end = self._transport.end
+        return self.is_closed or end is None or end.done()
+
+    async def await_ready(self, end: asyncio.Future[Any]) -> None:
+        """Wait until the interpreter is ready, whose end this is. Raises StartFailed, or what `end` failed with."""
+        transport, link = self._transport, self._transport.link
+        waiting: list[asyncio.Future[Any]] = [link.ready, link.lost, end]
+        timeout_s = START_TIMEOUT_S * transport.slowness
+        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not link.ready.done():
+            raise await self._why_not_started(end)
+        self.runtime = str(link.ready.result().get("runtime") or self.runtime)[:100]
+        self._collect()
+        self._set_pace(is_busy=False)
+
+    async def _why_not_started(self, end: asyncio.Future[Any]) -> ClocheError:
+        """Return the error of a session that did not start."""
+        if not end.done():
+            await asyncio.wait([end], timeout=1.0)
+        if end.done() and isinstance(error := end.exception(), ClocheError):
+            return error
+        said = self._collect().stderr.decode("utf-8", "replace").strip()[-400:]
+        return StartFailed(f"the {self._language} session did not start{f': {said}' if said else ''}")
+
+    def _collect(self, *, is_up_to_date: bool = False) -> Printed:
+        """Return what was printed so far; what comes from now on belongs to the next cell."""
+        printed = self._transport.collect(is_up_to_date=is_up_to_date)
+        self._transport.link.begin()
+        return printed
+
+    def _set_pace(self, *, is_busy: bool) -> None:
+        """Tell who watches its memory whether a cell runs."""
+        self._transport.tell(("pace", {"is_busy": is_busy}))
+
+    async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
+        """Run one cell; see core.protocols.OpenSession."""
+        async with self._turn:
+            if not self.is_alive:
+                raise InvalidRequest(f"this session has ended{self._why()}; restart it, or open another one")
+            self._request_id += 1
+            self._cause, self._answer, self._sending = None, None, None
+            self._is_interrupted, self._is_running = False, True
+            try:
+                await self._transport.prepare(code, was_signalled=self._has_signalled)
+                if self._has_signalled:
+                    await finish(self._settle())
+                return await self._run(code, timeout_s, sink)
+            finally:
+                self._is_running = False
+
+    async def _settle(self) -> None:
+        """Wait until the interpreter is done with the signals of the last cell: an answer may cross an interrupt.
+
+        It answers to nothing after all signals that were sent before, and ignores those.
+        """
+        link = self._transport.link
+        answer, data = link.ask(NOTHING, "")
+        sending = self._transport.send(data)
+        with noted(log, "a session does not answer, as its next cell will show", TimeoutError):
+            async with asyncio.timeout(INTERRUPT_TIMEOUT_S * self._transport.slowness):
+                if sending is not None:
+                    await sending
+                if (end := self._transport.end) is not None and not answer.done():
+                    await _any_of(answer, end, link.lost)
+        self._has_signalled = False
+
+    async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:
+        transport, link = self._transport, self._transport.link
+        outputs = link.begin(sink)
+        transport.begin(sink)
+        started = time.monotonic()
+        is_soon = False
+        try:
+            sink(Started())
+            answer, data = link.ask(self._request_id, code)
+            sending = transport.send(data)
+            self._answer = answer
+            self._sending = asyncio.ensure_future(sending) if sending is not None else None
+            if self._is_interrupted:
+                self._interrupt(None)
+            if self._sending is None and await self._comes_soon(answer, timeout_s):
+                is_soon = True
+                frame: dict[str, Any] | None = answer.result()
+            else:
+                frame = await self._outlast(answer, started, timeout_s)
+        finally:
+            self._is_running = False
+        duration = time.monotonic() - started
+        if duration > LONG_S:
+            self._set_pace(is_busy=False)
+        if frame is None:
+            return await self._lost_result(outputs, duration, timeout_s)
+        printed = self._collect(is_up_to_date=is_soon)  # first: what is read only now may be too much
+        return await self._result(
+            frame, self._verdict_of(frame), Usage(wall_s=duration), outputs, printed, _error_notes(frame), timeout_s
+        )
+
+    async def _comes_soon(self, answer: asyncio.Future[dict[str, Any]], timeout_s: float) -> bool:
+        """Tell whether the answer comes while nobody else is waiting for this thread; if not, nobody waited for it."""
+        wait_briefly = getattr(asyncio.get_running_loop(), "wait_briefly", None)  # without leaving this coroutine
+        if wait_briefly is None:
+            return False
+        try:
+            wait_briefly(min(timeout_s, LONG_S), answer, self._transport.link.lost)
+        except BaseException:  # which another thread may raise in this one
+            await self._give_up(answer)
+            raise
+        return answer.done()
+
+    async def _outlast(
+        self, answer: asyncio.Future[dict[str, Any]], started: float, timeout_s: float
+    ) -> dict[str, Any] | None:
+        """Wait for the answer by the clock; None when the session has ended without one."""
+        loop, passed_s = asyncio.get_running_loop(), time.monotonic() - started
+        timers = [
+            loop.call_later(LONG_S - passed_s, self._hurry),
+            loop.call_later(timeout_s - passed_s, self._interrupt, KillCause.TIMEOUT),
+        ]
+        try:
+            if self._sending is not None:
+                await asyncio.shield(self._sending)  # what was sent in part would have to be sent in whole all the same
+            return await self._wait_for(answer)
+        except asyncio.CancelledError:
+            await self._give_up(answer)
+            raise
+        finally:
+            for timer in timers:
+                timer.cancel()
+
+    async def _give_up(self, answer: asyncio.Future[dict[str, Any]]) -> None:
+        """Do to a cell what a time-out does: it is interrupted, and killed only if it resists."""
+        self._interrupt(KillCause.CANCELLED)
+        try:
+            await finish(self._wait_for(answer))
+        finally:  # also when it was cancelled once more: else the next cell would have said what this one said
+            self._collect()
+            self._set_pace(is_busy=False)
+
+    def _hurry(self) -> None:
+        self._set_pace(is_busy=True)
+
+    async def _wait_for(self, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any] | None:
+        """Wait for the answer or for the session's end; None when it has ended without one."""
+        end = self._transport.end
+        if end is None:
+            return None
+        if not answer.done():
+            await _any_of(answer, end, self._transport.link.lost)
+        if answer.done():
+            return answer.result()
+        await self._transport.stop(self._cause)
+        return None
+
+    def _on_flood(self) -> None:
+        """Interrupt who says too much; who does so between two cells is killed."""
+        if self._is_running and self._answer is not None:
+            self._cause = self._cause or KillCause.OUTPUT_LIMIT  # also of one that has been answered
+            self._interrupt(KillCause.OUTPUT_LIMIT)
+        else:
+            self._cause = KillCause.OUTPUT_LIMIT
+            self._transport.kill(KillCause.OUTPUT_LIMIT)
+
+    def _is_at_work(self, request_id: int) -> bool:
+        """Tell whether that cell runs and was not answered: who was held up hears first, and heeds clocks then."""
+        is_asked = self._answer is not None and not self._answer.done()
+        return self._is_running and self._request_id == request_id and is_asked
+
+    def _interrupt(self, cause: KillCause | None) -> None:
+        """Interrupt the cell, and kill the session if that does not help."""
+        if not self._is_at_work(self._request_id):
+            return
+        self._cause = self._cause or cause
+        request_id, words = self._request_id, self._interrupts.first
+        if self._sending is None or self._sending.done():
+            self._signal_all(request_id, words)
+        else:
+            self._sending.add_done_callback(lambda _: self._signal_all(request_id, words))
+        timeout_s = INTERRUPT_TIMEOUT_S * self._transport.slowness
+        asyncio.get_running_loop().call_later(timeout_s, self._kill_if_unanswered, self._request_id)
+
+    def _signal_all(self, request_id: int, words: tuple[Word, ...]) -> None:
+        """Signal the interpreter, which has the cell on its link: it need not have begun with it."""
+        if not words or not self._is_at_work(request_id):
+            return
+        self._has_signalled = True
+        for word in words:
+            self._transport.tell(word)
+        asyncio.get_running_loop().call_later(AGAIN_S, self._signal_all, request_id, self._interrupts.again)
+
+    def _kill_if_unanswered(self, request_id: int) -> None:
+        """Kill what did not let itself be interrupted; its end is then known like any other."""
+        if not self._is_at_work(request_id):
+            return
+        self._cause = self._cause or KillCause.CANCELLED
+        self._transport.kill(self._cause)
+
+    async def interrupt(self) -> None:
+        """Interrupt the cell that runs; see core.protocols.OpenSession."""
+        if self._is_running and self._answer is None:
+            self._is_interrupted = True  # as soon as it is sent
+        elif self._is_at_work(self._request_id):
+            self._is_interrupted = True
+            self._interrupt(None)
+
+    async def close(self) -> None:
+        """Kill everything of it, for good; the sandbox keeps the files."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        await finish(self._transport.close())
+
+    def _why(self) -> str:
+        """Say how it ended, as far as that is known."""
+        if self._verdict is None:
+            known = self._transport.known_end()
+            if isinstance(known, str):
+                return f" ({known})" if known else ""
+            self._verdict = self._last_verdict(known)
+        return f" ({self._verdict.status}, exit code {self._verdict.exit_code})"
+
+    def _verdict_of(self, frame: dict[str, Any]) -> Verdict:
+        """Judge a cell that was answered: by what we did to it, then by what it says of itself."""
+        code = frame.get("exit_code")
+        code = code if type(code) is int and 0 <= code <= 255 else 1
+        if self._cause is KillCause.TIMEOUT:
+            return Verdict(status=Status.TIMEOUT, exit_code=EXIT_TIMEOUT)
+        if self._cause is KillCause.OUTPUT_LIMIT:
+            return Verdict(status=Status.OUTPUT_LIMIT, exit_code=INTERRUPTED, hits={"output": 1})
+        if self._is_interrupted and code:
+            return Verdict(status=Status.SIGNALED, exit_code=INTERRUPTED)
+        return Verdict(status=Status.ERROR, exit_code=code) if code else _OK
+
+    def _last_verdict(self, seen: Observed) -> Verdict:
+        """Judge a cell that ended its session: even with 0 that is an error.
+
+        What was blocked is known of the whole session, not of its last cell.
+        """
+        verdict = decide(dataclasses.replace(seen, cause=seen.cause or self._cause, denied=0))
+        if verdict.status is Status.OK:
+            return Verdict(status=Status.ERROR, exit_code=verdict.exit_code, hits=verdict.hits)
+        return verdict
+
+    async def _lost_result(self, outputs: CellOutputs, duration: float, timeout_s: float) -> Result:
+        """Return the result of a cell that ended its session."""
+        end = await self._transport.observe_end(self._cause)
+        self._verdict = self._last_verdict(end.observed)
+        usage = dataclasses.replace(end.usage or Usage(), wall_s=duration)
+        found = {"lost": end.lost, "refused": self._transport.link.refused[:2000]}
+        notes = {name: text for name, text in found.items() if text}
+        return await self._result(None, self._verdict, usage, outputs, self._collect(), notes, timeout_s)
+
+    async def _result(
+        self,
+        frame: dict[str, Any] | None,
+        verdict: Verdict,
+        usage: Usage,
+        outputs: CellOutputs,
+        printed: Printed,
+        notes: Mapping[str, Any],
+        timeout_s: float,
+    ) -> Result:
+        found = await self._changes(timeout_s)
+        value, is_repr, is_cut = _value(frame or {})
+        last = read_output(frame or {})
+        meta: dict[str, Any] = {
+            "runtime": self._language,
+            "versions": {self._language: self.runtime},
+            "limits": {**self._told_limits},
+            "duration": usage.wall_s,
+            **self._notes,
+            "level": str(self._enforcement.level),
+            "start": self.start,
+            "run": self._request_id,
+            "state": "kept" if frame is not None else "lost",
+            **notes,
+        }
+        if outputs.is_cut or is_cut:
+            meta["outputs_cut"] = True
+        return make_result(
+            verdict,
+            stdout=printed.stdout,
+            stderr=printed.stderr,
+            is_truncated=printed.is_truncated,
+            value=value,
+            value_is_repr=is_repr,
+            outputs=(*outputs.outputs, *([last] if last is not None else ())),
+            usage=usage,
+            enforcement=self._enforcement,
+            found=found,
+            meta=meta,
+        )
+
+
+def _error_notes(frame: Mapping[str, Any]) -> dict[str, Any]:
+    error = frame.get("error")
+    if not isinstance(error, dict):
+        return {}
+    return {"error": {key: str(error[key])[:2000] for key in ("name", "message") if key in error}}
+
+
+def _value(frame: dict[str, Any]) -> tuple[Any, bool, bool]:
+    """Return a cell's value, whether it is a repr, and whether it was cut: no driver of ours sends a larger one."""
+    value, text = frame.get("value"), frame.get("value_repr")
+    if value is not None or not isinstance(text, str):
+        return (value, False, False) if is_small(value, MAX_VALUE_BYTES) else (None, False, True)
+    return text[:MAX_VALUE_BYTES], True, len(text) > MAX_VALUE_BYTES
+
+
+async def _any_of(*futures: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done; cheaper than `asyncio.wait`, which every cell would pay for."""
+    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    for one in futures:
+        one.add_done_callback(wake)
+    try:
+        await woken
+    finally:
+        for one in futures:
+            one.remove_done_callback(wake)
