@@ -106,7 +106,7 @@ class InMemory:
                 self.link.receive(b"\0\0\0\2[]")
             case ["other"]:
                 self.link.receive(encode({"op": "done", "id": number + 1}) + encode({"op": "whatever"}))
-                self.link.receive(encode({"op": "done", "id": "1"}) + encode({"op": "done"}))
+                self.link.receive(encode({"op": "done", "id": [1]}) + encode({"op": "done"}))
                 self.answer(number, exit_code=1 << 70)
             case ["frames"]:
                 self.link.receive(encode({"op": "x"}) * (MAX_FRAMES + 1))
@@ -214,6 +214,8 @@ def test_a_cell_has_a_result() -> None:
         assert [output.data for output in one.outputs] == [BUNDLE["data"]]
         assert [type(event) for event in events] == [Started, OutputChunk, Displayed]
         assert (one.files[0].path, one.meta["files_skipped"], one.meta["run"]) == ("f", 2, 1)
+        transport.link.receive(encode({"op": "display", **BUNDLE}))  # by a thread, say, after the cell
+        assert len(events) == 3
         other = await ran(session, "value 42")
         assert (other.stdout, other.value, other.outputs, other.meta["run"]) == ("value 42", 42, (), 2)
         kept = {"backend": "memory", "start": "pooled", "level": "jail", "state": "kept", "runtime": "python"}
@@ -248,6 +250,21 @@ def test_a_cell_that_is_interrupted_keeps_the_state_unless_it_resists(
         else:
             assert (result.exit_code, result.meta["state"]) == (137, "lost")
             assert transport.kills == [KillCause.CANCELLED]
+
+    running(scenario)
+
+
+def test_the_time_to_obey_an_interrupt_is_not_that_of_the_next_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that was interrupted and has answered leaves no clock behind that kills the one after it."""
+    monkeypatch.setattr("cloche.backends.session.INTERRUPT_TIMEOUT_S", 0.1)
+
+    async def scenario(transport: InMemory, session: Session) -> None:
+        assert (await ran(session, "sleep", 0.01)).status == "timeout"
+        following = asyncio.ensure_future(ran(session, "sleep"))
+        await asyncio.sleep(0.2)
+        assert (transport.interrupts(), transport.kills) == (1, [])
+        await session.interrupt()
+        assert (await following).meta["state"] == "kept"
 
     running(scenario)
 
