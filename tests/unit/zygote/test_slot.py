@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+import cloche
 from cloche.jail import wire
 from cloche.jail.spec import Building, Spec
 from cloche.zygote.pool import START_S, Slot
 from cloche.zygote.template import Template
 
+PACKAGE = Path(cloche.__file__).parent
 REPORT = {"cpu_user_s": 0.02, "cpu_system_s": 0.01}
 
 
@@ -148,3 +152,30 @@ def test_a_helper_is_told_of_a_sandbox_once(pair: tuple[Slot, socket.socket]) ->
     helper.setblocking(False)
     with pytest.raises(BlockingIOError):
         heard(helper)
+
+
+def changed_slots(tree: ast.AST, fields: set[str]) -> list[str]:
+    """Return what a module assigns to fields of something that is called a slot."""
+    targets = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            targets += node.targets
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            targets.append(node.target)
+    found = [
+        part
+        for target in targets
+        for part in ast.walk(target)
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
+    ]
+    texts = [ast.unparse(one) for one in found if one.attr in fields]
+    return [text for text in texts if text.split(".")[-2].removeprefix("_") == "slot"]
+
+
+def test_a_slot_changes_by_its_own_methods_alone(pair: tuple[Slot, socket.socket]) -> None:
+    """No other module assigns a field of one."""
+    fields = set(vars(pair[0]))
+    code = "slot.key = self._slot.spent = 1; one._slot._spent_s += 1; slot.door.generation = slot.other = 2"
+    assert changed_slots(ast.parse(code), fields) == ["slot.key", "one._slot._spent_s"]
+    found = {path.name: changed_slots(ast.parse(path.read_text()), fields) for path in PACKAGE.rglob("*.py")}
+    assert {name: texts for name, texts in found.items() if texts} == {}
