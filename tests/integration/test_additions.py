@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import cloche
 from cloche.core.tiers import BACKENDS
 
-PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
+PACKAGE = Path(cloche.__file__).parent
 
 # A new module, and by a line that one file alone has what is put in front of it.
 MODULE = '''

@@ -99,7 +99,7 @@ def test_what_is_foreign_or_broken_is_passed_by(folder: Path, change: Callable[[
     assert ask() == "new"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="missing: root, who can give a file away")
+@pytest.mark.root
 def test_another_users_file_is_passed_by(folder: Path) -> None:
     """Also where nobody but that user may write to it."""
     ask(answer="old")
