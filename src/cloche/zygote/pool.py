@@ -152,7 +152,8 @@ class Slot:
         now = self._count()
         most = now.get("tasks", 0)
         report["tasks"] = most if most > before.get("tasks", 0) else 0
-        report["counters"] = {name: number - before.get(name, 0) for name, number in now.items() if name != "tasks"}
+        figures = now.items() if now != before else ()  # nearly always as before
+        report["counters"] = {name: number - before.get(name, 0) for name, number in figures if name != "tasks"}
         self.is_dying = bool(report.get("is_quiet"))
 
     def account_failure(self) -> None:

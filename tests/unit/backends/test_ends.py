@@ -51,7 +51,7 @@ RUN, JAIL = 7, 3  # the numbers of the run and of the prefork jail that its orde
 SHORT = {"number": RUN, "user_s": 0.002, "system_s": 0.001, "most_kib": 2, **WELL}
 LONG = {**SHORT, "at": 11.0}
 FAILED = {"number": RUN, "message": "no room", "step": "helper", "index": 0, "errno": 28}
-STARTED = (Source.STATUS, "started", {"at": 10.0})
+STARTED = ("status", "started", {"at": 10.0})
 KILL = (None, "", {})
 
 Message = tuple[Source | None, str, dict[str, Any]]
@@ -59,12 +59,12 @@ Message = tuple[Source | None, str, dict[str, Any]]
 
 def jail(tag: str, body: dict[str, Any]) -> Message:
     """Return what a prefork jail says."""
-    return Source.JAIL, tag, {"generation": JAIL, **body}
+    return "jail", tag, {"generation": JAIL, **body}
 
 
 def helper(tag: str, **body: object) -> Message:
     """Return what a helper says, of this run in this jail unless it says otherwise."""
-    return Source.HELPER, tag, {"number": RUN, "generation": JAIL, "cause": "", **body}
+    return "helper", tag, {"number": RUN, "generation": JAIL, "cause": "", **body}
 
 
 def what_came_of(messages: list[Message], *, generation: int = JAIL) -> list[object]:
@@ -127,10 +127,8 @@ def what_came_of(messages: list[Message], *, generation: int = JAIL) -> list[obj
         pytest.param([helper("failed", **FAILED)], [StartFailed], id="it failed before the start"),
         pytest.param([STARTED, helper("failed", **FAILED)], [None, OutcomeUnknown], id="it failed after the start"),
         pytest.param([helper("lost")], [StartFailed], id="a fault of the helper's before the start"),
-        pytest.param([(Source.HELPER, "", {})], [StartFailed], id="the helper is gone before the start"),
-        pytest.param(
-            [STARTED, (Source.HELPER, "", {})], [None, OutcomeUnknown], id="the helper is gone after the start"
-        ),
+        pytest.param([("helper", "", {})], [StartFailed], id="the helper is gone before the start"),
+        pytest.param([STARTED, ("helper", "", {})], [None, OutcomeUnknown], id="the helper is gone after the start"),
         pytest.param([helper("exceeded"), helper("answer"), helper("here")], [None] * 3, id="what is about no end"),
     ],
 )
@@ -154,7 +152,7 @@ def test_the_report_of_a_short_run() -> None:
     """It says what the helper would have said, but for what the caller alone can add."""
     end = RunEnd(RUN, 30.0, generation=JAIL)
     end.take(*STARTED)
-    assert end.take(Source.JAIL, "ended", SHORT) == {
+    assert end.take("jail", "ended", SHORT) == {
         "cause": "",
         "ended": SHORT,
         "cpu_user_s": 0.002,

@@ -23,9 +23,9 @@ from cloche.zygote.pool import send_packed
 
 from ..noting import noted
 from . import crowd, leaving
-from .ends import Ask, Conclusion, RunEnd, Source
+from .ends import Conclusion, RunEnd, Source
 from .hangups import CLOSE_PATIENCE_S, until_end, wait_for_exit
-from .warm import JailKind, Start, WarmJail
+from .warm import Start, WarmJail
 
 if TYPE_CHECKING:
     from cloche.zygote.door import Door
@@ -43,6 +43,8 @@ OnWord = Callable[[str, dict[str, Any], list[int]], None]
 class Connection:
     """Hold one helper: start it or take a warm one over, run in it, end it. Use from one event loop."""
 
+    _run = RunEnd()  # of the run that was sent last; this one is of none
+
     def __init__(self, spec: Spec, executable: str, slot: Slot | None = None, claim: int = -1):
         """Take a sandbox's spec, perhaps a warm slot, and perhaps the descriptor that holds its outside id."""
         self._spec, self._claim = spec, [claim] if claim >= 0 else []
@@ -51,7 +53,6 @@ class Connection:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._is_lost = False
-        self._run = RunEnd()  # of the run that was sent last
         self._lent: list[int] | None = None  # the workspace of the guest for which they are, once that is known
         self._end: asyncio.Future[dict[str, Any]] | None = None
         self._questions = 0
@@ -127,7 +128,7 @@ class Connection:
         That the program starts is told at once when it `is_awaited`, else with its end. It `has_company` where a live
         session works in the same files.
         """
-        is_kept = start.kind is JailKind.KEPT
+        is_kept = start.kind == "kept"
         if start.word != "pooled":
             self._checked(lambda: jail.prepare_kept(slot, workspace) if is_kept else jail.prepare(slot))
         if slot.door is None:
@@ -252,7 +253,7 @@ class Connection:
                         self._lent = door.take_guest()
                 elif tag in ("started", "ended") and body["number"] == run.number:
                     self._note_start(door, on_word)
-                    self._conclude(Source.JAIL, run.take(Source.JAIL, tag, body), body, end)
+                    self._conclude("jail", run.take("jail", tag, body), body, end)
         except BlockingIOError:
             return
         except ConnectionResetError:  # the helper is gone, and its own end will say so
@@ -271,31 +272,26 @@ class Connection:
         """Act upon what a message says of the end."""
         if found is None or end.done():
             return
-        if found is Ask.HELPER:
-            self.tell("over", number=self._run.number, ended=body)
+        if isinstance(found, dict):
+            if source == "jail":
+                found["wall_s"] = monotonic() - self._run.started_at
+            if self._slot is not None:
+                self._slot.account(found, is_watched=source == "helper")
+            end.set_result(found)
         elif isinstance(found, Exception):
             end.set_exception(found)
         else:
-            if source is Source.JAIL:
-                found["wall_s"] = monotonic() - self._run.started_at
-            if self._slot is not None:
-                self._slot.account(found, is_watched=source is Source.HELPER)
-            end.set_result(found)
-
-    def _take_start(self, door: Door) -> dict[str, Any] | None:
-        """Look whether the program has started since the last look; return what the shared status says of it."""
-        run = self._run
-        at = 0.0 if run.started_at else door.start_of(run.number)
-        if not at:
-            return None
-        body = {"at": at}
-        run.take(Source.STATUS, "started", body)
-        return body
+            self.tell("over", number=self._run.number, ended=body)
 
     def _note_start(self, door: Door, on_word: OnWord) -> None:
         """Take note of the start of the program, if it has started, and take over the workspace of its guest."""
-        body = self._take_start(door)
-        if body is not None:
+        run = self._run
+        if run.started_at:
+            return
+        at = door.start_of(run.number)
+        if at:
+            body = {"at": at}
+            run.take("status", "started", body)
             on_word("ready", {"seconds": door.seconds}, self._take_lent())
             on_word("started", body, [])
 
@@ -332,7 +328,7 @@ class Connection:
         if tag in END and door is not None:
             self._listen_at(door, end, on_word)
             self._note_start(door, on_word)
-        found = run.take(Source.HELPER, tag, body)
+        found = run.take("helper", tag, body)
         if tag == "ended":
             self._note_end(body, on_word)
         elif tag == "failed":
@@ -345,7 +341,7 @@ class Connection:
             self._take_answer(body, fds)
         else:
             on_word(tag, body, fds)
-        self._conclude(Source.HELPER, found, body, end)
+        self._conclude("helper", found, body, end)
 
     def _note_end(self, body: dict[str, Any], on_word: OnWord) -> None:
         """Take note, at a door, of what the end of a run means for the jail, and take over an unused workspace."""
@@ -451,10 +447,10 @@ class Connection:
                 await asyncio.to_thread(clear_remains, Spec(**self._slot.spec))
 
     def _loss(self) -> Exception:
-        door = self._slot.door if self._slot is not None else None
-        if door is not None:
-            self._take_start(door)
-        return self._run.loss()
+        door, run = self._slot.door if self._slot is not None else None, self._run
+        if door is not None and not run.started_at and (at := door.start_of(run.number)):
+            run.take("status", "started", {"at": at})
+        return run.loss()
 
     def _drop(self) -> None:
         if self._link is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from cloche.core.errors import ClocheError, OutcomeUnknown, StartFailed
 from cloche.zygote.door import UNWATCHED_S
@@ -13,12 +13,9 @@ SHORT_S = UNWATCHED_S  # what lasts no longer was not looked at
 LEAST_TIMEOUT_S = 1.0  # far from the clock
 
 
-class Source(enum.Enum):
-    """Say who tells something of a run."""
-
-    STATUS = enum.auto()  # the shared status, where a guest writes that its program starts
-    JAIL = enum.auto()  # the prefork jail, at the handoff socket
-    HELPER = enum.auto()  # the helper, on its link
+# Who tells something of a run: the shared status, where a guest writes that its program starts; the prefork jail, at
+# the handoff socket; the helper, on its link. (A member of an enumeration is looked up by a function in Python 3.11.)
+Source = Literal["status", "jail", "helper"]
 
 
 class Ask(enum.Enum):
@@ -58,7 +55,7 @@ class RunEnd:
 
         A report of the jail's lacks what the caller alone can add: the wall time, and figures of the control group.
         """
-        if source is Source.JAIL:  # whose message of a start is no more than a reason to look at the status
+        if source == "jail":  # whose message of a start is no more than a reason to look at the status
             is_end = tag == "ended" and body["number"] == self.number
             return (self._short_report(body) or Ask.HELPER) if is_end else None
         if tag == "started":

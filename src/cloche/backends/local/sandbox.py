@@ -38,7 +38,7 @@ from .program import Program, build_program, python_toolchain
 from .reports import finish, observed, usage
 from .session import LocalSession, LocalTransport
 from .session_program import SessionProgram, build_session_program
-from .warm import COLD, KEPT_BYTES, JailKind, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
+from .warm import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -426,10 +426,10 @@ class LocalOpenSandbox:
         connection = await self._connected(jail)
         slot, fd = self._slot, self.workspace.fd
         start = self._start = choose_start(slot, jail, is_last=self._is_last)
-        if slot is not None and start.kind is not JailKind.OWN:
+        if slot is not None and start.kind != "own":
             building = connection.send_warm_run(
                 run, streams, jail, slot, start, workspace=fd, is_awaited=is_awaited,
-                has_company=bool(self._sessions) and any(not one.has_ended for one in self._sessions),
+                has_company=any(not one.has_ended for one in self._sessions) if self._sessions else False,
             )  # fmt: skip
             return connection, building
         is_jail = self._spec.level == "jail"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import enum
 import os
 import threading
 from collections.abc import Callable, Hashable
@@ -92,25 +91,21 @@ class WarmJail:
         return {"private": self.run.private, "wants_python": self.run.python is not None, "keepers": OUTSIDE_IDS}
 
 
-class JailKind(enum.Enum):
-    """Say what the jail of a run is for."""
-
-    OWN = enum.auto()  # this run alone
-    SINGLE = enum.auto()  # the only runs of one sandbox after the other
-    KEPT = enum.auto()  # the runs of one sandbox, whose workspace it keeps
-
-
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Say how a run starts: by the word that its result has for it, and in which kind of jail."""
+    """Say how a run starts: by the word that its result has for it, and in which kind of jail.
+
+    One is its own alone; one is for the `single` runs of one sandbox after the other; one is `kept` for the runs of one
+    sandbox, with its workspace.
+    """
 
     word: Literal["cold", "forked", "pooled"]
-    kind: JailKind = JailKind.OWN
+    kind: Literal["own", "single", "kept"] = "own"
 
 
 COLD, FORKED = Start("cold"), Start("forked")  # in a helper of the sandbox's own; in a slot's
-FORKED_SINGLE, POOLED_SINGLE = Start("forked", JailKind.SINGLE), Start("pooled", JailKind.SINGLE)
-FORKED_KEPT, POOLED_KEPT = Start("forked", JailKind.KEPT), Start("pooled", JailKind.KEPT)
+FORKED_SINGLE, POOLED_SINGLE = Start("forked", "single"), Start("pooled", "single")
+FORKED_KEPT, POOLED_KEPT = Start("forked", "kept"), Start("pooled", "kept")
 
 
 def choose_start(slot: Slot | None, jail: WarmJail | None, *, is_last: bool = False) -> Start:
