@@ -36,8 +36,9 @@ from cloche.core.fixing import (
 from cloche.core.levels import Level
 from cloche.core.plain import sendable
 from cloche.core.result import FixReport, FixRound, FixStop, Result, code_diff
-from cloche.core.units import parse_duration
-from cloche.runtime.config_autofix import AutoFixSettings, parse_rounds, parse_tokens
+from cloche.core.units import parse_count, parse_duration
+from cloche.runtime.config_keys import AutoFixSettings
+from cloche.runtime.config_readers import parse_rounds
 from cloche.runtime.settings import load_settings
 
 from .approval import in_own_thread
@@ -85,7 +86,7 @@ class AutoFix:
         settings = load_settings({"config": config}).autofix
         self.max_rounds = settings.max_rounds if max_rounds is None else parse_rounds(max_rounds, name="max_rounds")
         self.token_budget = (
-            settings.token_budget if token_budget is None else parse_tokens(token_budget, name="token_budget")
+            settings.token_budget if token_budget is None else parse_count(token_budget, name="token_budget")
         )
         self.time_budget_s = (
             settings.time_budget_s if time_budget is None else parse_duration(time_budget, name="time_budget")

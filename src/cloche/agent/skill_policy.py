@@ -15,7 +15,7 @@ from cloche.core.levels import Control, Level
 from cloche.core.policy import Policy
 from cloche.core.presets import PRESETS
 from cloche.core.tiers import ON_HOST, TIERS
-from cloche.runtime.config_keys import LIMIT_FIELDS, shown_limit
+from cloche.runtime.config_keys import DEFAULT, LIMIT_FIELDS, Origin, shown_limit
 from cloche.runtime.settings import Settings
 
 from .catalog import tools_of
@@ -62,7 +62,9 @@ class Terms:
     refusals: tuple[Fault, ...] = ()
 
 
-def agree(skill: Skill, settings: Settings, *, strangers: Collection[str] = (), script: Script | None = None) -> Terms:
+def agree(
+    skill: Skill, settings: Settings, *, strangers: Collection[Origin] = (), script: Script | None = None
+) -> Terms:
     """Return what holds for a skill, or for one script of it. `strangers` are the origins that may only tighten."""
     asked = skill.manifest.asked
     wishes = wished_limits(asked)
@@ -97,10 +99,10 @@ def wished_limits(asked: Asked) -> dict[str, float]:
     return {_WORDS[field]: amount for field, amount in preset.items()} | dict(asked.limits)
 
 
-def _limit(word: str, wish: float | None, settings: Settings, strangers: Collection[str]) -> tuple[float, Term]:
+def _limit(word: str, wish: float | None, settings: Settings, strangers: Collection[Origin]) -> tuple[float, Term]:
     field = LIMIT_FIELDS[word]
     held: float = getattr(settings.limits, field)
-    origin, ceiling = settings.origins.get(word, "default"), settings.ceilings.get(field)
+    origin, ceiling = settings.origins.get(word, DEFAULT), settings.ceilings.get(field)
     capped_by = settings.origins.get(f"ceilings.{word}", "") if ceiling is not None else ""
     amount, why = _weighed(wish, held, origin, strangers)
     if ceiling is not None and amount > ceiling:
@@ -120,25 +122,15 @@ def _limit(word: str, wish: float | None, settings: Settings, strangers: Collect
     )
 
 
-def _weighed(wish: float | None, held: float, origin: str, strangers: Collection[str]) -> tuple[float, str]:
+def _weighed(wish: float | None, held: float, origin: Origin, strangers: Collection[Origin]) -> tuple[float, str]:
     """Return the amount before ceilings, and why it is not what the skill asks for."""
     if wish is None:
         return held, ""
-    source = _source(origin)
-    if source.startswith(("argument", "environment")):
-        return held, f"said for this run ({source})" if held != wish else ""
-    if source in strangers and held < wish:
+    if origin.first.kind in ("argument", "environment"):
+        return held, f"said for this run ({origin.first})" if held != wish else ""
+    if origin.first in strangers and held < wish:
         return held, "a file of the working directory tightens it"
     return wish, ""
-
-
-def _source(origin: str) -> str:
-    """Return who asked first: `argument` for `preset minimal (argument)` and for a ceiling that caps an argument."""
-    if origin.startswith("ceiling in "):
-        return _source(origin.rpartition(" (asked by ")[2].removesuffix(")"))
-    if origin.startswith("preset "):
-        return origin.partition("(")[2].removesuffix(")")
-    return origin
 
 
 def _network(asked: Asked, settings: Settings) -> Term:

@@ -14,29 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from cloche.core.levels import Level
-from cloche.core.limits import Limits
-from cloche.core.policy import Policy
 from cloche.core.tiers import check_backend, tier_numbered
 
-from . import config_autofix
-from .config_keys import ANY_LANGUAGE, AUTO, LIMIT_FIELDS, POLICY_WORDS, Layer, Wish
+from .config_keys import AUTO, DEFAULT, DEFAULTS, LIMIT_FIELDS, Layer, Origin, Wish
+from .config_readers import ANY_LANGUAGE
 from .config_sources import Places, argument_layer, checkout_layers, env_file_layer, operator_layers, variable_layer
 from .config_tighten import expand_preset, tightened
 
-
-def _defaults() -> Layer:
-    limits, policy = Limits(), Policy()
-    values = {word: getattr(limits, field) for word, field in LIMIT_FIELDS.items()}
-    values |= {word: getattr(policy, word) for word in (*POLICY_WORDS, "network", "require_level")}
-    values |= {"backend": "local", "prefer": "strongest", "tier": None, "preset": None}
-    values |= {"audit": None, "audit_folder": None}
-    values |= {"audit_keep": (), "audit_keep_age": 30 * 24 * 3600.0, "audit_keep_size": 1 << 30}
-    values |= config_autofix.defaults()
-    values["skill_path"] = ()
-    return MappingProxyType({word: Wish(value=v, origin="default", key=word) for word, v in values.items()})
-
-
-_DEFAULTS = _defaults()
 _NOTHING: Layer = MappingProxyType({})
 
 
@@ -60,7 +44,7 @@ def settle(arguments: Mapping[str, Any], places: Places) -> tuple[Layer, Mapping
 def _resolve(files: Sequence[Layer], above: Sequence[Layer], *, between: Layer = _NOTHING) -> dict[str, Wish]:
     """Lay all layers over one another, lowest rank first; `between` ranks just above the files."""
     chosen = next((layer for layer in reversed([*files, *above]) if "preset" in layer), None)
-    held = dict(_DEFAULTS)
+    held = dict(DEFAULTS)
     tier = next((layer["tier"] for layer in reversed([*files, between, *above]) if "tier" in layer), None)
     held.update(_tier_layer(tier))
     upper = [expand_preset(layer) if layer is chosen else layer for layer in above]
@@ -81,7 +65,7 @@ def _tier_layer(tier: Wish | None) -> Layer:
     values: dict[str, Any] = {"backend": facts.backends[0]}
     if facts.least_level is not Level.NONE:
         values["require_level"] = facts.least_level
-    words = {w: Wish(value=v, origin=f"tier {facts.number}", key="tier") for w, v in values.items()}
+    words = {w: Wish(value=v, origin=Origin.tier(facts.number), key="tier") for w, v in values.items()}
     return {"tier": tier, **words}
 
 
@@ -94,7 +78,7 @@ def _lay(held: dict[str, Wish], layer: Layer) -> None:
         for word in [word for word in held if word.startswith("image.")]:
             del held[word]
     if "backend" in layer and layer["backend"].value != "docker":
-        held["runtime"] = _DEFAULTS["runtime"]
+        held["runtime"] = DEFAULTS["runtime"]
     held.update(layer)
 
 
@@ -122,7 +106,7 @@ def _override_timeout(held: dict[str, Wish], between: Layer) -> None:
 
 def _screen_process(held: dict[str, Wish], between: Layer) -> None:
     """Let level process have the strict screen, unless the caller or the owner said which one (R2b)."""
-    is_said = held["screen"].origin != "default" and held["screen"] is not between.get("screen")
+    is_said = held["screen"].origin != DEFAULT and held["screen"] is not between.get("screen")
     by = "backend" if held["backend"].value == "subprocess" else "level"
     if not is_said and (by == "backend" or held["level"].value is Level.PROCESS):
         held["screen"] = Wish(value="block", origin=held[by].origin, key=held[by].key)
@@ -142,14 +126,14 @@ def _lowest_ceilings(files: Sequence[Layer]) -> dict[str, Wish]:
 def _cap(held: dict[str, Wish], ceilings: Mapping[str, Wish]) -> None:
     for word, most in ceilings.items():
         if held[word].value > most.value:
-            origin = f"ceiling in {most.origin} (asked by {held[word].origin})"
+            origin = Origin.ceiling(most.origin, held[word].origin)
             held[word] = Wish(value=most.value, origin=origin, key=most.key)
 
 
 def _choose_for_level(held: dict[str, Wish]) -> None:
     """Let `auto` look for a level that the default backend never has, where nobody named another one."""
-    tier, backend = held["tier"].value, held["backend"]
-    if backend.value != "local" or backend.origin not in ("default", f"tier {tier}"):
+    backend = held["backend"]
+    if backend.value != "local" or backend.origin.kind not in ("default", "tier"):
         return
     for word in ("level", "require_level"):
         wish = held[word]
@@ -166,4 +150,4 @@ def _check_tier(held: dict[str, Wish]) -> None:
     check_backend(facts, backend.value, tier_origin=tier.origin, backend_origin=backend.origin)
     required = held["require_level"].value
     if facts.least_level is not Level.NONE and (required is None or required < facts.least_level):
-        held["require_level"] = Wish(value=facts.least_level, origin=f"tier {facts.number}", key="tier")
+        held["require_level"] = Wish(value=facts.least_level, origin=Origin.tier(facts.number), key="tier")

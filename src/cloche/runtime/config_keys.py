@@ -1,384 +1,565 @@
-"""Every key of configuration: the one word it stands for, the spellings it is accepted under, how its value
-is read.
+"""Every configuration key: one row says how it is spelled and read, what it is by default, when a new value is looser
+than an old one, where it goes in the settings, and how it is shown.
 
-Theory of operation: a source (a file, the environment, the arguments) becomes a `Layer`, a mapping from words
-to wishes. Some spellings say several words at once (`require` is a level and controls; a network may bring
-its hosts), so every reader returns a mapping. Within one source two spellings may say the same word only if
-they say the same thing.
+Theory of operation: a source (a file, the environment, the arguments) becomes a `Layer`, a mapping from keys to wishes.
+Some spellings set several keys at once (`require` is a level and controls), so reading a spelling gives a mapping.
+Within one source two spellings may set the same key only to the same value. Whatever else needs to know the keys is
+derived from `KEYS`, from the fields of `Settings`, which give types and defaults, and from the keywords of
+`SandboxOptions`, which say what is an argument. All three stand here, so that a new key is written in this file alone.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from os import PathLike
+from types import MappingProxyType
+from typing import Any, Literal, Self, TypedDict, get_args
+from urllib.parse import urlsplit
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.languages import LANGUAGES, language_named
-from cloche.core.levels import Control, Level, parse_requirements
-from cloche.core.limits import ALIASES
-from cloche.core.policy import ContainerRuntime, Fallback, ScreenMode, parse_network
-from cloche.core.presets import preset_named
+from cloche.core.languages import LANGUAGES
+from cloche.core.levels import Level
+from cloche.core.limits import Limits, parse_cpu_percent, parse_memory
+from cloche.core.policy import Fallback, Policy, ScreenMode
+from cloche.core.protocols import Backend
 from cloche.core.tiers import parse_backend, parse_tier
-from cloche.core.units import format_size, parse_duration, parse_size
+from cloche.core.units import format_size, parse_count, parse_cpus, parse_duration, parse_size
 
-from .config_autofix import read_autofix, read_one
+from . import config_readers as read
+from .config_readers import ANY_LANGUAGE, Parser, Reader, Secret, Values
 
 Prefer = Literal["strongest", "fastest"]
 AUTO = "auto"
+# Whose own variable may be taken for a key: that of this host alone, over TLS, so that it goes nowhere else.
+OPENAI_HOST, OPENAI_KEY = "api.openai.com", "OPENAI_API_KEY"
+_USER = re.compile(r"//[^/]*@")  # a name and a password, which are refused where the address is used
 
-# The word of each limit, with its field in `Limits`.
-LIMIT_FIELDS: Mapping[str, str] = {
-    "timeout": "timeout_s",
-    "memory": "memory_bytes",
-    "cpus": "cpus",
-    "pids": "pids",
-    "disk": "disk_bytes",
-    "inodes": "inodes",
-    "tmp": "tmp_bytes",
-    "output_limit": "output_bytes",
-    "flood_limit": "flood_bytes",
-}
-_LIMIT_WORDS = {field: word for word, field in LIMIT_FIELDS.items()}
 
-# The words that are fields of `Policy` under the same name and need no further thought.
-POLICY_WORDS = (
-    "network_allow", "packages", "languages", "screen", "require_controls", "best_effort",
-    "user", "seccomp", "level", "runtime", "warm", "preload", "fallback", "trusted",
-)  # fmt: skip
+OriginKind = Literal["default", "tier", "preset", "file", "environment", "argument", "ceiling", "several"]
 
-ANY_LANGUAGE = "*"
-AUDIT_KEEPS = ("code", "output")
-# The agent's own folders, which the operator keeps on the host.
-ROOTS = ("memory", "configs")
-MAX_TEXT_CHARS = 4096
 
-_HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
-_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
-_PACKAGE = re.compile(r"[A-Za-z0-9][^\x00-\x1f\x7f]*")
+class Origin(str):
+    """Be the text that says where a value came from, and know its parts.
+
+    Text alone is the path of a file. `first` is who asked for the value in the first place: the argument behind
+    `preset minimal (argument)`, and behind a ceiling that lowered what an argument asked for.
+    """
+
+    __slots__ = ("_behind", "kind")
+    kind: OriginKind
+    _behind: Origin | None
+
+    def __new__(cls, text: str, kind: OriginKind = "file", behind: Origin | None = None) -> Self:
+        made = super().__new__(cls, text)
+        made.kind, made._behind = kind, behind
+        return made
+
+    @classmethod
+    def variable(cls, name: str) -> Self:
+        return cls(f"environment {name}", "environment")
+
+    @classmethod
+    def tier(cls, number: int) -> Self:
+        return cls(f"tier {number}", "tier")
+
+    @classmethod
+    def preset(cls, name: str, chosen_by: Origin) -> Self:
+        return cls(f"preset {name} ({chosen_by})", "preset", chosen_by)
+
+    @classmethod
+    def ceiling(cls, file: Origin, asked_by: Origin) -> Self:
+        return cls(f"ceiling in {file} (asked by {asked_by})", "ceiling", asked_by)
+
+    @classmethod
+    def joined(cls, origins: Iterable[Origin]) -> Origin:
+        """Return one origin for the parts of what is shown as one key; parts that nobody set do not count."""
+        said = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT]
+        return said[0] if len(said) == 1 else cls("; ".join(said), "several") if said else DEFAULT
+
+    @property
+    def first(self) -> Origin:
+        return self if self._behind is None else self._behind.first
+
+
+DEFAULT, ARGUMENT = Origin("default", "default"), Origin("argument", "argument")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """Hold what one source says about one word: the value, the source, and the key as it is written there."""
+    """Hold what one source says about one key: the value, the source, and the key as it is written there."""
 
     value: Any
-    origin: str
+    origin: Origin
     key: str
 
 
 Layer = Mapping[str, Wish]
-Words = Mapping[str, Any]
-Reader = Callable[..., Words]
 
 
-def _read_text(value: object, *, name: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise InvalidRequest(f"{name}: {_shown(value)} is not text")
-    return value.strip()
-
-
-def _read_list(value: object, *, name: str) -> tuple[str, ...]:
-    """Return words from a list, or from text with commas."""
-    items: Iterable[object] = value.split(",") if isinstance(value, str) else _items(value, name=name)
-    return tuple(dict.fromkeys(_read_text(item, name=name) for item in items if item != ""))
-
-
-def _items(value: object, *, name: str) -> Iterable[object]:
-    if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
-        raise InvalidRequest(f"{name}: {_shown(value)} is not a list")
-    return value
-
-
-def _matching(pattern: re.Pattern[str], texts: Iterable[str], *, name: str, what: str) -> tuple[str, ...]:
-    checked = tuple(texts)
-    for text in checked:
-        if not pattern.fullmatch(text):
-            raise InvalidRequest(f"{name}: {text!r} is not {what}")
-    return checked
-
-
-def _read_backend(value: object, *, name: str) -> Words:
-    return {"backend": parse_backend(value, name=name)}
-
-
-def _read_runtime(value: object, *, name: str) -> Words:
-    """Read the name of a backend, or docker's own runtime, which is docker and never gVisor (C3)."""
-    word = value.strip().lower() if isinstance(value, str) else ""
-    if word in get_args(ContainerRuntime):
-        return {"backend": "docker", "runtime": word}
-    try:
-        return _read_backend(value, name=name)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{error}; or {', '.join(get_args(ContainerRuntime))}: docker's own runtime") from None
-
-
-def _read_tier(value: object, *, name: str) -> Words:
-    return {"tier": parse_tier(value, name=name)}
-
-
-def _read_preset(value: object, *, name: str) -> Words:
-    text = _read_text(value, name=name)
-    try:
-        return {"preset": preset_named(text).name}
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{name}: {error}") from None
-
-
-def _read_network(value: object, *, name: str) -> Words:
-    """Read a mode; a list of hosts, or `allowlist:host,host` in text, is the mode `allowlist` with these
-    hosts.
-    """
-    if isinstance(value, str) and value.strip().lower().startswith("allowlist:"):
-        return _read_network(_read_list(value.partition(":")[2], name=name), name=name)
-    if isinstance(value, list | tuple | set | frozenset):
-        return {"network": "allowlist", **_read_hosts(value, name=name)}
-    is_word_on = value is True or (isinstance(value, str) and value.strip().lower() in {"true", "on"})
-    return {"network": "on" if is_word_on else parse_network(value, name=name)}
-
-
-def _read_hosts(value: object, *, name: str) -> Words:
-    hosts = (host.lower() for host in _read_list(value, name=name))
-    return {"network_allow": _matching(_HOST, hosts, name=name, what="a host name")}
-
-
-def _read_packages(value: object, *, name: str) -> Words:
-    if isinstance(value, str) and value.strip().lower() in {"auto", "none", ""}:
-        return {"packages": "auto" if value.strip().lower() == "auto" else ()}
-    listed = _read_list(value, name=name)
-    return {"packages": _matching(_PACKAGE, listed, name=name, what="the name of a package")}
-
-
-def _read_warm(value: object, *, name: str) -> Words:
-    word = {"true": True, "on": True, "false": False, "off": False}.get(str(value).strip().lower())
-    if word is None or not isinstance(value, bool | str):
-        raise InvalidRequest(f"{name}: {_shown(value)} is neither true nor false")
-    return {"warm": word}
-
-
-def _read_audit(value: object, *, name: str) -> Words:
-    """Read on or off; a folder means on, in that folder."""
-    word = {"true": True, "on": True, "false": False, "off": False}.get(str(value).strip().lower())
-    if word is not None and isinstance(value, bool | str):
-        return {"audit": word}
-    folder = os.path.expanduser(_read_text(os.fspath(value) if isinstance(value, os.PathLike) else value, name=name))
-    if not os.path.isabs(folder) or "\0" in folder:
-        raise InvalidRequest(f"{name}: {_shown(value)} is neither on nor off, nor the absolute path of a folder")
-    return {"audit": True, "audit_folder": os.path.normpath(folder)}
-
-
-def _read_audit_keep(value: object, *, name: str) -> Words:
-    listed = [] if value is False or value == "none" else _read_list(value, name=name)
-    return {"audit_keep": tuple(_one_of(AUDIT_KEEPS, what, name=name) for what in listed)}
-
-
-def _read_audit_keep_age(value: object, *, name: str) -> Words:
-    return {"audit_keep_age": None if value == "none" else parse_duration(value, name=name)}
-
-
-def _read_audit_keep_size(value: object, *, name: str) -> Words:
-    return {"audit_keep_size": None if value == "none" else parse_size(value, name=name)}
-
-
-def _read_preload(value: object, *, name: str) -> Words:
-    listed = _read_list(value, name=name)
-    return {"preload": _matching(_MODULE, listed, name=name, what="the name of a module")}
-
-
-def _read_languages(value: object, *, name: str) -> Words:
-    listed = dict.fromkeys(_language(text, name=name) for text in _read_list(value, name=name))
-    if not listed:
-        raise InvalidRequest(f"{name}: no language is named; known languages: {', '.join(LANGUAGES)}")
-    return {"languages": tuple(listed)}
-
-
-def _language(text: str, *, name: str) -> str:
-    try:
-        return language_named(text).name
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{name}: {error}") from None
-
-
-def _read_image(value: object, *, name: str, language: str = ANY_LANGUAGE) -> Words:
-    text = _read_text(value, name=name)
-    _matching(_IMAGE, [text], name=name, what="the name of an image")
-    return {f"image.{language}": text}
-
-
-def _read_images(value: object, *, name: str) -> Words:
-    words: dict[str, Any] = {}
-    for language, image in _entries(value, name=name):
-        known = ANY_LANGUAGE if language == ANY_LANGUAGE else _language(language, name=name)
-        words.update(_read_image(image, name=f"{name}.{language}", language=known))
-    return words
-
-
-def _read_root(value: object, *, name: str, root: str) -> Words:
-    """Read the folder of the host behind `/memory` or `/configs`; `none` is no folder."""
-    text = _read_text(value, name=name)
-    folder = "" if text.lower() == "none" else os.path.expanduser(text)
-    if folder and (not os.path.isabs(folder) or "\0" in folder):
-        raise InvalidRequest(f"{name}: {text!r} is no absolute path; write one, such as ~/agent/{root}")
-    return {f"roots.{root}": os.path.normpath(folder) if folder else ""}
-
-
-def _read_roots(value: object, *, name: str) -> Words:
-    words: dict[str, Any] = {}
-    for key, folder in _entries(value, name=name):
-        root = key.removeprefix("/")
-        if root not in ROOTS:
-            raise InvalidRequest(f"{name}: unknown root {key!r}; known roots: {', '.join(ROOTS)}")
-        words.update(_read_root(folder, name=f"{name}.{key}", root=root))
-    return words
-
-
-def _read_prefer(value: object, *, name: str) -> Words:
-    return {"prefer": _one_of(get_args(Prefer), value, name=name)}
-
-
-def _read_fallback(value: object, *, name: str) -> Words:
-    return {"fallback": _one_of(get_args(Fallback), "none" if value is False else value, name=name)}
-
-
-def _read_trusted(value: object, *, name: str) -> Words:
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{name}: {_shown(value)} is neither True nor False")
-    return {"trusted": value}
-
-
-def _one_of(known: tuple[str, ...], value: object, *, name: str) -> str:
-    word = value.strip().lower() if isinstance(value, str) else None
-    if word not in known:
-        raise InvalidRequest(f"{name}: {_shown(value)} is unknown; use one of {', '.join(known)}")
-    return word
-
-
-def _read_screen(value: object, *, name: str) -> Words:
-    return {"screen": _one_of(get_args(ScreenMode), "off" if value is False else value, name=name)}
-
-
-def _read_require(value: object, *, name: str) -> Words:
-    """Read a level, controls or both; what is not named is left as it was."""
-    names = (value,) if isinstance(value, Level) else value
-    listed = names if isinstance(names, str) else [str(item) for item in _items(names, name=name)]
-    try:
-        level, controls = parse_requirements(listed)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{name}: {str(error).removeprefix('require: ')}") from None
-    words = {"require_level": level, "require_controls": controls}
-    return {word: found for word, found in words.items() if found not in (None, ())}
-
-
-def _read_best_effort(value: object, *, name: str) -> Words:
-    names = _read_list(value, name=name)
-    unknown = [control for control in names if control.lower() not in set(Control)]
-    if unknown:
-        raise InvalidRequest(f"{name}: unknown control {unknown[0]!r}; known controls: {', '.join(Control)}")
-    return {"best_effort": tuple(Control(control.lower()) for control in names)}
-
-
-def _read_level(value: object, *, name: str) -> Words:
-    text = str(value) if isinstance(value, Level) else _read_text(value, name=name)
-    try:
-        return {"level": Level.parse(text)}
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{name}: {error}") from None
-
-
-def _limit_readers(*, timeout_unit_s: float) -> dict[str, Reader]:
-    """Return a reader for every spelling of a limit; the unit is that of a bare number under the spelling
-    `timeout`.
+class SandboxOptions(TypedDict, total=False):
+    """Name every keyword that `run`, `arun`, `Sandbox`, `AsyncSandbox` and `get_sandbox` take; None means
+    "not given".
+
+    - timeout: seconds of wall clock, or text such as "30s" or "500ms".
+    - memory, disk, output_limit: bytes, or text such as "256m". `output_limit` is what is kept per stream.
+    - cpus: CPUs, for example 0.5. pids: how many processes and threads may exist at once.
+    - network: "off", "allowlist" or "open" (False and True are off and open).
+    - network_allow: the hosts that "allowlist" may reach.
+    - preset: a name of `cloche presets`. tier: 1 to 4. config: a configuration file.
+    - backend: a name of `cloche backends`, or an object that implements `cloche.core.protocols.Backend`.
+    - runtime: "runc" demands docker's own runtime, never gVisor's; else another word for `backend`.
+    - prefer: "strongest" or "fastest": let `auto` choose among the backends that are here and meet the policy.
+    - fallback: "process" lets `trusted` code run in the local jail, else as a child process, where the backend that was
+      chosen is missing; "none". trusted: this code is the operator's own, never a model's.
+    - image: the container image, for backends that use images.
+    - require: a level, names of controls, or both ("jail,memory"); less is an error, never a fallback.
+    - best_effort: names of controls that may be absent. level: ask for exactly one level.
+    - packages: what to install first; "auto" resolves imports.
+    - languages: the names that may be run; csharp is not among the default ones.
+    - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
+    - preload: modules that are already loaded when the code starts ("numpy", "pandas").
+    - audit: true writes an audit log, and a path does so in that folder; false does not.
+    - screen: the look at Python's syntax tree before a run: "off", "warn" or "block", which level `process` has by
+      itself.
     """
 
-    def reader(word: str, parse: Callable[..., Any]) -> Reader:
-        return lambda value, *, name: {word: parse(value, name=name)}
+    timeout: float | str | None
+    memory: int | str | None
+    cpus: float | str | None
+    pids: int | None
+    disk: int | str | None
+    output_limit: int | str | None
+    network: bool | str | None
+    network_allow: Sequence[str] | None
+    preset: str | None
+    tier: int | None
+    backend: str | Backend | None
+    runtime: str | None
+    image: str | None
+    require: str | Sequence[str] | None
+    best_effort: str | Sequence[str]
+    packages: Sequence[str] | Literal["auto"] | None
+    languages: Sequence[str] | None
+    screen: ScreenMode | None
+    warm: bool | None
+    preload: Sequence[str] | None
+    level: Level | str | None
+    prefer: Prefer | None
+    fallback: Fallback | None
+    trusted: bool | None
+    audit: bool | str | PathLike[str] | None
+    config: str | PathLike[str] | None
 
-    readers = {key: reader(_LIMIT_WORDS[field], parse) for key, (field, parse) in ALIASES.items()}
-    return {**readers, "timeout": reader("timeout", partial(parse_duration, bare_unit_s=timeout_unit_s))}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoFixSettings:
+    """Hold whom auto-fix asks and what it may cost: seconds and tokens, of all rounds together."""
+
+    base_url: str = ""
+    model: str = ""
+    api_key: Secret = field(default=Secret(), repr=False)
+    max_rounds: int = 4
+    token_budget: int = 100_000
+    time_budget_s: float = 300.0
+
+    def key_for_endpoint(self) -> str:
+        """Return the key, that of the environment's OPENAI_API_KEY where none is set and the endpoint is OpenAI's."""
+        if self.api_key or not _is_openai(self.base_url):
+            return self.api_key.reveal()
+        return os.environ.get(OPENAI_KEY, "")
 
 
-def _read_ceilings(value: object, *, name: str, readers: Mapping[str, Reader]) -> Words:
-    words: dict[str, Any] = {}
-    for key, most in _entries(value, name=name):
-        if key not in readers:
-            raise InvalidRequest(f"{name}: unknown limit {key!r}; known limits: {', '.join(LIMIT_FIELDS)}")
-        for word, amount in readers[key](_plain(most, name=f"{name}.{key}"), name=f"{name}.{key}").items():
-            words[f"ceiling.{word}"] = min(amount, words.get(f"ceiling.{word}", amount))
-    return words
+def _is_openai(base_url: str) -> bool:
+    try:
+        parts = urlsplit(base_url)
+    except ValueError:
+        return False  # whoever asks there refuses the address
+    return parts.scheme == "https" and parts.hostname == OPENAI_HOST
 
 
-_OTHER_READERS: Mapping[str, Reader] = {
-    "tier": _read_tier,
-    "preset": _read_preset,
-    "backend": _read_backend,
-    "runtime": _read_runtime,
-    "network": _read_network,
-    "NetworkEnabled": _read_network,
-    "network_allow": _read_hosts,
-    "NetworkAllowList": _read_hosts,
-    "packages": _read_packages,
-    "PythonPackages": _read_packages,
-    "languages": _read_languages,
-    "image": _read_image,
-    "images": _read_images,
-    "roots": _read_roots,
-    "screen": _read_screen,
-    "warm": _read_warm,
-    "preload": _read_preload,
-    "require": _read_require,
-    "best_effort": _read_best_effort,
-    "prefer": _read_prefer,
-    "fallback": _read_fallback,
-    "audit": _read_audit,
-    "audit_keep": _read_audit_keep,
-    "audit_keep_age": _read_audit_keep_age,
-    "audit_keep_size": _read_audit_keep_size,
-    "autofix": read_autofix,
-    "skill_path": lambda value, *, name: {"skill_path": _read_list(value, name=name)},
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Hold what was configured.
+
+    `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other), `roots` by those of
+    `memory` and `configs` that have a folder of the host. `skill_path` names folders with skills, besides the
+    platform's. `audit` None leaves it to the door. `origins` says for every key, as one writes it in a file, which
+    source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path, "environment
+    SANDBOX_TYPE" or "argument".
+    """
+
+    backend: str = "local"
+    prefer: Prefer = "strongest"
+    tier: int | None = None
+    preset: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    policy: Policy = field(default_factory=Policy)
+    autofix: AutoFixSettings = field(default_factory=AutoFixSettings)
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+    images: Mapping[str, str] = field(default_factory=dict)
+    audit: bool | None = None
+    audit_folder: str | None = None
+    audit_keep: tuple[str, ...] = ()
+    audit_keep_age_s: float | None = None
+    audit_keep_bytes: int | None = None
+    skill_path: tuple[str, ...] = ()
+    roots: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    def image_for(self, language: str) -> str | None:
+        """Return the image configured for `language`; None leaves it to the table of languages."""
+        return self.images.get(language, self.images.get(ANY_LANGUAGE))
+
+    def as_rows(self) -> list[tuple[str, str, str]]:
+        """Return key, value and origin of everything that holds, as text for `cloche config show`."""
+        parts: dict[str, list[str]] = {}
+        nothing: dict[str, str] = {}
+        for key in KEYS:
+            value = key.value_in(self) if key.goes_to and key.is_listed else ABSENT
+            if value is not ABSENT:
+                said = [key.show(value, self)] if value not in (None, "", ()) else []
+                parts.setdefault(key.label, []).extend(said)
+                nothing[key.label] = key.nothing
+        shown = {label: ", ".join(said) or nothing[label] for label, said in parts.items()}
+        limits = {where: name for name, where in LIMIT_FIELDS.items()}
+        most = {limits[where]: amount for where, amount in self.ceilings.items()}
+        shown |= {f"ceilings.{limit}": shown_limit(limit, amount) for limit, amount in most.items()}
+        return [(label, text, self.origins.get(label, DEFAULT)) for label, text in shown.items()]
+
+
+ABSENT = object()
+
+
+def _text_of(value: Any, _: Settings) -> str:  # noqa: ANN401  # as many types as there are keys
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """Say everything about one key.
+
+    - `name`: how files spell it, and arguments where `SandboxOptions` has that keyword. After a dot it is the key of a
+      section, as in `autofix.model`. `also` are further spellings in files, `variable` is one of the environment.
+    - `parse` returns its value; `read`, instead, the values of several keys. With neither, only other keys set it.
+      `json` reads it in JSON, `otherwise` under spellings that mean something else. `is_in_files` is false for what no
+      file may say.
+    - `goes_to`: the field of `Settings`, such as `limits.pids`, that takes its value and has its default, unless
+      `default` says another one. Empty for a key that only sets other keys.
+    - `is_looser(new, old)`: whether a file that nobody vetted would get more by it. None refuses every value there.
+      `join(one, other)` is what two such files come to, without it the tighter one. With `adds` a value joins what
+      holds already instead of replacing it.
+    - `shown_as`: the key in `cloche config show`, where it is not the name; keys with the same one are shown together.
+      `show` writes a value there, and `nothing` stands for None, empty text and an empty list.
+    """
+
+    name: str
+    also: tuple[str, ...] = ()
+    variable: str = ""
+    parse: Parser | None = None
+    read: Reader | None = None
+    json: Reader | None = None
+    otherwise: Mapping[str, Reader] = field(default_factory=dict)
+    is_in_files: bool = True
+    goes_to: str = ""
+    default: Any = ABSENT
+    is_looser: Callable[[Any, Any], bool] | None = None
+    join: Callable[[Wish, Wish], Wish] | None = None
+    adds: bool = False
+    shown_as: str = ""
+    is_listed: bool = True
+    show: Callable[[Any, Settings], str] = _text_of
+    nothing: str = "none"
+
+    @property
+    def label(self) -> str:
+        return self.shown_as or self.name
+
+    @property
+    def section(self) -> str:
+        return self.name.rpartition(".")[0]
+
+    @property
+    def reader(self) -> Reader | None:
+        parse, name = self.parse, self.name
+        return self.read if parse is None else lambda value, **named: {name: parse(value, **named)}
+
+    def readers(self, *, is_json: bool = False) -> dict[str, Reader]:
+        """Return how each spelling is read in files."""
+        if self.reader is None or not self.is_in_files:
+            return {}
+        own = self.json if is_json and self.json is not None else self.reader
+        return {self.name.rpartition(".")[2]: own, **dict.fromkeys(self.also, self.reader), **self.otherwise}
+
+    def value_in(self, settings: Settings) -> Any:  # noqa: ANN401  # as many types as there are keys
+        """Return what holds, ABSENT where a mapping does not have it."""
+        part, _, name = self.goes_to.rpartition(".")
+        holder = getattr(settings, part) if part else settings
+        return holder.get(name, ABSENT) if isinstance(holder, Mapping) else getattr(holder, name)
+
+
+def _is_never_looser(_new: object, _old: object) -> bool:
+    return False
+
+
+def _is_wider(new: Iterable[object], old: Iterable[object]) -> bool:
+    return not set(new) <= set(old)
+
+
+def _is_another(new: object, old: object) -> bool:
+    return new != old
+
+
+def _is_before(*order: object) -> Callable[[object, object], bool]:
+    """Return the rule of words that stand here from the loosest to the tightest."""
+    return lambda new, old: order.index(new) < order.index(old)
+
+
+def _in_both(one: Wish, other: Wish) -> Wish:
+    """Join two lists to what is in both; `auto` is a list that nobody can shorten."""
+    if AUTO in (one.value, other.value):
+        return one if other.value == AUTO else other
+    return with_value(other, tuple(item for item in one.value if item in other.value))
+
+
+def _in_either(one: Wish, other: Wish) -> Wish:
+    return with_value(other, tuple(dict.fromkeys((*one.value, *other.value))))
+
+
+def _highest(one: Wish, other: Wish) -> Wish:
+    return other if one.value is None or other.value > one.value else one
+
+
+def with_value(wish: Wish, value: object) -> Wish:
+    """Return the wish for another value."""
+    return Wish(value=value, origin=wish.origin, key=wish.key)
+
+
+def _limit(name: str, where: str, parse: Parser, *also: str, **more: Any) -> Key:  # noqa: ANN401 - fields of Key
+    return Key(
+        name=name, also=(*also, *((where,) if where != name else ())), parse=parse, goes_to=f"limits.{where}",
+        is_looser=operator.gt, show=lambda amount, _: shown_limit(name, amount), **more,
+    )  # fmt: skip
+
+
+def _amount(name: str, parse: Parser, **more: Any) -> Reader:  # noqa: ANN401 - whatever the parser takes
+    return lambda value, **named: {name: parse(value, **named, **more)}
+
+
+def _image(language: str) -> Key:
+    variable = "" if language == ANY_LANGUAGE else f"CLOCHE_IMAGE_{language.upper()}"
+    return Key(
+        name=f"image.{language}", variable=variable, parse=read.parse_image, goes_to=f"images.{language}",
+        is_looser=_is_another, shown_as=f"images.{language}",
+    )  # fmt: skip
+
+
+def _root(name: str) -> Key:
+    return Key(
+        name=f"roots.{name}", variable=f"CLOCHE_ROOT_{name.upper()}", parse=partial(read.parse_root, root=name),
+        goes_to=f"roots.{name}", is_looser=lambda new, old: bool(new) and new != old,
+    )  # fmt: skip
+
+
+def _autofix(name: str, parse: Parser, where: str = "", **more: Any) -> Key:  # noqa: ANN401 - fields of Key
+    return Key(
+        name=f"autofix.{name}", variable=f"CLOCHE_AUTOFIX_{name.upper()}", parse=parse,
+        goes_to=f"autofix.{where or name}", **more,
+    )  # fmt: skip
+
+
+def _read_ceilings(value: object, name: str, readers: Mapping[str, Reader]) -> Values:
+    known = {spelling: readers[spelling] for limit in LIMIT_FIELDS for spelling in BY_NAME[limit].readers()}
+    return read.read_ceilings(value, name=name, readers=known, limits=LIMIT_FIELDS)
+
+
+def shown_limit(limit: str, value: float) -> str:
+    """Return a limit as one would write it: `256MiB`, `30s`, `0.5`."""
+    if LIMIT_FIELDS[limit].endswith("_bytes"):
+        return format_size(int(value))
+    return f"{value:g}s" if limit == "timeout" else f"{value:g}"
+
+
+def _seconds(value: float, _: Settings) -> str:
+    return f"{value:g}s"
+
+
+# In the order in which `cloche config show` lists them.
+KEYS: tuple[Key, ...] = (
+    # The rule of `backend` stands in `config_tighten`: it depends on the tier.
+    Key(name="backend", variable="SANDBOX_TYPE", parse=parse_backend, goes_to="backend"),
+    Key(
+        name="prefer", variable="CLOCHE_PREFER", parse=read.one_of(get_args(Prefer)), goes_to="prefer",
+        is_looser=lambda new, old: new == "fastest" != old,
+    ),
+    # No tier stands between 4 (the host) and 3 (a jail or stronger).
+    Key(
+        name="tier", variable="CLOCHE_TIER", parse=parse_tier, goes_to="tier", is_looser=_is_before(4, None, 3, 2, 1),
+    ),
+    # A name; what it stands for is judged key by key.
+    Key(
+        name="preset", variable="CLOCHE_PRESET", parse=read.parse_preset, goes_to="preset", is_looser=_is_never_looser,
+    ),
+    # Where the log is and what is kept beside it is the owner's choice alone.
+    Key(
+        name="audit", variable="CLOCHE_AUDIT", read=read.read_audit, goes_to="audit", nothing="on in the command line",
+        is_looser=lambda new, old: not new and old is not False,
+        show=lambda is_on, held: held.audit_folder or "on" if is_on else "off",
+    ),
+    Key(name="audit_folder", goes_to="audit_folder", is_listed=False),
+    Key(name="audit_keep", variable="CLOCHE_AUDIT_KEEP", parse=read.parse_audit_keep, goes_to="audit_keep"),
+    Key(
+        name="audit_keep_age", variable="CLOCHE_AUDIT_KEEP_AGE", parse=read.parse_age, goes_to="audit_keep_age_s",
+        default=30 * 24 * 3600.0, show=_seconds,
+    ),
+    Key(
+        name="audit_keep_size", variable="CLOCHE_AUDIT_KEEP_SIZE", parse=read.parse_total, goes_to="audit_keep_bytes",
+        default=1 << 30, show=lambda size, _: format_size(size),
+    ),
+    Key(name="skill_path", parse=read.parse_list, goes_to="skill_path"),
+    # C8: a bare `timeout` is in milliseconds in JSON, and only there.
+    _limit(
+        "timeout", "timeout_s", parse_duration, "Timeout",
+        json=_amount("timeout", parse_duration, bare_unit_s=0.001),
+    ),
+    _limit(
+        "memory", "memory_bytes", parse_memory, "memory_limit", "memoryLimit", "MemoryLimitBytes",
+        variable="CLOCHE_MEMORY",
+    ),
+    _limit(
+        "cpus", "cpus", parse_cpus, "cpu_limit", variable="CLOCHE_CPUS",
+        otherwise={"CpuLimitPercent": _amount("cpus", parse_cpu_percent)},
+    ),
+    _limit("pids", "pids", parse_count, variable="CLOCHE_PIDS"),
+    _limit("disk", "disk_bytes", parse_size, variable="CLOCHE_DISK"),
+    _limit("inodes", "inodes", parse_count),
+    _limit("tmp", "tmp_bytes", parse_size),
+    _limit(
+        "output_limit", "output_bytes", parse_size, "outputLimit", "maxOutputBytes", variable="CLOCHE_OUTPUT_LIMIT",
+    ),
+    _limit("flood_limit", "flood_bytes", parse_size),
+    Key(name="timeout_override", variable="SANDBOX_TIMEOUT_SEC", parse=parse_duration, is_in_files=False),
+    # Mode and hosts are judged together, in `config_tighten`: neither says alone what can be reached.
+    Key(
+        name="network", also=("NetworkEnabled",), variable="CLOCHE_NETWORK", read=read.read_network,
+        goes_to="policy.network",
+    ),
+    Key(name="network_allow", also=("NetworkAllowList",), parse=read.parse_hosts, goes_to="policy.network_allow"),
+    Key(name="require", variable="CLOCHE_REQUIRE", read=read.read_require),
+    Key(
+        name="require_level", goes_to="policy.require_level", shown_as="require",
+        is_looser=_is_never_looser, join=_highest, adds=True,
+    ),
+    Key(
+        name="require_controls", goes_to="policy.require_controls", shown_as="require",
+        is_looser=_is_never_looser, join=_in_either, adds=True,
+    ),
+    Key(
+        name="best_effort", parse=read.parse_controls, goes_to="policy.best_effort",
+        is_looser=_is_wider, join=_in_both,
+    ),
+    Key(
+        name="fallback", variable="CLOCHE_FALLBACK", parse=read.one_of(get_args(Fallback), if_false="none"),
+        goes_to="policy.fallback", is_looser=lambda new, old: new != "none" and new != old,
+    ),
+    Key(name="trusted", parse=read.parse_trusted, is_in_files=False, goes_to="policy.trusted"),
+    Key(
+        name="screen", variable="CLOCHE_SCREEN", parse=read.one_of(get_args(ScreenMode), if_false="off"),
+        goes_to="policy.screen", is_looser=_is_before("off", "warn", "block"),
+    ),
+    Key(
+        name="packages", also=("PythonPackages",), parse=read.parse_packages, goes_to="policy.packages",
+        is_looser=lambda new, old: new != old and new != () and (old == AUTO or _is_wider(new, old)), join=_in_both,
+    ),
+    Key(
+        name="languages", parse=read.parse_languages, goes_to="policy.languages",
+        is_looser=_is_wider, join=_in_both,
+    ),
+    # Fewer things shared between runs is the tighter choice.
+    Key(
+        name="warm", variable="CLOCHE_WARM", parse=read.parse_switch, goes_to="policy.warm",
+        is_looser=lambda new, old: new and not old,
+    ),
+    Key(
+        name="preload", variable="CLOCHE_PRELOAD", parse=read.parse_modules, goes_to="policy.preload",
+        is_looser=_is_wider, join=_in_both,
+    ),
+    Key(
+        name="user", goes_to="policy.user", nothing="unprivileged",
+        is_looser=lambda new, old: old is not None and new != old,
+    ),
+    Key(name="seccomp", goes_to="policy.seccomp", is_looser=lambda new, old: old and not new, is_listed=False),
+    Key(name="level", parse=read.parse_level, is_in_files=False, goes_to="policy.level", nothing="strongest"),
+    # Docker's own runtime shuts gVisor out.
+    Key(name="runtime", read=read.read_runtime, goes_to="policy.runtime", nothing="any", is_looser=_is_another),
+    Key(name="autofix", read=lambda value, *, name: read.read_autofix(value, name=name, readers=SECTIONS["autofix"])),
+    _autofix(
+        "base_url", read.parse_line, show=lambda url, _: _USER.sub("//(hidden)@", url),
+    ),
+    _autofix("model", read.parse_line),
+    _autofix("api_key", read.parse_secret, show=lambda _key, _: "set (hidden)"),
+    _autofix("max_rounds", read.parse_rounds, also=("maxRounds",), is_looser=operator.gt),
+    _autofix("token_budget", parse_count, is_looser=operator.gt),
+    _autofix("time_budget", parse_duration, "time_budget_s", is_looser=operator.gt, show=_seconds),
+    Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": read.parse_image(value, name=name)}),
+    Key(name="images", read=read.read_images),
+    *map(_image, (ANY_LANGUAGE, *LANGUAGES)),
+    Key(name="roots", read=lambda value, *, name: read.read_roots(value, name=name, readers=SECTIONS["roots"])),
+    *map(_root, ("memory", "configs")),
+    Key(
+        name="ceilings",
+        read=lambda value, *, name: _read_ceilings(value, name, YAML_READERS),
+        json=lambda value, *, name: _read_ceilings(value, name, JSON_READERS),
+    ),
+)  # fmt: skip
+
+BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
+# The key of each limit, with its field in `Limits`.
+LIMIT_FIELDS: Mapping[str, str] = {
+    key.name: key.goes_to.removeprefix("limits.") for key in KEYS if key.goes_to.startswith("limits.")
 }
 
 
-def _file_readers(*, timeout_unit_s: float) -> Mapping[str, Reader]:
-    limits = _limit_readers(timeout_unit_s=timeout_unit_s)
-    return {**limits, **_OTHER_READERS, "ceilings": partial(_read_ceilings, readers=limits)}
+def _file_readers(*, is_json: bool) -> dict[str, dict[str, Reader]]:
+    """Return the readers of each section's spellings; the section without a name is the file itself."""
+    sections: dict[str, dict[str, Reader]] = {}
+    for key in KEYS:
+        sections.setdefault(key.section, {}).update(key.readers(is_json=is_json))
+    return sections
 
 
-YAML_READERS = _file_readers(timeout_unit_s=1.0)
-JSON_READERS = _file_readers(timeout_unit_s=0.001)  # C8: a bare `timeout` is in milliseconds, and only there
-ARGUMENT_READERS: Mapping[str, Reader] = {
-    key: reader
-    for key, reader in {**YAML_READERS, "level": _read_level, "trusted": _read_trusted}.items()
-    if key in {
-        "timeout", "memory", "cpus", "pids", "disk", "network", "network_allow", "preset", "tier",
-        "backend", "runtime", "image", "require", "best_effort", "packages", "output_limit", "screen",
-        "level", "languages", "warm", "preload", "prefer", "fallback", "trusted", "audit",
-    }
-}  # fmt: skip
+SECTIONS: Mapping[str, Mapping[str, Reader]] = _file_readers(is_json=False)
+YAML_READERS: Mapping[str, Reader] = SECTIONS[""]
+JSON_READERS: Mapping[str, Reader] = _file_readers(is_json=True)[""]
 VARIABLE_READERS: Mapping[str, Reader] = {
-    "SANDBOX_TYPE": _read_backend,
-    "SANDBOX_TIMEOUT_SEC": lambda value, *, name: {"timeout_override": parse_duration(value, name=name)},
-    **{
-        f"CLOCHE_{word.upper()}": YAML_READERS[word]
-        for word in (
-            "memory", "cpus", "pids", "disk", "network",
-            "preset", "tier", "require", "screen", "output_limit", "warm", "preload",
-            "prefer", "fallback", "audit", "audit_keep", "audit_keep_age", "audit_keep_size",
-        )
-    },
-    **{f"CLOCHE_IMAGE_{lang.upper()}": partial(_read_image, language=lang) for lang in LANGUAGES},
-    **{
-        f"CLOCHE_AUTOFIX_{key.upper()}": partial(read_one, key=key)
-        for key in ("base_url", "model", "api_key", "max_rounds", "token_budget", "time_budget")
-    },
-    **{f"CLOCHE_ROOT_{root.upper()}": partial(_read_root, root=root) for root in ROOTS},
-}  # fmt: skip
+    key.variable: key.reader for key in KEYS if key.variable and key.reader is not None
+}
+ARGUMENT_READERS: Mapping[str, Reader] = {
+    name: reader
+    for name in SandboxOptions.__annotations__
+    if name != "config" and (reader := BY_NAME[name].reader) is not None
+}
 
 
-def read_words(pairs: Iterable[tuple[str, object]], readers: Mapping[str, Reader], *, origin: str, where: str) -> Layer:
+def _defaults() -> Layer:
+    """Return what holds where nobody says anything: what the fields of the settings have, or the rows say."""
+    plain = Settings()
+    values = {key.name: key.value_in(plain) if key.default is ABSENT else key.default for key in KEYS if key.goes_to}
+    return {name: Wish(value=v, origin=DEFAULT, key=name) for name, v in values.items() if v is not ABSENT}
+
+
+DEFAULTS: Layer = MappingProxyType(_defaults())
+
+
+def read_words(
+    pairs: Iterable[tuple[str, object]], readers: Mapping[str, Reader], *, origin: Origin, where: str
+) -> Layer:
     """Return the layer that `pairs` of key and value say; `where` is put before keys in messages.
 
     A key may be dotted (`sandbox.memory`): its last part is the spelling. A value of None says nothing.
@@ -389,10 +570,10 @@ def read_words(pairs: Iterable[tuple[str, object]], readers: Mapping[str, Reader
         if value is None:
             continue
         name = f"{where}{key}"
-        words = readers[key.rpartition(".")[2]](_plain(value, name=name), name=name)
-        for word, found in words.items():
-            _refuse_conflict(layer.get(word), found, key=key, where=where)
-            layer[word] = Wish(value=found, origin=origin, key=key)
+        values = readers[key.rpartition(".")[2]](read.short(value, name=name), name=name)
+        for held, found in values.items():
+            _refuse_conflict(layer.get(held), found, key=key, where=where)
+            layer[held] = Wish(value=found, origin=origin, key=key)
     return with_choice(_with_reach(layer, where=where), where=where)
 
 
@@ -426,35 +607,3 @@ def with_choice(layer: Layer, *, where: str) -> Layer:
             f"drop one of them, or let {backend.key} be {AUTO}"
         )
     return {**layer, "backend": backend or Wish(value=AUTO, origin=prefer.origin, key=prefer.key)}
-
-
-def shown_limit(word: str, value: float) -> str:
-    """Return a limit as one would write it: `256MiB`, `30s`, `0.5`."""
-    if LIMIT_FIELDS[word].endswith("_bytes"):
-        return format_size(int(value))
-    return f"{value:g}s" if word == "timeout" else f"{value:g}"
-
-
-def _plain(value: object, *, name: str) -> object:
-    """Refuse text so long that it can only be a mistake or an attack on the reader of the message."""
-    if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
-        raise InvalidRequest(f"{name}: the text has {len(value)} characters; at most {MAX_TEXT_CHARS} make sense")
-    return value
-
-
-def _entries(value: object, *, name: str) -> Iterator[tuple[str, object]]:
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{name}: {_shown(value)} is not a mapping of names to values")
-    for key, item in value.items():
-        if not isinstance(key, str):
-            raise InvalidRequest(f"{name}: the key {_shown(key)} is not text")
-        yield key, item
-
-
-def _shown(value: object) -> str:
-    """Return a short repr; a container from a file may be built to have an endless one."""
-    return (
-        repr(value)[:200]
-        if isinstance(value, str | int | float | bool) or value is None
-        else f"a {type(value).__name__}"
-    )

@@ -22,16 +22,18 @@ from cloche.core.errors import InvalidRequest
 
 from .config_dotenv import OTHER_FILES, read_dotenv
 from .config_keys import (
+    ARGUMENT,
     ARGUMENT_READERS,
     JSON_READERS,
     VARIABLE_READERS,
     YAML_READERS,
     Layer,
-    Reader,
+    Origin,
     Wish,
     read_words,
     with_choice,
 )
+from .config_readers import Reader
 
 log = logging.getLogger("cloche.config")
 MAX_FILE_BYTES = 1 << 20
@@ -265,7 +267,7 @@ def _load_found(path: str) -> Layer | None:
     return _load_dotenv(path, is_named=False) if format_ is None else _load(path, format_)
 
 
-def stranger_origins(places: Places) -> frozenset[str]:
+def stranger_origins(places: Places) -> frozenset[Origin]:
     """Return the origins of what the working directory's files say, as settings name them."""
     return frozenset(wish.origin for layer in checkout_layers(places) for wish in layer.values())
 
@@ -286,7 +288,7 @@ def _load(path: str, format_: Format) -> Layer | None:
 def _load_dotenv(path: str, *, is_named: bool) -> Layer | None:
     def read(text: str) -> Layer:
         variables = read_dotenv(text, file=path, known={*VARIABLE_READERS, *OTHER_FILES})
-        return read_words(variables.items(), VARIABLE_READERS, origin=path, where=f"{path}: ")
+        return read_words(variables.items(), VARIABLE_READERS, origin=Origin(path), where=f"{path}: ")
 
     return _cached(path, is_named, read)
 
@@ -342,7 +344,7 @@ def _read_layer(text: str, path: str, format_: Format) -> Layer:
         return {}
     if not isinstance(document, Mapping):
         raise InvalidRequest(f"{path}: the whole file must be a mapping of keys to values")
-    return read_words(_pairs(document, path, format_), format_.readers, origin=path, where=f"{path}: ")
+    return read_words(_pairs(document, path, format_), format_.readers, origin=Origin(path), where=f"{path}: ")
 
 
 def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, object] | None:
@@ -424,7 +426,7 @@ def variable_layer(environ: Mapping[str, str]) -> Layer:
     """Return what the environment says; an empty variable says nothing."""
     given = {name: environ[name] for name in VARIABLE_READERS if environ.get(name, "").strip()}
     layers = [
-        read_words([(name, value)], VARIABLE_READERS, origin=f"environment {name}", where="environment ")
+        read_words([(name, value)], VARIABLE_READERS, origin=Origin.variable(name), where="environment ")
         for name, value in given.items()
     ]
     by_word: dict[str, Wish] = {}
@@ -442,7 +444,7 @@ def argument_layer(arguments: Mapping[str, Any]) -> Layer:
     unknown = [name for name in given if name not in ARGUMENT_READERS]
     if unknown:
         raise InvalidRequest(f"unknown argument {unknown[0]!r}; known arguments: {', '.join(ARGUMENT_READERS)}")
-    return read_words(given.items(), ARGUMENT_READERS, origin="argument", where="")
+    return read_words(given.items(), ARGUMENT_READERS, origin=ARGUMENT, where="")
 
 
 def _is_empty_list(value: object) -> bool:

@@ -16,14 +16,10 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.presets import preset_named
 from cloche.core.tiers import BACKEND_ROWS
 
-from .config_autofix import NUMBERS
-from .config_keys import LIMIT_FIELDS, ROOTS, Layer, Wish, shown_limit
+from .config_keys import BY_NAME, DEFAULT, LIMIT_FIELDS, Layer, Origin, Wish, shown_limit, with_value
 
 _FIELD_WORDS = {field: word for word, field in LIMIT_FIELDS.items()}
-_SCREENS = ("off", "warn", "block")
 _NETWORKS = ("off", "allowlist", "open")
-# No tier stands between 4 (the host) and 3 (a jail or stronger).
-_TIER_STRENGTH: Mapping[int | None, int] = {4: 0, None: 1, 3: 2, 2: 3, 1: 4}
 _BACKEND_STRENGTH: Mapping[str, int] = {
     name: row.strength for name, row in BACKEND_ROWS.items() if row.strength is not None
 }
@@ -36,7 +32,7 @@ def expand_preset(layer: Layer) -> Layer:
     if wish is None:
         return layer
     preset = preset_named(wish.value)
-    origin = f"preset {preset.name} ({wish.origin})"
+    origin = Origin.preset(preset.name, wish.origin)
     words = {_FIELD_WORDS[field]: value for field, value in preset.limits.items()} | dict(preset.policy)
     return {**{word: Wish(value=v, origin=origin, key=wish.key) for word, v in words.items()}, **layer}
 
@@ -82,51 +78,17 @@ def effective_network(layer: Layer) -> str:
     mode: str = layer["network"].value
     if mode != "on":
         return mode
-    return "open" if layer["network_allow"].origin == "default" else "allowlist"
+    return "open" if layer["network_allow"].origin == DEFAULT else "allowlist"
 
 
 def _loosens(word: str, wish: Wish, held: Layer) -> bool:
-    if word.startswith("image."):
-        return word not in held or held[word].value != wish.value
-    if word.startswith("roots."):
-        return bool(wish.value) and (word not in held or held[word].value != wish.value)
-    if word == "backend":
-        return _backend_loosens(wish.value, held)
-    if word == "reach":
-        return _reach_loosens(wish.value, _reach(held))
-    if word == "timeout_override":
-        return bool(wish.value > held["timeout"].value)
-    if word in LIMIT_FIELDS:
-        return bool(wish.value > held[word].value)
-    rule = _RULES.get(word)
-    return rule is None or rule(wish.value, held[word].value)
-
-
-def _never(_new: object, _old: object) -> bool:
-    return False
-
-
-# For each word, whether a new value asks for more than the one that is held. A word that is not here is
-# refused.
-_RULES: Mapping[str, Callable[[Any, Any], bool]] = {
-    "tier": lambda new, old: _TIER_STRENGTH[new] < _TIER_STRENGTH[old],
-    "preset": _never,  # a name; what it stands for is judged word by word
-    "screen": lambda new, old: _SCREENS.index(new) < _SCREENS.index(old),
-    "require_level": _never,  # joined with what is required already
-    "require_controls": _never,
-    "best_effort": lambda new, old: not set(new) <= set(old),
-    "languages": lambda new, old: not set(new) <= set(old),
-    "packages": lambda new, old: new != old and new != () and (old == "auto" or not set(new) <= set(old)),
-    "user": lambda new, old: old is not None and new != old,
-    "seccomp": lambda new, old: old and not new,
-    "warm": lambda new, old: new and not old,  # fewer things shared between runs is the tighter choice
-    "preload": lambda new, old: not set(new) <= set(old),
-    "runtime": lambda new, old: new != old,  # docker's own shuts gVisor out
-    "prefer": lambda new, old: new == "fastest" != old,
-    "fallback": lambda new, old: new != "none" and new != old,
-    "audit": lambda new, old: not new and old is not False,  # where and what is kept is the owner's choice alone
-    **dict.fromkeys(NUMBERS, lambda new, old: new > old),
-}
+    """Tell whether a wish asks for more than is held; what has no rule, and what is no key by itself, does."""
+    together = _TOGETHER.get(word)
+    if together is not None:
+        return together(wish.value, held)
+    key = BY_NAME.get(word)
+    old = held[word].value if word in held else None
+    return key is None or key.is_looser is None or bool(key.is_looser(wish.value, old))
 
 
 def _backend_loosens(new: str, held: Layer) -> bool:
@@ -146,29 +108,32 @@ def _reach_loosens(new: tuple[str, tuple[str, ...]], old: tuple[str, tuple[str, 
     return _NETWORKS.index(mode) > _NETWORKS.index(old_mode)
 
 
+# What is judged beside another key.
+_TOGETHER: Mapping[str, Callable[[Any, Layer], bool]] = {
+    "backend": _backend_loosens,
+    "reach": lambda new, held: _reach_loosens(new, _reach(held)),
+    "timeout_override": lambda new, held: bool(new > held["timeout"].value),
+}
+
+
 def _met(word: str, wish: Wish, base: Layer) -> Wish:
     """Return the wish joined with what is required already; any other accepted wish is tight as it is."""
-    if word == "require_level" and base[word].value is not None:
-        return wish if wish.value > base[word].value else base[word]
-    if word == "require_controls":
-        joined = tuple(dict.fromkeys((*base[word].value, *wish.value)))
-        return Wish(value=joined, origin=wish.origin, key=wish.key)
-    return wish
+    key = BY_NAME.get(word)
+    return key.join(base[word], wish) if key is not None and key.adds and key.join is not None else wish
 
 
 def _tighter(word: str, one: Wish, other: Wish) -> Wish:
     """Return what two accepted wishes come to together."""
     if word == "reach":
-        return _joined(other, _narrower(one.value, other.value))
-    if word in ("best_effort", "languages", "packages", "preload") and "auto" not in (one.value, other.value):
-        return _joined(other, tuple(item for item in one.value if item in other.value))
-    if word == "require_controls":
-        return _joined(other, tuple(dict.fromkeys((*one.value, *other.value))))
-    return max(one, other, key=lambda wish: _tightness(word, wish.value))
-
-
-def _joined(wish: Wish, value: object) -> Wish:
-    return Wish(value=value, origin=wish.origin, key=wish.key)
+        return with_value(other, _narrower(one.value, other.value))
+    if word == "backend":
+        return max(one, other, key=lambda wish: _BACKEND_STRENGTH.get(wish.value, -1))
+    if word == "timeout_override":
+        return min(one, other, key=lambda wish: wish.value)
+    key = BY_NAME[word]
+    if key.join is not None:
+        return key.join(one, other)
+    return other if key.is_looser is not None and key.is_looser(one.value, other.value) else one
 
 
 def _narrower(one: tuple[str, tuple[str, ...]], other: tuple[str, tuple[str, ...]]) -> tuple[str, tuple[str, ...]]:
@@ -177,31 +142,12 @@ def _narrower(one: tuple[str, tuple[str, ...]], other: tuple[str, tuple[str, ...
     return min(one, other, key=lambda reach: _NETWORKS.index(reach[0]))
 
 
-def _tightness(word: str, value: Any) -> float:  # noqa: ANN401  # as many types as there are words
-    """Return a number that grows as an accepted value gets tighter."""
-    if word in (*LIMIT_FIELDS, *NUMBERS) or word == "timeout_override":
-        return -float(value)
-    tables: Mapping[str, Callable[[Any], float]] = {
-        "tier": lambda tier: _TIER_STRENGTH[tier],
-        "backend": lambda name: _BACKEND_STRENGTH.get(name, -1),
-        "screen": _SCREENS.index,
-        "require_level": lambda level: level,
-        "packages": lambda packages: packages == (),
-        "warm": lambda is_warm: not is_warm,
-        "prefer": lambda prefer: prefer == "strongest",
-        "fallback": lambda fallback: fallback == "none",
-        "audit": bool,
-        **dict.fromkeys((f"roots.{root}" for root in ROOTS), lambda folder: not folder),
-    }
-    return tables[word](value) if word in tables else 0.0
-
-
 def _refusal(word: str, wish: Wish, full: Layer) -> InvalidRequest:
     shown = {"reach": "network", "timeout_override": "timeout"}.get(word, word)
     value = wish.value[0] if word == "reach" else wish.value
     held = full.get(shown)
     without = f"; without it {_text(shown, held.value)} holds ({held.origin})" if held is not None else ""
-    file = _file_of(wish)
+    file = wish.origin.first
     option = "--env-file (CLOCHE_ENV_FILE)" if file.endswith(".env") else "--config (CLOCHE_CONFIG)"
     return InvalidRequest(
         f"{file}: {wish.key} asks for {shown} {_text(shown, value)}{without}. "
@@ -216,8 +162,3 @@ def _text(word: str, value: object) -> str:
     if isinstance(value, str):
         return value or "none"
     return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value).lower()
-
-
-def _file_of(wish: Wish) -> str:
-    """Return the file behind an origin such as `preset minimal (/a/cloche.yaml)`."""
-    return wish.origin.partition("(")[2].rstrip(")") if wish.origin.startswith("preset ") else wish.origin

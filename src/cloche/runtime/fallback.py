@@ -16,6 +16,7 @@ from cloche.core.errors import BackendUnavailable, PolicyDenied
 from cloche.core.levels import Control, Level
 from cloche.core.policy import Policy, ScreenMode
 
+from .config_keys import ARGUMENT, DEFAULT, Origin
 from .factory import backend_named, capabilities_of
 from .selection import Found, misfit
 from .settings import Settings
@@ -66,7 +67,7 @@ def _check_network(settings: Settings, policy: Policy) -> None:
     origin = _origin(settings, "network")
     if Control.NETWORK in policy.require_controls:
         said = f"the policy requires the control network ({_origin(settings, 'require')})"
-    elif policy.network != "open" and origin != "default":
+    elif policy.network != "open" and origin != DEFAULT:
         said = f"the policy says network {policy.network} ({origin})"
     else:
         return
@@ -92,5 +93,5 @@ def _refuse(missing: BackendUnavailable, why: str) -> NoReturn:
     raise BackendUnavailable(f"{missing.reason} There is no fallback: {why}.", remedy=missing.remedy) from missing
 
 
-def _origin(settings: Settings, word: str) -> str:
-    return settings.origins.get(word, "argument")
+def _origin(settings: Settings, word: str) -> Origin:
+    return settings.origins.get(word, ARGUMENT)

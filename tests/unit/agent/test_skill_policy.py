@@ -12,9 +12,10 @@ from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.units import GIB, MIB
+from cloche.runtime.config_keys import ARGUMENT, DEFAULT, Origin
 from cloche.runtime.settings import Settings
 
-FILE, CHECKOUT = "/home/op/.config/cloche/cloche.yaml", "/srv/checkout/cloche.yaml"
+FILE, CHECKOUT = Origin("/home/op/.config/cloche/cloche.yaml"), Origin("/srv/checkout/cloche.yaml")
 
 
 def skill_asking(*, runtime: str = "python", **asked: Any) -> Skill:
@@ -36,33 +37,33 @@ def term(terms: Terms, key: str) -> Term:
 @pytest.mark.parametrize(
     ("wish", "held", "origin", "ceiling", "result", "why"),
     [
-        (None, 256 * MIB, "default", None, 256 * MIB, ""),
+        (None, 256 * MIB, DEFAULT, None, 256 * MIB, ""),
         (None, 256 * MIB, FILE, 2 * GIB, 256 * MIB, ""),
-        (128 * MIB, 256 * MIB, "default", None, 128 * MIB, "as the skill asks"),
-        (GIB, 256 * MIB, "default", None, GIB, "no ceiling"),
-        (GIB, 256 * MIB, "default", 2 * GIB, GIB, "as the skill asks"),
-        (GIB, 256 * MIB, "default", GIB, GIB, "as the skill asks"),
-        (4 * GIB, 256 * MIB, "default", 2 * GIB, 2 * GIB, f"lowered to the operator's ceiling ({FILE})"),
+        (128 * MIB, 256 * MIB, DEFAULT, None, 128 * MIB, "as the skill asks"),
+        (GIB, 256 * MIB, DEFAULT, None, GIB, "no ceiling"),
+        (GIB, 256 * MIB, DEFAULT, 2 * GIB, GIB, "as the skill asks"),
+        (GIB, 256 * MIB, DEFAULT, GIB, GIB, "as the skill asks"),
+        (4 * GIB, 256 * MIB, DEFAULT, 2 * GIB, 2 * GIB, f"lowered to the operator's ceiling ({FILE})"),
         # A plain value in the operator's file is a default, as a preset there is; a ceiling is what binds.
         (GIB, 512 * MIB, FILE, None, GIB, "no ceiling"),
-        (GIB, 512 * MIB, f"preset standard ({FILE})", None, GIB, "no ceiling"),
-        (GIB, 512 * MIB, "tier 3", None, GIB, "no ceiling"),
-        (GIB, 128 * MIB, f"ceiling in {FILE} (asked by default)", 128 * MIB, 128 * MIB, "ceiling"),
+        (GIB, 512 * MIB, Origin.preset("standard", FILE), None, GIB, "no ceiling"),
+        (GIB, 512 * MIB, Origin.tier(3), None, GIB, "no ceiling"),
+        (GIB, 128 * MIB, Origin.ceiling(FILE, DEFAULT), 128 * MIB, 128 * MIB, "ceiling"),
         # What is said for this run beats the skill, in both directions.
-        (GIB, 300 * MIB, "argument", None, 300 * MIB, "said for this run (argument)"),
-        (64 * MIB, 300 * MIB, "argument", None, 300 * MIB, "said for this run"),
-        (GIB, 300 * MIB, "environment CLOCHE_MEMORY", 2 * GIB, 300 * MIB, "environment CLOCHE_MEMORY"),
-        (GIB, 128 * MIB, "preset minimal (argument)", None, 128 * MIB, "argument"),
-        (GIB, 128 * MIB, "preset minimal (environment CLOCHE_PRESET)", None, 128 * MIB, "environment"),
-        (64 * MIB, 200 * MIB, f"ceiling in {FILE} (asked by argument)", 200 * MIB, 200 * MIB, "argument"),
+        (GIB, 300 * MIB, ARGUMENT, None, 300 * MIB, "said for this run (argument)"),
+        (64 * MIB, 300 * MIB, ARGUMENT, None, 300 * MIB, "said for this run"),
+        (GIB, 300 * MIB, Origin.variable("CLOCHE_MEMORY"), 2 * GIB, 300 * MIB, "environment CLOCHE_MEMORY"),
+        (GIB, 128 * MIB, Origin.preset("minimal", ARGUMENT), None, 128 * MIB, "argument"),
+        (GIB, 128 * MIB, Origin.preset("minimal", Origin.variable("CLOCHE_PRESET")), None, 128 * MIB, "environment"),
+        (64 * MIB, 200 * MIB, Origin.ceiling(FILE, ARGUMENT), 200 * MIB, 200 * MIB, "argument"),
         # The working directory only tightens.
         (GIB, 128 * MIB, CHECKOUT, None, 128 * MIB, "working directory"),
         (64 * MIB, 128 * MIB, CHECKOUT, None, 64 * MIB, "as the skill asks"),
-        (GIB, 128 * MIB, f"preset minimal ({CHECKOUT})", None, 128 * MIB, "working directory"),
+        (GIB, 128 * MIB, Origin.preset("minimal", CHECKOUT), None, 128 * MIB, "working directory"),
     ],
 )
 def test_an_amount_is_the_skills_within_the_operators_ceiling(
-    wish: float | None, held: int, origin: str, ceiling: float | None, result: float, why: str
+    wish: float | None, held: int, origin: Origin, ceiling: float | None, result: float, why: str
 ) -> None:
     """A wish takes the place of defaults, yields to what is said for the run, and is lowered to a ceiling."""
     settings = Settings(

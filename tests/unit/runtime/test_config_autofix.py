@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cloche.core.errors import InvalidRequest
-from cloche.runtime.config_autofix import AutoFixSettings, Secret
+from cloche.runtime.config_keys import AutoFixSettings
+from cloche.runtime.config_readers import Secret
 from cloche.runtime.settings import Settings, load_settings
 
 KEY = "sk-very-secret"
