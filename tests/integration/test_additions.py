@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,15 @@ CONTROL = {
     "        Control.OUTPUT: _OUTPUT,": (
         '        Control.CLOCK: _partial("a time namespace", "the wall clock is the host\'s"),\n'
     ),
+}
+# A row, its field with its type and default, and its keyword: all in one file.
+KEY = {
+    '    Key(name="audit_folder", ': """    Key(
+        name="example", variable="CLOCHE_EXAMPLE", parse=parse_count, goes_to="example", is_looser=operator.gt
+    ),
+""",
+    "    audit_folder: str | None = None": "    example: int = 7\n",
+    "    config: str | PathLike[str] | None\n": "    example: int | None\n",
 }
 
 
@@ -132,3 +142,77 @@ assert "clock" in set(Control)
 for case in CASES.values():
     test_every_control_has_a_row(*case)
 """
+
+
+@pytest.fixture(scope="module")
+def with_key(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """Have one more configuration key."""
+    return Copy(tmp_path_factory.mktemp("key"), KEY)
+
+
+OWN, FOUND, SHARED = "settings/cloche/cloche.yaml", "work/cloche.yaml", "work/config.yaml"
+ASK = """
+import json, sys
+import cloche
+from cloche.runtime.settings import load_settings
+settings = load_settings(json.loads(sys.argv[1]))
+print(json.dumps([settings.example, [row for row in settings.as_rows() if row[0] == "example"]]))
+"""
+
+
+def asked(copy: Copy, files: Mapping[str, str], said: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Settle the configuration of these files and variables, and of arguments in small letters."""
+    for name in (OWN, FOUND, SHARED):
+        path = copy.folder.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(files.get(name, ""))
+    arguments = json.dumps({word: value for word, value in said.items() if word.islower()})
+    return copy.run("-c", ASK, arguments, **{word: value for word, value in said.items() if word.isupper()})
+
+
+@pytest.mark.parametrize(
+    ("files", "said", "value", "origin"),
+    [
+        ({}, {}, 7, "default"),
+        ({OWN: "example: 5"}, {}, 5, OWN),
+        ({OWN: "example: 5"}, {"CLOCHE_EXAMPLE": "4"}, 4, "environment CLOCHE_EXAMPLE"),
+        ({}, {"CLOCHE_EXAMPLE": "4", "example": 9}, 9, "argument"),
+        ({FOUND: "sandbox: {example: 2}"}, {}, 2, FOUND),
+        ({FOUND: "example: 2", SHARED: "sandbox: {example: 1}"}, {}, 1, SHARED),
+    ],
+    ids=["default", "own file", "variable", "argument", "a file that nobody vetted", "the tighter of two"],
+)
+def test_a_new_key_is_read_and_listed(
+    with_key: Copy, files: dict[str, str], said: dict[str, Any], value: int, origin: str
+) -> None:
+    """From every source, in their order, with where it came from."""
+    done = asked(with_key, files, said)
+    assert done.returncode == 0, done.stderr
+    held, ((name, shown, found),) = json.loads(done.stdout)
+    assert (held, name, shown) == (value, "example", str(value))
+    assert found.endswith(origin)
+
+
+@pytest.mark.parametrize(
+    ("files", "said", "problem"),
+    [
+        ({FOUND: "example: 8"}, {}, "example asks for example 8; without it 7 holds (default)"),
+        ({OWN: "example: 5", FOUND: "example: 6"}, {}, "may only tighten"),
+        ({OWN: "exampel: 5"}, {}, "unknown key 'exampel'; did you mean 'example'?"),
+        ({}, {"CLOCHE_EXAMPLE": "no"}, "environment CLOCHE_EXAMPLE: 'no'"),
+    ],
+    ids=["more than holds", "more than the owner said", "misspelled", "no number"],
+)
+def test_a_new_key_refuses(with_key: Copy, files: dict[str, str], said: dict[str, Any], problem: str) -> None:
+    """What asks for more in a file that nobody vetted, and what makes no sense, as every other key does."""
+    done = asked(with_key, files, said)
+    assert done.returncode != 0
+    assert problem in done.stderr
+
+
+def test_a_new_key_is_a_keyword(with_key: Copy) -> None:
+    """`cloche.run` takes it, and shows it in its signature."""
+    asked(with_key, {}, {})
+    done = with_key.run("-c", "import cloche; help(cloche.run); cloche.run('print(1)', example=0)")
+    assert "example: 'int | None' = None" in done.stdout
+    assert "InvalidRequest: example: 0" in done.stderr

@@ -7,14 +7,15 @@ to know stands in a file of its own, and a skill without that file is a skill to
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES, language_named
 from cloche.core.presets import preset_named
 from cloche.core.units import KIB
-from cloche.runtime.config_keys import YAML_READERS
+from cloche.runtime.config_keys import BY_NAME, LIMIT_FIELDS, YAML_READERS
+from cloche.runtime.config_readers import advice
 
 from .catalog import TOOLS
 from .skill import CARD, MANIFEST, Asked, Card, Fault, Manifest
@@ -125,24 +126,9 @@ def _mapping(text: str, file: str, faults: Faults) -> Mapping[str, Any] | None:
 
 
 def _parsed(text: str, file: str) -> object:
-    """Parse YAML, without anchors: a value that stands in many places is how a small file becomes a huge one."""
-    import yaml  # only where there is a skill to be read
+    from cloche.runtime.config_yaml import parse_yaml  # yaml is imported only where there is a skill to be read
 
-    from cloche.runtime.config_yaml import parse_yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth = 0
-    try:
-        for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            line = f"{file}, line {event.start_mark.line + 1}" if event.start_mark is not None else file
-            if depth > MOST_DEPTH:
-                raise InvalidRequest(f"{line}: it is nested deeper than {MOST_DEPTH} levels")
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-                raise InvalidRequest(f"{line}: anchors (&) and aliases (*) are not taken; write the value out")
-    except yaml.YAMLError:
-        pass  # parse_yaml says it better
-    return parse_yaml(text, file)
+    return parse_yaml(text, file, most_depth=MOST_DEPTH, takes_anchors=False)
 
 
 def _skill_name(document: Mapping[str, Any], folder_name: str, faults: Faults) -> str:
@@ -325,13 +311,13 @@ def _script_faults(entry: object, where: str) -> Iterator[Fault]:
         yield _fault(f"{where}.path", "is missing")
 
 
+# As configuration spells them, but for the fields of `Limits`.
 _LIMIT_SPELLINGS: Mapping[str, str] = {
-    "timeout": "timeout", "Timeout": "timeout",
-    "memory": "memory", "memory_limit": "memory", "memoryLimit": "memory", "MemoryLimitBytes": "memory",
-    "cpus": "cpus", "cpu_limit": "cpus", "CpuLimitPercent": "cpus",
-    "pids": "pids", "disk": "disk",
-    "output_limit": "output_limit", "outputLimit": "output_limit", "maxOutputBytes": "output_limit",
-}  # fmt: skip
+    spelling: limit
+    for limit in LIMIT_WORDS
+    for spelling in BY_NAME[limit].readers()
+    if spelling == limit or spelling != LIMIT_FIELDS[limit]
+}
 
 _MANIFEST_READERS: Mapping[str, Callable[[Any, str], Iterator[Any]]] = {
     "runtime": _read_runtime,
@@ -350,11 +336,8 @@ def _fault(key: str, problem: str) -> Fault:
     return Fault(file=MANIFEST, key=key, problem=problem)
 
 
-def _unknown(key: str, known: Any) -> str:  # noqa: ANN401 - names of any collection
-    import difflib
-
-    near = difflib.get_close_matches(key[:80], known, n=1, cutoff=0.7)
-    return f"unknown key; did you mean {near[0]!r}?" if near else f"unknown key; known keys: {', '.join(known)}"
+def _unknown(key: str, known: Collection[str]) -> str:
+    return f"unknown key; {advice(key, known)}"
 
 
 def _kind(value: object) -> str:

@@ -79,25 +79,3 @@ def parse_cpu_percent(value: object, *, name: str) -> float:
     """Return CPUs from a percentage of one CPU: 50 is 0.5."""
     number = value.strip().removesuffix("%") if isinstance(value, str) else value
     return parse_cpus(parse_cpus(number, name=name) / 100, name=name)
-
-
-# Every spelling the seeds use, with the field it sets and how its value is read.
-ALIASES: Mapping[str, tuple[str, Callable[..., Any]]] = {
-    "timeout": ("timeout_s", parse_duration),
-    "Timeout": ("timeout_s", parse_duration),
-    "memory": ("memory_bytes", parse_memory),
-    "memory_limit": ("memory_bytes", parse_memory),
-    "memoryLimit": ("memory_bytes", parse_memory),
-    "MemoryLimitBytes": ("memory_bytes", parse_memory),
-    "cpus": ("cpus", parse_cpus),
-    "cpu_limit": ("cpus", parse_cpus),
-    "CpuLimitPercent": ("cpus", parse_cpu_percent),
-    "pids": ("pids", parse_count),
-    "disk": ("disk_bytes", parse_size),
-    "tmp": ("tmp_bytes", parse_size),
-    "output_limit": ("output_bytes", parse_size),
-    "outputLimit": ("output_bytes", parse_size),
-    "maxOutputBytes": ("output_bytes", parse_size),
-    "flood_limit": ("flood_bytes", parse_size),
-    **{name: (name, parser) for name, parser in PARSERS.items()},
-}

@@ -142,7 +142,7 @@ class SandboxOptions(TypedDict, total=False):
     runtime: str | None
     image: str | None
     require: str | Sequence[str] | None
-    best_effort: str | Sequence[str]
+    best_effort: str | Sequence[str] | None
     packages: Sequence[str] | Literal["auto"] | None
     languages: Sequence[str] | None
     screen: ScreenMode | None
@@ -241,7 +241,7 @@ def _text_of(value: Any, _: Settings) -> str:  # noqa: ANN401  # as many types a
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Key:
     """Say everything about one key.
 
@@ -253,7 +253,7 @@ class Key:
     - `goes_to`: the field of `Settings`, such as `limits.pids`, that takes its value and has its default, unless
       `default` says another one. Empty for a key that only sets other keys.
     - `is_looser(new, old)`: whether a file that nobody vetted would get more by it. None refuses every value there.
-      `join(one, other)` is what two such files come to, without it the tighter one. With `adds` a value joins what
+      `join(one, other)` is what two such files come to, without it the tighter one. With `is_added` a value joins what
       holds already instead of replacing it.
     - `shown_as`: the key in `cloche config show`, where it is not the name; keys with the same one are shown together.
       `show` writes a value there, and `nothing` stands for None, empty text and an empty list.
@@ -271,7 +271,7 @@ class Key:
     default: Any = ABSENT
     is_looser: Callable[[Any, Any], bool] | None = None
     join: Callable[[Wish, Wish], Wish] | None = None
-    adds: bool = False
+    is_added: bool = False
     shown_as: str = ""
     is_listed: bool = True
     show: Callable[[Any, Settings], str] = _text_of
@@ -399,13 +399,9 @@ KEYS: tuple[Key, ...] = (
         is_looser=lambda new, old: new == "fastest" != old,
     ),
     # No tier stands between 4 (the host) and 3 (a jail or stronger).
-    Key(
-        name="tier", variable="CLOCHE_TIER", parse=parse_tier, goes_to="tier", is_looser=_is_before(4, None, 3, 2, 1),
-    ),
+    Key(name="tier", variable="CLOCHE_TIER", parse=parse_tier, goes_to="tier", is_looser=_is_before(4, None, 3, 2, 1)),
     # A name; what it stands for is judged key by key.
-    Key(
-        name="preset", variable="CLOCHE_PRESET", parse=read.parse_preset, goes_to="preset", is_looser=_is_never_looser,
-    ),
+    Key(name="preset", variable="CLOCHE_PRESET", parse=read.parse_preset, goes_to="preset", is_looser=_is_never_looser),
     # Where the log is and what is kept beside it is the owner's choice alone.
     Key(
         name="audit", variable="CLOCHE_AUDIT", read=read.read_audit, goes_to="audit", nothing="on in the command line",
@@ -440,9 +436,7 @@ KEYS: tuple[Key, ...] = (
     _limit("disk", "disk_bytes", parse_size, variable="CLOCHE_DISK"),
     _limit("inodes", "inodes", parse_count),
     _limit("tmp", "tmp_bytes", parse_size),
-    _limit(
-        "output_limit", "output_bytes", parse_size, "outputLimit", "maxOutputBytes", variable="CLOCHE_OUTPUT_LIMIT",
-    ),
+    _limit("output_limit", "output_bytes", parse_size, "outputLimit", "maxOutputBytes", variable="CLOCHE_OUTPUT_LIMIT"),
     _limit("flood_limit", "flood_bytes", parse_size),
     Key(name="timeout_override", variable="SANDBOX_TIMEOUT_SEC", parse=parse_duration, is_in_files=False),
     # Mode and hosts are judged together, in `config_tighten`: neither says alone what can be reached.
@@ -454,11 +448,11 @@ KEYS: tuple[Key, ...] = (
     Key(name="require", variable="CLOCHE_REQUIRE", read=read.read_require),
     Key(
         name="require_level", goes_to="policy.require_level", shown_as="require",
-        is_looser=_is_never_looser, join=_highest, adds=True,
+        is_looser=_is_never_looser, join=_highest, is_added=True,
     ),
     Key(
         name="require_controls", goes_to="policy.require_controls", shown_as="require",
-        is_looser=_is_never_looser, join=_in_either, adds=True,
+        is_looser=_is_never_looser, join=_in_either, is_added=True,
     ),
     Key(
         name="best_effort", parse=read.parse_controls, goes_to="policy.best_effort",
@@ -477,10 +471,7 @@ KEYS: tuple[Key, ...] = (
         name="packages", also=("PythonPackages",), parse=read.parse_packages, goes_to="policy.packages",
         is_looser=lambda new, old: new != old and new != () and (old == AUTO or _is_wider(new, old)), join=_in_both,
     ),
-    Key(
-        name="languages", parse=read.parse_languages, goes_to="policy.languages",
-        is_looser=_is_wider, join=_in_both,
-    ),
+    Key(name="languages", parse=read.parse_languages, goes_to="policy.languages", is_looser=_is_wider, join=_in_both),
     # Fewer things shared between runs is the tighter choice.
     Key(
         name="warm", variable="CLOCHE_WARM", parse=read.parse_switch, goes_to="policy.warm",
@@ -499,9 +490,7 @@ KEYS: tuple[Key, ...] = (
     # Docker's own runtime shuts gVisor out.
     Key(name="runtime", read=read.read_runtime, goes_to="policy.runtime", nothing="any", is_looser=_is_another),
     Key(name="autofix", read=lambda value, *, name: read.read_autofix(value, name=name, readers=SECTIONS["autofix"])),
-    _autofix(
-        "base_url", read.parse_line, show=lambda url, _: _USER.sub("//(hidden)@", url),
-    ),
+    _autofix("base_url", read.parse_line, show=lambda url, _: _USER.sub("//(hidden)@", url)),
     _autofix("model", read.parse_line),
     _autofix("api_key", read.parse_secret, show=lambda _key, _: "set (hidden)"),
     _autofix("max_rounds", read.parse_rounds, also=("maxRounds",), is_looser=operator.gt),

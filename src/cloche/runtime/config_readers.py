@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from cloche.core.errors import InvalidRequest
@@ -283,6 +283,19 @@ def short(value: object, *, name: str) -> object:
     if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
         raise InvalidRequest(f"{name}: the text has {len(value)} characters; at most {MAX_TEXT_CHARS} make sense")
     return value
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """Return the known key that was probably meant, empty for none."""
+    import difflib  # only where a key is wrong
+
+    return next(iter(difflib.get_close_matches(key[:80], list(known), n=1, cutoff=0.7)), "")
+
+
+def advice(key: str, known: Collection[str]) -> str:
+    """Return what to say about an unknown key: the one that was probably meant, else all of them."""
+    near = nearest(key, known)
+    return f"did you mean {near!r}?" if near else f"known keys: {', '.join(known)}"
 
 
 def _text(value: object, *, name: str) -> str:

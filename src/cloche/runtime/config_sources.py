@@ -33,7 +33,7 @@ from .config_keys import (
     read_words,
     with_choice,
 )
-from .config_readers import Reader
+from .config_readers import Reader, advice, nearest
 
 log = logging.getLogger("cloche.config")
 MAX_FILE_BYTES = 1 << 20
@@ -372,7 +372,7 @@ def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, objec
     section = document.get("sandbox")
     if isinstance(section, Mapping):
         unknown = islice((str(key) for key in section if key not in format_.readers), _MOST_LOOKED_AT)
-        foreign = next((key for key in unknown if not _nearest(key, format_)), None)
+        foreign = next((key for key in unknown if not nearest(key, format_.readers)), None)
         if foreign is None or any(key in section for key in _ISOLATION):
             kept["sandbox"] = section
         else:
@@ -410,16 +410,7 @@ def _section(section: object, path: str, format_: Format) -> Iterator[tuple[str,
 
 
 def _unknown_key(path: str, name: str, key: str, format_: Format) -> InvalidRequest:
-    near = _nearest(key, format_)
-    advice = f"did you mean {near!r}?" if near else f"known keys: {', '.join(format_.readers)}"
-    return InvalidRequest(f"{path}: unknown key {name[:80]!r}; {advice}")
-
-
-def _nearest(key: str, format_: Format) -> str:
-    """Return the known key that was probably meant, empty for none."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(key[:80], format_.readers, n=1, cutoff=0.7)), "")
+    return InvalidRequest(f"{path}: unknown key {name[:80]!r}; {advice(key, format_.readers)}")
 
 
 def variable_layer(environ: Mapping[str, str]) -> Layer:

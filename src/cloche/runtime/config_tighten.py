@@ -119,7 +119,7 @@ _TOGETHER: Mapping[str, Callable[[Any, Layer], bool]] = {
 def _met(word: str, wish: Wish, base: Layer) -> Wish:
     """Return the wish joined with what is required already; any other accepted wish is tight as it is."""
     key = BY_NAME.get(word)
-    return key.join(base[word], wish) if key is not None and key.adds and key.join is not None else wish
+    return key.join(base[word], wish) if key is not None and key.is_added and key.join is not None else wish
 
 
 def _tighter(word: str, one: Wish, other: Wish) -> Wish:

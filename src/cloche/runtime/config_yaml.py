@@ -51,12 +51,12 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             seen.add((key.tag, key.value))
 
 
-def parse_yaml(text: str, file: str) -> object:
+def parse_yaml(text: str, file: str, *, most_depth: int = MAX_DEPTH, takes_anchors: bool = True) -> object:
     """Return the one document of `text`, None when it is empty. Raises InvalidRequest naming file and
     line.
     """
     try:
-        _refuse_depth(text)
+        _check_events(text, most_depth, takes_anchors)
         return yaml.load(text, Loader=_Loader)  # noqa: S506  # the loader is a safe one
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -68,14 +68,18 @@ def parse_yaml(text: str, file: str) -> object:
         raise InvalidRequest(f"{file}: a value in it cannot be read: {type(error).__name__}") from None
 
 
-def _refuse_depth(text: str) -> None:
-    """Look at the document piece by piece, which takes no recursion, and stop where it goes too deep."""
+def _check_events(text: str, most_depth: int, takes_anchors: bool) -> None:
+    """Look at the document piece by piece, which takes no recursion, and stop where it goes too deep.
+
+    A value that stands in many places, by an anchor, is how a small file becomes a huge one.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            problem = f"it is nested deeper than {MAX_DEPTH} levels"
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        problem = ""
+        if depth > most_depth:
+            problem = f"it is nested deeper than {most_depth} levels"
+        elif not takes_anchors and (isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None):
+            problem = "anchors (&) and aliases (*) are not taken; write the value out"
+        if problem:
             raise yaml.MarkedYAMLError(None, None, problem, event.start_mark)  # type: ignore[arg-type]  # libyaml's own

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Unpack, cast
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.events import Event, OutputChunk, Sink, Started, Stream
@@ -21,19 +21,18 @@ from cloche.core.languages import language_named
 from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task
-from cloche.core.policy import Fallback, Policy, ScreenMode
+from cloche.core.policy import Policy
 from cloche.core.protocols import Backend, OpenSandbox, SupportsSingleRun, SupportsStreaming
 from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
 
 from .audit import Audit, audit_for
-from .config_keys import Prefer
 from .factory import policy_for, row_of
 from .fallback import LOCAL, check_local, fall_back
 from .fixing import check_fixer, run_fixing
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
-from .options import SandboxOptions, given
+from .options import SandboxOptions, given, spelled_out
 from .recording import Execution, is_wanted, note_fallback, recorded, refusals
 from .selection import Found, Wish, find
 from .settings import Settings, check_runnable, load_settings
@@ -73,6 +72,7 @@ class Job:
     notes: Mapping[str, Any]
 
 
+@spelled_out
 async def arun(
     code: str | None = None,
     *,
@@ -81,37 +81,12 @@ async def arun(
     stdin: bytes | str = b"",
     env: Mapping[str, str] | None = None,
     files: Files | None = None,
-    timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
-    memory: int | str | None = None,
-    cpus: float | str | None = None,
-    pids: int | None = None,
-    disk: int | str | None = None,
-    output_limit: int | str | None = None,
-    network: bool | str | None = None,
-    network_allow: Sequence[str] | None = None,
-    preset: str | None = None,
-    tier: int | None = None,
-    backend: str | Backend | None = None,
-    runtime: str | None = None,
-    image: str | None = None,
-    require: str | Sequence[str] | None = None,
-    best_effort: str | Sequence[str] = (),
-    packages: Sequence[str] | Literal["auto"] | None = None,
-    languages: Sequence[str] | None = None,
-    screen: ScreenMode | None = None,
-    level: Level | str | None = None,
-    prefer: Prefer | None = None,
-    fallback: Fallback | None = None,
-    trusted: bool | None = None,
-    warm: bool | None = None,
-    preload: Sequence[str] | None = None,
-    audit: bool | str | PathLike[str] | None = None,
-    config: str | PathLike[str] | None = None,
     on_output: OnOutput | None = None,
     on_event: Sink | None = None,
     out: str | PathLike[str] | None = None,
     spill: str | PathLike[str] | None = None,
     autofix: Fixer | None = None,
+    **options: Unpack[SandboxOptions],
 ) -> Result:
     """Run `code` in a throwaway sandbox and return what came of it.
 
@@ -130,13 +105,6 @@ async def arun(
     What the code did is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
     StartFailed.
     """
-    options = SandboxOptions(
-        timeout=timeout, memory=memory, cpus=cpus, pids=pids, disk=disk, output_limit=output_limit,
-        network=network, network_allow=network_allow, preset=preset, tier=tier, backend=backend, runtime=runtime,
-        image=image, require=require, best_effort=best_effort, packages=packages, languages=languages, screen=screen,
-        level=level, prefer=prefer, fallback=fallback, trusted=trusted, warm=warm, preload=preload, audit=audit,
-        config=config,
-    )  # fmt: skip
     prepared = await prepare_beside(**options)
     if autofix is not None or not vars(type(prepared.backend)).get("begins_by_hand", False):
         await become_task()

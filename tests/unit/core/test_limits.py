@@ -3,7 +3,7 @@
 import pytest
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.limits import ALIASES, PARSERS, Limits, parse_cpu_percent
+from cloche.core.limits import PARSERS, Limits, parse_cpu_percent
 from cloche.core.units import GIB, KIB, MIB
 
 
@@ -44,11 +44,6 @@ def test_ceilings_only_lower() -> None:
     assert (capped.memory_bytes, capped.pids) == (512 * MIB, 4)
     with pytest.raises(InvalidRequest, match="unknown limit 'speed'"):
         Limits().capped_by({"speed": 1})
-
-
-def test_every_alias_sets_a_field() -> None:
-    """The table of spellings names fields of `Limits` only."""
-    assert {field for field, _ in ALIASES.values()} == set(Limits().as_dict())
 
 
 def test_percent_of_a_cpu() -> None:
