@@ -11,6 +11,7 @@ from cloche.core.languages import Engine, limits_note
 from cloche.core.limits import Limits
 from cloche.core.outcome import Verdict
 from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage
+from cloche.core.told import MAX_VALUE_BYTES, is_small
 
 from .saving import Changes
 
@@ -69,3 +70,19 @@ def run_notes(
     if engine is not None and (advice := limits_note(engine, limits)):
         notes["advice"] = advice
     return notes
+
+
+def error_notes(frame: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a result's `meta` says of the error of a cell, as its answer has it."""
+    error = frame.get("error")
+    if not isinstance(error, dict):
+        return {}
+    return {"error": {key: str(error[key])[:2000] for key in ("name", "message") if key in error}}
+
+
+def value_of(frame: Mapping[str, Any]) -> tuple[Any, bool, bool]:
+    """Return a cell's value, whether it is a repr, and whether it was cut: no driver of ours sends a larger one."""
+    value, text = frame.get("value"), frame.get("value_repr")
+    if value is not None or not isinstance(text, str):
+        return (value, False, False) if is_small(value, MAX_VALUE_BYTES) else (None, False, True)
+    return text[:MAX_VALUE_BYTES], True, len(text) > MAX_VALUE_BYTES

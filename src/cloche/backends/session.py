@@ -25,13 +25,13 @@ from cloche.core.events import Displayed, Sink, Started, discard
 from cloche.core.limits import Limits
 from cloche.core.outcome import KillCause, Observed, Verdict, decide
 from cloche.core.result import EXIT_TIMEOUT, Output, Result, Status, Usage
-from cloche.core.told import MAX_SHOWN, MAX_VALUE_BYTES, is_small, read_output
+from cloche.core.told import MAX_SHOWN, read_output
 
 from .drivers import Codec, Interrupt, Word
 from .noting import noted
-from .results import make_result
+from .results import error_notes, make_result, value_of
 from .saving import Changes
-from .waiting import finish
+from .waiting import any_of, finish
 
 MIB = 1024 * 1024
 MAX_SHOWN_BYTES = 32 * MIB  # of one cell
@@ -356,7 +356,7 @@ class Session:
                 if sending is not None:
                     await sending
                 if (end := self._transport.end) is not None and not answer.done():
-                    await _any_of(answer, end, link.lost)
+                    await any_of(answer, end, link.lost)
         self._has_signalled = False
 
     async def _run(self, code: str, timeout_s: float, sink: Sink) -> Result:
@@ -387,7 +387,7 @@ class Session:
             return await self._lost_result(outputs, duration, timeout_s)
         printed = self._collect(is_up_to_date=is_soon)  # first: what is read only now may be too much
         return await self._result(
-            frame, self._verdict_of(frame), Usage(wall_s=duration), outputs, printed, _error_notes(frame), timeout_s
+            frame, self._verdict_of(frame), Usage(wall_s=duration), outputs, printed, error_notes(frame), timeout_s
         )
 
     async def _comes_soon(self, answer: asyncio.Future[dict[str, Any]], timeout_s: float) -> bool:
@@ -440,7 +440,7 @@ class Session:
         if end is None:
             return None
         if not answer.done():
-            await _any_of(answer, end, self._transport.link.lost)
+            await any_of(answer, end, self._transport.link.lost)
         if answer.done():
             return answer.result()
         await self._transport.stop(self._cause)
@@ -555,7 +555,7 @@ class Session:
         timeout_s: float,
     ) -> Result:
         found = await self._changes(timeout_s)
-        value, is_repr, is_cut = _value(frame or {})
+        value, is_repr, is_cut = value_of(frame or {})
         last = read_output(frame or {})
         meta: dict[str, Any] = {
             "runtime": self._language,
@@ -584,35 +584,3 @@ class Session:
             found=found,
             meta=meta,
         )
-
-
-def _error_notes(frame: Mapping[str, Any]) -> dict[str, Any]:
-    error = frame.get("error")
-    if not isinstance(error, dict):
-        return {}
-    return {"error": {key: str(error[key])[:2000] for key in ("name", "message") if key in error}}
-
-
-def _value(frame: dict[str, Any]) -> tuple[Any, bool, bool]:
-    """Return a cell's value, whether it is a repr, and whether it was cut: no driver of ours sends a larger one."""
-    value, text = frame.get("value"), frame.get("value_repr")
-    if value is not None or not isinstance(text, str):
-        return (value, False, False) if is_small(value, MAX_VALUE_BYTES) else (None, False, True)
-    return text[:MAX_VALUE_BYTES], True, len(text) > MAX_VALUE_BYTES
-
-
-async def _any_of(*futures: asyncio.Future[Any]) -> None:
-    """Wait until one of them is done; cheaper than `asyncio.wait`, which every cell would pay for."""
-    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def wake(_: object) -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    for one in futures:
-        one.add_done_callback(wake)
-    try:
-        await woken
-    finally:
-        for one in futures:
-            one.remove_done_callback(wake)

@@ -1,10 +1,10 @@
-"""Waiting for what must be finished, whatever happens meanwhile."""
+"""Waiting: for what must be finished, whatever happens meanwhile; for the first of several."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -23,3 +23,20 @@ async def finish(work: Awaitable[T]) -> T:
             task.exception()  # nobody else will ask for it
         raise cancelled
     return task.result()
+
+
+async def any_of(*futures: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done; cheaper than `asyncio.wait`, which every cell would pay for."""
+    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    for one in futures:
+        one.add_done_callback(wake)
+    try:
+        await woken
+    finally:
+        for one in futures:
+            one.remove_done_callback(wake)
