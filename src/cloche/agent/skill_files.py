@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.plain import plain
+from cloche.core.plain import plain_name
 from cloche.core.request import InputFile
 from cloche.core.units import MIB, format_size
 
@@ -27,6 +27,7 @@ MOST_BYTES = 32 * MIB
 MOST_FILE_BYTES = 8 * MIB
 MOST_DEPTH = 16
 MOST_FAULTS = 50
+MOST_SHOWN = 200  # characters of a name
 # What version control, interpreters and desktops leave in a folder: no part of a skill.
 LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".DS_Store"})
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -95,7 +96,7 @@ def _walk(root: int, fd: int, folder: str, found: Gathered) -> None:
             continue
         problem = _name_problem(entry)
         if problem:
-            found.blame(_shown(path), problem)
+            found.blame(plain_name(path)[:MOST_SHOWN], problem)
             continue
         try:
             mode = os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode
@@ -162,15 +163,15 @@ def _take(root: int, fd: int, entry: str, path: str, mode: int, found: Gathered)
 
 def _follow(root: int, path: str, target: str) -> tuple[os.stat_result, bytes]:
     """Read the file that a link in the folder leads to. Raises ValueError for one that leads anywhere else."""
-    inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+    inside, shown = posixpath.normpath(posixpath.join(posixpath.dirname(path), target)), plain_name(target)[:MOST_SHOWN]
     if target.startswith("/") or inside == ".." or inside.startswith("../"):
-        raise ValueError(f"is a link to {_shown(target)!r}, which leads out of the skill's folder")
+        raise ValueError(f"is a link to {shown!r}, which leads out of the skill's folder")
     if not LEFT_OUT.isdisjoint(inside.split("/")):
-        raise ValueError(f"is a link to {_shown(target)!r}, which is no part of the skill")
+        raise ValueError(f"is a link to {shown!r}, which is no part of the skill")
     try:
         return _read(root, inside, MOST_FILE_BYTES)
     except OSError:
-        raise ValueError(f"is a link to {_shown(target)!r}, which is no plain file of the skill's folder") from None
+        raise ValueError(f"is a link to {shown!r}, which is no plain file of the skill's folder") from None
 
 
 def _read(fd: int, path: str, max_bytes: int) -> tuple[os.stat_result, bytes]:
@@ -210,11 +211,6 @@ def _name_problem(name: str) -> str:
         name.encode("utf-8")
     except UnicodeEncodeError:
         return "has a name that is not UTF-8; rename it"
-    if not name.isprintable() or plain(name) != name or "\\" in name:
+    if plain_name(name) != name or "\\" in name:
         return "has a control character, a character that cannot be seen, or a backslash in its name; rename it"
     return ""
-
-
-def _shown(path: str) -> str:
-    """Return a name as it may be told: what is no text, and what a terminal would obey, made visible."""
-    return plain(path.replace("\n", "\\n").replace("\t", "\\t"))[:200]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.plain import plain
+from cloche.core.plain import plain_name
 from cloche.core.units import format_size
 from cloche.runtime.replacing import open_in_place_of
 
@@ -52,7 +52,7 @@ def usage(name: str, word: Word) -> str:
 
 def tell(text: str) -> None:
     """Print one line, whatever names of the guest's are in it."""
-    print(plain(text.translate({ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"})), flush=True)
+    print(plain_name(text), flush=True)
 
 
 def show_help(_: Prompt, __: Sequence[str]) -> None:

@@ -45,6 +45,7 @@ def _escape(number: int) -> str:
 
 _FORMS = _Forms()
 _FORMS_OF_OUTPUT = _Forms({ord("\r"): "\r"})
+_FORMS_OF_NAMES = _Forms({ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"})
 
 
 def plain(text: str) -> str:
@@ -55,6 +56,11 @@ def plain(text: str) -> str:
 def plain_line(text: str) -> str:
     """Return text on one line, its blanks single, likewise."""
     return plain(" ".join(text.split()))
+
+
+def plain_name(text: str) -> str:
+    """Return text on one line, likewise, with nothing left out: line breaks and tabs are escapes, too."""
+    return text.translate(_FORMS_OF_NAMES)
 
 
 def plain_output(text: str) -> str:

@@ -171,7 +171,7 @@ def question(request: ApprovalRequest, *, is_confirmation: bool = False) -> str:
         else:
             parts.append(f"{name}: {plain(str(value))}")
     if rules := rules_in_words(request):
-        parts.append(f"rules: {rules}")
+        parts.append(f"rules: {plain(rules)}")
     if request.changes:
         parts.append("What changed since the last call:\n" + _fenced(plain(request.changes), "diff"))
     return "\n".join(parts)

@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from cloche.core.plain import is_seen, plain, plain_line, plain_output
+from cloche.core.plain import is_seen, plain, plain_line, plain_name, plain_output
 
 # Ranges of Unicode whose characters are obeyed, reorder what is read, or are not seen at all.
 UNSEEN = [
@@ -41,6 +41,7 @@ def test_what_people_write_stays() -> None:
 
 
 def test_lines_and_output() -> None:
-    """A line has no blanks to hide behind; a program's output may go back to the beginning of its line."""
+    """A line has no blanks to hide behind, a name is one line; output may go back to the beginning of its line."""
     assert plain_line(" a\n\tb\r\x1b ") == "a b \\x1b"
+    assert plain_name(" a\n\tb\r\x1b\u3164 ") == " a\\n\\tb\\r\\x1b\\u3164 "
     assert (plain("1\r2"), plain_output("1\r2\x1b[K")) == ("1\\x0d2", "1\r2\\x1b[K")

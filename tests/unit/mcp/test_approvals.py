@@ -39,8 +39,10 @@ def test_code_cannot_leave_its_fence() -> None:
 
 def test_nothing_is_hidden() -> None:
     """Characters that turn the text around or cannot be seen are shown as escapes, and that is said."""
-    shown = question(replace(REQUEST, arguments={"code": "x = '\u202e\u200b'\x1b[2J", "path": "a\x1b[31mb"}))
+    arguments = {"code": "x = '\u202e\u200b'\x1b[2J", "path": "a\x1b[31mb"}
+    shown = question(replace(REQUEST, arguments=arguments, rules={"policy": {"network_allow": ["a\u3164.org"]}}))
     assert "\\u202e\\u200b" in shown
+    assert "rules: to a\\u3164.org" in shown
     assert "\x1b" not in shown
     assert "careful: what cannot be seen" in shown
 
