@@ -17,7 +17,7 @@ from cloche.cli.bench import IMAGE, IMAGE_VARIABLE, PEERS_FOLDER, peers_folder
 from cloche.cli.contest.plot import check_plot, write_plot
 from cloche.cli.contest.report import show_report
 from cloche.core.errors import ClocheError
-from cloche.runtime.replacing import open_named
+from cloche.hostfs import open_named
 
 from .environments import ORDINARY_USER, Report, hold, hold_as_user
 from .targets import OF_ORDINARY_USER, held_against

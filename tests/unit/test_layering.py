@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
 
 # The layout: whatever moves changes this part of the file, and nothing below it.
 
-CORE = {"core"}
+CORE = {"core", "hostfs"}
 MECHANISM = {"jail", "interpreter", "zygote", "egress"}
 BELOW_RUNTIME = CORE | MECHANISM | {"backends"}
 BELOW_AGENT = BELOW_RUNTIME | {"storage", "runtime"}
@@ -26,6 +26,7 @@ BELOW_DOORS = BELOW_AGENT | {"agent", "records", "testing", "sync", "face"}
 # a folder, also one inside of another layer.
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
+    "hostfs": {"core"},
     "jail": set(),
     "interpreter": set(),
     "zygote": CORE | {"jail", "interpreter"},
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "face": CORE | {"runtime", "sync", "agent"},
     "__main__": {"cli"},
 }
-STANDARD_LIBRARY_ONLY = {"core", "jail", "interpreter", "zygote"}
+STANDARD_LIBRARY_ONLY = {"core", "hostfs", "jail", "interpreter", "zygote"}
 # In helpers and containers these are top-level packages, also by their own name, and there is nothing else of ours.
 RELATIVE_ONLY = {"jail", "interpreter"}
 # What several backends use, and so belongs to none.
@@ -66,6 +67,10 @@ KNOWN_CIRCLES = {
 WRONG_ARROWS = [
     ("core/request.py", "import cloche.jail.mounts"),
     ("core/request.py", "from cloche import jail"),
+    ("core/request.py", "from cloche import hostfs"),
+    ("hostfs.py", "from cloche.runtime import execute"),
+    ("hostfs.py", "import platformdirs"),
+    ("jail/enter.py", "from cloche import hostfs"),
     ("core/request.py", "from ..runtime import factory"),
     ("core/request.py", "def late():\n    import yaml"),
     ("jail/enter.py", "from cloche.core.errors import StartFailed"),
@@ -95,6 +100,8 @@ WRONG_ARROWS = [
     ("helpers/text.py", "import cloche.core"),
 ]
 ALLOWED_ARROWS = [
+    ("hostfs.py", "import stat\nfrom cloche.core.units import parse"),
+    ("agent/roots.py", "from cloche import hostfs"),
     ("core/request.py", "import os.path\nfrom cloche.core import errors\nfrom .units import parse"),
     ("jail/enter.py", "import ctypes\nfrom . import mounts\nfrom .mounts import move_mount"),
     ("zygote/template.py", "from cloche.jail import launch\nfrom cloche.interpreter import main"),

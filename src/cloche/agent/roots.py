@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Self
 
+from cloche import hostfs
 from cloche.core.errors import (
     InvalidRequest,
     SandboxFileError,
@@ -28,8 +28,6 @@ MOUNTS = ("/memory", "/configs")
 MOST_LISTED = 10_000
 MOST_FOLDERS, MOST_NAMES = 20_000, 100_000  # that are walked, and that are read in one of them
 MOST_DEPTH = 64  # folders within folders
-_NEVER = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a pipe or a device shall not hold us up
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Roots:
@@ -64,42 +62,29 @@ class Roots:
 
     def read(self, path: str, *, max_bytes: int) -> bytes:
         """Return a regular file. Raises the SandboxFile errors."""
-        with (
-            self._parent(path, make=False) as (folder, name),
-            open(os.open(name, os.O_RDONLY | _NEVER, dir_fd=folder), "rb") as file,
-        ):
-            _check_own(file.fileno(), path)
-            data = file.read(max_bytes + 1)
+        with self._parent(path) as (folder, name):
+            fd, facts = hostfs.open_regular(name, folder)
+            with open(fd, "rb") as file:
+                if facts.st_nlink > 1:  # its other name may be outside of the root
+                    raise SandboxFileRefused(f"{path} is a hard link, and is not read", path=path)
+                data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
             raise SandboxFileTooLarge(f"{path} has more than {max_bytes} bytes", path=path)
         return data
 
     def write(self, path: str, data: bytes) -> None:
         """Create or replace a file, with its folders: whole or not at all. Raises the SandboxFile errors."""
-        with self._parent(path, make=True) as (folder, name):
-            kept: int | None = None
-            with suppress(FileNotFoundError):
-                mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-                if not stat.S_ISREG(mode):
-                    raise SandboxFileRefused(f"{path} is no regular file, and is not replaced", path=path)
-                kept = stat.S_IMODE(mode) & 0o777
-            fresh = f".{secrets.token_hex(12)}.part"
-            try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NEVER
-                with open(os.open(fresh, flags, 0o644 if kept is None else 0o600, dir_fd=folder), "wb") as file:
-                    if kept is not None:
-                        os.fchmod(file.fileno(), kept)
-                    file.write(data)
-                os.rename(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(fresh, dir_fd=folder)
-                raise
+        with self._parent(path, mode=0o755) as (folder, name):
+            there = hostfs.look(name, folder)
+            if there is not None and not stat.S_ISREG(there.st_mode):
+                raise SandboxFileRefused(f"{path} is no regular file, and is not replaced", path=path)
+            kept = None if there is None else there.st_mode & 0o777
+            hostfs.replace(folder, name, data, mode=0o644 if kept is None else 0o600, kept=kept)
 
     def list_files(self, path: str) -> tuple[str, ...]:
         """Return the regular files below a folder, as a model names them, sorted. Raises the SandboxFile errors."""
         mount, names = self._split(path)
-        fd = self._descend(path, mount, names, make=False)
+        fd = self._descend(path, mount, names)
         try:
             found = _walk(fd, "/".join([mount, *names]), MOST_DEPTH - len(names), set())
             return tuple(sorted(islice(found, MOST_LISTED)))
@@ -121,34 +106,28 @@ class Roots:
             raise SandboxFileRefused(f"{path!r} is no name that a file can have", path=path) from None
         return mount, names
 
-    def _descend(self, path: str, mount: str, names: list[str], *, make: bool) -> int:
-        """Return a descriptor of the folder that `names` lead to."""
+    def _descend(self, path: str, mount: str, names: list[str], *, mode: int | None = None) -> int:
+        """Return a descriptor of the folder that `names` lead to; with a `mode`, made where there is none."""
         if mount not in self._folders:
             raise SandboxFileNotFound(f"{mount} has no folder here; the operator configures one", path=path)
         try:
-            fd = os.open(self._folders[mount], _FOLDER)
+            root = hostfs.open_folder(self._folders[mount])
         except OSError:
             raise SandboxFileNotFound(f"the folder of {mount} cannot be opened any more", path=path) from None
         try:
-            for name in names:
-                if make:
-                    with suppress(FileExistsError):
-                        os.mkdir(name, 0o755, dir_fd=fd)
-                below = os.open(name, _FOLDER, dir_fd=fd)
-                os.close(fd)
-                fd = below
+            return hostfs.descend(root, names, mode=mode)
         except OSError as error:
-            os.close(fd)
             raise _told(error, path) from error
-        return fd
+        finally:
+            os.close(root)
 
     @contextmanager
-    def _parent(self, path: str, *, make: bool) -> Iterator[tuple[int, str]]:
+    def _parent(self, path: str, *, mode: int | None = None) -> Iterator[tuple[int, str]]:
         """Hold the folder that a file is in, and the file's name."""
         mount, names = self._split(path)
         if not names:
             raise SandboxFileRefused(f"{path} is a folder", path=path)
-        fd = self._descend(path, mount, names[:-1], make=make)
+        fd = self._descend(path, mount, names[:-1], mode=mode)
         try:
             yield fd, names[-1]
         except OSError as error:
@@ -159,20 +138,13 @@ class Roots:
 
 def _told(error: OSError, path: str) -> SandboxFileError:
     """Return what a model is told; nothing of the host's own paths is in it."""
+    if isinstance(error, hostfs.NotRegular):
+        return SandboxFileRefused(f"{path} is no regular file", path=path)
     if isinstance(error, FileNotFoundError):
         return SandboxFileNotFound(f"there is no {path}", path=path)
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return SandboxFileRefused(f"{path} leads through a link or a file, which is not followed", path=path)
     return SandboxFileRefused(f"{path}: {error.strerror}", path=path)
-
-
-def _check_own(fd: int, path: str) -> None:
-    """Refuse what is no regular file, and one that has another name: that may be outside of the root."""
-    facts = os.fstat(fd)
-    if not stat.S_ISREG(facts.st_mode):
-        raise SandboxFileRefused(f"{path} is no regular file", path=path)
-    if facts.st_nlink > 1:
-        raise SandboxFileRefused(f"{path} is a hard link, and is not read", path=path)
 
 
 def _walk(fd: int, told: str, depth: int, visited: set[tuple[int, int]]) -> Iterator[str]:
@@ -187,9 +159,5 @@ def _walk(fd: int, told: str, depth: int, visited: set[tuple[int, int]]) -> Iter
         if entry.is_file(follow_symlinks=False):
             yield f"{told}/{entry.name}"
         elif depth > 0 and entry.is_dir(follow_symlinks=False):
-            with suppress(OSError):  # it went away meanwhile, or became a link
-                below = os.open(entry.name, _FOLDER, dir_fd=fd)
-                try:
-                    yield from _walk(below, f"{told}/{entry.name}", depth - 1, visited)
-                finally:
-                    os.close(below)
+            with suppress(OSError), hostfs.descended(fd, (entry.name,)) as below:  # or it is gone meanwhile, or a link
+                yield from _walk(below, f"{told}/{entry.name}", depth - 1, visited)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from cloche import hostfs
 from cloche.core.errors import InvalidRequest
 from cloche.core.plain import plain_name
 from cloche.core.request import InputFile
@@ -30,8 +31,6 @@ MOST_FAULTS = 50
 MOST_SHOWN = 200  # characters of a name
 # What version control, interpreters and desktops leave in a folder: no part of a skill.
 LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".DS_Store"})
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_ONLY, _PROGRAM = 0o444, 0o555
 
 
@@ -57,7 +56,7 @@ class Gathered:
 def open_folder(folder: str | os.PathLike[str]) -> Iterator[int]:
     """Hold the folder of a skill open. Raises InvalidRequest where there is none."""
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = hostfs.open_folder(folder, follows_link=True)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "a path has no NUL"
         raise InvalidRequest(f"cannot open the folder {os.fspath(folder)!r}: {why}") from None
@@ -126,11 +125,8 @@ def _descend(root: int, fd: int, entry: str, path: str, found: Gathered) -> None
     if path.count("/") + 1 > MOST_DEPTH:
         found.blame(path, f"lies deeper than {MOST_DEPTH} folders")
         return
-    below = os.open(entry, _FOLDER, dir_fd=fd)
-    try:
+    with hostfs.descended(fd, (entry,)) as below:
         _walk(root, below, path, found)
-    finally:
-        os.close(below)
 
 
 def _take(root: int, fd: int, entry: str, path: str, mode: int, found: Gathered) -> None:
@@ -177,18 +173,13 @@ def _follow(root: int, path: str, target: str) -> tuple[os.stat_result, bytes]:
 def _read(fd: int, path: str, max_bytes: int) -> tuple[os.stat_result, bytes]:
     """Read up to one byte more than allowed of a file, name by name. Raises OSError, ValueError for what is no file."""
     *folders, name = path.split("/")
-    opened: list[int] = []
     try:
-        for folder in folders:
-            opened.append(os.open(folder, _FOLDER, dir_fd=opened[-1] if opened else fd))
-        with open(os.open(name, _FILE, dir_fd=opened[-1] if opened else fd), "rb") as file:
-            facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode):
-                raise ValueError(f"is {_kind(facts.st_mode)}, not a regular file")
-            return facts, file.read(max_bytes + 1) or b""  # None: nothing is there yet, in a file of the kernel's
-    finally:
-        for one in opened:
-            os.close(one)
+        with hostfs.descended(fd, folders) as at:
+            file, facts = hostfs.open_regular(name, at)
+    except hostfs.NotRegular as error:
+        raise ValueError(f"is {_kind(error.mode)}, not a regular file") from None
+    with open(file, "rb") as opened:
+        return facts, opened.read(max_bytes + 1) or b""  # None: nothing is there yet, in a file of the kernel's
 
 
 def _check(facts: os.stat_result) -> None:

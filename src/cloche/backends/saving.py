@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -12,11 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
+from cloche import hostfs
 from cloche.core.errors import SandboxFileError, SandboxFileRefused
 from cloche.core.result import FileRecord, SaveFiles
 
 CHUNK_BYTES = 1 << 20
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ def copy_out(
     """
     _check_places(records)
     os.makedirs(directory, exist_ok=True)
-    target_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    target_fd = hostfs.open_folder(directory, follows_link=True)
     made: list[str] = []
     written: list[_Written] = []
     new: list[_Written] = []
@@ -121,29 +122,22 @@ def _write_one(open_source: OpenSource, target_fd: int, record: FileRecord, made
 
 
 def _is_folder(name: str, here: int) -> bool:
-    try:
-        return stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode)
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        there = hostfs.look(name, here)
+        return there is not None and stat.S_ISDIR(there.st_mode)
+    return False
 
 
 def _write_beside(here: int, source: Source, record: FileRecord) -> str:
     """Write what the record says, and return under which name: no reader sees half a file."""
-    temporary = f".{os.getpid()}-{os.urandom(6).hex()}.cloche"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o666, dir_fd=here)
-    try:
+    with hostfs.new_file(here) as (temporary, target), target:
         digest, left = hashlib.sha256(), record.size
-        with open(fd, "wb") as target:
-            while left > 0 and (data := source.read(min(CHUNK_BYTES, left))):
-                digest.update(data)
-                target.write(data)
-                left -= len(data)
+        while left > 0 and (data := source.read(min(CHUNK_BYTES, left))):
+            digest.update(data)
+            target.write(data)
+            left -= len(data)
         if left or digest.hexdigest() != record.sha256:
             raise changed_since(record)
-    except BaseException:
-        os.unlink(temporary, dir_fd=here)
-        raise
     return temporary
 
 
@@ -152,7 +146,7 @@ def _name_one(target_fd: int, one: _Written) -> bool:
     try:
         here = _make_folder(target_fd, one.folder, [])
         try:
-            is_new = not _is_there(one.name, here)
+            is_new = hostfs.look(one.name, here) is None
             os.rename(one.temporary, one.name, src_dir_fd=here, dst_dir_fd=here)
         finally:
             os.close(here)
@@ -164,14 +158,6 @@ def _name_one(target_fd: int, one: _Written) -> bool:
             path=path,
         ) from error
     return is_new
-
-
-def _is_there(name: str, here: int) -> bool:
-    try:
-        os.stat(name, dir_fd=here, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _undo(target_fd: int, names: list[tuple[str, str]], made: list[str]) -> None:
@@ -195,21 +181,12 @@ def _undo(target_fd: int, names: list[tuple[str, str]], made: list[str]) -> None
 
 def _make_folder(target_fd: int, folder: str, made: list[str]) -> int:
     """Open a folder below, through no link; what must be `made` for that is noted there."""
-    here, names = os.open(".", DIRECTORY, dir_fd=target_fd), folder.split("/") if folder else []
-    for depth, name in enumerate(names, 1):
-        try:
-            os.mkdir(name, dir_fd=here)
-            made.append("/".join(names[:depth]))
-        except FileExistsError:
-            pass
-        try:
-            there = os.open(name, DIRECTORY, dir_fd=here)
-        except OSError as error:
-            raise SandboxFileRefused(f"cannot write below {folder!r}: {error.strerror}", path=folder) from error
-        finally:
-            os.close(here)
-        here = there
-    return here
+    try:
+        return hostfs.descend(target_fd, folder.split("/") if folder else [], mode=0o777, made=made)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # nothing is in the way, but there is no room
+            raise
+        raise SandboxFileRefused(f"cannot write below {folder!r}: {error.strerror}", path=folder) from error
 
 
 class Slice:

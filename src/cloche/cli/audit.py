@@ -21,10 +21,10 @@ from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.plain import plain, plain_line
 from cloche.core.result import Status
 from cloche.core.units import format_size, parse_duration, parse_size
+from cloche.hostfs import open_named
 from cloche.runtime import audit
 from cloche.runtime.audit_pruning import Pruned, prune
 from cloche.runtime.audit_reading import Reading, Report, read_heads, verify
-from cloche.runtime.replacing import open_named
 from cloche.runtime.settings import load_settings
 
 from .exits import say

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloche.core.errors import InvalidRequest
-from cloche.runtime.replacing import open_named
+from cloche.hostfs import open_named
 
 if TYPE_CHECKING:
     from .contest.report import Report

@@ -14,7 +14,7 @@ from cloche.core.fixing import FixAnswering, FixAsking, FixEvent, FixRunning, Fi
 from cloche.core.plain import plain, plain_line
 from cloche.core.result import FixReport, FixRound, FixStop
 from cloche.core.units import MIB
-from cloche.runtime.replacing import open_named
+from cloche.hostfs import open_named
 
 from .exits import say
 from .terminal import Writer

@@ -18,8 +18,8 @@ from cloche.agent.tiers import DEFAULT_TIER
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
 from cloche.core.plain import plain
+from cloche.hostfs import open_in_place_of
 from cloche.runtime.options import SandboxOptions
-from cloche.runtime.replacing import open_in_place_of
 
 from .exits import say
 from .tables import show

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cloche.core.errors import InvalidRequest
 from cloche.core.plain import plain_name
 from cloche.core.units import format_size
-from cloche.runtime.replacing import open_in_place_of
+from cloche.hostfs import open_in_place_of
 
 if TYPE_CHECKING:
     from .prompt import Branch, Prompt

@@ -15,6 +15,8 @@ import secrets
 import time
 from contextlib import suppress
 
+from cloche import hostfs
+
 from .audit_file import PATIENCE_S, failure, lock, opened_file, opened_folder
 
 FOLDER = "audit-artifacts"
@@ -47,17 +49,7 @@ def _put(at: int, place: str, digest: str, data: bytes) -> None:
         if os.fstat(there).st_size == len(data):
             os.utime(there)
             return
-    fresh = f".{digest}.{secrets.token_hex(6)}"
-    try:
-        with opened_file(at, fresh, place, flags=os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(file, left) :]
-        os.rename(fresh, digest, src_dir_fd=at, dst_dir_fd=at)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(fresh, dir_fd=at)
-        raise
+    hostfs.replace(at, digest, data, mode=0o600, temporary=f".{digest}.{secrets.token_hex(6)}")
 
 
 def load(folder: str, digest: str) -> bytes | None:

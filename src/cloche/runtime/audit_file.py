@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import os
 import re
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from cloche import hostfs
 from cloche.core.errors import AuditFailed
 from cloche.core.units import MIB
 
@@ -35,8 +35,6 @@ PATIENCE_S = 10.0
 MOST_KNOWN = 16  # folders whose last line is remembered
 _FULL = re.compile(r"audit-([0-9]{12,})\.jsonl")
 _TAIL_BYTES = 4096
-_FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ def _open_folder(folder: str, *, create: bool, is_read: bool) -> int:
     if not os.path.isabs(folder):
         raise failure(folder, "that is no absolute path, for want of a home folder maybe", is_read=is_read)
     try:
-        at = _open_or_make(folder) if create else os.open(folder, _FOLDER_FLAGS)
+        at = _open_or_make(folder) if create else hostfs.open_folder(folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise failure(folder, "it is a symbolic link, or no folder", is_read=is_read) from error
@@ -170,7 +168,7 @@ def _checked_folder(at: int, folder: str, *, is_read: bool) -> int:
 @contextmanager
 def opened_below(at: int, name: str, folder: str) -> Iterator[int]:
     """Open a folder within an open one, which must be ours alone as that is. Raises OSError, and AuditFailed."""
-    below = _checked_folder(os.open(name, _FOLDER_FLAGS, dir_fd=at), f"{folder}/{name}", is_read=True)
+    below = _checked_folder(hostfs.open_folder(name, at), f"{folder}/{name}", is_read=True)
     try:
         yield below
     finally:
@@ -179,12 +177,12 @@ def opened_below(at: int, name: str, folder: str) -> Iterator[int]:
 
 def _open_or_make(folder: str) -> int:
     try:
-        return os.open(folder, _FOLDER_FLAGS)
+        return hostfs.open_folder(folder)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
-    return os.open(folder, _FOLDER_FLAGS)
+    return hostfs.open_folder(folder)
 
 
 @contextmanager
@@ -200,16 +198,15 @@ def opened_file(at: int, name: str, folder: str, *, flags: int = os.O_RDONLY) ->
 def _open_file(at: int, name: str, folder: str, flags: int) -> tuple[int, os.stat_result]:
     path = f"{folder}/{name}"
     try:
-        file = os.open(name, flags | _FILE_FLAGS, 0o600, dir_fd=at)
+        file, facts = hostfs.open_regular(name, at, flags, 0o600)
+    except (hostfs.NotRegular, IsADirectoryError) as error:
+        raise failure(path, "it is no regular file") from error
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise failure(path, "it is a symbolic link") from error
         raise
-    facts = os.fstat(file)
     why = ""
-    if not stat.S_ISREG(facts.st_mode):
-        why = "it is no regular file"
-    elif facts.st_uid != os.geteuid():
+    if facts.st_uid != os.geteuid():
         why = f"it belongs to user {facts.st_uid}, not to {os.geteuid()}"
     elif facts.st_nlink > 1:
         why = "it has a second name (a hard link)"
@@ -260,11 +257,8 @@ def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX, is_rea
 
 def is_named(at: int, facts: os.stat_result) -> bool:
     """Tell whether an open file is the one that grows, and was not set aside after it was opened."""
-    try:
-        named = os.stat(NAME, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return (named.st_ino, named.st_dev) == (facts.st_ino, facts.st_dev)
+    named = hostfs.look(NAME, at)
+    return named is not None and os.path.samestat(named, facts)
 
 
 def _known_end(file: int, folder: str, size: int) -> Tail | None:
@@ -393,9 +387,7 @@ def _set_aside(at: int, file: int) -> bool:
     if first is None:
         return False
     name = f"audit-{int(first[1]):012d}.jsonl"
-    try:
-        os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
+    if hostfs.look(name, at) is None:
         with suppress(OSError):
             os.rename(NAME, name, src_dir_fd=at, dst_dir_fd=at)
             return True

@@ -8,8 +8,7 @@ from typing import BinaryIO, Self
 
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Event, OutputChunk, Sink, Stream
-
-from .replacing import open_in_place_of
+from cloche.hostfs import open_in_place_of
 
 NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}
 

@@ -12,9 +12,9 @@ from cloche.backends.containers import reaper_files, results
 from cloche.backends.containers.archive import Spool, pack, unpack
 from cloche.backends.containers.reaper_link import DATA, Caller
 from cloche.backends.local import collect as collecting
-from cloche.backends.local.collect import collect, is_as_given, list_paths
+from cloche.backends.local.collect import collect, is_as_given, list_paths, read_regular
 from cloche.backends.walking import Until
-from cloche.core.errors import SandboxFileTooLarge
+from cloche.core.errors import SandboxFileRefused, SandboxFileTooLarge
 from cloche.core.request import InputFile
 
 PLACES, FILES = 10, 20
@@ -34,6 +34,19 @@ def root(tmp_path: Path) -> Iterator[int]:
 def test_what_was_given_is_recognised(root: int) -> None:
     """The same file, and no other."""
     assert is_as_given(root, GIVEN, entries=2)
+
+
+def test_what_is_no_file_is_refused_by_its_name(root: int, tmp_path: Path) -> None:
+    """Nothing is waited for, and what is wrong is said."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("main.py")
+    said = []
+    for name in ("fifo", "link", "main.py/x"):
+        with pytest.raises(SandboxFileRefused) as caught:
+            read_regular(root, name, max_bytes=10)
+        said.append(str(caught.value))
+    assert said[0] == "'fifo' is not a regular file of the workspace"
+    assert all("links are not followed" in one for one in said[1:])
 
 
 def test_another_entry_is_noticed_by_the_count(root: int) -> None:

@@ -14,8 +14,8 @@ from cloche.cli.bench import BenchCommand, bench
 from cloche.cli.contest.plot import write_plot
 from cloche.cli.fixing import save_code
 from cloche.core.result import FixReport, FixStop
+from cloche.hostfs import open_named
 from cloche.runtime.audit import Audit
-from cloche.runtime.replacing import open_named
 
 REPORT = FixReport(stop=FixStop.FIXED, message="", code="print('fixed')\n")
 FIGURES = {"leaks": [], "events": [{"title": "", "rows": {"cloche": {"p50": 1.0, "p95": 2.0, "p99": 3.0}}}]}

@@ -16,12 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
+from cloche import hostfs
 from cloche.core.errors import SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
 from cloche.core.languages import PROGRAM_FILES
 from cloche.core.request import workspace_path
 from cloche.core.result import FileRecord
 
-from ..saving import CHUNK_BYTES, DIRECTORY
+from ..saving import CHUNK_BYTES
 from ..walking import Until
 
 MAX_FILES, MAX_DEPTH = 10_000, 64
@@ -30,8 +31,6 @@ MAX_PATH_CHARS = 8 << 20  # of all paths together; and what is remembered of the
 LOOKS_EVERY = 32  # entries, at the clock
 UNSEEN = frozenset({"time", "entries", "access"})  # why nobody knows what else is there
 FEW_FILES = 4
-# Not blocking: a fifo that slipped in between look and open must not hang us.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +122,9 @@ def is_as_given(root_fd: int, given: Mapping[str, bytes], *, entries: int) -> bo
 
 
 def _is_given(root_fd: int, name: str, content: bytes) -> bool:
-    fd = os.open(name, _FILE, dir_fd=root_fd)
+    fd, state = hostfs.open_regular(name, root_fd)
     try:
-        state = os.fstat(fd)
-        if not stat.S_ISREG(state.st_mode) or state.st_size != len(content) or len(content) > CHUNK_BYTES:
+        if state.st_size != len(content) or len(content) > CHUNK_BYTES:
             return False
         return os.read(fd, len(content) + 1) == content
     finally:
@@ -136,13 +134,12 @@ def _is_given(root_fd: int, name: str, content: bytes) -> bool:
 def _read(here: int, name: str, path: str, walk: _Walk, max_bytes: int, copies: Copies | None) -> Known | None:
     """Return a file as it is now, perhaps with a copy made of it; None where it cannot be read to its end."""
     try:
-        fd = os.open(name, _FILE, dir_fd=here)
+        fd, state = hostfs.open_regular(name, here)  # which looks once more: another file may have taken its place
     except OSError:
         walk.skip("access")
         return None
     try:
-        state = os.fstat(fd)  # once more: another file may have taken its place
-        if not stat.S_ISREG(state.st_mode) or state.st_dev != walk.device:
+        if state.st_dev != walk.device:
             walk.skip("access")
             return None
         if state.st_size > max_bytes:
@@ -289,7 +286,7 @@ class _Walk:
     def _enter(self, stack: list[_Folder], name: str, parent: int, prefix: str, depth: int) -> None:
         """Open a folder, unless it was visited before: it may have been moved on meanwhile."""
         try:
-            fd = os.open(name, DIRECTORY, dir_fd=parent)
+            fd = hostfs.open_folder(name, parent)
         except OSError:
             self.skip("access")
             return
@@ -306,30 +303,18 @@ class _Walk:
                 os.close(fd)
 
 
-def _open_folder(root_fd: int, folder: str) -> int:
-    """Open a folder below the root, one name at a time, through no link."""
-    here = os.open(".", DIRECTORY, dir_fd=root_fd)
-    for name in folder.split("/") if folder else ():
-        try:
-            there = os.open(name, DIRECTORY, dir_fd=here)
-        finally:
-            os.close(here)
-        here = there
-    return here
-
-
 def open_regular(root_fd: int, path: str) -> int:
     """Open a regular file below the root for reading. Raises OSError or SandboxFileRefused."""
-    folder, _, name = path.rpartition("/")
-    here = _open_folder(root_fd, folder)
+    *folders, name = path.split("/")
+    refusal = SandboxFileRefused(f"{path!r} is not a regular file of the workspace", path=path)
     try:
-        fd = os.open(name, _FILE, dir_fd=here)
-    finally:
-        os.close(here)
-    state = os.fstat(fd)
-    if not stat.S_ISREG(state.st_mode) or state.st_dev != os.fstat(root_fd).st_dev:
+        with hostfs.descended(root_fd, folders) as here:
+            fd, state = hostfs.open_regular(name, here)
+    except hostfs.NotRegular:
+        raise refusal from None
+    if state.st_dev != os.fstat(root_fd).st_dev:
         os.close(fd)
-        raise SandboxFileRefused(f"{path!r} is not a regular file of the workspace", path=path)
+        raise refusal
     return fd
 
 
@@ -340,6 +325,8 @@ def read_regular(root_fd: int, path: str, *, max_bytes: int) -> bytes:
         fd = open_regular(root_fd, inside)
     except FileNotFoundError:
         raise SandboxFileNotFound(f"no file {path!r} in the workspace", path=path) from None
+    except SandboxFileRefused:
+        raise
     except OSError as error:
         raise SandboxFileRefused(
             f"cannot read {path!r}: {error.strerror}; links are not followed", path=path
@@ -358,7 +345,7 @@ def list_paths(root_fd: int, path: str, until: Until) -> tuple[str, ...]:
     """
     top = "" if path in (".", "", "/workspace") else workspace_path(path)
     try:
-        fd = _open_folder(root_fd, top)
+        fd = hostfs.descend(root_fd, top.split("/") if top else ())
     except OSError:
         return ()
     walk, found, chars = _Walk(until, MAX_ENTRIES), [], 0

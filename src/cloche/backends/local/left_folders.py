@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from cloche import hostfs
 from cloche.jail.workfolder import WorkFolder
 
 from ..noting import noted
@@ -42,7 +43,7 @@ def _remove_unused(path: str) -> bool:
     """Remove a folder that is ours and not in use, following no link; tell whether it was."""
     is_removed = False
     with noted(log, f"{path} stays", OSError):
-        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        held = hostfs.open_folder(path)
         try:
             if os.fstat(held).st_uid == os.geteuid():
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.runtime.replacing import open_named
+from cloche.hostfs import open_named
 
 Axes: TypeAlias = Any  # matplotlib, and so its types, need not be there
 

@@ -1,0 +1,196 @@
+"""Files of the host below a descriptor, where somebody else may put anything at any name, at any moment.
+
+Theory of operation: a folder is opened once, and what is below it name by name, by the descriptor of the folder above.
+No symbolic link is followed, opening waits for nothing (a FIFO) and takes no terminal, and what a file is, its
+descriptor says, not an earlier look at its name. A file is written beside its place and renamed over whatever is
+there: a link is replaced and not written through, a file that has another name elsewhere keeps its content there, and
+no reader sees half of it. What else is refused, and in which words, is each caller's own: here everything is OSError.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+# Where nobody but the system puts anything: a terminal, or a descriptor, is what the user means by its name there.
+DEVICES = ("/dev", "/dev/fd", "/dev/pts")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_AS_IT_IS = os.O_WRONLY | os.O_TRUNC | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class NotRegular(OSError):
+    """Report what is neither a regular file nor a folder; `mode` is that of `os.stat`."""
+
+    def __init__(self, mode: int):
+        super().__init__(errno.EINVAL, "not a regular file")
+        self.mode = mode
+
+
+def open_folder(path: str | os.PathLike[str], at: int | None = None, *, follows_link: bool = False) -> int:
+    """Return a descriptor of a folder, in an open one where `at` is given. A link is followed where the user named it.
+
+    Only the last name is looked at: whoever passes a path of several trusts the folders before that one.
+    """
+    return os.open(path, _FOLDER if follows_link else _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+
+
+def make_folder(name: str, at: int, mode: int = 0o777) -> bool:
+    """Make a folder in an open one, where nothing has its name; tell whether it was made."""
+    try:
+        os.mkdir(name, mode, dir_fd=at)
+    except FileExistsError:
+        return False
+    return True
+
+
+def descend(at: int, names: Sequence[str], *, mode: int | None = None, made: list[str] | None = None) -> int:
+    """Return a descriptor of the folder that `names` lead to from an open one, through no link.
+
+    With a `mode`, folders that are not there are made with it, and added to `made` as paths from the open one.
+    """
+    here = open_folder(".", at)
+    try:
+        for depth, name in enumerate(names, 1):
+            if mode is not None and make_folder(name, here, mode) and made is not None:
+                made.append("/".join(names[:depth]))
+            above, here = here, open_folder(name, here)
+            os.close(above)
+    except BaseException:
+        os.close(here)
+        raise
+    return here
+
+
+@contextmanager
+def descended(at: int, names: Sequence[str], *, mode: int | None = None) -> Iterator[int]:
+    """Hold open what `descend` returns."""
+    fd = descend(at, names, mode=mode)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def look(name: str, at: int) -> os.stat_result | None:
+    """Return what has a name in an open folder, a link as a link; None where nothing has."""
+    try:
+        return os.stat(name, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def open_regular(name: str, at: int, flags: int = os.O_RDONLY, mode: int = 0o600) -> tuple[int, os.stat_result]:
+    """Return a descriptor of a regular file in an open folder, and what that says of it.
+
+    Raises NotRegular, IsADirectoryError for a folder, and any other OSError.
+    """
+    fd = os.open(name, flags | _FILE, mode, dir_fd=at)
+    try:
+        facts = os.fstat(fd)
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(facts.st_mode):
+            raise NotRegular(facts.st_mode)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, facts
+
+
+@contextmanager
+def new_file(at: int, mode: int = 0o666, *, name: str | None = None) -> Iterator[tuple[str, BinaryIO]]:
+    """Give a new file in an open folder, and its name, which nothing had; it is removed where something is raised.
+
+    Otherwise it stays, and open, for whoever asked to rename and close it.
+    """
+    temporary = name or f".{os.getpid()}-{os.urandom(6).hex()}.cloche"
+    file = open(os.open(temporary, _NEW, mode, dir_fd=at), "wb")  # noqa: SIM115 - who asked closes it
+    try:
+        yield temporary, file
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=at)
+        with suppress(OSError):  # what it still holds has no place, either
+            file.close()
+        raise
+
+
+def replace(
+    at: int, name: str, data: bytes, *, mode: int = 0o666, kept: int | None = None, temporary: str | None = None
+) -> None:
+    """Write a file that takes the place of what has this name in an open folder: whole or not at all.
+
+    `kept` are permissions that it gets whatever the umask is.
+    """
+    with new_file(at, mode, name=temporary) as (beside, file):
+        with file:
+            _fill(file, data, kept)
+        os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
+
+
+def open_in_place_of(folder: str | os.PathLike[str], name: str, data: bytes = b"") -> BinaryIO:
+    """Return a file that begins with `data` and takes the place of what has this name in a folder, to be written on.
+
+    Raises OSError, where a folder is in its place above all.
+    """
+    at = open_folder(folder, follows_link=True)
+    try:
+        return _open_over(at, name, data, 0o666, None)
+    finally:
+        os.close(at)
+
+
+def open_named(path: str, data: bytes = b"", *, is_private: bool = False) -> BinaryIO:
+    """Return a file that the user named, likewise; what is in `/dev` (`/dev/stdout`, a terminal) is opened itself.
+
+    A file of the user's that is replaced passes its mode on, unless the new one is to be private. Raises OSError.
+    """
+    folder, name = os.path.split(path)
+    at = open_folder(folder or ".", follows_link=True)
+    try:
+        if not _is_of_devices(at):
+            kept = None if is_private else _own_mode(name, at)
+            return _open_over(at, name, data, 0o600 if is_private else 0o666, kept)
+        file = open(os.open(name, _AS_IT_IS, dir_fd=at), "wb")  # noqa: SIM115 - who asked closes it
+        try:
+            file.write(data)
+            file.flush()
+        except BaseException:
+            file.close()
+            raise
+        return file
+    finally:
+        os.close(at)
+
+
+def _open_over(at: int, name: str, data: bytes, mode: int, kept: int | None) -> BinaryIO:
+    with new_file(at, mode) as (beside, file):
+        _fill(file, data, kept)
+        os.rename(beside, name, src_dir_fd=at, dst_dir_fd=at)
+    return file
+
+
+def _fill(file: BinaryIO, data: bytes, kept: int | None) -> None:
+    if kept is not None:
+        os.fchmod(file.fileno(), kept)
+    file.write(data)
+    file.flush()
+
+
+def _is_of_devices(at: int) -> bool:
+    here = os.fstat(at)
+    return any(os.path.samestat(here, os.stat(one)) for one in DEVICES if os.path.isdir(one))
+
+
+def _own_mode(name: str, at: int) -> int | None:
+    """Return the permissions of a regular file of ours; None where nothing like that is there."""
+    state = look(name, at)
+    if state is None or not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
+        return None
+    return state.st_mode & 0o777
