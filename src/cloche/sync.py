@@ -12,20 +12,18 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from .core.events import Sink
-from .core.fixing import Fixer
 from .core.limits import Limits
 from .core.policy import Policy
 from .core.protocols import CodeSandbox
 from .core.result import Result
 from .runtime import bridge, here
 from .runtime.audit import Audit
-from .runtime.execute import OnOutput, arun, prepare
+from .runtime.execute import arun, prepare
 from .runtime.inputs import Files
 from .runtime.options import SandboxOptions, given
-from .runtime.sandbox import READ_BYTES, AsyncSandbox
+from .runtime.sandbox import AsyncSandbox
 from .runtime.session import AsyncSession, HistoryEntry
 from .runtime.settings import load_settings
 
@@ -35,8 +33,8 @@ T = TypeVar("T")
 _CALLBACKS = ("on_output", "on_event")
 
 
-def _blocking(
-    function: Callable[P, Coroutine[Any, Any, T]], *, name: str, runs_anywhere: bool = False
+def blocking(
+    function: Callable[P, Coroutine[Any, Any, T]], *, name: str, module: str = __name__, runs_anywhere: bool = False
 ) -> Callable[P, T]:
     """Return `function` as a blocking one of the same signature; its callbacks run in the caller's thread.
 
@@ -45,15 +43,52 @@ def _blocking(
 
     @functools.wraps(function)
     def call_and_wait(*args: P.args, **kwargs: P.kwargs) -> T:
-        if any(kwargs.get(name) for name in _CALLBACKS):
-            return bridge.call_delivering(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
-        if runs_anywhere and here.is_possible():
+        if runs_anywhere and not _has_callbacks(kwargs) and here.is_possible():
             return here.run(function, *args, **kwargs)
-        return bridge.call(lambda: function(*args, **kwargs))
+        return _wait_for(function, args, kwargs)
 
     call_and_wait.__name__ = call_and_wait.__qualname__ = name
+    call_and_wait.__module__ = module
+    return call_and_wait
+
+
+def _method(
+    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+    behind: str,
+    *,
+    eager_without: Sequence[str] | None = None,
+) -> Callable[Concatenate[Any, P], T]:
+    """Return `function` as the method of a class whose attribute `behind` is what has it: the twin's, to be awaited.
+
+    With `eager_without`, it hardly ever waits where none of these keywords, and no callback, is given.
+    """
+    name = function.__name__
+
+    @functools.wraps(function)
+    def call_and_wait(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:  # noqa: ANN401 - the class with the method
+        is_eager = eager_without is not None and not any(map(kwargs.get, eager_without))
+        awaited: Callable[..., Coroutine[Any, Any, T]] = getattr(getattr(self, behind), name)
+        return _wait_for(awaited, args, kwargs, is_eager=is_eager)
+
+    call_and_wait.__qualname__ = function.__qualname__.removeprefix("Async")
     call_and_wait.__module__ = __name__
     return call_and_wait
+
+
+def _wait_for(
+    function: Callable[..., Coroutine[Any, Any, T]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    is_eager: bool = False,
+) -> T:
+    if _has_callbacks(kwargs):
+        return bridge.call_delivering(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
+    return bridge.call(lambda: function(*args, **kwargs), is_eager=is_eager)
+
+
+def _has_callbacks(kwargs: Mapping[str, Any]) -> bool:
+    return any(map(kwargs.get, _CALLBACKS))
 
 
 def _delivered(kwargs: Mapping[str, Any], deliver: bridge.Deliver) -> dict[str, Any]:
@@ -70,7 +105,7 @@ def _queued(callback: Callable[..., None], deliver: bridge.Deliver) -> Callable[
     return lambda *args: deliver(functools.partial(callback, *args))
 
 
-run = _blocking(arun, name="run", runs_anywhere=True)
+run = blocking(arun, name="run", runs_anywhere=True)
 
 
 class Sandbox:
@@ -144,39 +179,10 @@ class Sandbox:
                 bridge.call(keeper.abandon)
                 raise
 
-    def run(
-        self,
-        code: str | None = None,
-        *,
-        language: str = "python",
-        argv: Sequence[str | PathLike[str]] = (),
-        stdin: bytes | str = b"",
-        env: Mapping[str, str] | None = None,
-        files: Files | None = None,
-        timeout: float | str | None = None,
-        on_output: OnOutput | None = None,
-        on_event: Sink | None = None,
-        out: str | PathLike[str] | None = None,
-        spill: str | PathLike[str] | None = None,
-        autofix: Fixer | None = None,
-    ) -> Result:
-        """Run `code`, or the command `argv`, as `cloche.run` does, in this sandbox's workspace."""
-        return _blocking(self._sandbox.run, name="run")(
-            code, language=language, argv=argv, stdin=stdin, env=env, files=files, timeout=timeout,
-            on_output=on_output, on_event=on_event, out=out, spill=spill, autofix=autofix,
-        )  # fmt: skip
-
-    def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
-        """Return a file of the workspace. Raises SandboxFileError, also for one larger than `max_bytes`."""
-        return bridge.call(lambda: self._sandbox.read_file(path, max_bytes=max_bytes))
-
-    def write_file(self, path: str, data: bytes | str) -> None:
-        """Create or replace a file of the workspace, with its folders; text is written as UTF-8."""
-        bridge.call(lambda: self._sandbox.write_file(path, data))
-
-    def list_files(self, path: str = ".") -> tuple[str, ...]:
-        """Return the paths of the files below `path`, relative to the workspace, if the backend can."""
-        return bridge.call(lambda: self._sandbox.list_files(path))
+    run = _method(AsyncSandbox.run, "_sandbox")
+    read_file = _method(AsyncSandbox.read_file, "_sandbox")
+    write_file = _method(AsyncSandbox.write_file, "_sandbox")
+    list_files = _method(AsyncSandbox.list_files, "_sandbox")
 
     def session(
         self,
@@ -240,60 +246,20 @@ class Session:
         """Return what was run, oldest first: the last thousand cells, of four million characters at most."""
         return self._session.history
 
-    def run(
-        self,
-        code: str,
-        *,
-        timeout: float | str | None = None,
-        on_output: OnOutput | None = None,
-        on_event: Sink | None = None,
-        out: str | PathLike[str] | None = None,
-        autofix: Fixer | None = None,
-    ) -> Result:
-        """Run one cell and return what came of it; see `AsyncSession.run`."""
-        session = self._session
-        if on_output is None and on_event is None and out is None and autofix is None:
-            return bridge.call_promptly(lambda: session.run(code, timeout=timeout))
-        return _blocking(self._session.run, name="run")(
-            code, timeout=timeout, on_output=on_output, on_event=on_event, out=out, autofix=autofix
-        )
-
-    def interrupt(self) -> None:
-        """Interrupt the cell that runs in another thread, as Ctrl-C does."""
-        bridge.call(self._session.interrupt)
-
-    def checkpoint(self, name: str) -> None:
-        """Remember memory and workspace under `name`; see `AsyncSession.checkpoint`."""
-        bridge.call(lambda: self._session.checkpoint(name))
-
-    def rollback(self, name: str) -> None:
-        """Go back to how memory and workspace were at a checkpoint; see `AsyncSession.rollback`."""
-        bridge.call(lambda: self._session.rollback(name))
+    run = _method(AsyncSession.run, "_session", eager_without=("out", "autofix"))
+    interrupt = _method(AsyncSession.interrupt, "_session")
+    checkpoint = _method(AsyncSession.checkpoint, "_session")
+    rollback = _method(AsyncSession.rollback, "_session")
+    restart = _method(AsyncSession.restart, "_session")
+    end = _method(AsyncSession.end, "_session")
+    close = _method(AsyncSession.close, "_session")
+    read_file = _method(AsyncSession.read_file, "_session")
+    write_file = _method(AsyncSession.write_file, "_session")
 
     def fork(self, count: int = 1) -> list[Session]:
         """Return `count` sessions that begin as this one is; see `AsyncSession.fork`."""
         forks = bridge.call(lambda: self._session.fork(count))
         return [Session(fork, Sandbox.of(fork.sandbox)) for fork in forks]
-
-    def restart(self) -> None:
-        """Begin again with an interpreter that knows nothing; the workspace and the history stay."""
-        bridge.call(self._session.restart)
-
-    def end(self) -> None:
-        """End the interpreter and everything it started, as an idle time-out does; `restart` begins again."""
-        bridge.call(self._session.end)
-
-    def close(self) -> None:
-        """End the interpreter for good, and everything it started; the sandbox and its workspace stay."""
-        bridge.call(self._session.close)
-
-    def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
-        """Return a file of the workspace. Raises SandboxFileError, also for one larger than `max_bytes`."""
-        return bridge.call(lambda: self._session.read_file(path, max_bytes=max_bytes))
-
-    def write_file(self, path: str, data: bytes | str) -> None:
-        """Create or replace a file of the workspace, with its folders; text is written as UTF-8."""
-        bridge.call(lambda: self._session.write_file(path, data))
 
 
 class _Keeper:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
+import pydoc
 import signal
 import subprocess
 import sys
 import threading
 import time
+import typing
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +25,8 @@ from cloche.backends.local.backend import LocalBackend
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.runtime import bridge
+from cloche.runtime.sandbox import AsyncSandbox
+from cloche.runtime.session import AsyncSession
 from cloche.testing import FakeBackend
 from tests.interrupts import interrupted
 
@@ -316,3 +321,28 @@ class _Counting(FakeBackend):
                 yield sandbox
             finally:
                 self.open_ones -= 1
+
+
+TWINS = [
+    (sync.Sandbox, AsyncSandbox, ("run", "read_file", "write_file", "list_files")),
+    (
+        sync.Session,
+        AsyncSession,
+        ("run", "interrupt", "checkpoint", "rollback", "restart", "end", "close", "read_file", "write_file"),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("blocking", "awaited", "name"), [(mine, theirs, name) for mine, theirs, names in TWINS for name in names]
+)
+def test_a_twin_shows_what_it_takes_and_does(blocking: type, awaited: type, name: str) -> None:
+    """`help()` has the signature and the docstring of what is to be awaited; it is a plain method, and blocks."""
+    mine, theirs = getattr(blocking, name), getattr(awaited, name)
+    assert inspect.signature(mine) == inspect.signature(theirs)
+    assert typing.get_type_hints(mine) == typing.get_type_hints(theirs)
+    assert mine.__doc__ == theirs.__doc__
+    assert (mine.__module__, mine.__qualname__) == ("cloche.sync", f"{blocking.__name__}.{name}")
+    assert inspect.isfunction(mine)
+    assert not inspect.iscoroutinefunction(mine)
+    assert f"{name}(self" in pydoc.plain(pydoc.render_doc(blocking))

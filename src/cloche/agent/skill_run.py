@@ -13,13 +13,13 @@ from cloche.core.events import Sink
 from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.core.units import format_size
-from cloche.runtime import bridge
 from cloche.runtime.config_sources import Places, stranger_origins
 from cloche.runtime.execute import Job, OnOutput, Prepared, make_job, make_sink, prepare_beside, run_once
 from cloche.runtime.inputs import Files
 from cloche.runtime.options import SandboxOptions, given
 from cloche.runtime.recording import note_fallback, refusals
 from cloche.runtime.settings import Settings, load_settings
+from cloche.sync import blocking
 
 from .skill import Script, Skill
 from .skill_policy import Terms, agree
@@ -84,18 +84,7 @@ async def arun_skill(
     return await run_once(prepared, job, sink=sink, out=out, spill=spill)
 
 
-def run_skill(skill: Skill, script: str | None = None, **keywords: Any) -> Result:  # noqa: ANN401 - those of arun_skill
-    """Do what `arun_skill` does, and wait; callbacks run in the calling thread."""
-
-    def deliver_to(deliver: bridge.Deliver) -> Any:  # noqa: ANN401 - the coroutine of a result
-        changed = dict(keywords)
-        for name in ("on_output", "on_event"):
-            callback = changed.get(name)
-            if callback is not None:
-                changed[name] = lambda *said, callback=callback: deliver(lambda: callback(*said))
-        return arun_skill(skill, script, **changed)
-
-    return cast("Result", bridge.call_delivering(deliver_to))
+run_skill = blocking(arun_skill, name="run_skill", module=__name__)
 
 
 def _agreed(options: SandboxOptions, terms: Terms) -> SandboxOptions:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import contextvars
 import os
 import threading
@@ -102,29 +101,19 @@ _lock = threading.Lock()
 _abandoned: list[SharedLoop] = []  # after a fork: kept, because finalising the parent's loop would touch the parent's
 
 
-def call(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in the shared loop and block until it ends: in this thread, if it can take the turn."""
+def call(make: Callable[[], Coroutine[Any, Any, T]], *, is_eager: bool = False) -> T:
+    """Run a coroutine in the shared loop and block until it ends: in this thread, if it can take the turn.
+
+    One that `is_eager` hardly ever waits and, until it does, does not ask for its task.
+    """
     shared = _shared_loop()
     if here.may_run_a_loop():
         try:
-            with contextlib.suppress(here.Busy):
-                return here.run_on(shared.take, shared.leave, make)
-        finally:
-            if shared.is_running_here():  # another thread raised something in this one, on its way in or out
-                shared.leave()
-    return _Call(lambda _: make(), shared).wait()
-
-
-def call_promptly(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Do what `call` does, for a coroutine that hardly ever waits and, until then, does not ask for its task."""
-    shared = _shared_loop()
-    if here.may_run_a_loop():
-        try:
-            return here.begin_on(shared.take, shared.leave, make)
+            return here.run_on(shared.take, shared.leave, make, is_eager=is_eager)
         except here.Busy:
             pass  # others have the turn
         finally:
-            if shared.is_running_here():  # as in `call`
+            if shared.is_running_here():  # another thread raised something in this one, on its way in or out
                 shared.leave()
     return _Call(lambda _: make(), shared).wait()
 

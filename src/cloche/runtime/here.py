@@ -78,52 +78,35 @@ def _is_deep() -> bool:
 
 def run(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function`, run the coroutine that it returns to its end, and return what that returns."""
-    return begin_on(_borrow, _give_back, lambda: function(*args, **kwargs))
+    return run_on(_borrow, _give_back, lambda: function(*args, **kwargs), is_eager=True)
 
 
 def run_on(
-    take: Callable[[], asyncio.AbstractEventLoop | None],
-    give_back: Callable[[asyncio.AbstractEventLoop], None],
-    function: Callable[P, Coroutine[Any, Any, T]],
-    *args: P.args,
-    **kwargs: P.kwargs,
+    take: Callable[[], TurnLoop | None],
+    give_back: Callable[[TurnLoop], None],
+    make: Callable[[], Coroutine[Any, Any, T]],
+    *,
+    is_eager: bool,
 ) -> T:
-    """Do what `run` does, on the loop that `take` returns. Raises Busy when it returns none."""
+    """Do what `run` does, on the loop that `take` returns. Raises Busy when it returns none.
+
+    A coroutine that `is_eager` becomes a task only when it waits, which it hardly ever does.
+    """
     interrupt = _Interrupt()  # first, and undone last: whatever lies between is never cut short
     try:
         loop = take()
         if loop is None:
             raise Busy
         try:
-            task = loop.create_task(function(*args, **kwargs))
-            interrupt.end(task, loop)
-            return _run_to_end(loop, task)
-        finally:
-            interrupt.let_go()
-            give_back(loop)
-    finally:
-        interrupt.stop()
-
-
-def begin_on(
-    take: Callable[[], TurnLoop | None],
-    give_back: Callable[[TurnLoop], None],
-    function: Callable[[], Coroutine[Any, Any, T]],
-) -> T:
-    """Do what `run_on` does, for a coroutine that hardly ever waits: it becomes a task only when it does."""
-    interrupt = _Interrupt()
-    try:
-        loop = take()
-        if loop is None:
-            raise Busy
-        try:
-            coroutine, context = function(), contextvars.copy_context()
-            try:
-                waits_for = context.run(loop.begin, coroutine)
-            except StopIteration as done:
-                found: T = done.value
-                return found
-            task = loop.create_task(Begun(coroutine, waits_for), context=context)
+            coroutine, context = make(), None
+            if is_eager:
+                context = contextvars.copy_context()
+                try:
+                    coroutine = Begun(coroutine, context.run(loop.begin, coroutine))
+                except StopIteration as done:
+                    found: T = done.value
+                    return found
+            task = loop.create_task(coroutine, context=context)
             interrupt.end(task, loop)
             return _run_to_end(loop, task)
         finally:

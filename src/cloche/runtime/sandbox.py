@@ -156,7 +156,7 @@ class AsyncSandbox:
         spill: str | PathLike[str] | None = None,
         autofix: Fixer | None = None,
     ) -> Result:
-        """Run `code`, or the command `argv`, as `cloche.arun` does, in this sandbox's workspace.
+        """Run `code`, or the command `argv`, as `cloche.run` does, in this sandbox's workspace.
 
         With `autofix` every round finds the workspace as the failed one left it.
         """

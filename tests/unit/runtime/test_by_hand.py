@@ -69,7 +69,7 @@ async def _answered(delay_s: float | None, wait_s: float) -> tuple[bytes, bool]:
 
 def test_what_comes_soon_needs_no_task() -> None:
     """It is heard where it is waited for, and the loop never runs."""
-    assert bridge.call_promptly(lambda: _answered(0.01, LONG_S)) == (b"word", True)
+    assert bridge.call(lambda: _answered(0.01, LONG_S), is_eager=True) == (b"word", True)
 
 
 def test_what_takes_longer_goes_on_as_a_task() -> None:
@@ -80,7 +80,7 @@ def test_what_takes_longer_goes_on_as_a_task() -> None:
         found = await _answered(None, 0.001)
         return word.get(), found[1]
 
-    assert bridge.call_promptly(work) == ("kept", False)
+    assert bridge.call(work, is_eager=True) == ("kept", False)
     assert word.get() == ""
 
 
@@ -97,10 +97,10 @@ def test_others_need_not_wait_for_it() -> None:
 
     rang = threading.Event()
     set_timer = lambda: asyncio.get_running_loop().call_later(0.05, rang.set)  # noqa: E731
-    assert bridge.call_promptly(lambda: work(set_timer)) < LONG_S / 2
+    assert bridge.call(lambda: work(set_timer), is_eager=True) < LONG_S / 2
     assert rang.wait(LONG_S)
     another = threading.Timer(0.05, lambda: bridge.call(lambda: asyncio.sleep(0)))
-    assert bridge.call_promptly(lambda: work(another.start)) < LONG_S / 2
+    assert bridge.call(lambda: work(another.start), is_eager=True) < LONG_S / 2
     another.join(LONG_S)
     assert not another.is_alive()
 
@@ -126,7 +126,7 @@ def test_failures_come_out_of_either_half() -> None:
 
     for pause_s in (None, 0, 0.001):
         with pytest.raises(ValueError, match="no"):
-            bridge.call_promptly(lambda: fail(pause_s))  # noqa: B023
+            bridge.call(lambda: fail(pause_s), is_eager=True)  # noqa: B023
 
 
 def test_ctrl_c_ends_what_it_waits_for() -> None:
@@ -144,9 +144,9 @@ def test_ctrl_c_ends_what_it_waits_for() -> None:
             raise
 
     with pytest.raises(KeyboardInterrupt):
-        bridge.call_promptly(work)
+        bridge.call(work, is_eager=True)
     assert said == ["cancelled"]
-    assert bridge.call_promptly(lambda: _answered(0, LONG_S))[0] == b"word"
+    assert bridge.call(lambda: _answered(0, LONG_S), is_eager=True)[0] == b"word"
 
 
 def test_ctrl_c_ends_the_task_that_it_waits_for() -> None:
@@ -183,9 +183,9 @@ def test_ctrl_c_at_any_moment_leaves_the_turn_free(module: ModuleType) -> None:
     number, came = 0, True
     while came:
         number += 1
-        came, was_raised = interrupted(module, number, lambda: bridge.call_promptly(work))
+        came, was_raised = interrupted(module, number, lambda: bridge.call(work, is_eager=True))
         assert was_raised == came, f"at instruction {number}"
-        assert any(bridge.call_promptly(work) == threading.get_ident() for _ in range(1000)), f"at {number}"
+        assert any(bridge.call(work, is_eager=True) == threading.get_ident() for _ in range(1000)), f"at {number}"
     assert number > 10
 
 

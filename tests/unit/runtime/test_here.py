@@ -146,7 +146,7 @@ def test_an_interrupt_cancels_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = TurnLoop(selectors.DefaultSelector())
     monkeypatch.setattr(here._signal, "set_wakeup_fd", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        here.begin_on(lambda: loop, lambda _: None, work)
+        here.run_on(lambda: loop, lambda _: None, work, is_eager=True)
     loop.close()
     assert cancelled == [1]
 
