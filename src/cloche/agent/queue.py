@@ -153,7 +153,7 @@ class ApprovalQueue:
         with self._database() as database:
             done = database.execute(
                 "UPDATE approvals SET decision = ? WHERE id = ? AND decision IS NULL AND expires_at > ?",
-                (json.dumps(_as_dict(decision)), number, time.time()),
+                (json.dumps(as_dict(decision)), number, time.time()),
             )
             if done.rowcount != 1:
                 raise InvalidRequest(f"no approval {number} waits; it was decided about, or its time is over")
@@ -280,5 +280,6 @@ def _read_decision(text: str | None) -> Decision | None:
     return Decision(**told)
 
 
-def _as_dict(decision: Decision) -> dict[str, Any]:
+def as_dict(decision: Decision) -> dict[str, Any]:
+    """Return a decision as plain data, as the queue holds it and the command line prints it."""
     return {name: getattr(decision, name) for name in ("is_approved", "by", "reason", "is_remembered")}

@@ -16,7 +16,7 @@ from typing import Any
 
 from cloche.agent.approval import Decision
 from cloche.agent.plainly import rules_in_words
-from cloche.agent.queue import ApprovalQueue, Entry, default_path
+from cloche.agent.queue import ApprovalQueue, Entry, as_dict, default_path
 from cloche.agent.risk import Risk
 from cloche.agent.terminal import AskTerminal, show_request
 from cloche.core.errors import InvalidRequest
@@ -153,10 +153,7 @@ def _as_dict(entry: Entry) -> dict[str, Any]:
         "tool": request.tool, "risk": str(request.risk), "arguments": dict(request.arguments),
         "rules": dict(request.rules), "rules_in_words": rules_in_words(request), "changes": request.changes,
         "is_confirmation": request.is_confirmation, "fingerprint": request.fingerprint,
-        "decision": None if decision is None else {
-            "is_approved": decision.is_approved, "by": decision.by, "reason": decision.reason,
-            "is_remembered": decision.is_remembered,
-        },
+        "decision": None if decision is None else as_dict(decision),
     }  # fmt: skip
 
 

@@ -430,14 +430,16 @@ async def _run_reporting(opened: OpenSandbox, request: Request, sink: Sink) -> R
         return await opened.run_streaming(request, sink)
     sink(Started())
     result = await opened.run(request)
-    outputs: tuple[tuple[Stream, bytes], ...] = (
-        ("stdout", result.stdout_bytes),
-        ("stderr", result.stderr_bytes),
-    )
+    report_output(result, sink)
+    return result
+
+
+def report_output(result: Result, sink: Sink) -> None:
+    """Hand the whole output of a run that has ended to `sink`, one chunk per stream."""
+    outputs: tuple[tuple[Stream, bytes], ...] = (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes))
     for stream, data in outputs:
         if data:
             sink(OutputChunk(stream=stream, data=data))
-    return result
 
 
 async def _finish_in_thread(work: Callable[..., object], *arguments: object) -> None:

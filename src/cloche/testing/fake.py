@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from cloche.core.capabilities import Capabilities
 from cloche.core.enforcement import Measure, shortfalls
 from cloche.core.errors import BackendUnavailable, InternalError, SandboxFileNotFound, SandboxFileTooLarge
-from cloche.core.events import OutputChunk, Sink, Started, Stream, discard
+from cloche.core.events import Sink, Started, discard
 from cloche.core.levels import Control, Level, State
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import Result
+from cloche.runtime.execute import report_output
 
 Answer = Result | Exception | Callable[[Request], Result]
 
@@ -48,13 +49,7 @@ class FakeSandbox:
         await self.write_files(request.files)
         result = self.backend.answer(request)
         sink(Started())
-        outputs: tuple[tuple[Stream, bytes], ...] = (
-            ("stdout", result.stdout_bytes),
-            ("stderr", result.stderr_bytes),
-        )
-        for stream, data in outputs:
-            if data:
-                sink(OutputChunk(stream=stream, data=data))
+        report_output(result, sink)
         return result
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
