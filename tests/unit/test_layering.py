@@ -51,7 +51,7 @@ RELATIVE_ONLY = {"jail", "interpreter"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
     "containers", "drivers", "enforcement", "groups", "host", "layout", "noting", "results", "saving", "session",
-    "toolchain", "waiting", "walking",
+    "subids", "toolchain", "waiting", "walking",
 }  # fmt: skip
 # The one file that names concrete backends.
 FACTORY = "runtime/factory.py"

@@ -71,6 +71,9 @@ _FOLDER = _partial(
 )
 
 
+_SUBORDINATE = _enforced("user namespace, outside id of its own from the user's range in /etc/subuid")
+
+
 def _jail(host: Host) -> Controls:
     landlock = f", Landlock {host.landlock_abi}" if host.landlock_abi else ""
     return {
@@ -78,7 +81,7 @@ def _jail(host: Host) -> Controls:
         Control.NETWORK: _enforced("network namespace with nothing but loopback"),
         Control.DISK: _enforced("tmpfs with size and inode limits"),
         Control.SYSCALLS: _enforced("seccomp allowlist, no capabilities, no new privileges"),
-        Control.IDENTITY: _local_identity(host, "user namespace"),
+        Control.IDENTITY: _SUBORDINATE if host.ids is not None else _local_identity(host, "user namespace"),
     }
 
 
@@ -103,7 +106,8 @@ def _process(_: Host) -> Controls:
 def _local_identity(host: Host, mechanism: str) -> Measure:
     if host.owns_ids:
         return _enforced(f"{mechanism}, outside id of its own")
-    return _partial(mechanism, "an ordinary user can only give their own id")
+    because = f": {host.ids_reason}" if host.ids_reason else ""
+    return _partial(mechanism, f"an ordinary user can only give their own id{because}")
 
 
 def _local_memory(host: Host) -> Measure:

@@ -11,11 +11,16 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cloche.core.levels import Level
 from cloche.jail.cache import own_cache, read_cache, remove_cache, write_cache
 from cloche.jail.probe import run_probe
+
+from .layout import is_readable_by_others
+
+if TYPE_CHECKING:
+    from .subids import SubordinateIds
 
 T = TypeVar("T")
 
@@ -24,7 +29,8 @@ T = TypeVar("T")
 class Host:
     """Hold the probe's findings. Empty text means that a thing works; else it is the kernel's answer.
 
-    `owns_ids` says that we are a root that may give every sandbox an outside id of its own.
+    `owns_ids` says that we are a root that may give every sandbox an outside id of its own; `ids` are what an ordinary
+    user may give in a jail, None with the reason where that is their own id alone.
     """
 
     uid: int
@@ -38,6 +44,13 @@ class Host:
     cgroup_version: int
     cgroup_folders: Mapping[str, str] = field(default_factory=dict)
     cgroup_reason: str = ""
+    ids: SubordinateIds | None = None
+    ids_reason: str = ""
+
+    @property
+    def namespace(self) -> int:
+        """Return the descriptor of the user namespace that helpers enter for their ids; -1 for none."""
+        return self.ids.namespace if self.ids is not None else -1
 
     def without_cgroups(self) -> Host:
         """Return the same host as it would be for a user without a delegated control group."""
@@ -60,6 +73,7 @@ def measure_host(executable: str = sys.executable) -> Host:
     """Run the probe process. Raises OSError when it cannot be run."""
     found = run_probe(executable)
     cgroup: Mapping[str, Any] = found["cgroup"]
+    ids = _subordinate_ids(found)
     return Host(
         uid=found["uid"],
         owns_ids=found["owns_ids"],
@@ -72,7 +86,22 @@ def measure_host(executable: str = sys.executable) -> Host:
         cgroup_version=cgroup["version"],
         cgroup_folders=cgroup["folders"],
         cgroup_reason=cgroup["reason"],
+        ids=None if isinstance(ids, str) else ids,
+        ids_reason=ids if isinstance(ids, str) else "",
     )
+
+
+def _subordinate_ids(found: Mapping[str, Any]) -> SubordinateIds | str:
+    """Take an ordinary user's range of ids, where jails can be made and the guest could read its interpreter."""
+    if found["uid"] == 0 or found["namespaces"] or found["seccomp"]:
+        return ""
+    from .subids import take_range
+    from .toolchain import all_shown
+
+    hidden = [path for path in all_shown() if not is_readable_by_others(path)]
+    if hidden:
+        return f"with another one, a guest could not read {hidden[0]}"
+    return take_range(found["uid"], os.getegid())
 
 
 def namespace_remedy(host: Host | None = None) -> str:

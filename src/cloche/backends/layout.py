@@ -7,6 +7,7 @@ import glob
 import importlib.util
 import os
 import site
+import stat
 import sys
 from typing import Any
 
@@ -112,6 +113,13 @@ def needs_private_mount(folder: str) -> bool:
     """Tell whether others than the owner cannot read `folder`, so that a plain bind would show nothing."""
     mode = os.stat(folder).st_mode
     return mode & 0o005 != 0o005
+
+
+def is_readable_by_others(path: str) -> bool:
+    """Tell whether any user who gets to `path` may read it, and enter it if it is a folder."""
+    mode = os.stat(path).st_mode
+    needed = 0o005 if stat.S_ISDIR(mode) else 0o004
+    return mode & needed == needed
 
 
 def is_reachable_by_others(path: str) -> bool:

@@ -122,6 +122,16 @@ def find_toolchain(language: Language, *, search_path: Sequence[str] | None = No
     )
 
 
+def all_shown() -> tuple[str, ...]:
+    """Return what is shown for the programs of any language, whether or not they are of the right version."""
+    folders, found = default_search_path(), list(_own_python(LANGUAGES["python"].engines[0]).binds)
+    for engine in (engine for language in LANGUAGES.values() for engine in language.engines):
+        programs = [_find_program(name, folders) for name in engine.programs]
+        if all(programs):
+            found += [bind for program in programs if program is not None for bind in program.binds]
+    return _outermost(found)
+
+
 def languages_here() -> tuple[str, ...]:
     """Return the languages that a toolchain of this host runs."""
     return tuple(name for name, language in LANGUAGES.items() if _has_toolchain(language))

@@ -37,6 +37,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 WORKSPACE, KEPT = "workspace", "kept"
 # In a nursery that keeps a workspace: the mount that the next guest attaches, and the one that is the caller's.
 TICKET, LENT = "ticket", "lent"
+SHOWN = "shown"  # what the caller sees a new workspace by, where its own id is not the guest's
 COUNTER = "counter"  # in a nursery: what each guest's count of processes begins anew by
 
 
@@ -124,6 +125,7 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
                   mounts.open_tree(spec.workspace, KEPT, recursive=False))] if keeps_workspace else []  # fmt: skip
     lend = [_step("lend_workspace", f"keep a copy of the mount of {spec.workspace} for the caller",
                   mounts.open_tree(spec.workspace, LENT, recursive=False))] if keeps_workspace else []  # fmt: skip
+    shown = [] if has_workspace else _shown(spec)
     mine = [
         _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
         *_limits(spec, beside=-1 if has_two_ids else 0),
@@ -138,7 +140,7 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
     (go_there, *last_doors) = _last_doors(spec, run, opened)
     return Building(
         build=build,
-        first=[unshare, *uncover, *begin.values(), *again, umask, *keep, *lend, go_there, *mine],
+        first=[unshare, *uncover, *begin.values(), *again, umask, *keep, *lend, *shown, go_there, *mine],
         later=[unshare, *uncover, *attached.values(), *again, umask, *keep, go_there, *mine] if keeps_workspace else [],
         late=last_doors,
         private=run.private,
@@ -181,6 +183,7 @@ def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step]
               *mounts.Proc(spec.masked).covers()),
         _step("keep_workspace", "keep a copy of the new workspace's mount",
               mounts.open_tree(spec.workspace, KEPT, recursive=False)),
+        *_shown(spec),
     ]  # fmt: skip
     inside = [
         _step("proc", "make a /proc of its own", *mounts.detached_proc("proc")),
@@ -270,11 +273,20 @@ def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_w
         *_without_repetition([(type(one).__name__.lower(), one.describe(), one.calls()) for one in values]),
         _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
         _step("keep_workspace", f"keep a copy of the mount of {spec.workspace}", keep),
+        *([] if has_workspace else _shown(spec)),
         _step("loopback", "bring the loopback device up", *netns.raise_loopback()),
         _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
         _ucounts(spec.ucounts),
         *given_up,
     ]
+
+
+def _shown(spec: Spec) -> list[Step]:
+    """Keep a mount of a new workspace in which the caller will be shown the guest's files as its own."""
+    if not spec.is_shown:
+        return []
+    call = mounts.open_tree(spec.workspace, SHOWN, recursive=False)
+    return [_step("show_workspace", f"keep a copy of the mount of {spec.workspace} for the caller to see", call)]
 
 
 def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:

@@ -29,6 +29,7 @@ ROBUST_LIST_BYTES = 24
 PLACES = ("workspace", "tmp", "shm")  # the registers in which a nursed guest has its own places …
 NAMESPACE = "namespace"  # … the one that keeps its mount namespace, to be taken down when nobody waits for it …
 KEPT, LENT = "kept", "lent"  # … and further mounts of a workspace that is kept: for the next guest, for the caller
+SHOWN = "shown"  # the mount by which the caller sees a workspace, where that is another one
 kept: list[object] = []  # what no guest shall take apart on its way out of the helper: it would copy its memory first
 notify: Any = None  # our module of that name, once it is needed
 
@@ -126,9 +127,10 @@ class Guest:
 
     def _for_caller(self) -> list[int]:
         """Return what the caller shall see the workspace by: one that is kept, it has since the first guest."""
+        shown = [self.registers[SHOWN]] if SHOWN in self.registers else []
         if LENT in self.registers:
-            return [self.registers[LENT]]
-        return [] if KEPT in self.registers else [self.registers["workspace"]]
+            return [self.registers[LENT], *shown]
+        return [] if KEPT in self.registers else [self.registers["workspace"], *shown]
 
     def _rehearse(self, building: Building) -> None:
         """Take orders for nothing, and go through a run of nothing, with streams of the same kinds as a run's."""
@@ -181,7 +183,8 @@ class Guest:
     def _hand_over(self, listener: int, *, holds: bool, is_nursed: bool) -> None:
         """Give the parent what it answers the filter by; a nursery, what it looks at and takes down at the end, too."""
         if is_nursed:
-            kept = [self.registers[KEPT]] if KEPT in self.registers else []
+            further = KEPT if KEPT in self.registers else SHOWN
+            kept = [self.registers[further]] if further in self.registers else []
             made = [self.registers[name] for name in (*PLACES, NAMESPACE)]
             wire.send_patiently(self.asking, "made", {"holds": holds}, [*made, listener, *kept])
         elif listener >= 0:

@@ -210,7 +210,7 @@ class Helper(SandboxState):
             return
         if spec.outside is not None and spec.level in ("jail", "confined"):
             if self.claim is None:
-                self.claim = identity.claim_outside_id(*spec.outside)
+                self.claim = identity.claim_outside_id(*spec.outside, spec.ids[2])
             spec.outside = (self.claim.outside_id, 1)
         if spec.level != "jail":
             prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -3,7 +3,8 @@
 Never the outside uid 0: even without capabilities it owns /proc/sys. Root gives each live sandbox an outside id of
 its own from a high range. It is claimed by a lock on one byte of a file that nobody but root can open: no other user
 of the host can take an id first, and the kernel releases the lock with the last descriptor that holds it, so nothing
-can leak. An ordinary user can only give their own id.
+can leak. An ordinary user can give one of
+their subordinate ids, if they have a range of them (see `subids`), else their own alone.
 """
 
 from __future__ import annotations

@@ -91,18 +91,26 @@ exec(marshal.loads(posix.pread(archive, {boot}, size - {boot})))
 # each page that is written to is copied first.
 _BOOT_HELPER = """\
 import os, site
+if {namespace} >= 0:
+    import jail.subids
+    jail.subids.enter({namespace})
 _guest = sys.modules["jail.helper"].main({fd}, {version}, {folders}, load_interpreter)
 if _guest: _guest()
 """
 _BOOT_TEMPLATE = """\
 gc.enable()
-import jail.template, jail.notify, jail.tree, jail.idmapped
+import jail.template, jail.notify, jail.tree, jail.idmapped, jail.subids
+jail.subids.enter({namespace})
 _guest = jail.template.main({fd}, {settings}, load_interpreter)
 if _guest: _guest()
 """
 _BOOT_KEEPER = """\
 import jail.place
 jail.place.main({fd})
+"""
+_BOOT_MAPPER = """\
+import jail.subids
+jail.subids.main({fd}, {order})
 """
 _BOOT_PROBE = """\
 map_archive()
@@ -272,20 +280,35 @@ def run_probe_process(executable: str, timeout_s: float) -> bytes:
 
 
 def start_helper(
-    executable: str = sys.executable, *, version: int = 0, folders: Mapping[str, str] | None = None
+    executable: str = sys.executable,
+    *,
+    version: int = 0,
+    folders: Mapping[str, str] | None = None,
+    namespace: int = -1,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a helper and return its process and our end of its socket. Raises OSError.
 
-    `version` and `folders` are those of its control group, which `make_cgroup` makes while it is starting.
+    `version` and `folders` are those of its control group, which `make_cgroup` makes while it is starting;
+    `namespace` is the descriptor of the user namespace that it enters, see `subids`, -1 for none.
     """
-    return _start(executable, lambda fd: _BOOT_HELPER.format(fd=fd, version=version, folders=dict(folders or {})))
+    told = {"version": version, "folders": dict(folders or {}), "namespace": namespace}
+    return _start(executable, lambda fd: _BOOT_HELPER.format(fd=fd, **told), passed=namespace)
 
 
 def start_template(
-    settings: Mapping[str, Any], executable: str = sys.executable
+    settings: Mapping[str, Any], executable: str = sys.executable, *, namespace: int = -1
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a template and return its process and our end of its socket. Raises OSError."""
-    return _start(executable, lambda fd: _BOOT_TEMPLATE.format(fd=fd, settings=dict(settings)), is_awaited=False)
+    """Start a template and return its process and our end of its socket; `namespace` as above. Raises OSError."""
+    told = {"settings": dict(settings), "namespace": namespace}
+    return _start(executable, lambda fd: _BOOT_TEMPLATE.format(fd=fd, **told), is_awaited=False, passed=namespace)
+
+
+def start_mapper(
+    programs: list[list[str]], namespace: int = -1, executable: str = sys.executable
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the mapper of `subids` and return its process and our end of its socket. Raises OSError."""
+    order = {"programs": programs, "namespace": namespace}
+    return _start(executable, lambda fd: _BOOT_MAPPER.format(fd=fd, order=order), passed=namespace)
 
 
 def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -294,7 +317,7 @@ def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[byt
 
 
 def _start(
-    executable: str, words: Callable[[int], str], *, is_awaited: bool = True
+    executable: str, words: Callable[[int], str], *, is_awaited: bool = True, passed: int = -1
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start an interpreter with the modules of a helper; `words` gives its last words, told its end of the socket.
 
@@ -314,7 +337,7 @@ def _start(
                 stderr=subprocess.DEVNULL,
                 env=EMPTY_ENVIRONMENT,
                 cwd="/",
-                pass_fds=(theirs.fileno(), shelf.fd),
+                pass_fds=(theirs.fileno(), shelf.fd, *((passed,) if passed >= 0 else ())),
                 start_new_session=True,
             )
         if is_awaited:  # where this is interrupted half-way, the process ends with our end of the socket

@@ -61,8 +61,11 @@ class Parent:
         posix._exit(1)
 
     def take_kept(self) -> tuple[int, ...]:
-        """Return the workspace that was made or attached, which belongs to the helper from then on."""
-        return (self.registers.pop("kept"),) if "kept" in self.registers else ()
+        """Return the workspace that was made or attached, which belongs to the helper from then on.
+
+        One that was made is followed by the mount that shows it to the caller, where that is another one.
+        """
+        return tuple(self.registers.pop(name) for name in ("kept", "shown") if name in self.registers)
 
 
 class Minder:

@@ -64,7 +64,8 @@ class Nursery(Parent):
         ready = {**said, "seconds": self.build(building, private)}
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
-        ward, namespace, can_copy = Ward(self.spec, self.registers.get(COUNTER, -1)), -1, touched.is_possible()
+        ward, can_copy = Ward(self.spec, self.registers.get(COUNTER, -1)), touched.is_possible()
+        left: list[int] = []
         noted = None
         while True:
             ward.begin()
@@ -74,15 +75,14 @@ class Nursery(Parent):
             touched.copying.wanted = noted
             pid = posix.fork()
             if pid == 0:
-                if namespace >= 0:
-                    posix.close(namespace)
+                _close(left)
                 kept.extend((ward, private))
                 nursed = Nursed(building, door, file, ready, is_crowded=is_crowded, can_copy=can_copy)
                 return Guest(self, 0, -1, ward.leave(), nursed).become
-            made = self._take_over(ward.receive_made(pid, is_looked_at=not is_crowded))
-            if namespace >= 0:  # taking it down makes the kernel wait, which nobody waits for now
-                posix.close(namespace)
-            ended, namespace = self._raise(pid, ward, made, file, before, said)
+            given = ward.receive_made(pid, is_looked_at=not is_crowded)
+            made = self._take_over(given, keeps_workspace=bool(building.later))
+            _close(left)  # taking it down makes the kernel wait, which nobody waits for now
+            ended, left = self._raise(pid, ward, made, file, before, said)
             ready = said  # what the building took was told with the first guest
             building.first = building.later or building.first
             wire.send(door, "ended", ended)
@@ -101,23 +101,27 @@ class Nursery(Parent):
             self.forgotten = forget_helper(interpreter)
             self.load_interpreter = {"oneshot": interpreter}.__getitem__  # no other can be loaded any more
 
-    def _take_over(self, given: list[int]) -> list[int]:
-        """Return what a guest hands over when it is made: its places, its mount namespace, its filter's descriptor."""
+    def _take_over(self, given: list[int], *, keeps_workspace: bool) -> list[int]:
+        """Return what a guest hands over when it is made: its places, its filter's descriptor, its mount namespace.
+
+        Last may come the mount that shows the caller its workspace. Whoever lets go of that last waits for the kernel.
+        """
         if not given:  # it failed, and has told the helper at what; or it was killed
             posix._exit(1)
-        made, ticket = given[: len(PLACES) + 2], given[len(PLACES) + 2 :]
-        if ticket:
-            self._keep(ticket[0])
-        return made
+        *places, namespace, listener = given[: len(PLACES) + 2]
+        further = given[len(PLACES) + 2 :]
+        if further and keeps_workspace:
+            self._keep(further.pop())
+        return [*places, listener, namespace, *further]
 
     def _raise(
         self, pid: int, ward: Ward, made: list[int], file: int, before: int, said: dict[str, Any]
-    ) -> tuple[dict[str, Any], int]:
-        """See one guest to its end; return what there is to tell of it, and its mount namespace, -1 if that is gone.
+    ) -> tuple[dict[str, Any], list[int]]:
+        """See one guest to its end; return what there is to tell of it, and what of its mounts is yet to be let go.
 
         `before` is the number of the run whose orders were taken before it was born; `said` is told in any case.
         """
-        *places, namespace, listener = made
+        places, listener, left = made[: len(PLACES)], made[len(PLACES)], made[len(PLACES) + 1 :]
         last: list[int] = []
 
         def look_around() -> None:
@@ -147,7 +151,9 @@ class Nursery(Parent):
             "denied": ward.count_denied(status),
             "at": monotonic(),
         }
-        return ended, namespace if stored <= FEW_BLOCKS else _closed(namespace)
+        if stored > FEW_BLOCKS:
+            _close(left)
+        return ended, left
 
     def _keep(self, ticket: int) -> None:
         """Hold the mount of the workspace that the next guest shall attach, in place of the one that is attached."""
@@ -156,9 +162,9 @@ class Nursery(Parent):
         self.registers[TICKET] = ticket
 
 
-def _closed(fd: int) -> int:
-    posix.close(fd)
-    return -1
+def _close(fds: list[int]) -> None:
+    while fds:
+        posix.close(fds.pop())
 
 
 def _count_full(places: list[int]) -> tuple[int, int]:

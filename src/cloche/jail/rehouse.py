@@ -42,8 +42,8 @@ class Errand:
     `link` can be read from when it is done.
     """
 
-    def __init__(self, work: Callable[[int], int | None]):
-        """Start the work, which is given its end of a link to us, and may return a descriptor."""
+    def __init__(self, work: Callable[[int], list[int] | None]):
+        """Start the work, which is given its end of a link to us, and may return descriptors."""
         self.link, theirs = socketpair()
         try:
             self._pid = posix.fork()
@@ -95,32 +95,32 @@ def new_builder(spec: Spec) -> Errand:
 
 
 def rehouse(builder: Errand, steps: dict[str, list[Step]], parent: int, clone: int) -> None:
-    """Begin to build the home of `clone` after that of `parent`, both stopped; it ends with the new workspace's mount.
+    """Begin to build the home of `clone` after that of `parent`, both stopped; it ends with the new workspace's mounts.
 
     `steps` are those of `enter.compile_rehousing`. Raises OSError where it cannot be told.
     """
     wire.send(builder.link, "build", {"steps": steps, "parent": parent, "clone": clone})
 
 
-def _tell(link: int, work: Callable[[int], int | None]) -> None:
+def _tell(link: int, work: Callable[[int], list[int] | None]) -> None:
     """Do the work of a child process, tell what came of it, and end."""
     try:
         found = work(link)
-        wire.send(link, "done", fds=[] if found is None else [found])
+        wire.send(link, "done", fds=found or [])
     except BaseException as error:
         wire.send(link, "failed", {"message": str(error)[:500], "errno": getattr(error, "errno", 0) or 0})
     finally:
         posix._exit(0)
 
 
-def _build(spec: Spec, link: int) -> int:
+def _build(spec: Spec, link: int) -> list[int]:
     tag, body, _ = wire.receive(link)
     if tag != "build":
         posix._exit(0)  # the helper is gone
     return _outside(spec, body["steps"], body["parent"], body["clone"])
 
 
-def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> int:
+def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> list[int]:
     """Enter what owns the clone's namespaces, map its ids, make its places and fill them."""
     registers = {
         "network": _open(f"/proc/{clone}/ns/net"),
@@ -143,12 +143,12 @@ def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) 
         posix.close(source)
     call("setns", processes, 0)
     # A child alone is in the process namespace that was entered.
-    return Errand(lambda _: _inside(steps, registers)).finish()[0]
+    return Errand(lambda _: _inside(steps, registers)).finish()
 
 
-def _inside(steps: dict[str, list[Step]], registers: dict[str, int]) -> int:
+def _inside(steps: dict[str, list[Step]], registers: dict[str, int]) -> list[int]:
     perform(steps["inside"], registers)
-    return registers["kept"]
+    return [registers[name] for name in ("kept", "shown") if name in registers]
 
 
 def _open(path: str) -> int:

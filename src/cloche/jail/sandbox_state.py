@@ -40,7 +40,7 @@ class SandboxState:
     def claim_keeper(self) -> int:
         """Return a second outside id, for the process that keeps a jail between its guests."""
         if self.keeper is None:
-            self.keeper = identity.claim_outside_id(*self.prepared["keepers"])
+            self.keeper = identity.claim_outside_id(*self.spec.ids)
         return self.keeper.outside_id
 
     def keep_workspace(self, fd: int) -> None:

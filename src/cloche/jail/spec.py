@@ -40,7 +40,9 @@ class Spec(_Record):
 
     `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level
     jail they are folders of the host inside `folder`, which the helper makes and removes unless it
-    `shares_folder`. `outside` is None, or the first and the number of the outside ids to claim one from. `mounts` are
+    `shares_folder`. `outside` is None, or the first and the number of the outside ids to claim one from; `ids` are
+    all of these, with the places for their locks. A workspace `is_shown` by a second mount where the guest's id is not
+    one that the caller can be. `mounts` are
     the rows of `mounts.from_rows`.
     `ucounts` and `nursery_ucounts` are those of `ucounts.amounts`.
     `landlock` and the two filters are None where that wall is not used; `landlock_abi` is the kernel's
@@ -51,6 +53,7 @@ class Spec(_Record):
     level: str = "jail"
     inside_id: int = 1000
     outside: tuple[int, int] | None = None
+    ids: tuple[int, int, tuple[str, ...]] = (0, 0, ())
     workspace: str = "/workspace"
     tmp: str = "/tmp"
     folder: str = ""
@@ -61,6 +64,7 @@ class Spec(_Record):
     accounting: str = ""
     memory_bytes: int = 0
     pids: int = 0
+    is_shown: bool = False
     mounts: list[tuple[Any, ...]] = []
     masked: list[str] = []
     hostname: str = "cloche"
@@ -75,7 +79,7 @@ class Spec(_Record):
     origin: Spec | None = None
 
     _COMPILED: ClassVar[tuple[str, ...]] = (
-        "mounts", "masked", "hostname", "rlimits", "ucounts", "nursery_ucounts", "landlock", "landlock_abi",
+        "is_shown", "mounts", "masked", "hostname", "rlimits", "ucounts", "nursery_ucounts", "landlock", "landlock_abi",
         "cpu_affinity", "seccomp", "nursery_filter", "origin",
     )  # fmt: skip
 

@@ -399,6 +399,8 @@ class Watch:
         elif tag == "failed":
             if fds:
                 self.state.keep_workspace(fds[0])
+            for fd in fds[1:]:
+                posix.close(fd)
             self.failed = body
         return tag != ""
 

@@ -224,7 +224,7 @@ class Jail(Protocol):
 
 
 class Pool:
-    """Keep slots of one template. `settings` are those of the interpreter's `warm_up`."""
+    """Keep slots of one template. `settings` are those of the interpreter's `warm_up`; `namespace` is its user's."""
 
     def __init__(
         self,
@@ -236,8 +236,9 @@ class Pool:
         least: int,
         most: int,
         slot_bytes: int = SLOT_BYTES,
+        namespace: int = -1,
     ):
-        self._settings, self._slot_bytes = settings, slot_bytes
+        self._settings, self._slot_bytes, self._namespace = settings, slot_bytes, namespace
         self._version, self._folders, self._group_name = cgroup_version, dict(cgroup_folders), group_name
         self._least, self._most = least, most
         self._lock = threading.Lock()
@@ -354,7 +355,7 @@ class Pool:
         if now < self._retry_at:
             return None
         try:
-            self._template = Template(self._settings, sys.executable)
+            self._template = Template(self._settings, sys.executable, self._namespace)
         except OSError as error:
             log.warning("no warm starts for %d s: cannot start a template: %s", RETRY_S, error)
             self._retry_at = now + RETRY_S

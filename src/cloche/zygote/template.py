@@ -27,8 +27,8 @@ LEAST_LIFE_S = 1.0
 class Template:
     """Hold one template. `failed` says, once it is ready, which modules could not be loaded and why."""
 
-    def __init__(self, settings: Mapping[str, Any], executable: str = sys.executable):
-        self._process, self._link = start_template(settings, executable)
+    def __init__(self, settings: Mapping[str, Any], executable: str = sys.executable, namespace: int = -1):
+        self._process, self._link = start_template(settings, executable, namespace=namespace)
         self._link.setblocking(False)
         self._is_ready = self._is_gone = False
         self._forks = 0

@@ -45,11 +45,14 @@ class Connection:
 
     _run = RunEnd()  # of the run that was sent last; this one is of none
 
-    def __init__(self, spec: Spec, executable: str, slot: Slot | None = None, claim: int = -1):
-        """Take a sandbox's spec, perhaps a warm slot, and perhaps the descriptor that holds its outside id."""
+    def __init__(self, spec: Spec, executable: str, slot: Slot | None = None, claim: int = -1, namespace: int = -1):
+        """Take a sandbox's spec, perhaps a warm slot, and perhaps the descriptor that holds its outside id.
+
+        `namespace` is what a helper of our own enters, -1 for nothing.
+        """
         self._spec, self._claim = spec, [claim] if claim >= 0 else []
         self._executable = executable
-        self._slot = slot
+        self._slot, self._namespace = slot, namespace
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._is_lost = False
@@ -79,7 +82,7 @@ class Connection:
         cgroup = self._spec.cgroup
         place = {"version": cgroup["version"], "folders": cgroup["folders"]} if cgroup else {}
         try:
-            self._process, self._link = start_helper(self._executable, **place)
+            self._process, self._link = start_helper(self._executable, **place, namespace=self._namespace)
         except OSError as error:
             raise StartFailed(f"cannot start the helper process: {error}", step="helper", errno=error.errno) from error
         self._link.setblocking(False)

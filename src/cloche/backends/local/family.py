@@ -176,8 +176,9 @@ class Family:
         for node in nodes:
             node.pipes.close_guest_ends()
         housed = [node for node, kind in zip(nodes, kinds, strict=True) if kind is not Kind.RESERVE]
-        for node, mount in zip(housed, mounts, strict=True):
-            node.workspace.take([mount])
+        each = len(mounts) // max(1, len(housed))  # the workspace's mount, and what shows it to us, if that is another
+        for number, node in enumerate(housed):
+            node.workspace.take(mounts[number * each : (number + 1) * each])
             node.pipes.go(is_fork=node.is_fork)
         for node in housed:
             await self._is_ready(node)
@@ -222,9 +223,9 @@ class Family:
                 await self._drop(reserve)
                 await self._thaw(node)
                 return node
-            (mount,) = await self._ask("house", {"steps": self._steps()}, node=reserve.number)
+            mounts = await self._ask("house", {"steps": self._steps()}, node=reserve.number)
             node.is_runner, reserve.is_runner = False, True
-            reserve.workspace.take([mount])
+            reserve.workspace.take(mounts)
             reserve.pipes.go(is_fork=False)
             self._be_patient()
             await self._is_ready(reserve)

@@ -12,6 +12,7 @@ from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.units import MIB
+from cloche.jail.identity import PLACES
 from cloche.jail.seccomp import build_filter
 from cloche.jail.spec import Run, Spec
 from cloche.jail.ucounts import amounts as ucounts
@@ -86,10 +87,13 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, places:
 
 def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: Places) -> Spec:
     user, uid = USERS[policy.user if policy.user in USERS else None]
+    ids = _outside_ids(level, host)
     spec = Spec(
         level=str(level),
         inside_id=uid,
-        outside=OUTSIDE_IDS if host.owns_ids and level in (Level.JAIL, Level.CONFINED) else None,
+        outside=ids[:2] if ids[1] else None,
+        ids=ids,
+        is_shown=level is Level.JAIL and host.ids is not None,
         workspace=places.workspace,
         tmp=places.tmp,
         folder=places.folder,
@@ -113,6 +117,15 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: 
         spec.landlock = _landlock(level, places, policy) if host.landlock_abi else None
         spec.landlock_abi = host.landlock_abi
     return spec
+
+
+def _outside_ids(level: Level, host: Host) -> tuple[int, int, tuple[str, ...]]:
+    """Return the outside ids to claim from, and the places for their locks; none where there is one id to give."""
+    if host.owns_ids and level in (Level.JAIL, Level.CONFINED):
+        return (*OUTSIDE_IDS, PLACES)
+    if host.ids is not None and level is Level.JAIL:
+        return (host.ids.first, host.ids.count, host.ids.places)
+    return (0, 0, ())
 
 
 def show_toolchain(run: Run, spec: Spec, paths: Sequence[str], host: Host, policy: Policy) -> None:

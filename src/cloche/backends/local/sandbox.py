@@ -22,7 +22,7 @@ from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result
 from cloche.jail.identity import Claim, claim_outside_id
-from cloche.jail.spec import Building, Run
+from cloche.jail.spec import Building, Run, Spec
 
 from ..host import Host
 from ..noting import noted
@@ -60,7 +60,8 @@ class LocalOpenSandbox:
         self._places = choose_places(enforcement.level)
         self._spec = build_spec(enforcement.level, policy, limits, host, self._places)
         self._connection: Connection | None = None
-        self.workspace = Workspace(limits, "" if enforcement.level is Level.JAIL else self._places.workspace)
+        folder = "" if enforcement.level is Level.JAIL else self._places.workspace
+        self.workspace = Workspace(limits, folder, self._showing())
         self.workspace.has_owner = True
         self._turn = asyncio.Lock()
         self._is_closed = self._is_last = self._is_over = False
@@ -95,7 +96,7 @@ class LocalOpenSandbox:
         """Return a regular file of the workspace. Raises the SandboxFile errors."""
         async with self._turn:
             await self._have_workspace()
-            return await asyncio.to_thread(read_regular, self.workspace.fd, path, max_bytes=max_bytes)
+            return await asyncio.to_thread(read_regular, self.workspace.seen, path, max_bytes=max_bytes)
 
     async def list_files(self, path: str = ".") -> tuple[str, ...]:
         """Return the paths of all regular files below `path`, relative to the workspace."""
@@ -147,7 +148,7 @@ class LocalOpenSandbox:
         session.start = choose_start(slot, None).word
         if slot is None:
             self._begin_soon()
-        connection = Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1)
+        connection = self._new_connection(spec, slot)
 
         workspace = self.workspace
 
@@ -447,7 +448,7 @@ class LocalOpenSandbox:
                 await become_task()
                 self._begin_soon()
             self._claim_id()
-            connection = Connection(self._spec, sys.executable, self._slot, self._claim.held if self._claim else -1)
+            connection = self._new_connection(self._spec, self._slot)
             try:
                 await connection.start()
             except BaseException:
@@ -459,12 +460,21 @@ class LocalOpenSandbox:
             raise StartFailed(lost, step="helper")
         return self._connection
 
+    def _showing(self) -> Callable[[int], None] | None:
+        """Return what makes the guest's files ours in a second mount of a workspace; None where they are."""
+        ids = self._host.ids if self._spec.is_shown else None
+        return ids.showing(self._spec.inside_id) if ids is not None else None
+
+    def _new_connection(self, spec: Spec, slot: Slot | None) -> Connection:
+        namespace = self._host.namespace if spec.is_shown else -1
+        return Connection(spec, sys.executable, slot, self._claim.held if self._claim else -1, namespace)
+
     def _claim_id(self) -> None:
         """Claim an outside id for all that this sandbox will start; a single run's helper does it by itself."""
         if self._spec.outside is None or self._is_last:
             return
         if self._claim is None:
-            self._claim = claim_outside_id(*self._spec.outside)
+            self._claim = claim_outside_id(*self._spec.outside, self._spec.ids[2])
         self._spec.outside = (self._claim.outside_id, 1)
 
     def _kill(self, cause: KillCause) -> None:

@@ -20,7 +20,7 @@ from cloche.zygote.pool import Pool, Slot
 from ..groups import group_name
 from ..host import Host
 from ..layout import has_customization, user_site
-from .plan import KIND, OUTSIDE_IDS, Places, guest_environment
+from .plan import KIND, Places, guest_environment
 from .program import python_toolchain
 
 # What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
@@ -88,7 +88,7 @@ class WarmJail:
         slot.prepare(self.key_of_kept, building, body, is_prefork=True, rebuilds=False, workspace=workspace)
 
     def _as_body(self) -> dict[str, Any]:
-        return {"private": self.run.private, "wants_python": self.run.python is not None, "keepers": OUTSIDE_IDS}
+        return {"private": self.run.private, "wants_python": self.run.python is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +172,11 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
         tuple(run.binds), tuple(run.private), tuple(run.covered), has_python, is_nursery, spec.landlock_abi,
-        bool(spec.cgroup), spec.cpu_affinity,
+        bool(spec.cgroup), spec.cpu_affinity, spec.is_shown,
     )  # fmt: skip
     bare = Run(binds=run.binds, covered=run.covered, private=run.private, python={} if has_python else None)
     mine = spec.copy()  # the sandbox's may be given an identity of its own
-    mine.outside = OUTSIDE_IDS if spec.outside is not None else None
+    mine.outside = spec.ids[:2] if spec.outside is not None else None
     return WarmJail(key, mine, bare, is_nursery)
 
 
@@ -186,7 +186,7 @@ _lock = threading.Lock()
 
 def pool_for(policy: Policy, host: Host) -> Pool:
     """Return this process's pool for what a policy wants loaded."""
-    key = (policy.preload, host.cgroup_version)
+    key = (policy.preload, host.cgroup_version, host.ids is not None)
     with _lock:
         found = _pools.pop(key, None) or _new_pool(policy, host)
         _pools[key] = found  # the last one used is the last one to go
@@ -215,6 +215,7 @@ def _new_pool(policy: Policy, host: Host) -> Pool:
         least=LEAST_SLOTS,
         most=SLOTS_PER_CORE * len(os.sched_getaffinity(0)),
         slot_bytes=LOADED_SLOT_BYTES if policy.preload else SLOT_BYTES,
+        namespace=host.namespace,
     )
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+from cloche.core.errors import OutcomeUnknown
 from cloche.core.languages import PROGRAM_FILES
 from cloche.core.limits import Limits
 from cloche.jail.spec import Run
@@ -16,6 +17,7 @@ from .collect import Collection, Known, collect, is_as_given, list_paths
 from .keep import KeptCopies, keep_mount
 
 SMALL_BYTES, SMALL_FILES, SMALL_S = 512 * 1024, 128, 0.02
+Show = Callable[[int], None]
 Halted = Callable[[], AbstractAsyncContextManager[None]]
 
 
@@ -25,8 +27,10 @@ class Workspace:
     A mount can be attached once. Whoever attaches it hands back another one of the same files.
     """
 
-    def __init__(self, limits: Limits, folder: str):
-        self._max_bytes, self._folder = limits.disk_bytes, folder
+    def __init__(self, limits: Limits, folder: str, show: Show | None = None):
+        """Take `show` where the guest's id is one that we cannot be: what makes its files ours in a second mount."""
+        self._max_bytes, self._folder, self._show = limits.disk_bytes, folder, show
+        self._shown, self._is_shown = -1, False
         self._known: dict[bytes, Known] = {}
         self._program = ""  # the file of the last one, which lies there until the next run
         self.fd = -1
@@ -37,18 +41,48 @@ class Workspace:
         """Return the holder of a copy that is still to be made, of which the same is known."""
         found = Workspace.__new__(Workspace)
         found._max_bytes, found._folder, found._known = self._max_bytes, self._folder, dict(self._known)
-        found._program = self._program
+        found._program, found._show = self._program, self._show
+        found._shown, found._is_shown = -1, False
         found.fd, found.has_owner, found.has_node = -1, False, False
         return found
 
     def take(self, fds: Sequence[int]) -> None:
-        """Hold the mount that came along in place of the one before; a folder is opened once."""
-        fresh = fds[0] if fds else -1
+        """Hold the mount that came along in place of the one before; a folder is opened once.
+
+        The mount by which we see the files comes with the first of each file system.
+        """
+        fresh, *shown = fds or (-1,)
+        if fresh >= 0 and self._show is not None and not self._hold_shown(fresh, shown):
+            os.close(fresh)  # of a guest that failed before there was anything in it
+            self.drop()
+            return
         if fresh < 0 and self.fd < 0 and self._folder:
             fresh = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if fresh >= 0:
-            self.drop()
+            self._drop_mount()
             self.fd = fresh
+
+    def _hold_shown(self, fresh: int, shown: Sequence[int]) -> bool:
+        """Tell whether we can see what is in a mount: by what came along, or by what we have of the same files."""
+        if shown:
+            self._drop_shown()
+            self._shown = shown[0]
+        return self._shown >= 0 and os.fstat(self._shown).st_dev == os.fstat(fresh).st_dev
+
+    @property
+    def seen(self) -> int:
+        """Return what the files are to be looked at by. Raises OutcomeUnknown where they cannot be shown to us."""
+        if self._show is None or self.fd < 0:
+            return self.fd
+        if not self._is_shown:
+            try:
+                self._show(self._shown)
+            except OSError as error:
+                raise OutcomeUnknown(
+                    f"what ran has run, and its files cannot be seen: {error.strerror or error}"
+                ) from error
+            self._is_shown = True
+        return self._shown
 
     def clear_for(self, run: Run) -> None:
         """Have a run that is about to be sent remove the program of the one before it, unless it replaces that."""
@@ -63,9 +97,18 @@ class Workspace:
 
     def drop(self) -> None:
         """Let go of it."""
+        self._drop_mount()
+        self._drop_shown()
+
+    def _drop_mount(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def _drop_shown(self) -> None:
+        if self._shown >= 0:
+            os.close(self._shown)
+        self._shown, self._is_shown = -1, False
 
     def forget(self) -> None:
         """Let go of it and of what is known: another one takes its place."""
@@ -89,9 +132,9 @@ class Workspace:
         if is_last and not self._known and self._is_as_given(given):
             return Changes()
         if (few := self._collect_few(given)) is not None:
-            return self._changes(few, self.fd)
+            return self._changes(few, self.seen)
         until, copies = Until(time_for_files(timeout_s)), KeptCopies() if self._folder else None
-        fd, known = os.dup(self.fd), self._known  # of our own: a sandbox that is closed lets go of its own
+        fd, known = os.dup(self.seen), self._known  # of our own: a sandbox that is closed lets go of its own
 
         def look() -> Collection:
             return collect(fd, known, given, max_bytes=self._max_bytes, until=until, copies=copies)
@@ -113,7 +156,7 @@ class Workspace:
 
     async def paths(self, path: str, *, halted: Halted) -> tuple[str, ...]:
         """Return the paths of the files below `path`. Raises SandboxFileTooLarge where there are too many."""
-        until, fd = Until(MOST_S), os.dup(self.fd)
+        until, fd = Until(MOST_S), os.dup(self.seen)
         try:
             async with halted():
                 return await in_thread(until, lambda: list_paths(fd, path, until))
@@ -132,7 +175,7 @@ class Workspace:
             return None
         # What still runs may add to it meanwhile; and what takes no room may say to be of any size.
         found = collect(
-            self.fd, self._known, given, max_bytes=SMALL_BYTES, until=Until(SMALL_S), max_entries=SMALL_FILES
+            self.seen, self._known, given, max_bytes=SMALL_BYTES, until=Until(SMALL_S), max_entries=SMALL_FILES
         )
         return None if found.partial & {"time", "entries", "bytes"} else found
 

@@ -1,0 +1,204 @@
+"""An ordinary user with a range in /etc/subuid: guests have ids of it, and the caller's own is not mapped at all."""
+
+import shutil
+
+import pytest
+
+from tests.subordinates import COUNT, FIRST, RANGE, UID, run_as_user
+
+pytestmark = pytest.mark.root  # who else could give a user a range?
+
+HEAD = """
+import json, os, sys, time, cloche
+MAP = "[line.split()[1:] for line in open('/proc/self/uid_map')]"
+WRITE = "os.close(os.open('secret', os.O_WRONLY | os.O_CREAT, 0o600)); open('secret', 'w').write('mine')"
+CODE = f"import os; {WRITE}; {MAP}"
+def ids(value):
+    return [int(first) for first, count in value if count == "1"]
+def saved(result):
+    (path,) = result.save(f"{os.environ['HOME']}/{time.monotonic_ns()}")
+    found = f"{os.environ['HOME']}/{max(name for name in os.listdir(os.environ['HOME']) if name[0].isdigit())}/{path}"
+    return [open(found).read(), os.stat(found).st_uid]
+"""
+
+
+def is_of_range(ids: list[int]) -> bool:
+    """Tell whether these are ids of the user's range, and at least one."""
+    return bool(ids) and all(FIRST <= one < FIRST + COUNT for one in ids)
+
+
+def test_guests_have_ids_of_the_range_and_the_caller_sees_their_files() -> None:
+    """However it starts; and the programs that may map ids are called once in a process."""
+    found = run_as_user(
+        HEAD
+        + """
+from cloche.backends import subids
+calls, start = [], subids.start_mapper
+subids.start_mapper = lambda programs, *rest: calls.append(bool(programs)) or start(programs, *rest)
+results = [cloche.run(CODE, warm=False)]
+while len(results) < 4 or results[-1].meta["start"] != "pooled":
+    results.append(cloche.run(CODE))
+runs = [[one.meta["start"], ids(one.value), *saved(one), str(one.enforcement.controls["identity"].state)]
+        for one in results]
+print(json.dumps([runs, sum(calls)]))
+"""
+    )
+    runs, calls = found
+    assert {start for start, *_ in runs} >= {"cold", "pooled"}
+    assert all(is_of_range(ids) for _, ids, *_ in runs)
+    assert {(text, owner, state) for *_, text, owner, state in runs} == {("mine", UID, "enforced")}
+    assert calls == 1
+
+
+def test_an_open_sandbox_reads_and_writes_what_is_its_guests() -> None:
+    """In both directions, from run to run, in sessions, checkpoints and forks; two sandboxes have no id in common."""
+    found = run_as_user(
+        HEAD
+        + """
+seen = []
+with cloche.Sandbox() as sandbox, cloche.Sandbox() as other:
+    seen.append([ids(sandbox.run(CODE).value), ids(other.run(CODE).value)])
+    sandbox.write_file("given/file", b"from outside")
+    for _ in range(3):
+        result = sandbox.run("open('given/file', 'a').write('+'); open('secret').read()")
+        seen.append([result.value, sandbox.read_file("given/file").decode(), [*sandbox.list_files()]])
+    with sandbox.session() as session:
+        session.run(f"import os; os.mkdir('closed', 0o700); open('closed/a', 'w').write('1'); {MAP}")
+        session.checkpoint("first")
+        changed = session.run("open('closed/a', 'w').write('2')")
+        seen.append([file.path for file in changed.files])
+        session.rollback("first")
+        for fork in session.fork(2):
+            fork.run("open('closed/a', 'a').write('fork'); os.chmod('closed/a', 0o600)")
+            seen.append([ids(fork.run(MAP).value), fork.run("open('closed/a').read()").value])
+            fork.close()
+        seen.append(session.run("open('closed/a').read()").value)
+    seen.append(sandbox.read_file("closed/a").decode())
+print(json.dumps(seen))
+"""
+    )
+    (one, other), *runs = found[:4]
+    assert is_of_range(one)
+    assert is_of_range(other)
+    assert not {*one} & {*other}
+    assert runs == [["mine", f"from outside{'+' * n}", ["given/file", "secret"]] for n in (1, 2, 3)]
+    changed, *forks, at_last, outside = found[4:]
+    assert changed == ["closed/a"]
+    assert [text for _, text in forks] == ["1fork", "1fork"]
+    assert (at_last, outside) == ("1", "1")
+
+
+def test_a_guest_cannot_become_the_caller() -> None:
+    """A process of ours in the namespace of the range can, with the very call that is refused inside."""
+    found = run_as_user(
+        HEAD
+        + """
+from cloche.backends.host import measure_host
+from cloche.jail import subids
+host = measure_host()
+ATTEMPT = '''
+import os
+def become(uid):
+    try:
+        os.setresuid(uid, uid, uid)
+    except OSError as error:
+        return error.errno
+    return 0
+'''
+reading, writing = os.pipe()
+if os.fork() == 0:
+    names = {}
+    exec(ATTEMPT, names)
+    subids.enter(os.dup(host.namespace))
+    other = names["become"](host.ids.first)
+    os.write(writing, json.dumps([other, os.getuid()]).encode())
+    os._exit(0)
+os.wait()
+outside = json.loads(os.read(reading, 99))
+if os.fork() == 0:
+    names = {}
+    exec(ATTEMPT, names)
+    subids.enter(os.dup(host.namespace))
+    os.setresuid(host.ids.first, -1, -1)
+    os.write(writing, json.dumps([names["become"](0)]).encode())
+    os._exit(0)
+os.wait()
+outside += json.loads(os.read(reading, 99))
+tried = f"[become(one) for one in (0, {os.getuid()}, {host.ids.first}, {host.ids.first + 1})]"
+inside = [cloche.run(ATTEMPT + tried, warm=False).value, cloche.run(ATTEMPT + tried).value]
+with cloche.Sandbox() as sandbox, sandbox.session() as session:
+    inside.append(session.run(ATTEMPT + tried).value)
+print(json.dumps([outside, inside]))
+"""
+    )
+    outside, inside = found
+    assert outside == [0, FIRST, 0]
+    assert all(len(errors) == 4 and all(errors) for errors in inside)
+
+
+def test_files_are_seen_by_a_fork_of_the_caller_and_when_the_mapper_was_killed() -> None:
+    """What shows the files is started again; the range stays the same one."""
+    found = run_as_user(
+        HEAD
+        + """
+from cloche.backends.host import measure_host
+held = measure_host().ids
+first = cloche.run(CODE)
+pid = held._process.pid
+os.kill(pid, 9)
+again = cloche.run(CODE)
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.write(writing, json.dumps(saved(cloche.run(CODE))).encode())
+    os._exit(0)
+os.wait()
+last = cloche.run(CODE)
+print(json.dumps([saved(first), saved(again), json.loads(os.read(reading, 99)), saved(last), held._process.pid != pid]))
+"""
+    )
+    assert found == [["mine", UID]] * 4 + [True]
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({"subuid": ""}, "/etc/subuid has no range"),
+        ({"subgid": ""}, "/etc/subgid has no range"),
+        ({"subuid": f"{UID}:{FIRST}:8\n"}, "/etc/subuid has no range"),
+        ({"broken": shutil.which("newuidmap") or ""}, "newuidmap"),
+    ],
+)
+def test_without_a_range_that_works_guests_have_the_callers_id(what: dict[str, str], why: str) -> None:
+    """As before; what says so names the reason, and who requires an identity is refused."""
+    found = run_as_user(
+        HEAD
+        + """
+import asyncio
+from cloche.backends.local import LocalBackend
+from cloche.core.levels import Control
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+result = cloche.run(CODE)
+measure = result.enforcement.controls["identity"]
+async def require():
+    async with LocalBackend().open(Policy(require_controls=(Control.IDENTITY,)), Limits()):
+        return ""
+try:
+    refused = asyncio.run(require())
+except cloche.BackendUnavailable as error:
+    refused = str(error)
+print(json.dumps([ids(result.value), saved(result), str(measure.state), measure.reason, refused]))
+""",
+        **what,
+    )
+    ids, saved, state, reason, refused = found
+    assert (ids, saved, state) == ([UID], ["mine", UID], "partial")
+    assert why in reason
+    assert why in refused
+
+
+def test_a_second_range_is_taken_where_the_first_is_too_small() -> None:
+    """As large ones are; what is not a range is passed over."""
+    rows = f"nobody:1:5\n{UID}:x:y\n{UID}:{FIRST - 100}:8\n{RANGE}"
+    found = run_as_user(HEAD + "print(json.dumps(ids(cloche.run(CODE).value)))", subuid=rows)
+    assert is_of_range(found)
