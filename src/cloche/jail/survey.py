@@ -213,7 +213,7 @@ def _proc_children() -> Finding:
 def _outside_id() -> Finding:
     """Become an id of nobody's, as root does for every sandbox."""
     if os.geteuid() != 0:
-        return False, f"an ordinary user (uid {os.geteuid()}) keeps their own id"
+        return False, f"an ordinary user (uid {os.geteuid()}) keeps their own id, but for a range in /etc/subuid"
     return _answer(probe._in_child(lambda: os.setresuid(OUTSIDE_ID, OUTSIDE_ID, OUTSIDE_ID)), f"from {OUTSIDE_ID}")
 
 
