@@ -202,3 +202,20 @@ def test_a_second_range_is_taken_where_the_first_is_too_small() -> None:
     rows = f"nobody:1:5\n{UID}:x:y\n{UID}:{FIRST - 100}:8\n{RANGE}"
     found = run_as_user(HEAD + "print(json.dumps(ids(cloche.run(CODE).value)))", subuid=rows)
     assert is_of_range(found)
+
+
+def test_a_toolchain_that_others_may_not_read_keeps_the_callers_id() -> None:
+    """A guest with another one would not find its interpreter's files."""
+    found = run_as_user(
+        HEAD
+        + """
+from cloche.backends import host
+look = host.is_readable_by_others
+host.is_readable_by_others = lambda path: path != sys.prefix and look(path)
+result = cloche.run(CODE)
+print(json.dumps([ids(result.value), result.enforcement.controls["identity"].reason, sys.prefix]))
+"""
+    )
+    ids, reason, prefix = found
+    assert ids == [UID]
+    assert f"could not read {prefix}" in reason

@@ -96,12 +96,16 @@ def _subordinate_ids(found: Mapping[str, Any]) -> SubordinateIds | str:
     if found["uid"] == 0 or found["namespaces"] or found["seccomp"]:
         return ""
     from .subids import take_range
+
+    return take_range(found["uid"], os.getegid(), hindrance=_hidden_toolchain)
+
+
+def _hidden_toolchain() -> str:
+    """Say which toolchain a guest with another id could not read; empty for none."""
     from .toolchain import all_shown
 
     hidden = [path for path in all_shown() if not is_readable_by_others(path)]
-    if hidden:
-        return f"with another one, a guest could not read {hidden[0]}"
-    return take_range(found["uid"], os.getegid())
+    return f"a guest with another one could not read {hidden[0]}" if hidden else ""
 
 
 def namespace_remedy(host: Host | None = None) -> str:

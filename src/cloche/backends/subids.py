@@ -130,8 +130,11 @@ def rest() -> None:
 atexit.register(rest)
 
 
-def take_range(uid: int, gid: int) -> SubordinateIds | str:
-    """Take this user's range of subordinate ids, or return the reason why there is none."""
+def take_range(uid: int, gid: int, *, hindrance: Callable[[], str]) -> SubordinateIds | str:
+    """Take this user's range of subordinate ids, or return the reason why there is none.
+
+    `hindrance` says what else is in the way, empty for nothing; it is asked where there is a range.
+    """
     try:
         user = pwd.getpwuid(uid)
     except KeyError:
@@ -149,6 +152,8 @@ def take_range(uid: int, gid: int) -> SubordinateIds | str:
         if place is None:
             return f"{program} is missing (`uidmap`)"
         words.append([place, "0", str(own), "1", str(first), str(ranges[program][0]), str(count)])
+    if why := hindrance():
+        return why
     try:
         return SubordinateIds(first, count, _places(user), words)
     except OSError as error:

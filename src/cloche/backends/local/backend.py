@@ -14,7 +14,6 @@ from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 
-from .. import subids
 from ..drivers import DRIVERS
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls
 from ..groups import remove_groups
@@ -114,7 +113,6 @@ class LocalBackend:
     def cool_down(self) -> None:
         """End this process's warm templates and the sandboxes made ahead; the next run starts cold."""
         close_pools()
-        subids.rest()
 
     def clear(self) -> list[str]:
         """Remove the empty control groups and the folders of processes that are dead; return a line for each."""

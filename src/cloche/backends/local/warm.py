@@ -17,6 +17,7 @@ from cloche.jail.enter import compile_building, compile_nursery
 from cloche.jail.spec import Building, Run, Spec
 from cloche.zygote.pool import Pool, Slot
 
+from .. import subids
 from ..groups import group_name
 from ..host import Host
 from ..layout import has_customization, user_site
@@ -226,6 +227,7 @@ def close_pools() -> None:
         _pools.clear()
     for pool in pools:
         pool.close()
+    subids.rest()
 
 
 def _forget_after_fork() -> None:
