@@ -22,7 +22,7 @@ mount -t tmpfs -o mode=755 none /mnt
 mkdir -m 700 /mnt/home && chown "$1:$1" /mnt/home && mkdir /mnt/kept
 cp /etc/passwd /mnt/passwd && echo "subordinate:x:$1:$1::/mnt/home:/bin/sh" >>/mnt/passwd
 printf %s "$2" >/mnt/subuid && printf %s "$3" >/mnt/subgid
-for one in passwd subuid subgid; do touch "/etc/$one" && mount --bind "/mnt/$one" "/etc/$one"; done
+for one in passwd subuid subgid; do mount --bind "/mnt/$one" "/etc/$one"; done
 [ -z "$4" ] || mount --bind /bin/false "$4"
 uid=$1 closed=$5 number=0 && shift 5
 if [ -n "$closed" ]; then
