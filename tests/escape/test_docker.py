@@ -24,6 +24,7 @@ CELLS_PER_FAMILY = 4
 
 IN_SYS = "docker shows /sys, read-only"
 IN_PROC = "docker hides less of /proc/self than the jail does"
+BY_COMMAND = "docker's filter does not tell apart the commands of ioctl that are a file system's, nor those of fcntl"
 EXECUTES = "what may be written may be executed in a container, also without a name"
 # What a container does not hold and the jail does; docs/limitations/docker.md says so too.
 NOT_HELD = {
@@ -33,8 +34,11 @@ NOT_HELD = {
     "leaks/the machine's hardware": IN_SYS,
     "leaks/the host's mounts": IN_PROC,
     "leaks/the host's mounts, by pid 1": IN_PROC,
+    "system calls/add an encryption key": BY_COMMAND,
     "system calls/execute from memory": EXECUTES,
     "system calls/execute a deleted file by execveat": EXECUTES,
+    "system calls/hint how long a file's data will live": BY_COMMAND,
+    "system calls/remove an encryption key": BY_COMMAND,
     "system calls/see the host's namespaces": "without userns-remap a container is in the host's user namespace",
 }
 
