@@ -146,15 +146,6 @@ class Scripted(Container[Ground]):
         self.gone.set()
 
 
-class Slow(Scripted):
-    """Take a while to start what is wanted."""
-
-    def order(self, order: Mapping[str, Any], *_: bytes) -> None:
-        """Start it at last."""
-        time.sleep(0.1)
-        super().order(order)
-
-
 class Sandbox(SessionSandbox[Ground, Scripted]):
     """Make scripted containers; `obstacle` is called before each, with its number."""
 
@@ -298,11 +289,24 @@ def test_a_cell_that_is_cancelled_on_its_way_is_interrupted() -> None:
 
 def test_a_session_that_is_cancelled_while_it_starts_does_not_run_on() -> None:
     """Its container may be the only one that has the files, and is kept for them, with nothing running in it."""
+    is_starting, may_start = threading.Event(), threading.Event()
+
+    class Held(Scripted):
+        def order(self, order: Mapping[str, Any], *_: bytes) -> None:
+            """Start what is wanted, when it may."""
+            is_starting.set()
+            may_start.wait(30)
+            super().order(order)
 
     async def main() -> tuple[bool, list[int]]:
         sandbox = Sandbox(warm=False)
-        sandbox.kind = Slow
-        await cancelled(sandbox.open_session("python", {}))
+        sandbox.kind = Held
+        opening = asyncio.create_task(sandbox.open_session("python", {}))
+        await asyncio.to_thread(is_starting.wait, 30)
+        opening.cancel()
+        may_start.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
         was_killed = sandbox.made[0].killed_at > 0
         await sandbox.close()
         return was_killed, sandbox.left()
