@@ -56,11 +56,10 @@ SHARED_BY_BACKENDS = {
 # The one file that names concrete backends.
 FACTORY = "runtime/factory.py"
 # What a single file may import beside. A door that is a process of its own begins as a verb of the command line.
-FILES_MAY_IMPORT = {"cli/doors.py": {"server", "mcp"}}
+FILES_MAY_IMPORT = {"cli/serve.py": {"server", "mcp"}}
 # Modules that import each other. None may be added; a circle that is closed leaves the table.
 KNOWN_CIRCLES = {
     frozenset({"backends.containers.reaper_program", "backends.containers.reaper_waiting"}),
-    frozenset({"cli.prompt", "cli.words"}),
     frozenset({"runtime.execute", "runtime.fixing"}),
     frozenset({"runtime.sandbox", "runtime.session"}),
 }
@@ -111,7 +110,7 @@ ALLOWED_ARROWS = [
     ("runtime/factory.py", "from cloche.backends.local import LocalBackend"),
     ("records/bugs.py", "import sqlalchemy\nfrom cloche.storage import database"),
     ("cli/run.py", "import cloche\nimport rich\nfrom cloche import Sandbox, sync, testing"),
-    ("cli/doors.py", "from cloche.mcp.command import serve"),
+    ("cli/serve.py", "from cloche.mcp.command import serve"),
     ("mcp/server.py", "import mcp.server\nfrom cloche.agent.toolbox import Toolbox"),
     ("__init__.py", "from cloche.core.errors import ClocheError\nfrom .sync import run"),
 ]

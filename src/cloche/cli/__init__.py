@@ -1,12 +1,19 @@
-"""The command line: a thin door. `main` is the console script."""
+"""The `cloche` command.
+
+In: the arguments of the process. Out: an exit code, the program's output on stdout and stderr, messages on stderr.
+`app` finds the commands in the modules of this folder, `options` declares options and makes a command of a function,
+`output` writes; every other module holds commands. A command's module imports what the command needs when it is called.
+What may be changed without asking: any help text, and which module a command is in.
+"""
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-import threading
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # importing typing would cost more than `cloche --version` does
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 COMES_BACK = ("microsandbox._microsandbox",)
 EXIT_UNFLUSHED = 120
@@ -15,21 +22,28 @@ EXIT_UNFLUSHED = 120
 def main() -> None:
     """Run the `cloche` command and exit with its code."""
     _occupy_standard_streams()
-    from cloche.runtime.audit import switch_on
+    if sys.argv[1:] == ["--version"]:
+        _print_version()
+        return
+    from .app import root
 
-    from .app import app
-    from .exits import say_losses
-    from .skill_verbs import skill
-
-    app.add_typer(skill, name="skill")
-    switch_on("cli")
-    say_losses()
     try:
-        app(prog_name="cloche")
+        root.main(prog_name="cloche")
     except SystemExit as end:
         if any(name in sys.modules for name in COMES_BACK):
             leave(end.code)
         raise
+
+
+def _print_version() -> None:
+    """Print the version without importing anything for it; `--version` among other words is click's."""
+    from cloche import __version__
+
+    try:
+        print(f"cloche {__version__}", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
+        sys.exit(1 if isinstance(error, BrokenPipeError) else f"cloche: cannot write the output: {error.strerror}")
 
 
 def leave(code: object) -> NoReturn:
@@ -37,6 +51,9 @@ def leave(code: object) -> NoReturn:
 
     A library with threads of its own may come back into it meanwhile; Rust's aborts the process then.
     """
+    import atexit
+    import threading
+
     this: Any = threading
     this._shutdown()
     ending: Any = atexit

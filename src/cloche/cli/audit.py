@@ -5,7 +5,6 @@ What is printed may be anybody's words (a reason, a tool's name): on a terminal 
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
@@ -14,21 +13,21 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+import click
 
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.plain import plain, plain_line
-from cloche.core.result import Status
-from cloche.core.units import format_size, parse_duration, parse_size
-from cloche.hostfs import open_named
-from cloche.runtime import audit
-from cloche.runtime.audit_pruning import Pruned, prune
-from cloche.runtime.audit_reading import Reading, Report, read_heads, verify
-from cloche.runtime.settings import load_settings
 
-from .exits import say
-from .tables import show
+from .app import root
+from .options import Decorator, Function, flag, json_option, option, sandbox_options
+from .output import say, show
+
+if TYPE_CHECKING:
+    from cloche.runtime.audit_pruning import Pruned
+    from cloche.runtime.audit_reading import Report
+    from cloche.runtime.options import SandboxOptions
 
 EXIT_FAULTS = 1
 MOST_SHOWN_FAULTS = 20
@@ -44,6 +43,7 @@ COLUMNS = (
 )  # fmt: skip
 
 Event = Mapping[str, Any]
+audit = root.group("audit", help="Look at the audit log, and prove that it is whole.")(lambda: None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,38 +68,47 @@ class Filters:
 
 # What `status` says of events that are no run's end, and of runs that have none.
 _STATUS_OF_KIND = {"approval": "approved", "denial": "denied", "start": "unfinished"}
-STATUSES = (*map(str, Status), "failed", "cancelled", *_STATUS_OF_KIND.values())
 
 
 def check_words(folder: str, filters: Filters) -> None:
     """Refuse a kind or a status that neither Cloche nor any event of the log knows. Raises InvalidRequest."""
-    odd_kinds = [word for word in filters.kinds if word not in audit.KINDS]
-    odd_statuses = [word for word in filters.statuses if word not in STATUSES]
+    from cloche.core.result import Status
+    from cloche.runtime.audit import KINDS
+    from cloche.runtime.audit_reading import Reading
+
+    kinds: dict[str, None] = dict.fromkeys(KINDS)
+    statuses: dict[str, None] = dict.fromkeys([*Status, "failed", "cancelled", *_STATUS_OF_KIND.values()])
+    odd_kinds = [word for word in filters.kinds if word not in kinds]
+    odd_statuses = [word for word in filters.statuses if word not in statuses]
     if not odd_kinds and not odd_statuses:
         return
-    kinds, statuses = dict.fromkeys(audit.KINDS), dict.fromkeys(STATUSES)
     for line in Reading(folder):  # events that somebody's own code has added
         event = line.fields()
         kinds[str(event["kind"])] = None
         statuses[_status(event)] = None
         if len(kinds) + len(statuses) > MOST_WORDS:
             return
-    for option, words, known in (("--kind", odd_kinds, kinds), ("--status", odd_statuses, statuses)):
+    for name, words, known in (("--kind", odd_kinds, kinds), ("--status", odd_statuses, statuses)):
         for word in words:
             if word not in known:
                 listed = ", ".join(one for one in known if one)
-                raise InvalidRequest(f"{option} {word}: no event is called that; use one of {listed}")
+                raise InvalidRequest(f"{name} {word}: no event is called that; use one of {listed}")
 
 
-def folder_of(folder: str | None, config: str | None) -> str:
+def folder_of(folder: str | None, options: SandboxOptions) -> str:
     """Return the folder of the log: the one that is named, else the configured one, else this user's."""
     if folder is not None:
         return os.path.abspath(os.path.expanduser(folder))
-    return load_settings({"config": config}).audit_folder or audit.default_folder()
+    from cloche.runtime.audit import default_folder
+    from cloche.runtime.settings import load_settings
+
+    return load_settings(options).audit_folder or default_folder()
 
 
 def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> int:
     """Print the last events that are wanted; `start` only where no end of that run is known, unless it is asked for."""
+    from cloche.runtime.audit_reading import Reading
+
     check_words(folder, filters)
     reading = Reading(folder)
     events = (line.fields() for line in reading)
@@ -165,6 +174,8 @@ def _row(event: Event) -> dict[str, str]:
 
 def _instant(text: str) -> str:
     """Return a moment as events give it: from one (2026-01-31, with a time or without), or how long ago (2h, 7d)."""
+    from datetime import UTC, datetime, timedelta
+
     ago = _AGO.fullmatch(text.strip().lower())
     try:
         if ago is not None:
@@ -181,6 +192,8 @@ def _instant(text: str) -> str:
 
 def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str | None, as_json: bool) -> int:
     """Say whether a log is whole; exit code 1 when it is not, or when there is none."""
+    from cloche.runtime.audit_reading import read_heads, verify
+
     kept = [head for text in heads for head in read_heads(text, name="--head")]
     if head_file is not None:
         kept += read_heads(_read(head_file), name=head_file)
@@ -252,7 +265,9 @@ def _read(path: str) -> str:
 
 def print_head(folder: str) -> int:
     """Print number and hash of the last event."""
-    found = audit.Audit(folder).head()
+    from cloche.runtime.audit import Audit
+
+    found = Audit(folder).head()
     if found is None:
         raise InvalidRequest(f"there is no audit log in {folder}")
     print(found)
@@ -261,7 +276,7 @@ def print_head(folder: str) -> int:
 
 def remove_kept(
     folder: str | None,
-    config: str | None,
+    options: SandboxOptions,
     *,
     older_than: str | None,
     keep_size: str | None,
@@ -269,7 +284,12 @@ def remove_kept(
     as_json: bool,
 ) -> int:
     """Remove code and output that was kept, as options or else the configuration say; 1 when odd files are there."""
-    settings = load_settings({"config": config})
+    from cloche.core.units import parse_duration, parse_size
+    from cloche.runtime.audit import Audit
+    from cloche.runtime.audit_pruning import prune
+    from cloche.runtime.settings import load_settings
+
+    settings = load_settings(options)
     age_s = parse_duration(older_than, name="--older-than") if older_than else settings.audit_keep_age_s
     size = parse_size(keep_size, name="--keep-size") if keep_size else settings.audit_keep_bytes
     if age_s is None and size is None:
@@ -277,7 +297,7 @@ def remove_kept(
             "nothing says what has to go, as audit_keep_age and audit_keep_size are none: give --older-than or "
             "--keep-size"
         )
-    log = audit.Audit(folder_of(folder, config))
+    log = Audit(folder_of(folder, options))
     found = prune(log, most_age_s=age_s, most_bytes=size, is_trial=is_trial)
     if as_json:
         told = {"removed": found.removed, "removed_bytes": found.removed_bytes, "left": found.left}
@@ -288,6 +308,8 @@ def remove_kept(
 
 
 def _print_pruned(found: Pruned, done: str) -> None:
+    from cloche.core.units import format_size
+
     left = f"{found.left} ({format_size(found.left_bytes)}) left"
     print(f"{found.removed} ({format_size(found.removed_bytes)}) {done}, {left}")
     for path in found.odd:
@@ -300,6 +322,9 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
         raise InvalidRequest(f"--format {form}: use one of {', '.join(FORMATS)}")
     if out is not None and _is_of_log(folder, out):
         raise InvalidRequest(f"--out {out} is, or would be, a file of the log itself, and be overwritten; name another")
+    from cloche.runtime.audit_reading import Reading
+    from cloche.hostfs import open_named
+
     check_words(folder, filters)
     reading = Reading(folder, checks_artifacts=True)
     wanted = filter(filters.wanted(), (line.fields() for line in reading))
@@ -344,6 +369,8 @@ def _write(events: Iterator[Event], form: str, to: IO[str]) -> None:
 
 
 def _csv_line(values: Sequence[object]) -> str:
+    import csv
+
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(map(_cell, values))
     return line.getvalue().encode("utf-8", "backslashreplace").decode()  # half of a character pair
@@ -357,3 +384,130 @@ def _cell(value: object) -> object:
 def _warn(found: Report) -> None:
     if not found.is_whole:
         say(f"the audit log is NOT whole: {found.faults[0]}; cloche audit verify says all")
+
+
+def _of_log() -> Decorator:
+    """Give a command --folder and --config."""
+
+    def add(function: Function) -> Function:
+        text = "Where the log is. Default: as configured, else yours."
+        return option("--folder", metavar="DIR", help=text)(sandbox_options("config")(function))
+
+    return add
+
+
+def _filtered() -> Decorator:
+    """Give a command --since, --kind and --status."""
+    rows = (
+        ("--since", "TIME", "Events from then on: 2026-01-31, 2026-01-31T12:00, or 2h, 7d ago."),
+        ("--kind", "NAME", "execution, approval, denial, fallback, fix_round, removal, ... Repeatable."),
+        ("--status", "NAME", "ok, error, timeout, ..., approved, denied. Repeatable."),
+    )
+
+    def add(function: Function) -> Function:
+        for name, metavar, text in reversed(rows):
+            function = option(name, metavar=metavar, multiple=name != "--since", help=text)(function)
+        return function
+
+    return add
+
+
+def _filters(since: str | None, kinds: tuple[str, ...], statuses: tuple[str, ...]) -> Filters:
+    return Filters(since=since, kinds=_words(kinds), statuses=_words(statuses))
+
+
+def _words(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Make one list of a repeated option, each of whose values may be a list with commas."""
+    return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
+
+
+@audit.command("show")
+@option("-n", "last", metavar="N", type=click.IntRange(min=0), default=20, help="So many of the last ones; 0 is all.")
+@_filtered()
+@_of_log()
+@json_option("Print one JSON object per event.")
+def _show(
+    last: int,
+    since: str | None,
+    kind: tuple[str, ...],
+    status: tuple[str, ...],
+    folder: str | None,
+    options: SandboxOptions,
+    as_json: bool,
+) -> int:
+    """Show what was run, approved and refused, the latest at the bottom."""
+    return show_events(folder_of(folder, options), _filters(since, kind, status), last=last, as_json=as_json)
+
+
+@audit.command("verify")
+@option("--head", metavar="HEAD", multiple=True, help="A head that was kept elsewhere. Repeatable.")
+@option("--head-file", metavar="FILE", help="A file with such heads, one a line.")
+@option("--file", metavar="FILE", help="Check this file instead, an export as jsonl for example.")
+@_of_log()
+@json_option()
+def _verify(
+    head: tuple[str, ...],
+    head_file: str | None,
+    file: str | None,
+    folder: str | None,
+    options: SandboxOptions,
+    as_json: bool,
+) -> int:
+    """Find changed, missing, swapped and invented events.
+
+    Exit code 1 when there are any.
+
+    That the end was cut off, or everything rewritten, shows only with a head that was kept where nobody who can write
+    to the log can write: cloche audit head prints it.
+    """
+    return check(folder_of(folder, options), heads=head, head_file=head_file, file=file, as_json=as_json)
+
+
+@audit.command("head")
+@_of_log()
+def _head(folder: str | None, options: SandboxOptions) -> int:
+    """Print number and hash of the last event, to be kept elsewhere."""
+    return print_head(folder_of(folder, options))
+
+
+@audit.command("prune")
+@option("--older-than", metavar="TIME", help="What came last before that: 30d, 12h. Default: audit_keep_age.")
+@option("--keep-size", metavar="SIZE", help="The oldest, until this is left: 1g. Default: audit_keep_size.")
+@flag("--dry-run", "is_trial", help="Say what would go, and remove nothing.")
+@_of_log()
+@json_option()
+def _prune(
+    older_than: str | None,
+    keep_size: str | None,
+    is_trial: bool,
+    folder: str | None,
+    options: SandboxOptions,
+    as_json: bool,
+) -> int:
+    """Remove old code and output that was kept beside the log.
+
+    Events stay. One more says what is gone, so that the log stays whole. What came within the last minute stays, too.
+    Exit code 1 when there is something in the folder that nobody kept there.
+    """
+    return remove_kept(folder, options, older_than=older_than, keep_size=keep_size, is_trial=is_trial, as_json=as_json)
+
+
+@audit.command("export")
+@option("--format", "form", metavar="NAME", default="jsonl", help="jsonl, json or csv.")
+@option("--out", metavar="FILE", help="Write to FILE, for you alone to read.")
+@_filtered()
+@_of_log()
+def _export(
+    form: str,
+    out: str | None,
+    since: str | None,
+    kind: tuple[str, ...],
+    status: tuple[str, ...],
+    folder: str | None,
+    options: SandboxOptions,
+) -> int:
+    """Write events out, and verify the log on the way.
+
+    Exit code 1 when it is not whole.
+    """
+    return export(folder_of(folder, options), _filters(since, kind, status), form=form, out=out)

@@ -7,19 +7,38 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
-from cloche.hostfs import open_named
+
+from .app import root
+from .options import flag, option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .contest.report import Report
 
 RUNS_PER_ROUND = 10
 PEERS_FOLDER = "~/.cache/cloche-bench"
 IMAGE_VARIABLE = "CLOCHE_BENCH_IMAGE"
 IMAGE = "cloche-bench:local"
+
+
+@root.command("bench")
+@option("--rounds", metavar="N", default=50, help="Turns of every contestant.")
+@option("--runs", metavar="N", type=int, help="Runs from four threads. Default: ten per round.")
+@option("--sessions", metavar="N", default=0, help="Live sessions at once; 0 leaves that out.")
+@option("--json", "json_file", metavar="FILE", help="Write all figures to FILE as JSON.")
+@option("--plot", "plot_file", metavar="FILE", help="Draw them to FILE, .png or .svg; needs matplotlib.")
+@flag("--peers", help="Let other sandboxes that are installed take part.")
+@option("--peers-folder", metavar="DIR", help="Where they are. Default: ~/.cache/cloche-bench.")
+def _bench(**given: Any) -> int:  # noqa: ANN401 - as BenchCommand says
+    """Measure what runs cost here.
+
+    Turn by turn with a plain subprocess. Exit code 1 when something is left behind.
+    """
+    return bench(BenchCommand(**given))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +91,8 @@ def bench(command: BenchCommand) -> int:
 
 def _write(command: BenchCommand, report: Report, write_plot: Callable[[Report, str], None]) -> None:
     """Write the files that were asked for. Raises InvalidRequest."""
+    from cloche.hostfs import open_named
+
     name: str | None = None
     try:
         if name := command.json_file:
@@ -84,6 +105,8 @@ def _write(command: BenchCommand, report: Report, write_plot: Callable[[Report, 
 
 def peers_folder(name: str) -> Path:
     """Return the folder that scripts/bench_peers.sh installs peers in."""
+    from pathlib import Path
+
     return Path(name).expanduser().resolve()
 
 

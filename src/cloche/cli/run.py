@@ -1,67 +1,62 @@
-"""`cloche run`: read the source, run it, pass its output on as it comes."""
+"""`cloche run`: read the source, run it, pass its output on as it comes. With --fix: hold back what failed runs print,
+show how far the repair is, say at last what changed.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-import signal
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.events import Event, Started, Stream
-from cloche.core.languages import detect_language
-from cloche.core.plain import plain
-from cloche.core.request import MAX_STDIN_BYTES
-from cloche.core.result import Result, Status
-from cloche.core.units import MIB
-from cloche.runtime.inputs import Content
-from cloche.runtime.options import SandboxOptions
-from cloche.sync import run
+from cloche.core.plain import plain, plain_line
 
-from .exits import exit_code_of, say
-from .pulling import progress_shown
-from .terminal import Writer
+from .app import root
+from .options import (
+    argument,
+    debug_option,
+    flag,
+    json_option,
+    no_sandbox_option,
+    option,
+    output_options,
+    program_options,
+    sandbox_options,
+)
+from .output import Writer, exit_code_of, log_to_stderr, progress_shown, say
 
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.status import Status as Spinner
+
+    from cloche.agent.autofix import AutoFix
+    from cloche.core.events import Event, Stream
+    from cloche.core.fixing import FixAsking, FixEvent
+    from cloche.core.result import FixReport, FixRound, Result
+    from cloche.runtime.inputs import Content
+    from cloche.runtime.options import SandboxOptions
+
+MIB = 1024 * 1024
 MAX_CODE_BYTES = 16 * MIB
+MOST_DIFF_LINES = 200
+MOST_LINE_CHARS = 400
+STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
-NOTES = {
-    Status.TIMEOUT: "the code was stopped at its time limit",
-    Status.OUT_OF_MEMORY: "the code was stopped at its memory limit",
-    Status.OUTPUT_LIMIT: "the code printed or showed without end",
-    Status.PIDS_LIMIT: "the code reached its limit of processes",
-    Status.DISK_LIMIT: "the code reached its limit of disk space",
-    Status.SIGNALED: "the code ended by a signal",
-    Status.DENIED: "the policy blocked the code while it ran",
+NOTES: Mapping[str, str] = {  # by status
+    "timeout": "the code was stopped at its time limit",
+    "out_of_memory": "the code was stopped at its memory limit",
+    "output_limit": "the code printed or showed without end",
+    "pids_limit": "the code reached its limit of processes",
+    "disk_limit": "the code reached its limit of disk space",
+    "signaled": "the code ended by a signal",
+    "denied": "the policy blocked the code while it ran",
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCommand:
-    """Hold the command line of `cloche run`, parsed and not yet checked."""
-
-    words: tuple[str, ...] = ()
-    code: str | None = None
-    language: str | None = None
-    env: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    out: str | None = None
-    spill: str | None = None
-    as_json: bool = False
-    no_sandbox: bool = False
-    debug: bool = False
-    fix: bool = False
-    max_fix: int | None = None
-    save_fix: str | None = None
-    options: SandboxOptions = field(default_factory=SandboxOptions)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(NamedTuple):
     """Hold the code and where it came from; `took_stdin`: nothing is left for the program to read."""
 
     code: str
@@ -70,91 +65,117 @@ class Source:
     took_stdin: bool = False
 
 
-def run_command(command: RunCommand) -> int:
-    """Run what the command line says and return the exit code."""
-    if command.debug:
+@root.command("run", no_args_is_help=True)
+@argument("words", nargs=-1, metavar="FILE|-", help="The file to run (- is stdin), then -- and its arguments.")
+@option("-c", "code", metavar="CODE", help="Run CODE instead of a file.")
+@option("--language", metavar="NAME", help="Default: by file name or first line, else python.")
+@sandbox_options()
+@program_options()
+@output_options()
+@flag("--fix", help="Send a failing program to the configured model, run what it answers.")
+@option("--max-fix", metavar="N", type=int, help="Ask at most N times. Default: 4.")
+@option("--save-fix", metavar="FILE", help="Write the program that --fix repaired to FILE.")
+@json_option()
+@no_sandbox_option()
+@debug_option("Print debug log and the jail's plan.")
+def _run(
+    words: tuple[str, ...],
+    code: str | None,
+    language: str | None,
+    env: tuple[str, ...],
+    file: tuple[str, ...],
+    out: str | None,
+    spill: str | None,
+    fix: bool,
+    max_fix: int | None,
+    save_fix: str | None,
+    as_json: bool,
+    no_sandbox: bool,
+    sandbox_debug: bool,
+    options: SandboxOptions,
+) -> int:
+    """Run a program in a throwaway sandbox.
+
+    Its output and its exit code pass through. Cloche's own: 124 time-out, 137 out of memory, 125 Cloche failed,
+    2 wrong usage.
+    """
+    if sandbox_debug:
         log_to_stderr()
-    if command.max_fix is not None and not command.fix:
+    if max_fix is not None and not fix:
         raise InvalidRequest("--max-fix says how often --fix may ask; give --fix, too")
-    if command.save_fix is not None and not command.fix:
+    if save_fix is not None and not fix:
         raise InvalidRequest("--save-fix is for what --fix repairs; give --fix, too")
-    options: SandboxOptions = {"warm": False, **with_backend(command.options, no_sandbox=command.no_sandbox)}
-    source = read_source(command)
-    language = command.language or _detect(source)
-    stdout, stderr = Writer(1), Writer(2)
-    writers: dict[Stream, Writer] = {"stdout": stdout, "stderr": stderr}
-    wanted = {
-        "language": language,
+    rules = with_backend(options, no_sandbox=no_sandbox)
+    source = read_source(words, code)
+    from cloche.sync import run
+
+    wanted: dict[str, Any] = {
+        "language": language or _detect(source),
         "argv": source.argv,
         "stdin": b"" if source.took_stdin else read_stdin(),
-        "env": read_pairs(command.env),
-        "files": read_files(command.files),
-        "out": command.out,
-        "spill": command.spill,
-        **options,
+        "env": read_pairs(env),
+        "files": read_files(file),
+        "out": out,
+        "spill": spill,
+        "warm": False,
+        **rules,
     }
+    start = partial(run, source.code, **wanted)
+    if fix:
+        start = partial(_run_fixing, start, max_fix=max_fix, save_fix=save_fix, config=options.get("config"))
+    return run_and_report(start, as_json=as_json, debug=sandbox_debug)
+
+
+def run_and_report(start: Callable[..., Result], *, as_json: bool, debug: bool) -> int:
+    """Run what is `start`ed with the callbacks of a run, pass its output on, say how it ended; return its exit code."""
+    writers: dict[Stream, Writer] = {"stdout": Writer(1), "stderr": Writer(2)}
     with progress_shown():
-        result = (_run_fixing if command.fix else _run_plainly)(command, source.code, wanted, writers)
-    stdout.finish()
-    stderr.finish()
-    _conclude(result, as_json=command.as_json)
+        result = start(
+            on_output=None if as_json else lambda stream, data: writers[stream].write(data),
+            on_event=_print_plan if debug else None,
+        )
+    for writer in writers.values():
+        writer.finish()
+    _conclude(result, as_json=as_json)
     return exit_code_of(result)
 
 
-def _run_plainly(command: RunCommand, code: str, wanted: Mapping[str, Any], writers: dict[Stream, Writer]) -> Result:
-    """Run once, and pass output on as it comes."""
-    return run(
-        code,
-        on_output=None if command.as_json else lambda stream, data: writers[stream].write(data),
-        on_event=_print_plan if command.debug else None,
-        **wanted,
-    )
-
-
-def _run_fixing(command: RunCommand, code: str, wanted: Mapping[str, Any], writers: dict[Stream, Writer]) -> Result:
+def _run_fixing(
+    start: Callable[..., Result],
+    *,
+    max_fix: int | None,
+    save_fix: str | None,
+    config: object,
+    on_output: Callable[[Stream, bytes], None] | None,
+    on_event: Callable[[Event], None] | None,
+) -> Result:
     """Run with --fix, and pass on what the last run printed, however it ended."""
-    from .fixing import FixShown, HeldOutput, fixer_for, save_code
-
     with HeldOutput() as held:
 
         def take(event: Event) -> None:
             held.take(event)
-            if command.debug:
-                _print_plan(event)
+            if on_event is not None:
+                on_event(event)
 
         try:
             with FixShown() as shown:
-                fixer = fixer_for(command.max_fix, wanted.get("config"), shown)
-                result = run(code, on_event=take, autofix=fixer, **wanted)
+                result = start(on_event=take, autofix=fixer_for(max_fix, config, shown))
         finally:  # after Ctrl-C in a round, too: what was printed by then is all that there will be
-            if not command.as_json:
-                held.pass_on(writers)
-    if command.save_fix is not None and result.fix is not None:
-        save_code(result.fix, command.save_fix)
+            if on_output is not None:
+                held.pass_on(on_output)
+    if save_fix is not None and result.fix is not None:
+        save_code(result.fix, save_fix)
     return result
 
 
 def _detect(source: Source) -> str:
     """Tell the language by name or first line; code without either is Python, as with any `-c`."""
+    from cloche.core.languages import detect_language
+
     first_line = source.code.partition("\n")[0]
     if not source.name and not first_line.startswith("#!"):
         return "python"
     return detect_language(source.name, first_line).name
-
-
-class _Plain(logging.Formatter):
-    """Write messages without what a terminal would obey: they may quote whatever ran."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record))
-
-
-def log_to_stderr() -> None:
-    """Print the library's log, with the time since the start."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Plain("%(relativeCreated)6.0f ms %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("cloche").setLevel(logging.DEBUG)
 
 
 def with_backend(options: SandboxOptions, *, no_sandbox: bool) -> SandboxOptions:
@@ -167,15 +188,15 @@ def with_backend(options: SandboxOptions, *, no_sandbox: bool) -> SandboxOptions
     return {**options, "backend": "subprocess"}
 
 
-def read_source(command: RunCommand) -> Source:
+def read_source(words: tuple[str, ...], code: str | None) -> Source:
     """Return the code: from -c, from stdin (`-`), or from the file that the first word names."""
-    if command.code is not None:
-        return Source(code=command.code, name="", argv=command.words)
-    if not command.words:
+    if code is not None:
+        return Source(code, "", words)
+    if not words:
         raise InvalidRequest("nothing to run: give a FILE, - for stdin, or -c CODE")
-    name, *argv = command.words
+    name, *argv = words
     if name == "-":
-        return Source(code=read_code(), name="", argv=tuple(argv), took_stdin=True)
+        return Source(read_code(), "", tuple(argv), took_stdin=True)
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -184,7 +205,7 @@ def read_source(command: RunCommand) -> Source:
             os.close(fd)
     except OSError as error:
         raise InvalidRequest(f"cannot read {name!r}: {error.strerror}; give a FILE, - for stdin, or -c CODE") from error
-    return Source(code=_decode(data), name=os.path.basename(name), argv=tuple(argv))
+    return Source(_decode(data), os.path.basename(name), tuple(argv))
 
 
 def read_code() -> str:
@@ -194,6 +215,8 @@ def read_code() -> str:
 
 def read_stdin() -> bytes:
     """Return what is piped in for the program; nothing when a person sits at a terminal."""
+    from cloche.core.request import MAX_STDIN_BYTES
+
     try:
         return b"" if os.isatty(0) else _read_all(0, MAX_STDIN_BYTES, "stdin")
     except OSError:  # closed, or a directory: there is nothing to read
@@ -236,12 +259,16 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _file(text: str) -> tuple[str, Content]:
     """Split SRC[:DST]; a colon that belongs to an existing name is kept."""
+    from pathlib import Path
+
     source, colon, target = (text, "", "") if os.path.exists(text) else text.rpartition(":")
     path = Path(source if colon else text)
     return target or path.absolute().name, path
 
 
 def _print_plan(event: Event) -> None:
+    from cloche.core.events import Started
+
     if isinstance(event, Started):
         for number, step in enumerate(event.plan, 1):
             text = plain(f"{number:3} {step.seconds * 1000:8.2f} ms  {step.name}: {step.description}")
@@ -257,13 +284,17 @@ def say_fallback(notes: Mapping[str, Any]) -> None:
 
 def _signal_of(result: Result) -> str:
     """Return which signal ended the program, as far as its exit code says that."""
+    import signal
+
     number = result.exit_code - 128
-    is_known = result.status is Status.SIGNALED and number in signal.valid_signals()
+    is_known = result.status == "signaled" and number in signal.valid_signals()
     return f", {signal.strsignal(number)}" if is_known else ""
 
 
 def _conclude(result: Result, *, as_json: bool) -> None:
     if as_json:
+        import json
+
         print(json.dumps(result.as_dict(), default=str), flush=True)
         return
     say_fallback(result.meta)
@@ -271,7 +302,7 @@ def _conclude(result: Result, *, as_json: bool) -> None:
         say(f"screen: {warning}")
     for path in result.meta.get("files_left_out", ()):
         say(f"left out, not a regular file inside the given directory: {path}")
-    note = NOTES.get(result.status or Status.OK)
+    note = NOTES.get(str(result.status))
     if note is not None:
         say(f"{result.status}: {note}{_signal_of(result)} ({result.duration:.2f} s)")
     if refused := result.meta.get("refused"):
@@ -279,6 +310,154 @@ def _conclude(result: Result, *, as_json: bool) -> None:
     if partial := result.meta.get("files_partial"):
         say(f"files may be missing ({partial}): looking at them is bounded; write fewer files, or one archive")
     if result.fix is not None:
-        from .fixing import conclude_fix
-
         conclude_fix(result.fix)
+
+
+def fixer_for(max_fix: int | None, config: object, shown: FixShown) -> AutoFix:
+    """Return the fixer of the configuration, with --max-fix over it."""
+    from cloche.agent.autofix import AutoFix
+
+    return AutoFix(max_rounds=max_fix, config=None if config is None else str(config), on_event=shown.take)
+
+
+class HeldOutput:
+    """Keep the output of the run that is going on, and pass on that of the last; what is long waits on disk."""
+
+    def __init__(self) -> None:
+        import tempfile
+
+        self._data = tempfile.SpooledTemporaryFile(max_size=4 * MIB)  # noqa: SIM115 - closed with this object
+        self._pieces: list[tuple[Stream, int]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._data.close()
+
+    def take(self, event: Event) -> None:
+        """Keep output; a run that starts takes the place of the one before."""
+        from cloche.core.events import OutputChunk, Started
+
+        if isinstance(event, Started):
+            self._pieces.clear()
+            self._data.seek(0)
+            self._data.truncate()
+        elif isinstance(event, OutputChunk) and event.data:
+            self._data.write(event.data)
+            if self._pieces and self._pieces[-1][0] == event.stream:
+                self._pieces[-1] = (event.stream, self._pieces[-1][1] + len(event.data))
+            else:
+                self._pieces.append((event.stream, len(event.data)))
+
+    def pass_on(self, write: Callable[[Stream, bytes], object]) -> None:
+        """Write what was kept, in its order."""
+        self._data.seek(0)
+        for stream, size in self._pieces:
+            for start in range(0, size, MIB):
+                write(stream, self._data.read(min(MIB, size - start)))
+
+
+class FixShown:
+    """Show the rounds on a terminal; elsewhere only where code is sent."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._was_told = False
+        self._spinner: Spinner | None = None
+        self._text = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def take(self, event: FixEvent) -> None:
+        """Show an event; called in another thread than the one that waits for the result."""
+        from cloche.core.fixing import FixAnswering, FixAsking, FixRunning, FixTried
+
+        if isinstance(event, FixAsking):
+            self._ask(event)
+        elif isinstance(event, FixAnswering):
+            self._spin(f"{self._text}: {event.chars} characters")
+        elif isinstance(event, FixRunning):
+            self._spin(f"round {event.number}: running")
+        elif isinstance(event, FixTried):
+            self._stop()
+            if self._is_terminal:
+                say(f"round {event.round.number}: {_outcome(event.round)}")
+
+    def _ask(self, event: FixAsking) -> None:
+        where = f"{event.model} at {event.host}" if event.host else event.model
+        if not self._was_told:
+            self._was_told = True
+            say(f"the program failed ({event.error}); --fix sends its code and output to {where}")
+        self._text = f"round {event.number} of {event.max_rounds}: asking {where}"
+        self._spin(self._text)
+
+    def _spin(self, text: str) -> None:
+        if not self._is_terminal:
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        shown = Text(plain_line(text))
+        if self._spinner is None:
+            self._spinner = Console(stderr=True).status(shown)
+            self._spinner.start()
+        else:
+            self._spinner.update(shown)
+
+    def _stop(self) -> None:
+        spinner, self._spinner = self._spinner, None
+        if spinner is not None:
+            spinner.stop()
+
+
+def _outcome(one: FixRound) -> str:
+    from cloche.agent.autofix_prompt import error_line
+
+    if one.result is None:
+        return one.refusal
+    return "it works" if one.result.ok else error_line(one.result)
+
+
+def conclude_fix(report: FixReport) -> None:
+    """Say on stderr how it ended and what changed."""
+    if report.stop == "not_needed":
+        return
+    where = f"{report.model} at {report.host}" if report.host else report.model
+    say(f"{report.message} ({where}, about {report.tokens} tokens, {report.duration_s:.1f} s)")
+    if report.diff:
+        say("what changed in the program that ran last:")
+        _print_diff(report.diff)
+
+
+def save_code(report: FixReport, name: str) -> None:
+    """Write a program that was repaired to a file, in place of what is there; without a repair, nothing."""
+    from cloche.hostfs import open_named
+
+    if report.stop != "fixed":
+        return
+    try:
+        open_named(name, report.code.encode("utf-8", "surrogateescape")).close()
+    except OSError as error:
+        raise InvalidRequest(f"--save-fix: cannot write {name!r}: {error.strerror}") from error
+    say(f"the repaired program is in {name}; nobody has read it yet")
+
+
+def _print_diff(diff: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    lines = diff.splitlines()
+    for line in lines[:MOST_DIFF_LINES]:
+        console.print(Text(plain(line[:MOST_LINE_CHARS]), style=STYLES.get(line[:1], "")))
+    if len(lines) > MOST_DIFF_LINES:
+        say(f"{len(lines) - MOST_DIFF_LINES} more lines; --json shows the whole program")

@@ -1,61 +1,104 @@
-"""`cloche session`: an interpreter that keeps its state, at a prompt or for cells that are piped in."""
+"""`cloche session`: an interpreter that keeps its state, at a prompt or for cells that are piped in.
+
+Theory of operation of the prompt: cells run in the library's background loop, and this thread waits. Ctrl-C then is a
+signal handler that asks for an interrupt in a thread of its own, because the waiting thread may hold what that needs.
+A second one soon after raises KeyboardInterrupt here, which ends the run as it does for any blocking call: with
+everything killed. Words that begin with a colon are for the prompt itself.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import logging
 import os
 import re
-from collections.abc import Iterable
-from contextlib import ExitStack
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
-from cloche.core.errors import InvalidRequest
-from cloche.runtime.options import SandboxOptions
-from cloche.sync import Sandbox, Session
+from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.plain import plain_line, plain_name
 
-from .exits import exit_code_of
-from .pulling import progress_shown
-from .run import log_to_stderr, read_code, read_files, read_pairs, say_fallback, with_backend
-from .shown import Shown
+from .app import root
+from .options import (
+    debug_option,
+    json_option,
+    no_sandbox_option,
+    option,
+    program_options,
+    sandbox_options,
+)
+from .output import exit_code_of, log_to_stderr, progress_shown, say
+from .run import read_code, read_files, read_pairs, say_fallback, with_backend
 
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType, TracebackType
+
+    from cloche.core.result import Result
+    from cloche.runtime.options import SandboxOptions
+    from cloche.sync import Session
+
+    from .cells import Shown
+
+log = logging.getLogger("cloche.cli")
+SOON_S = 1.0
+MOST_LINES_KEPT = 10_000
+KILLED = b"\ncloche: the second Ctrl-C ends the session\n"
 _SEPARATOR = re.compile(r"^# ?%%.*$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionCommand:
-    """Hold the command line of `cloche session`, parsed and not yet checked."""
+@root.command("session")
+@option("--language", metavar="NAME", default="python", help="python, javascript or bash.")
+@option("--idle-timeout", metavar="TIME", help="End it when it was not used for so long, for example 30m.")
+@sandbox_options()
+@program_options()
+@option("--out", metavar="DIR", help="Copy files that cells make, and images and HTML, to DIR.")
+@json_option("Print one JSON object per cell that is piped in.")
+@no_sandbox_option()
+@debug_option()
+def _session(
+    language: str,
+    idle_timeout: str | None,
+    env: tuple[str, ...],
+    file: tuple[str, ...],
+    out: str | None,
+    as_json: bool,
+    no_sandbox: bool,
+    sandbox_debug: bool,
+    options: SandboxOptions,
+) -> int:
+    """Open a prompt whose cells share one interpreter.
 
-    language: str = "python"
-    idle_timeout: str | None = None
-    env: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    out: str | None = None
-    as_json: bool = False
-    no_sandbox: bool = False
-    debug: bool = False
-    options: SandboxOptions = field(default_factory=SandboxOptions)
+    What one cell defines, the next one finds. :help at its prompt says more.
 
-
-def session_command(command: SessionCommand) -> int:
-    """Hold the session that the command line asks for and return the exit code."""
-    if command.debug:
+    Cells that are piped in are separated by lines that begin with # %%. They run until one fails; its exit code is the
+    command's, as with run. The time limit holds for each cell.
+    """
+    if sandbox_debug:
         log_to_stderr()
     is_prompt = os.isatty(0)
-    if is_prompt and command.as_json:
+    if is_prompt and as_json:
         raise InvalidRequest("--json is for cells that are piped in; at a terminal leave it out")
-    cells = () if is_prompt else split_cells(read_code())
-    options: SandboxOptions = {"warm": False, **with_backend(command.options, no_sandbox=command.no_sandbox)}
-    env, files = read_pairs(command.env), read_files(command.files)
-    with ExitStack() as stack:
-        with progress_shown():
-            sandbox = stack.enter_context(Sandbox(env=env, files=files, **options))
-            say_fallback(sandbox.notes)
-            session = sandbox.session(command.language, idle_timeout=command.idle_timeout)
-        if not is_prompt:
-            return run_cells(session, cells, out=command.out, as_json=command.as_json)
-        from .prompt import Prompt
+    from cloche.sync import Sandbox
 
-        return Prompt(session, Shown(command.out), out=command.out).converse()
+    from .cells import Shown
+
+    cells = () if is_prompt else split_cells(read_code())
+    rules: SandboxOptions = {"warm": False, **with_backend(options, no_sandbox=no_sandbox)}
+    variables, files = read_pairs(env), read_files(file)
+    with contextlib.ExitStack() as stack:
+        with progress_shown():
+            sandbox = stack.enter_context(Sandbox(env=variables, files=files, **rules))
+            say_fallback(sandbox.notes)
+            session = sandbox.session(language, idle_timeout=idle_timeout)
+        if not is_prompt:
+            return run_cells(session, cells, out=out, as_json=as_json)
+        return Prompt(session, Shown(out), out=out).converse()
 
 
 def split_cells(text: str) -> list[str]:
@@ -65,6 +108,10 @@ def split_cells(text: str) -> list[str]:
 
 def run_cells(session: Session, cells: Iterable[str], *, out: str | None, as_json: bool) -> int:
     """Run cells in order up to the first one that fails; return its exit code, or 0."""
+    import json
+
+    from .cells import Shown
+
     shown = Shown(out)
     for number, code in enumerate(cells, 1):
         if as_json:
@@ -77,3 +124,399 @@ def run_cells(session: Session, cells: Iterable[str], *, out: str | None, as_jso
         if not result.ok:
             return exit_code_of(result)
     return 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Branch:
+    """Hold one session of the family: the first one, or a fork; `count` is how many cells its interpreter has run.
+
+    `checkpoints` are the counts at each, oldest first. `origin` is the number of the branch that it was forked from.
+    """
+
+    session: Session
+    count: int = 0
+    checkpoints: dict[str, int] = field(default_factory=dict)
+    origin: int | None = None
+
+
+class Prompt:
+    """Converse with a person at a terminal. `branches` holds every session by its number, `at` the present one's."""
+
+    def __init__(self, session: Session, shown: Shown, *, out: str | None = None) -> None:
+        self.branches = {0: Branch(session=session)}
+        self.at = 0
+        self._shown, self._out = shown, out
+        self._last = 0
+        self._is_left = False
+
+    @property
+    def branch(self) -> Branch:
+        """Return the present session and what is known of it."""
+        return self.branches[self.at]
+
+    def adopt(self, session: Session) -> int:
+        """Take in a fork of the present session and return its number."""
+        self._last += 1
+        self.branches[self._last] = Branch(session=session, count=self.branch.count, origin=self.at)
+        return self._last
+
+    def leave(self) -> None:
+        """End the conversation after this word."""
+        self._is_left = True
+
+    def converse(self) -> int:
+        """Read and run until the person leaves; return the exit code."""
+        session = self.branch.session
+        _be_lenient(sys.stdin)
+        print(
+            f"{plain_line(session.runtime)} in a sandbox. :help lists what this prompt knows, Ctrl-D leaves.",
+            flush=True,
+        )
+        with line_editing(session.language):
+            while not self._is_left:
+                try:
+                    self._take(self._read())
+                except EOFError:
+                    print(flush=True)
+                    break
+                except KeyboardInterrupt:
+                    print(flush=True)
+                except ClocheError as error:
+                    say(str(error))
+                    self._say_how_to_go_on()
+        return 0
+
+    def _read(self) -> str:
+        """Read one cell, as many lines as it takes. Raises EOFError when there are no more."""
+        from .cells import goes_on
+
+        fork = f"[fork {self.at}] " if self.at else ""
+        label = f"{fork}In [{self.branch.count + 1}]: "
+        text = input(label)
+        while not is_word(text) and goes_on(text, self.branch.session.language):
+            text += "\n" + input("...: ".rjust(len(label)))
+        return text
+
+    def _take(self, text: str) -> None:
+        if is_word(text):
+            obey(self, text)
+        elif text.strip():
+            self._run(text)
+
+    def _run(self, code: str) -> None:
+        branch, shown = self.branch, self._shown
+        number = branch.count + 1
+        shown.begin(number)
+        try:
+            with Interrupts(branch.session):
+                result = branch.session.run(code, on_event=shown.take, out=self._out)
+        except KeyboardInterrupt:
+            shown.end()
+            self._say_how_to_go_on()
+            return
+        branch.count = number
+        shown.conclude(result, label=f"Out[{number}]: ")
+        if is_lost(result):
+            self._say_how_to_go_on()
+
+    def _say_how_to_go_on(self) -> None:
+        if self.branch.session.is_alive:
+            return
+        names = " ".join(self.branch.checkpoints)
+        back = f", :rollback goes back to a checkpoint ({names})" if names else ""
+        say(f"this session has ended; :restart begins anew{back}")
+
+
+def is_word(text: str) -> bool:
+    """Tell whether a text is for the prompt: a colon and a letter. A shell's own `:` is followed by a blank."""
+    return text[:1] == ":" and text[1:2].isalpha()
+
+
+def is_lost(result: Result) -> bool:
+    """Tell whether the interpreter ended with this cell."""
+    return bool(result.meta.get("state") == "lost")
+
+
+class Interrupts:
+    """Turn Ctrl-C into an interrupt of the cell that runs; a second one soon after is a KeyboardInterrupt here."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._last: float | None = None
+        self._is_over = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_over:
+            return
+        now = time.monotonic()
+        if self._last is not None and now - self._last < SOON_S:
+            self._is_over = True
+            os.write(2, KILLED)  # whoever prints at this moment is not disturbed
+            raise KeyboardInterrupt
+        self._last = now
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self) -> None:
+        try:
+            self._session.interrupt()
+        except ClocheError as error:
+            log.debug("there was nothing to interrupt: %s", error)
+
+
+def _be_lenient(stream: Any) -> None:  # noqa: ANN401 - whatever stands for stdin
+    """Let bytes that are no text arrive as they are, as in a file that is piped in."""
+    with contextlib.suppress(AttributeError):
+        stream.reconfigure(errors="surrogateescape")
+
+
+@contextlib.contextmanager
+def line_editing(language: str) -> Iterator[None]:
+    """Edit lines with readline, and remember them in a file of the user's state; without either, do without."""
+    try:
+        import readline
+
+        from platformdirs import user_state_path
+    except ImportError:
+        yield
+        return
+    file = user_state_path("cloche") / f"history-{language}"
+    readline.parse_and_bind("tab: tab-insert")
+    readline.set_history_length(MOST_LINES_KEPT)
+    try:
+        readline.read_history_file(file)
+    except OSError as error:
+        log.debug("earlier lines cannot be read: %s", error)
+    known = readline.get_current_history_length()
+    try:
+        yield
+    finally:
+        try:
+            _make_private(file)
+            readline.append_history_file(readline.get_current_history_length() - known, file)
+        except OSError as error:
+            log.debug("the lines cannot be kept: %s", error)
+
+
+def _make_private(file: Path) -> None:
+    """Create a file that only this user may read, with its folders."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+Act = Callable[["Prompt", Sequence[str]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """Describe one word: what may follow it, what it does, and who does it."""
+
+    summary: str
+    act: Act
+    arguments: str = ""
+    least: int = 0
+    most: int = 0
+
+
+def obey(prompt: Prompt, line: str) -> None:
+    """Do what a line says. Raises InvalidRequest for what is no word, and whatever the deed raises."""
+    import shlex
+
+    try:
+        name, *arguments = shlex.split(line)
+    except ValueError as error:
+        raise InvalidRequest(f"{line.split(maxsplit=1)[0]}: {error}") from error
+    word = WORDS.get(name.removeprefix(":"))
+    if word is None:
+        raise InvalidRequest(f"{name} is not known here; known: {' '.join(f':{known}' for known in WORDS)}")
+    if not word.least <= len(arguments) <= word.most:
+        raise InvalidRequest(f"write it as {usage(name.removeprefix(':'), word)}")
+    word.act(prompt, arguments)
+
+
+def usage(name: str, word: Word) -> str:
+    """Return a word as it is written."""
+    return f":{name} {word.arguments}".strip()
+
+
+def tell(text: str) -> None:
+    """Print one line, whatever names of the guest's are in it."""
+    print(plain_name(text), flush=True)
+
+
+def show_help(_: Prompt, __: Sequence[str]) -> None:
+    """List the words."""
+    tell(
+        "A cell ends where the code does; a blank line ends a block. Ctrl-C interrupts a cell, twice ends the session."
+    )
+    for name, word in WORDS.items():
+        tell(f"  {usage(name, word):<20} {word.summary}")
+
+
+def show_history(prompt: Prompt, _: Sequence[str]) -> None:
+    """List what was run."""
+    for number, entry in enumerate(prompt.branch.session.history, 1):
+        first, *more = entry.code.splitlines() or [""]
+        tell(f"{number:4}  {entry.status:<8} {entry.duration:7.2f} s  {first}{' …' if more else ''}")
+
+
+def restart(prompt: Prompt, _: Sequence[str]) -> None:
+    """Begin anew."""
+    branch = prompt.branch
+    branch.session.restart()
+    branch.count = 0
+    branch.checkpoints.clear()
+    tell("a new interpreter, in the same workspace")
+
+
+def checkpoint(prompt: Prompt, arguments: Sequence[str]) -> None:
+    """Remember memory and files."""
+    import shlex
+
+    branch = prompt.branch
+    name = arguments[0] if arguments else _free_name(branch)
+    branch.session.checkpoint(name)
+    branch.checkpoints.pop(name, None)
+    branch.checkpoints[name] = branch.count
+    tell(f"checkpoint {name}: :rollback {shlex.quote(name)} goes back to here")
+
+
+def _free_name(branch: Branch) -> str:
+    number = len(branch.checkpoints) + 1
+    while str(number) in branch.checkpoints:
+        number += 1
+    return str(number)
+
+
+def rollback(prompt: Prompt, arguments: Sequence[str]) -> None:
+    """Go back to a checkpoint."""
+    branch = prompt.branch
+    if not arguments and not branch.checkpoints:
+        raise InvalidRequest("there is no checkpoint; :checkpoint makes one")
+    name = arguments[0] if arguments else list(branch.checkpoints)[-1]
+    branch.session.rollback(name)
+    branch.count = branch.checkpoints.get(name, branch.count)
+    names = list(branch.checkpoints)
+    for later in names[names.index(name) + 1 :] if name in names else ():
+        del branch.checkpoints[later]
+    tell(f"back at checkpoint {name}")
+
+
+def fork(prompt: Prompt, arguments: Sequence[str]) -> None:
+    """Make sessions that begin as this one is."""
+    branch = prompt.branch
+    forks = branch.session.fork(_number(arguments[0]) if arguments else 1)
+    numbers = [prompt.adopt(session) for session in forks]
+    tell(f"fork {' '.join(str(number) for number in numbers)}: :switch {numbers[0]} goes there")
+
+
+def show_forks(prompt: Prompt, _: Sequence[str]) -> None:
+    """List all sessions of this prompt."""
+    for number, branch in prompt.branches.items():
+        mark = "*" if number == prompt.at else " "
+        origin = "the first one" if branch.origin is None else f"forked from {branch.origin}"
+        state = "" if branch.session.is_alive else ", has ended"
+        tell(f"{mark} {number}  {origin}, {branch.count} cells{state}")
+
+
+def switch(prompt: Prompt, arguments: Sequence[str]) -> None:
+    """Go on in another session."""
+    number = _number(arguments[0])
+    _check_there(prompt, number)
+    prompt.at = number
+
+
+def close(prompt: Prompt, arguments: Sequence[str]) -> None:
+    """End a fork."""
+    number = _number(arguments[0])
+    _check_there(prompt, number)
+    if number == 0:
+        raise InvalidRequest("0 is the first session, which ends with the prompt; :quit leaves")
+    prompt.branches.pop(number).session.close()
+    if prompt.at == number:
+        prompt.at = 0
+
+
+def show_files(prompt: Prompt, _: Sequence[str]) -> None:
+    """List the workspace."""
+    for path in sorted(prompt.branch.session.sandbox.list_files()):
+        tell(path)
+
+
+def save(prompt: Prompt, arguments: Sequence[str]) -> None:
+    """Copy a file out, under its own name; one that is there is replaced, a link never followed."""
+    import posixpath
+
+    from cloche.core.units import format_size
+    from cloche.hostfs import open_in_place_of
+
+    path, folder = arguments
+    sandbox = prompt.branch.session.sandbox
+    name = posixpath.basename(path)
+    if name in ("", ".", ".."):
+        raise InvalidRequest(f":save {path}: give the path of a file; :files lists them")
+    data = sandbox.read_file(path, max_bytes=sandbox.limits.disk_bytes)
+    target = os.path.join(folder, name)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        open_in_place_of(folder, name, data).close()
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
+    tell(f"{target} ({format_size(len(data))})")
+
+
+def show_limits(prompt: Prompt, _: Sequence[str]) -> None:
+    """List the limits."""
+    from cloche.core.units import format_size
+
+    for name, amount in prompt.branch.session.sandbox.limits.as_dict().items():
+        if name.endswith("_bytes"):
+            tell(f"  {name.removesuffix('_bytes'):<8} {format_size(int(amount))}")
+        elif name == "timeout_s":
+            tell(f"  timeout  {amount:g} s")
+        else:
+            tell(f"  {name:<8} {amount:g}")
+
+
+def leave(prompt: Prompt, _: Sequence[str]) -> None:
+    """Leave."""
+    prompt.leave()
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidRequest(f"{text!r} is no number")
+    return int(text)
+
+
+def _check_there(prompt: Prompt, number: int) -> None:
+    if number not in prompt.branches:
+        raise InvalidRequest(f"there is no session {number}; :forks lists them")
+
+
+WORDS: Mapping[str, Word] = {
+    "help": Word(summary="list these words", act=show_help),
+    "history": Word(summary="list what was run", act=show_history),
+    "restart": Word(summary="begin anew; files stay, checkpoints do not", act=restart),
+    "checkpoint": Word(summary="remember memory and files", act=checkpoint, arguments="[NAME]", most=1),
+    "rollback": Word(
+        summary="go back to a checkpoint, the latest by default", act=rollback, arguments="[NAME]", most=1
+    ),
+    "fork": Word(summary="make N sessions that begin as this one is", act=fork, arguments="[N]", most=1),
+    "forks": Word(summary="list the sessions", act=show_forks),
+    "switch": Word(summary="go on in session N", act=switch, arguments="N", least=1, most=1),
+    "close": Word(summary="end fork N", act=close, arguments="N", least=1, most=1),
+    "files": Word(summary="list the files of the workspace", act=show_files),
+    "save": Word(summary="copy a file to a folder here", act=save, arguments="PATH DIR", least=2, most=2),
+    "limits": Word(summary="list the limits of a cell", act=show_limits),
+    "quit": Word(summary="leave, as Ctrl-D does", act=leave),
+}

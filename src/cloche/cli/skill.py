@@ -1,79 +1,133 @@
-"""`cloche skill`: what the verbs do. Every word of a skill's is a stranger's, and nothing of it drives a terminal."""
+"""`cloche skill`: check, list and run skills.
+
+Every word of a skill's is a stranger's, and nothing of it drives a terminal.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from cloche.agent.skill import Fault, Skill
-from cloche.agent.skill_policy import Terms
-from cloche.agent.skill_run import run_skill, terms_for
-from cloche.agent.skills import Examined, examine_skill, find_skills, load_skill, locate_skill, search_path
+import click
+
 from cloche.core.errors import InvalidRequest
 from cloche.core.plain import plain_line
-from cloche.core.units import format_size
-from cloche.runtime.options import SandboxOptions
-from cloche.runtime.settings import Settings, load_settings
 
-from .exits import exit_code_of, say
-from .pulling import progress_shown
-from .run import _conclude, _print_plan, log_to_stderr, read_files, read_pairs, read_stdin
-from .tables import show
-from .terminal import Writer
+from .app import root
+from .options import (
+    Command,
+    argument,
+    debug_option,
+    json_option,
+    output_options,
+    program_options,
+    sandbox_options,
+)
+from .output import log_to_stderr, say, show
+from .run import read_files, read_pairs, read_stdin, run_and_report
+
+if TYPE_CHECKING:
+    from cloche.agent.skill import Fault, Skill
+    from cloche.agent.skill_policy import Terms
+    from cloche.agent.skills import Examined
+    from cloche.runtime.options import SandboxOptions
+    from cloche.runtime.settings import Settings
 
 EXIT_FAULTY = 1
+_AFTER = "cloche.after"
+_NAME = "A name of `cloche skill list`, or a folder."
+
+skill = root.group("skill", help="Check, list and run skills (SKILL.md and scripts).")(lambda: None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkillCommand:
-    """Hold the command line of `cloche skill run`, parsed and not yet checked."""
+class _WithArguments(Command):
+    """Keep what comes after -- apart: it is the script's."""
 
-    name: str
-    script: str | None = None
-    argv: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    out: str | None = None
-    spill: str | None = None
-    as_json: bool = False
-    debug: bool = False
-    options: SandboxOptions = field(default_factory=SandboxOptions)
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_AFTER] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
 
 
-def skill_command(command: SkillCommand) -> int:
-    """Run a script of a skill and return the exit code."""
-    if command.debug:
+@skill.command("check")
+@argument("name", metavar="NAME|PATH", help=_NAME)
+@sandbox_options("backend", "preset", "tier", "config", "timeout", "memory", "cpus", "pids", "disk")
+@json_option()
+def _check(name: str, options: SandboxOptions, as_json: bool) -> int:
+    """Read a skill, and show what it gets and why.
+
+    Nothing of it runs. Shown are what it asks for, the ceilings and the result.
+
+    All faults are told at once, each with its file and key. Exit code 1 when the skill cannot run here as it is.
+    PATH has a slash in it, NAME none.
+    """
+    return check_skill(name, options, as_json=as_json)
+
+
+@skill.command("list")
+@argument("folder", nargs=-1, metavar="DIR", help="Look in these folders instead of the search path.")
+@sandbox_options("config")
+@json_option()
+def _list(folder: tuple[str, ...], options: SandboxOptions, as_json: bool) -> int:
+    """List the skills of the search path.
+
+    That is the platform's data folder, then skill_path of your own configuration.
+
+    With DIR, those in these folders instead.
+    """
+    return show_skills(folder, options.get("config"), as_json=as_json)
+
+
+@skill.command("run", cls=_WithArguments)
+@argument("name", metavar="NAME|PATH", help=_NAME)
+@argument("script", metavar="SCRIPT", required=False, help="Its name or path. Default: the skill's entry.")
+@sandbox_options(but=("runtime", "network", "screen"))
+@program_options()
+@output_options()
+@json_option()
+@debug_option("Print debug log and the jail's plan.")
+@click.pass_context
+def _run(
+    context: click.Context,
+    name: str,
+    script: str | None,
+    env: tuple[str, ...],
+    file: tuple[str, ...],
+    out: str | None,
+    spill: str | None,
+    as_json: bool,
+    sandbox_debug: bool,
+    options: SandboxOptions,
+) -> int:
+    """Run a script of a skill in a throwaway sandbox.
+
+    The script's arguments follow --. Exit codes are those of cloche run.
+
+    SCRIPT is a script's name or path; without one the skill's entry runs. The skill's files lie in the workspace,
+    read-only, and the script runs where it lies among them.
+    """
+    from cloche.agent.skill_run import run_skill
+    from cloche.agent.skills import load_skill
+
+    if sandbox_debug:
         log_to_stderr()
-    skill = load_skill(command.name, _settings(command.options.get("config")))
-    stdout, stderr = Writer(1), Writer(2)
-    writers = {"stdout": stdout.write, "stderr": stderr.write}
-    with progress_shown():
-        result = run_skill(
-            skill,
-            command.script,
-            argv=command.argv,
-            stdin=read_stdin(),
-            env=read_pairs(command.env),
-            files=read_files(command.files),
-            out=command.out,
-            spill=command.spill,
-            on_output=None if command.as_json else lambda stream, data: writers[stream](data),
-            on_event=_print_plan if command.debug else None,
-            **command.options,
-        )
-    stdout.finish()
-    stderr.finish()
-    _conclude(result, as_json=command.as_json)
-    return exit_code_of(result)
+    found = load_skill(name, _settings(options.get("config")))
+    start = partial(
+        run_skill, found, script, argv=context.meta[_AFTER], stdin=read_stdin(), env=read_pairs(env),
+        files=read_files(file), out=out, spill=spill, **options,
+    )  # fmt: skip
+    return run_and_report(start, as_json=as_json, debug=sandbox_debug)
 
 
 def check_skill(name: str, options: SandboxOptions, *, as_json: bool) -> int:
     """Show a skill, what holds for it here, and all that is wrong with it."""
+    from cloche.agent.skill_run import terms_for
+    from cloche.agent.skills import examine_skill, locate_skill, search_path
+
     folder = locate_skill(name, search_path(_settings(options.get("config"))))
     examined = examine_skill(folder)
     terms = terms_for(examined.skill, **options) if examined.skill is not None else None
@@ -85,11 +139,13 @@ def check_skill(name: str, options: SandboxOptions, *, as_json: bool) -> int:
     return EXIT_FAULTY if faults else 0
 
 
-def show_skills(folders: Sequence[str], config: str | None, *, as_json: bool) -> int:
+def show_skills(folders: Sequence[str], config: str | os.PathLike[str] | None, *, as_json: bool) -> int:
     """List the skills of some folders, or of the search path."""
     for folder in folders:
         if not os.path.isdir(folder):
             raise InvalidRequest(f"cannot list {folder!r}: there is no such folder")
+    from cloche.agent.skills import find_skills, search_path
+
     path = tuple(folders) or search_path(_settings(config))
     rows = [
         {
@@ -110,7 +166,9 @@ def show_skills(folders: Sequence[str], config: str | None, *, as_json: bool) ->
     return 0
 
 
-def _settings(config: Any) -> Settings:  # noqa: ANN401 - a path, or None
+def _settings(config: str | os.PathLike[str] | None) -> Settings:
+    from cloche.runtime.settings import load_settings
+
     return load_settings({"config": config})
 
 
@@ -150,6 +208,8 @@ def _print_skill(examined: Examined, terms: Terms | None, faults: tuple[Fault, .
 
 
 def _print_card(skill: Skill) -> None:
+    from cloche.core.units import format_size
+
     card = skill.card
     lines = [
         ("skill", card.name), ("description", card.description), ("license", card.license),
@@ -168,6 +228,8 @@ def _print_card(skill: Skill) -> None:
 
 
 def _as_json(examined: Examined, terms: Terms | None, faults: tuple[Fault, ...]) -> dict[str, Any]:
+    import dataclasses
+
     skill = examined.skill
     told: dict[str, Any] = {
         "ok": not faults,

@@ -12,7 +12,7 @@ import pytest
 from cloche.cli.audit import Filters, export
 from cloche.cli.bench import BenchCommand, bench
 from cloche.cli.contest.plot import write_plot
-from cloche.cli.fixing import save_code
+from cloche.cli.run import save_code
 from cloche.core.result import FixReport, FixStop
 from cloche.hostfs import open_named
 from cloche.runtime.audit import Audit

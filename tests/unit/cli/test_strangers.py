@@ -13,14 +13,11 @@ from cloche.agent.approval import ApprovalRequest
 from cloche.agent.risk import Risk
 from cloche.agent.terminal import show_request
 from cloche.cli.audit import _row, _write
-from cloche.cli.doctor import audit_lines
-from cloche.cli.exits import guarded, say
-from cloche.cli.fixing import conclude_fix
-from cloche.cli.run import _Plain
+from cloche.cli.output import PlainFormatter, Writer, guarded, say, show
+from cloche.cli.run import conclude_fix
+from cloche.cli.session import tell
 from cloche.cli.skill import check_skill, show_skills
-from cloche.cli.tables import show
-from cloche.cli.terminal import Writer
-from cloche.cli.words import tell
+from cloche.cli.system import audit_lines
 from cloche.core.errors import InvalidRequest
 from cloche.core.plain import is_seen
 from cloche.core.result import FixReport, FixStop, code_diff
@@ -57,7 +54,7 @@ def _approval() -> None:
 
 def _logged() -> None:
     record = logging.LogRecord("cloche", logging.INFO, "", 0, EVIL, (), None)
-    print(_Plain("%(message)s").format(record))
+    print(PlainFormatter("%(message)s").format(record))
 
 
 def _exported() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cloche.cli.doctor import audit_lines
+from cloche.cli.system import audit_lines
 from cloche.runtime import audit_file, doctor_audit
 from cloche.runtime.audit import Audit
 from cloche.runtime.doctor_audit import AuditState, examine_audit

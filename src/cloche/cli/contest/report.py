@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import cloche
-from cloche.cli.tables import show
+from cloche.cli.output import show
 from cloche.testing.conformance_leftovers import leftovers
 
 from .contestants import BUBBLEWRAP, CODE, EVENTS, PLAIN, Event, Setting

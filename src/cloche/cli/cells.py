@@ -1,21 +1,27 @@
-"""What a session's cells show: output as it comes, values as text, images and HTML as files.
+"""The cells of a session: what they show, and whether what was typed so far is a whole one.
 
-All of it is the guest's word. On a terminal nothing of it is obeyed, see `terminal`; the names of files are ours.
+What is shown (output as it comes, values as text, images and HTML as files) is the guest's word. On a terminal nothing
+of it is obeyed, see `output`; the names of files are ours. Whether a cell is whole, Python is asked itself; JavaScript
+and Bash are looked at for quotes, brackets and backslashes that are open. This reads what a person typed on this side;
+nothing of it is run here.
 """
 
 from __future__ import annotations
 
+import ast
+import codeop
 import json
 import os
+import re
+import warnings
 
 from cloche.core.errors import ClocheError
 from cloche.core.events import Displayed, Event, OutputChunk, Stream
 from cloche.core.result import Output, Result, Status
 from cloche.core.units import format_size
 
-from .exits import say
+from .output import Writer, say
 from .run import NOTES
-from .terminal import Writer
 
 # What is worth a file, and how such a file is called; everything else is shown as text.
 SUFFIXES = {
@@ -29,6 +35,20 @@ SUFFIXES = {
 }
 TEXTS = ("text/plain", "text/markdown", "text/latex")
 MOST_NAMES = 10_000
+PAIRS = {")": "(", "]": "[", "}": "{", "fi": "if", "esac": "case", "done": "do"}
+# What is skipped, what is open up to the end of the text, and what opens and closes.
+TOKENS = {
+    "bash": re.compile(
+        r"""(?<!\S)\#[^\n]* | '[^']*' | "(?:\\.|[^"\\])*" | \\. | (?P<open>['"]|\\\Z)
+        | (?P<bracket>[][(){}] | (?<![^\s;&|(]) (?:if|fi|case|esac|do|done) (?![^\s;&|)]))""",
+        re.VERBOSE | re.DOTALL,
+    ),
+    "javascript": re.compile(
+        r"""//[^\n]* | /\*.*?\*/ | '(?:\\.|[^'\\\n])*' | "(?:\\.|[^"\\\n])*" | `(?:\\.|[^`\\])*` | \\.
+        | (?P<open>`|/\*|\\\Z) | (?P<bracket>[][(){}])""",
+        re.VERBOSE | re.DOTALL,
+    ),
+}
 
 
 class Shown:
@@ -64,7 +84,7 @@ class Shown:
         self.end()
         for warning in result.meta.get("screen", ()):
             say(f"screen: {warning}")
-        note = NOTES.get(result.status or Status.OK)
+        note = NOTES.get(str(result.status))
         is_lost = result.meta.get("state") == "lost"
         if note is not None and (is_lost or result.status is not Status.SIGNALED):
             say(f"{result.status}: {note} ({result.duration:.2f} s)")
@@ -133,3 +153,56 @@ def _as_bytes(content: str | bytes) -> bytes:
 
 def _size(content: str | bytes) -> str:
     return format_size(len(_as_bytes(content)))
+
+
+def goes_on(text: str, language: str) -> bool:
+    """Tell whether a cell that begins with `text` goes on; a blank line ends it, except inside of a quote."""
+    if language == "python":
+        return _python_goes_on(text)
+    return language in TOKENS and _text_goes_on(text, language)
+
+
+def _python_goes_on(text: str) -> bool:
+    *before, last = text.split("\n")
+    if not last.strip():
+        return bool(before) and _is_cut_off(text)
+    if text.startswith("%%") or _is_cut_off(text):
+        return True
+    return bool(before) and last[0] in " \t" and _ends_in_block(text)
+
+
+def _ends_in_block(text: str) -> bool:
+    """Tell whether the last statement is one that has statements below it."""
+    try:
+        statement = ast.parse(text).body[-1]
+        return hasattr(statement, "body") or hasattr(statement, "cases")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # a line of another language, say
+        heads = [line for line in text.split("\n") if line[:1].strip()]
+        return bool(heads) and heads[-1].rstrip().endswith(":")
+
+
+def _is_cut_off(text: str) -> bool:
+    """Ask the compiler whether the only thing wrong with a text is that it ends."""
+    compiler = codeop.CommandCompiler()
+    compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return compiler(text, "<input>", "exec") is None
+    except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+        return False  # whoever runs it will say what is wrong
+
+
+def _text_goes_on(text: str, language: str) -> bool:
+    """Look for what is open: a quote, a comment, a bracket, or the last line."""
+    is_blank = not text.rpartition("\n")[2].strip()
+    stack = [""]
+    for token in TOKENS[language].finditer(text):
+        bracket = token["bracket"]
+        if token["open"]:
+            return True
+        if bracket in PAIRS.values():
+            stack.append(bracket)
+        elif bracket and stack[-1] == PAIRS[bracket]:
+            stack.pop()
+    return len(stack) > 1 and not is_blank

@@ -1,0 +1,523 @@
+"""`cloche tools`, `cloche approvals` and `cloche container`: an agent's tools, what waits for a human's decision,
+and the container that an agent itself works in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.plain import plain, plain_line
+
+from .app import root
+from .options import Decorator, argument, flag, json_option, option, sandbox_options
+from .output import guarded, say, show
+
+if TYPE_CHECKING:
+    from cloche.agent.answering import Answer
+    from cloche.agent.approval import ApprovalRequest, Approver, Decision
+    from cloche.agent.catalog import Tool
+    from cloche.agent.queue import ApprovalQueue, Entry
+    from cloche.agent.risk import Risk
+    from cloche.runtime.options import SandboxOptions
+
+EXIT_TOOL_FAILED = 1
+HOST_TIER = 4
+LOOK_S = 0.2
+MOST_SHOWN = 60  # characters of a call, in the table
+_STATES = {"approved": "let through", "denied": "not run", "expired": "nobody answered in time: not run"}
+_TIER = "Tier of trust, 1 to 4. Default: 3."
+Told = list[dict[str, Any]]
+
+
+@root.group("tools", help="List an agent's tools, or call one.", no_args_is_help=False, invoke_without_command=True)
+@option("--tier", metavar="N", type=int, help=_TIER)
+@option(
+    "--format", "form", metavar="FORM", default="table", show_default=False,
+    help="table, json, openai, openai-strict, openai-responses or anthropic.",
+)  # fmt: skip
+@click.pass_context
+def tools(context: click.Context, tier: int | None, form: str) -> None:
+    """List the tools of a tier with their risks, or export them for a provider's `tools=`."""
+    if context.invoked_subcommand is None:
+        context.exit(guarded(lambda: list_tools(tier, form), as_json=form != "table"))
+
+
+approvals = root.group("approvals", help="See what waits for approval, and decide.")(lambda: None)
+
+
+def _as_plain(tools: tuple[Tool, ...], tier: int) -> Told:
+    return [
+        {
+            "name": tool.name, "wire_name": tool.wire_name, "risk": str(_risk(tool, tier)), "tiers": list(tool.tiers),
+            "description": tool.description, "schema": tool.schema,
+        }
+        for tool in tools
+    ]  # fmt: skip
+
+
+def _as_openai(tools: tuple[Tool, ...], _: int) -> Told:
+    from cloche.agent.exports import openai_tools
+
+    return openai_tools(tools)
+
+
+def _as_openai_strict(tools: tuple[Tool, ...], _: int) -> Told:
+    from cloche.agent.exports import openai_tools
+
+    return openai_tools(tools, is_strict=True)
+
+
+def _as_openai_responses(tools: tuple[Tool, ...], _: int) -> Told:
+    from cloche.agent.exports import openai_response_tools
+
+    return openai_response_tools(tools)
+
+
+def _as_anthropic(tools: tuple[Tool, ...], _: int) -> Told:
+    from cloche.agent.exports import anthropic_tools
+
+    return anthropic_tools(tools)
+
+
+FORMATS: Mapping[str, Callable[[tuple[Tool, ...], int], Told]] = {
+    "json": _as_plain,
+    "openai": _as_openai,
+    "openai-strict": _as_openai_strict,
+    "openai-responses": _as_openai_responses,
+    "anthropic": _as_anthropic,
+}
+
+
+def list_tools(tier: int | None, form: str) -> int:
+    """Print the tools of a tier, by default 3, as a table or in one of FORMATS."""
+    from cloche.agent.tiers import DEFAULT_TIER
+    from cloche.agent.toolbox import Toolbox
+
+    number = DEFAULT_TIER if tier is None else tier
+    tools = Toolbox(tier=number).tools
+    if form == "table":
+        rows = [
+            {
+                "tool": tool.name,
+                "risk": str(_risk(tool, number)),
+                "tiers": ", ".join(map(str, tool.tiers)),
+                "arguments": ", ".join(f"[{n}]" if "default" in s else n for n, s in tool.properties.items()),
+                "does": tool.description.partition(". ")[0].rstrip(".") + ".",
+            }
+            for tool in tools
+        ]
+        show(rows, as_json=False)
+        return 0
+    if form not in FORMATS:
+        raise InvalidRequest(f"--format: {form!r} is unknown; use one of table, {', '.join(FORMATS)}")
+    print(json.dumps(FORMATS[form](tools, number), indent=2))
+    return 0
+
+
+def call_tool(
+    name: str,
+    arguments: str,
+    *,
+    approve: str,
+    queue: str | None,
+    patience_s: float | None,
+    out: str | None,
+    options: SandboxOptions,
+) -> int:
+    """Call one tool as a model would, and print what the model would be told. Return 1 when that is an error."""
+    import asyncio
+
+    from cloche.agent.approval import PATIENCE_S, check_patience
+
+    patience = PATIENCE_S if patience_s is None else check_patience(patience_s)
+    answer = asyncio.run(_called(name, _read(arguments), _approver(approve, queue, patience), patience, options))
+    print(plain(answer.text) if sys.stdout.isatty() else answer.text)
+    _keep_images(answer, out)
+    return EXIT_TOOL_FAILED if answer.is_error else 0
+
+
+async def _called(
+    name: str,
+    arguments: Any,  # noqa: ANN401 - the tool checks it
+    approve: Approver,
+    patience_s: float,
+    options: SandboxOptions,
+) -> Answer:
+    from cloche.agent.toolbox import Toolbox
+
+    async with Toolbox(approve=approve, patience_s=patience_s, **options) as tools:
+        return await tools.call(name, arguments)
+
+
+def _read(arguments: str) -> object:
+    try:
+        return json.loads(sys.stdin.read() if arguments == "-" else arguments)
+    except ValueError as error:
+        raise InvalidRequest(f'the arguments are not JSON: {error}; for example \'{{"code": "1 + 1"}}\'') from None
+
+
+def _approver(approve: str, queue: str | None, patience_s: float) -> Approver:
+    word, _, risk = approve.partition(":")
+    if word == "terminal":
+        from cloche.agent.terminal import AskTerminal
+
+        return AskTerminal()
+    if word == "queue":
+        from cloche.agent.queue import ApprovalQueue
+
+        say("approvals wait in the queue: cloche approvals list")
+        return ApprovalQueue(queue, patience_s=patience_s)
+    if word == "auto":
+        from cloche.agent.approval import auto
+
+        return auto(risk or "high")
+    if word == "deny":
+        return _deny
+    raise InvalidRequest(f"--approve: {approve!r} is unknown; use one of terminal, queue, auto:high, deny")
+
+
+async def _deny(_: ApprovalRequest) -> Decision:
+    """Say no, and that it is the command line that does."""
+    from cloche.agent.approval import Decision
+
+    return Decision(is_approved=False, by="cli", reason="the command line says --approve deny")
+
+
+def _keep_images(answer: Answer, out: str | None) -> None:
+    import base64
+    from pathlib import Path
+
+    from cloche.hostfs import open_in_place_of
+
+    if out is None:
+        if answer.images:
+            say(f"figures: {len(answer.images)}; --out DIR keeps them")
+        return
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        for number, image in enumerate(answer.images, 1):
+            name = f"figure-{number}.{image.mime.partition('/')[2]}"
+            open_in_place_of(out, name, base64.b64decode(image.base64)).close()
+            say(f"wrote {Path(out, name)}")
+    except OSError as error:
+        raise InvalidRequest(f"--out {out}: the figures cannot be written: {error.strerror}") from error
+
+
+def _risk(tool: Tool, tier: int) -> Risk:
+    from cloche.agent.catalog import risk_of
+
+    return risk_of(tool, is_on_host=tier == HOST_TIER)
+
+
+def list_approvals(queue: str | None, *, is_all: bool, as_json: bool) -> int:
+    """List what waits, or everything that is kept, the oldest first."""
+    with _opened(queue) as found:
+        entries = found.entries() if is_all else found.waiting()
+    if as_json:
+        print(json.dumps([_as_dict(one) for one in entries], indent=2, default=str))
+    elif entries:
+        show([_row(one) for one in entries], as_json=False)
+    else:
+        print("nothing is kept" if is_all else "nothing waits")
+    return 0
+
+
+def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
+    """Show one request: what is asked for, the rules that will hold, what changed since the last one."""
+    with _opened(queue) as found:
+        entry = found.entry(number)
+    if as_json:
+        print(json.dumps(_as_dict(entry), indent=2, default=str))
+        return 0
+    from rich.console import Console
+
+    from cloche.agent.terminal import show_request
+
+    request = entry.request
+    console = Console(emoji=False, width=None if sys.stdout.isatty() else 200)
+    asks = "Confirm it once more" if request.is_confirmation else "Approve it"
+    where = plain(str(request.rules.get("runs_on")))
+    console.print(f"{entry.number}: {plain(request.tool)} ({request.risk}, on {where})", style="bold", markup=False)
+    show_request(request, console)
+    if entry.state == "waiting":
+        told = f"{asks}? It waits {_left(entry)} longer: cloche approvals approve {number}, or deny {number}"
+    else:
+        told = f"{entry.state}: {_STATES[entry.state]}{_decided(entry)}"
+    console.print(told, markup=False, highlight=False)
+    return 0
+
+
+def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "", is_remembered: bool = False) -> int:
+    """Approve or deny a request that waits, and say which one it was."""
+    from cloche.agent.approval import Decision
+    from cloche.agent.risk import Risk
+
+    decision = Decision(is_approved=is_approved, by=_by(), reason=reason, is_remembered=is_remembered)
+    with _opened(queue) as found:
+        request = found.entry(number).request
+        if is_remembered and request.risk is not Risk.HIGH:
+            raise InvalidRequest(f"approval {number} is {request.risk}: only high calls can be remembered")
+        found.decide(number, decision)
+    done = "approved" if is_approved else "denied"
+    remembered = "; the same call is not asked for again" if is_remembered else ""
+    print(f"{done} {number}: {plain(request.tool)} ({request.risk}){remembered}")
+    if is_approved and request.risk is Risk.CRITICAL and not request.is_confirmation:
+        print("it is critical, and will be asked for once more")
+    return 0
+
+
+def watch(queue: str | None) -> int:
+    """Ask at the terminal about each call as it comes, until Ctrl-C."""
+    import asyncio
+
+    if not sys.stdin.isatty():
+        raise InvalidRequest("watch asks at a terminal, and there is none; use list, show, approve and deny")
+    with _opened(queue) as found:
+        say("asking about each call that waits; Ctrl-C ends")
+        asyncio.run(_ask_about_each(found))
+    return 0
+
+
+async def _ask_about_each(queue: ApprovalQueue) -> None:
+    import asyncio
+    from dataclasses import replace
+
+    from cloche.agent.terminal import AskTerminal
+
+    asked: set[int] = set()
+    while sys.stdin.isatty():  # its end may be lost among the signals, and nobody could answer any more
+        entry = next((one for one in queue.waiting() if one.number not in asked), None)
+        if entry is None:
+            await asyncio.sleep(LOOK_S)
+            continue
+        asked.add(entry.number)
+        try:
+            decision = await asyncio.wait_for(AskTerminal()(entry.request), max(0.0, entry.expires_at - time.time()))
+            queue.decide(entry.number, replace(decision, by=_by()))
+        except TimeoutError:
+            print(f"\n{entry.number}: its time is over, which is a no")
+        except InvalidRequest as error:  # somebody else decided, or whoever asked is gone
+            print(plain_line(str(error)))
+
+
+@contextmanager
+def _opened(queue: str | None) -> Iterator[ApprovalQueue]:
+    import sqlite3
+
+    from cloche.agent.queue import ApprovalQueue, default_path
+
+    named = queue or os.environ.get("CLOCHE_APPROVALS")
+    if named and not os.path.exists(named):
+        raise InvalidRequest(f"there is no queue {named}; it is made by whoever asks")
+    try:
+        yield ApprovalQueue(queue)
+    except sqlite3.Error as error:
+        raise InvalidRequest(f"{named or default_path()} cannot be used as a queue of approvals: {error}") from error
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    request = entry.request
+    called = request.arguments.get("code", request.arguments.get("command", ""))
+    text = plain_line(str(called))
+    return {
+        "number": entry.number,
+        "tool": plain(request.tool),
+        "risk": f"{request.risk}, to confirm" if request.is_confirmation else str(request.risk),
+        "runs on": plain(str(request.rules.get("runs_on", ""))),
+        "asked": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.asked_at)),
+        "state": f"waits {_left(entry)}" if entry.state == "waiting" else f"{entry.state}{_decided(entry)}",
+        "asks for": text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…",
+    }
+
+
+def _left(entry: Entry) -> str:
+    return f"{max(0, round(entry.expires_at - time.time()))} s"
+
+
+def _decided(entry: Entry) -> str:
+    if entry.decision is None:
+        return ""
+    reason = f": {plain(str(entry.decision.reason))}" if entry.decision.reason else ""
+    return f" by {plain(str(entry.decision.by))}{reason}"
+
+
+def _as_dict(entry: Entry) -> dict[str, Any]:
+    from cloche.agent.plainly import rules_in_words
+    from cloche.agent.queue import as_dict
+
+    request, decision = entry.request, entry.decision
+    return {
+        "number": entry.number, "state": entry.state, "asked_at": entry.asked_at, "expires_at": entry.expires_at,
+        "tool": request.tool, "risk": str(request.risk), "arguments": dict(request.arguments),
+        "rules": dict(request.rules), "rules_in_words": rules_in_words(request), "changes": request.changes,
+        "is_confirmation": request.is_confirmation, "fingerprint": request.fingerprint,
+        "decision": None if decision is None else as_dict(decision),
+    }  # fmt: skip
+
+
+def _by() -> str:
+    import getpass
+
+    try:
+        return f"{getpass.getuser()} (command line)"
+    except (KeyError, OSError):  # a user without a name
+        return f"user {os.geteuid()} (command line)"
+
+
+def _queue() -> Decorator:
+    """Give a command --queue."""
+    text = "The queue. Default: $CLOCHE_APPROVALS, else one in your state folder."
+    return option("--queue", metavar="FILE", help=text)
+
+
+def _number() -> Decorator:
+    """Give a command its NUMBER."""
+    return argument("number", type=int, metavar="NUMBER", help="As `cloche approvals list` shows it.")
+
+
+def _reason() -> Decorator:
+    """Give a command --reason."""
+    text = "Told to whoever asked, the model included."
+    return option("--reason", metavar="TEXT", default="", show_default=False, help=text)
+
+
+@tools.command("call")
+@argument("name", metavar="TOOL", help="A name of `cloche tools`.")
+@argument("arguments", metavar="JSON", default="{}", help="Its arguments; - is stdin.")
+@option("--approve", metavar="WHO", default="terminal", help="terminal, queue, auto:high (or low, medium), deny.")
+@_queue()
+@option("--patience", metavar="SECONDS", type=float, help="How long an answer is waited for.")
+@sandbox_options(
+    "tier", "backend", "config", "timeout", help={"tier": _TIER, "timeout": "The most that a call may take."}
+)
+@option("--out", metavar="DIR", help="Write figures to DIR.")
+def _call(
+    name: str,
+    arguments: str,
+    approve: str,
+    queue: str | None,
+    patience: float | None,
+    options: SandboxOptions,
+    out: str | None,
+) -> int:
+    """Call one tool as a model would, and print its answer.
+
+    TOOL is a name of `cloche tools`, JSON its arguments as a model passes them, or - for stdin. The answer is what the
+    model would be told; exit code 1 when that is an error.
+    """
+    return call_tool(name, arguments, approve=approve, queue=queue, patience_s=patience, out=out, options=options)
+
+
+@approvals.command("list")
+@flag("--all", "is_all", help="Show what was decided or expired, too.")
+@_queue()
+@json_option()
+def _list(is_all: bool, queue: str | None, as_json: bool) -> int:
+    """List the calls that wait for a decision, the oldest first."""
+    return list_approvals(queue, is_all=is_all, as_json=as_json)
+
+
+@approvals.command("show")
+@_number()
+@_queue()
+@json_option()
+def _show(number: int, queue: str | None, as_json: bool) -> int:
+    """Show one call: its code, the rules, what changed."""
+    return show_approval(queue, number, as_json=as_json)
+
+
+@approvals.command("watch")
+@_queue()
+def _watch(queue: str | None) -> int:
+    """Ask here about each call as it comes, until Ctrl-C."""
+    return watch(queue)
+
+
+@approvals.command("approve")
+@_number()
+@flag("--remember", "is_remembered", help="Do not ask again for the same high call under the same rules.")
+@_reason()
+@_queue()
+def _approve(number: int, is_remembered: bool, reason: str, queue: str | None) -> int:
+    """Let a call through. A critical one asks once more."""
+    return decide(queue, number, is_approved=True, reason=reason, is_remembered=is_remembered)
+
+
+@approvals.command("deny")
+@_number()
+@_reason()
+@_queue()
+def _refuse(number: int, reason: str, queue: str | None) -> int:
+    """Refuse a call."""
+    return decide(queue, number, is_approved=False, reason=reason)
+
+
+@root.command("container", no_args_is_help=True)
+@argument("folder", metavar="DIR", help="The folder that is its /workspace.")
+@argument(
+    "words", nargs=-1, required=True, metavar="IMAGE",
+    help="The image, then -- and what to run in it. Default: its own.",
+)  # fmt: skip
+@option(
+    "--env", metavar="K[=V]", multiple=True,
+    help="A variable; K alone has its value where docker is called. Repeatable.",
+)  # fmt: skip
+@option("--user", metavar="UID[:GID]", help="Who it runs as. Default: the folder's owner.")
+@option("--name", metavar="NAME", default="", show_default=False, help="What docker calls the container.")
+@flag("--tty", "-t", help="Give it a terminal.")
+@sandbox_options(
+    "runtime", "require", "preset", "config", "memory", "cpus", "pids", "network",
+    help={"runtime": "runc, or gvisor. Default: the daemon's own.", "network": "off or open."},
+)  # fmt: skip
+@json_option()
+def _container(
+    folder: str,
+    words: tuple[str, ...],
+    env: tuple[str, ...],
+    user: str | None,
+    name: str,
+    tty: bool,
+    options: SandboxOptions,
+    as_json: bool,
+) -> int:
+    """Print the docker run that starts an agent's own container.
+
+    It is as hard as the container of a run, but for its folder, which is yours: DIR. Nothing is started.
+    """
+    import shlex
+
+    from cloche.agent.container import container_arguments
+
+    image, *command = words
+    found = container_arguments(
+        folder, image, command, env=_variables(env), user=_ids(user), name=name, has_terminal=tty, **options
+    )
+    line = shlex.join(found)
+    if not as_json and plain(line) != line:
+        raise InvalidRequest("a name has characters that no terminal should be sent; --json prints the list")
+    print(json.dumps(found) if as_json else line)
+    return 0
+
+
+def _variables(words: Sequence[str]) -> dict[str, str | None]:
+    """Split K=V; a bare K has its value where docker is called."""
+    split = (word.partition("=") for word in words)
+    return {name: value if equals else None for name, equals, value in split}
+
+
+def _ids(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    user, _, group = text.partition(":")
+    if not (user.isdecimal() and user.isascii()) or not (group or user).isdecimal():
+        raise InvalidRequest(f"--user {text}: give numbers, as UID or UID:GID")
+    return int(user), int(group or user)

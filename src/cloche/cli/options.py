@@ -1,0 +1,216 @@
+"""What commands are made of: arguments and options, those that several commands have declared once, and the guard.
+
+A command is a function that returns an exit code. Options that belong to a sandbox reach it as one mapping, `options`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import click
+
+from .output import guarded, say_losses
+
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
+
+
+class Command(click.Command):
+    """Be a command: its function runs guarded, and what it returns is the exit code."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the arguments, then the options."""
+        rows = [(param.make_metavar(ctx), param.text) for param in self.params if isinstance(param, _Argument)]
+        if rows:
+            with formatter.section("Arguments"):
+                formatter.write_dl(rows)
+        super().format_options(ctx, formatter)
+
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write nothing: click 8.5 would list the arguments a second time."""
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Run it, its exceptions turned into one line each, and exit with its code."""
+        from cloche.runtime.audit import switch_on
+
+        switch_on("cli")
+        say_losses()
+        given = ctx.params
+        debug, as_json = given.get("sandbox_debug", False), given.get("as_json", False)
+        names = [param.name for param in self.params if isinstance(param, _SandboxOption) and param.name in given]
+        if names:
+            given["options"] = {name: given.pop(name) for name in names}
+        ctx.exit(guarded(lambda: int(click.Command.invoke(self, ctx)), debug=debug, as_json=as_json))
+
+
+class Group(click.Group):
+    """Hold commands in the order in which they are written."""
+
+    command_class = Command
+
+    def __init__(self, name: str | None = None, **settings: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(name, **{"no_args_is_help": True, **settings})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's own
+        """Return the names of the commands."""
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is meant. Raises UsageError with names that are similar."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if not error.message.startswith("No such command"):
+                raise
+            from difflib import get_close_matches
+
+            similar = ", ".join(map(repr, get_close_matches(args[0], self.list_commands(ctx))))
+            text = f"No such command {args[0]!r}."
+            raise click.UsageError(f"{text} Did you mean {similar}?" if similar else text, ctx) from None
+
+
+Group.group_class = Group
+
+
+class _Argument(click.Argument):
+    """Be an argument with a help text, whichever click it is."""
+
+    def __init__(self, name: str, *, metavar: str, text: str, **settings: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__([name], metavar=metavar, **settings)
+        self.text = f"{text}  [required]" if self.required else text
+
+    def make_metavar(self, ctx: click.Context | None = None) -> str:  # noqa: ARG002 - click's own
+        """Return how the usage shows it."""
+        return str(self.metavar) if self.required else f"[{self.metavar}]"
+
+
+class _SandboxOption(click.Option):
+    """Be an option that is one of the keywords of a sandbox."""
+
+
+def argument(name: str, *, metavar: str, help: str, **settings: Any) -> Decorator:  # noqa: A002, ANN401 - click's own
+    """Give a command an argument."""
+    return _adds(partial(_Argument, name, metavar=metavar, text=help, **settings))
+
+
+def option(*names: str, help: str, **settings: Any) -> Decorator:  # noqa: A002, ANN401 - click's own
+    """Give a command an option; a default is shown."""
+    return _adds(partial(click.Option, names, help=help, **{"show_default": "default" in settings, **settings}))
+
+
+def flag(*names: str, help: str) -> Decorator:  # noqa: A002 - click's own
+    """Give a command an option without a value."""
+    return _adds(partial(click.Option, names, help=help, is_flag=True))
+
+
+def _adds(*make: Callable[[], click.Parameter]) -> Decorator:
+    def add(function: Function) -> Function:
+        # Where click's own decorators leave parameters: last first, as decorators are applied from below.
+        function.__dict__.setdefault("__click_params__", []).extend(one() for one in reversed(make))
+        return function
+
+    return add
+
+
+def _joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """Make one list of a repeated option, each of whose values may be a list with commas."""
+    return ",".join(values) or None
+
+
+def _name_env_file(_: click.Context, __: click.Parameter, file: str | None) -> None:
+    """Set CLOCHE_ENV_FILE for this process: whatever reads settings reads that file."""
+    if file:
+        os.environ["CLOCHE_ENV_FILE"] = file
+
+
+# The keywords of a sandbox that have an option: how it is declared, in the order in which help shows it.
+_SANDBOX: Mapping[str, Mapping[str, Any]] = {
+    "backend": {"metavar": "NAME", "help": "A name of `cloche backends`."},
+    "runtime": {"metavar": "NAME", "help": "runc: docker's own runtime, never gVisor's. Else as --backend."},
+    "prefer": {"metavar": "WHAT", "help": "strongest or fastest: choose among the backends here."},
+    "fallback": {"metavar": "WHAT", "help": "process: what trusted code may fall back to; or none."},
+    "trusted": {
+        "is_flag": True, "callback": lambda _, __, value: value or None,
+        "help": "The code is your own, not a model's: it may fall back.",
+    },
+    "image": {"metavar": "IMAGE", "help": "Container image, for backends that use images."},
+    "require": {
+        "metavar": "NAME", "multiple": True, "callback": _joined,
+        "help": "A level or control that must hold; less is an error. Repeatable.",
+    },
+    "best_effort": {
+        "metavar": "NAME", "multiple": True, "callback": lambda *given: _joined(*given) or (),
+        "help": "A control that may be absent. Repeatable.",
+    },
+    "preset": {"metavar": "NAME", "help": "A name of `cloche presets`."},
+    "tier": {"metavar": "N", "type": int, "help": "Tier of trust, 1 to 4."},
+    "config": {"metavar": "FILE", "help": "Use this configuration file."},
+    "timeout": {"metavar": "TIME", "help": "Wall clock: seconds, or 500ms, 30s, 5m."},
+    "memory": {"metavar": "SIZE", "help": "Memory: bytes, or 256m, 1g."},
+    "cpus": {"metavar": "N", "type": float, "help": "CPUs, for example 0.5."},
+    "pids": {"metavar": "N", "type": int, "help": "Processes and threads at once."},
+    "disk": {"metavar": "SIZE", "help": "Size of the workspace."},
+    "output_limit": {"metavar": "SIZE", "help": "Output kept in the result, per stream."},
+    "network": {"metavar": "MODE", "help": "off, allowlist or open."},
+    "screen": {"metavar": "MODE", "help": "Look at Python code first: off, warn, block (with --no-sandbox)."},
+}  # fmt: skip
+_ENV_FILE: Mapping[str, Any] = {
+    "metavar": "FILE", "expose_value": False, "callback": _name_env_file,
+    "help": "Read Cloche's own variables from this .env, as if you had set them. The program gets none of it.",
+}  # fmt: skip
+
+
+def sandbox_options(*names: str, but: tuple[str, ...] = (), help: Mapping[str, str] | None = None) -> Decorator:  # noqa: A002
+    """Give a command the options that are named, or all `but` some; `help` replaces texts. --config brings --env-file.
+
+    The command gets one mapping of them, `options`, in which None is an option that was not given.
+    """
+    makers: list[Callable[[], click.Parameter]] = []
+    for name in names or (name for name in _SANDBOX if name not in but):
+        row = {**_SANDBOX[name], **({"help": help[name]} if help and name in help else {})}
+        makers.append(partial(_SandboxOption, [f"--{name.replace('_', '-')}", name], **row))
+        if name == "config":
+            makers.append(partial(click.Option, ["--env-file"], **_ENV_FILE))
+    return _adds(*makers)
+
+
+def json_option(help: str = "Print JSON.") -> Decorator:  # noqa: A002 - click's own
+    """Give a command --json, its parameter `as_json`; errors are JSON, too, then."""
+    return flag("--json", "as_json", help=help)
+
+
+def debug_option(help: str = "Print debug log.") -> Decorator:  # noqa: A002 - click's own
+    """Give a command --sandbox-debug; an unexpected error shows where it was, then."""
+    return flag("--sandbox-debug", help=help)
+
+
+def no_sandbox_option() -> Decorator:
+    """Give a command --no-sandbox; `with_backend` says what it stands for."""
+    return flag("--no-sandbox", help="Child process with limits, no isolation.")
+
+
+def program_options() -> Decorator:
+    """Give a command --env and --file."""
+    return _adds(
+        partial(click.Option, ["--env"], metavar="K=V", multiple=True, help="A variable for the program. Repeatable."),
+        partial(
+            click.Option, ["--file"], metavar="SRC[:DST]", multiple=True,
+            help="Copy a file or directory in. Repeatable.",
+        ),
+    )  # fmt: skip
+
+
+def output_options() -> Decorator:
+    """Give a command --out and --spill."""
+    return _adds(
+        partial(click.Option, ["--out"], metavar="DIR", help="Copy created and changed files to DIR."),
+        partial(
+            click.Option, ["--spill"], metavar="DIR",
+            help="Write the full output to DIR/stdout.txt and DIR/stderr.txt.",
+        ),
+    )  # fmt: skip

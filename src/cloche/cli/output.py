@@ -1,0 +1,271 @@
+"""What the command line writes: exit codes, messages on stderr, the guest's bytes, tables, a bar for long downloads.
+
+The program's own exit code passes through. Cloche's are: 124 time-out, 137 out of memory, 125 Cloche could not do
+it, 2 wrong usage, 130 Ctrl-C, 143 terminated, 141 nobody reads the output any more. The guest's bytes go untouched into
+files and pipes, and are harmless on a terminal.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.plain import plain, plain_line, plain_output, sendable
+
+if TYPE_CHECKING:
+    from cloche.core.progress import Progress
+    from cloche.core.result import Result
+
+EXIT_USAGE = 2
+EXIT_FAILED = 125
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_UNREAD = 128 + signal.SIGPIPE
+_EXIT_BY_STATUS = {"timeout": 124, "out_of_memory": 137}
+RED, PLAIN = b"\x1b[31m", b"\x1b[0m"
+PIPED_COLUMNS = 200  # where each row shall stay one line, for those who look for it with grep
+READ_COLUMNS = 100  # where rows are read, or stand below one another in a log
+
+Row = Mapping[str, Any]
+
+
+class OutputFailed(ClocheError):
+    """Report that our own output cannot be written: a full disk, most likely."""
+
+
+def exit_code_of(result: Result) -> int:
+    """Return the code that `cloche run` exits with for `result`."""
+    return _EXIT_BY_STATUS.get(str(result.status), result.exit_code & 0xFF)
+
+
+def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = False) -> int:
+    """Do the work of one command and return the exit code, its exceptions turned into one line each."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup's "ignore" stays
+            signal.signal(number, _exit_orderly)
+    logging.getLogger("cloche.config").addHandler(_saying)  # what is ignored in the working directory
+    try:
+        code = work()
+        sys.stdout.flush()  # here what goes wrong is said in words; at the interpreter's end it would be a traceback
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return EXIT_UNREAD
+    except ClocheError as error:
+        _report(error, str(error), debug=debug, as_json=as_json)
+        return EXIT_USAGE if isinstance(error, InvalidRequest) else EXIT_FAILED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _unexpected(error, debug=debug, as_json=as_json)
+        say(f"cannot write {error.filename or 'the output'}: {error.strerror}; make room there, and try again")
+        if error.filename is None:
+            _discard_stdout()
+        return EXIT_FAILED
+    except Exception as error:
+        return _unexpected(error, debug=debug, as_json=as_json)
+
+
+def _unexpected(error: Exception, *, debug: bool, as_json: bool) -> int:
+    text = f"unexpected {type(error).__name__}: {error}. This is a defect of Cloche"
+    _report(error, text if debug else f"{text}; --sandbox-debug shows where", debug=debug, as_json=as_json)
+    return EXIT_FAILED
+
+
+def say(text: str) -> None:
+    """Print one line about the run on stderr."""
+    line = plain(" ".join(text.splitlines()))
+    print(f"cloche: {line}", file=sys.stderr, flush=True)
+
+
+class _Saying(logging.Handler):
+    """Say what is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
+_saying = _Saying()
+
+
+def say_losses() -> None:
+    """Print a line on stderr for every event that is missing from the audit log."""
+    logging.getLogger("cloche.audit").addHandler(_saying)
+
+
+class PlainFormatter(logging.Formatter):
+    """Write messages without what a terminal would obey: they may quote whatever ran."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
+def log_to_stderr() -> None:
+    """Print the library's log, with the time since the start."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter("%(relativeCreated)6.0f ms %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("cloche").setLevel(logging.DEBUG)
+
+
+def _report(error: Exception, text: str, *, debug: bool, as_json: bool) -> None:
+    if debug:
+        import traceback
+
+        print(plain("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    say(text)
+    if as_json:
+        print(json.dumps({"error": {"type": type(error).__name__, "message": sendable(str(error))}}))
+
+
+def _exit_orderly(number: int, _frame: FrameType | None) -> None:
+    """Leave like Ctrl-C does: what runs is killed and waited for first."""
+    raise SystemExit(128 + number)
+
+
+def _discard_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+class Writer:
+    """Write one stream of the guest to one of our descriptors, at once and complete.
+
+    `is_red` holds on a terminal, unless NO_COLOR is set there.
+    """
+
+    def __init__(self, fd: int, *, is_red: bool = False) -> None:
+        self._fd = fd
+        self._is_terminal = os.isatty(fd)
+        self._is_red = is_red and self._is_terminal and not os.environ.get("NO_COLOR")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a chunk may end inside a character
+
+    def write(self, data: bytes) -> None:
+        """Write `data`; raises BrokenPipeError when nobody reads any more."""
+        if self._is_terminal:
+            data = self._coloured(plain_output(self._decoder.decode(data)))
+        self._write_all(data)
+
+    def finish(self) -> None:
+        """Write what is left of a character that never ended."""
+        if self._is_terminal:
+            self._write_all(self._coloured(plain_output(self._decoder.decode(b"", final=True))))
+
+    def _coloured(self, text: str) -> bytes:
+        data = text.encode("utf-8", "replace")
+        return b"%s%s%s" % (RED, data, PLAIN) if self._is_red and data else data
+
+    def _write_all(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(self._fd, left) :]
+            except BlockingIOError:  # the descriptor's other owner made it non-blocking
+                import select
+
+                select.select([], [self._fd], [])
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise OutputFailed(f"cannot pass the output on: {error.strerror}; the run was stopped") from error
+
+
+def show(
+    rows: Sequence[Row],
+    *,
+    as_json: bool,
+    title: str = "",
+    piped_columns: int = PIPED_COLUMNS,
+    below: Sequence[str] = (),
+) -> None:
+    """Print rows that share their keys, as a table or as JSON.
+
+    `piped_columns` is how wide the table may be where there is no terminal. What stands under the keys `below` are
+    sentences, paths and commands: they follow the table, each on a line of its own that is not broken.
+    """
+    if as_json:
+        print(json.dumps([dict(row) for row in rows], default=str, indent=2))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    names = [name for name in (rows[0] if rows else ()) if name not in below]
+    columns = [Column(name, overflow="fold") for name in names]  # nothing of a long word is lost
+    table = Table(*columns, title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        table.add_row(*(_cell(row[name]) for name in names))
+    wide = None if sys.stdout.isatty() else piped_columns
+    Console(markup=False, highlight=False, emoji=False, width=wide).print(table)
+    for row in rows:
+        for name in below:
+            if row[name]:
+                print(plain_line(f"{_cell(row[names[0]])}: {name}: {_cell(row[name])}"))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return plain(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+
+
+@contextmanager
+def progress_shown() -> Iterator[None]:
+    """Show progress on stderr while the block runs, when that is a terminal; nothing is drawn before there is any."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from cloche.core.progress import watchers
+
+    bar = _Bar()
+    watchers.append(bar.show)
+    try:
+        yield
+    finally:
+        watchers.remove(bar.show)
+        bar.close()
+
+
+class _Bar:
+    """Draw one bar at a time."""
+
+    def __init__(self) -> None:
+        self._drawn: object = None
+
+    def show(self, progress: Progress) -> None:
+        """Draw how far it is."""
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn
+        from rich.progress import Progress as Drawing
+
+        if progress.is_over:
+            self.close()
+            return
+        if not isinstance(self._drawn, Drawing):
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+            self._drawn = Drawing(*columns, console=Console(stderr=True), transient=True)
+            self._drawn.add_task(plain_line(progress.what), total=None)
+            self._drawn.start()
+        total = progress.total or None
+        self._drawn.update(
+            self._drawn.task_ids[0], description=plain_line(progress.what), completed=progress.done, total=total
+        )
+
+    def close(self) -> None:
+        """Take the bar away."""
+        drawn, self._drawn = self._drawn, None
+        stop = getattr(drawn, "stop", None)
+        if stop is not None:
+            stop()

@@ -1,0 +1,91 @@
+"""Commands that start servers: the one place where the command line names any."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cloche.core.errors import InvalidRequest
+
+from .app import root
+from .options import debug_option, flag, no_sandbox_option, option, sandbox_options
+from .output import log_to_stderr
+
+if TYPE_CHECKING:
+    from cloche.runtime.options import SandboxOptions
+
+
+@root.command("mcp")
+@flag("--http", "over_http", help="Serve HTTP instead of standard input and output.")
+@option("--host", metavar="HOST", default="127.0.0.1", help="With --http: where to listen.")
+@option("--port", metavar="N", default=8000, help="With --http: the port; 0 takes a free one.")
+@option("--path", metavar="PATH", default="/mcp", help="With --http: the endpoint.")
+@option("--token-file", metavar="FILE", help="With --http: bearer tokens, one a line. Or CLOCHE_MCP_TOKEN.")
+@option("--allow-host", metavar="NAME", multiple=True, help="A name that clients may call this host. Repeatable.")
+@option("--allow-origin", metavar="URL", multiple=True, help="An origin whose web pages may connect. Repeatable.")
+@option(
+    "--approve", metavar="WHO", default="client",
+    help="client: its user is asked; high: all but critical calls pass; deny.",
+)  # fmt: skip
+@option("--approvals", metavar="FILE", help="Have another process decide, through this queue.")
+@option("--patience", metavar="TIME", default="5m", help="How long an approval is waited for.")
+@option("--tool", metavar="NAME", multiple=True, help="Offer this tool only. Repeatable. Default: all.")
+@option("--root", "roots", metavar="/memory=DIR", multiple=True, help="A folder for the file tools. Repeatable.")
+@option(
+    "--interpreters", metavar="N", type=click.IntRange(min=0), default=16,
+    help="How many go on between calls at once; 0: each call begins anew.",
+)  # fmt: skip
+@sandbox_options(but=("fallback", "trusted"))
+@no_sandbox_option()
+@debug_option()
+def _mcp(
+    over_http: bool,
+    host: str,
+    port: int,
+    path: str,
+    token_file: str | None,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    approve: str,
+    approvals: str | None,
+    patience: str,
+    tool: tuple[str, ...],
+    roots: tuple[str, ...],
+    interpreters: int,
+    no_sandbox: bool,
+    sandbox_debug: bool,
+    options: SandboxOptions,
+) -> int:
+    """Serve the tools of an agent as an MCP server.
+
+    The sandbox is yours: no argument of a tool can widen it. --timeout is the most that a call may ask for. Tier 3, the
+    default, asks the client's user before code runs.
+    """
+    from cloche.core.units import parse_duration
+    from cloche.mcp.command import McpCommand, serve
+    from cloche.runtime.audit import switch_on
+
+    from .run import with_backend
+
+    command = McpCommand(
+        over_http=over_http, host=host, port=port, path=path, token_file=token_file, allowed_hosts=allow_host,
+        allowed_origins=allow_origin, approve=approve, approvals=approvals,
+        patience_s=parse_duration(patience, name="patience"), tools=tool, roots=read_roots(roots),
+        interpreters=interpreters, options=with_backend(options, no_sandbox=no_sandbox),
+    )  # fmt: skip
+    if sandbox_debug:
+        log_to_stderr()
+    switch_on("mcp")
+    return serve(command)
+
+
+def read_roots(words: tuple[str, ...]) -> dict[str, str]:
+    """Return the folders that --root gives. Raises InvalidRequest."""
+    found = {}
+    for word in words:
+        name, equals, folder = word.partition("=")
+        if not (name and equals and folder):
+            raise InvalidRequest(f"--root {word}: write it as /memory=FOLDER or /configs=FOLDER")
+        found[name] = folder
+    return found

@@ -1,0 +1,293 @@
+"""What this host has and what is set: languages, presets, backends, images, configuration, doctor; and cleaning up."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.plain import plain, plain_line
+
+from .app import root
+from .options import json_option, option, sandbox_options
+from .output import READ_COLUMNS, Row, progress_shown, show
+
+if TYPE_CHECKING:
+    from cloche.runtime.doctor import Diagnosis
+    from cloche.runtime.doctor_audit import AuditState
+
+# What stands below the doctor's tables: sentences, and paths and commands that somebody copies.
+_BELOW = ("answer", "why not", "what to do", "program", "really", "how the jail sees it", "note")
+_CONFORMANCE_COLUMNS = ("family", "check", "outcome", "seconds", "reason")
+
+images = root.group("images", help="Build what backends run in.")(lambda: None)
+config = root.group("config", help="Look at the configuration.")(lambda: None)
+
+
+@root.command("languages")
+@json_option()
+def _languages(as_json: bool) -> int:
+    """List the languages, and what runs them."""
+    from cloche.core.languages import LANGUAGES
+    from cloche.runtime.doctor import find_toolchains
+
+    rows = [
+        {
+            "language": language.name,
+            "aliases": language.aliases,
+            "suffixes": language.suffixes,
+            "engine": found.engine or None,
+            "note": found.note,
+            "image": language.image,
+        }
+        for language, found in zip(LANGUAGES.values(), find_toolchains(), strict=True)
+    ]
+    show(rows, as_json=as_json)
+    return 0
+
+
+@root.command("presets")
+@json_option()
+def _presets(as_json: bool) -> int:
+    """List the presets."""
+    from cloche.core.presets import PRESETS
+
+    rows = [
+        {
+            "preset": preset.name,
+            "summary": preset.summary,
+            "sets": [_amount(name, value) for name, value in {**preset.limits, **preset.policy}.items()],
+        }
+        for preset in PRESETS.values()
+    ]
+    show(rows, as_json=as_json)
+    return 0
+
+
+def _amount(name: str, value: object) -> str:
+    from cloche.core.units import format_size
+
+    return f"{name}={format_size(value) if name.endswith('_bytes') and isinstance(value, int) else value}"
+
+
+@root.command("backends")
+@json_option()
+def _backends(as_json: bool) -> int:
+    """List the backends, and which can be used here."""
+    from cloche.core.policy import Policy
+    from cloche.core.tiers import BACKEND_ROWS
+    from cloche.runtime.selection import Wish, describe
+    from cloche.runtime.settings import load_settings
+
+    wish = Wish(policy=Policy(), images=load_settings().images)
+    found = {name: describe(name, wish) for name in BACKEND_ROWS}
+    rows = [
+        {
+            "backend": name,
+            "available": found[name].available,
+            "level": str(found[name].level) if found[name].available else None,
+            "summary": row.summary,
+            "reason": found[name].reason,
+            "remedy": found[name].remedy,
+        }
+        for name, row in BACKEND_ROWS.items()
+    ]
+    show(rows, as_json=as_json, piped_columns=READ_COLUMNS, below=("reason", "remedy"))
+    return 0
+
+
+@root.command("gc")
+@json_option()
+def _gc(as_json: bool) -> int:
+    """Remove what dead processes left behind.
+
+    Containers, workspaces, their folders and control groups.
+    """
+    from cloche.runtime.factory import clear_remains
+
+    found = clear_remains()
+    if as_json:
+        print(json.dumps({backend: list(lines) for backend, lines in found.items()}, indent=2))
+        return 0
+    for backend, lines in found.items():
+        for line in lines:
+            print(plain(f"{backend}: removed {line}"))
+    if not any(found.values()):
+        print("nothing to remove")
+    return 0
+
+
+@images.command("build")
+@option("--backend", metavar="NAME", default="microvm", help="The backend that runs in it.")
+@option("--package", metavar="NAME", multiple=True, help="A package of the distribution's to add. Repeatable.")
+@json_option()
+def _build(backend: str, package: tuple[str, ...], as_json: bool) -> int:
+    """Build what virtual machines start from.
+
+    A kernel and a root disk, from the distribution's packages. Needs no root.
+    """
+    from cloche.runtime.factory import build_image
+
+    with progress_shown():
+        line = build_image(backend, package)
+    print(json.dumps({"backend": backend, "built": line}) if as_json else plain(line))
+    return 0
+
+
+@config.command("show")
+@sandbox_options("config", "preset", "tier", "backend", "runtime", "prefer")
+@json_option()
+def _show_settings(options: dict[str, Any], as_json: bool) -> int:
+    """Show every setting, its value and where it came from."""
+    from cloche.runtime.settings import load_settings
+
+    settings = load_settings(options)
+    rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in settings.as_rows()]
+    show(rows, as_json=as_json)
+    return 0
+
+
+@root.command("conformance")
+@option("--backend", "name", metavar="NAME", default="local", help="A name of `cloche backends`.")
+@option("--level", metavar="LEVEL", help="Default: the strongest the backend has here.")
+@json_option()
+def _conformance(name: str, level: str | None, as_json: bool) -> int:
+    """Try every promise of the interface against a backend. Exit code 1 when one is broken."""
+    from cloche.core.levels import Level
+    from cloche.core.policy import Policy
+    from cloche.core.protocols import SupportsImages
+    from cloche.runtime.factory import backend_named, policy_for
+    from cloche.runtime.settings import load_settings
+    from cloche.testing.conformance import run_conformance
+
+    policy = policy_for(name, Policy(level=Level.parse(level) if level else None))
+    backend = backend_named(name)
+    if isinstance(backend, SupportsImages):
+        backend = backend.with_images(load_settings().images)
+    rows = run_conformance(backend, level=policy.level)
+    as_dicts = [row.as_dict() for row in rows]
+    if as_json:
+        show(as_dicts, as_json=True)
+    else:
+        show([{column: row[column] for column in _CONFORMANCE_COLUMNS} for row in as_dicts], as_json=False)
+        print(f"{sum(row.ok for row in rows)} of {len(rows)} as promised")
+    return 0 if all(row.ok for row in rows) else 1
+
+
+@root.command("doctor")
+@json_option()
+def _doctor(as_json: bool) -> int:
+    """Measure what this host can enforce, and say how to get more."""
+    from cloche.runtime.doctor import diagnose
+    from cloche.runtime.doctor_audit import examine_audit
+
+    found, audit = diagnose(), examine_audit()
+    if as_json:
+        print(json.dumps({**found.as_dict(), "audit": audit.as_dict()}, default=str, indent=2))
+    else:
+        _print_report(found, audit)
+    # Usable: code that nobody vetted can run here, at level confined or above, and in the log.
+    return 0 if found.is_usable and not audit.stops_runs else 1
+
+
+def audit_lines(found: AuditState) -> list[str]:
+    """Say in a few lines how the audit log is."""
+    if found.is_on is None:
+        return [plain_line(f"audit log: unknown: {found.problem}")]
+    place = f" in {found.folder}" if found.folder else ""
+    lines = [f"audit log: {'on' if found.is_on else 'off'} ({found.origin}){place}"]
+    if found.problem:
+        lines.append(f"audit log: NOT writable: {found.problem}")
+    elif found.folder:
+        lines.append("audit log: can be written")
+    if found.fault:
+        lines.append(f"audit log: NOT sound: {found.fault}; cloche audit verify says all")
+    elif found.events:
+        which = "all of them" if found.first == 1 else f"from event {found.first} on; cloche audit verify reads all"
+        lines.append(f"audit log: sound, {found.events} events up to {found.last_time}, {which}")
+    elif found.folder:
+        lines.append("audit log: no events yet")
+    return [plain_line(line) for line in lines]
+
+
+def _print_report(found: Diagnosis, audit: AuditState) -> None:
+    print(plain_line(f"level: {found.level} ({found.kernel}, {found.user})"))
+    for label, text in (("why not more", found.reason), ("what to do", found.remedy)):
+        if text:
+            print(plain_line(f"{label}: {text}"))
+    for sentence in found.weak_points:
+        print(plain_line(f"weak point: {sentence}"))
+    for line in audit_lines(audit):
+        print(line)
+    for title, rows in _tables(found):
+        if rows:
+            print()
+            show(
+                rows,
+                as_json=False,
+                title=title,
+                piped_columns=READ_COLUMNS,
+                below=[name for name in _BELOW if name in rows[0]],
+            )
+
+
+def _tables(found: Diagnosis) -> list[tuple[str, list[Row]]]:
+    return [
+        (f"What level {found.level} enforces", _control_rows(found)),
+        ("print(1), run for real", _trial_rows(found)),
+        ("What the kernel lets this user do", _feature_rows(found)),
+        ("What runs the languages", _toolchain_rows(found)),
+        ("This interpreter", _interpreter_rows(found)),
+    ]
+
+
+def _control_rows(found: Diagnosis) -> list[Row]:
+    return [
+        {"control": str(control), "state": str(measure.state), "mechanism": measure.mechanism}
+        for control, measure in found.controls.items()
+    ]
+
+
+def _trial_rows(found: Diagnosis) -> list[Row]:
+    return [
+        {
+            "level": str(trial.level),
+            "status": trial.status,
+            "ms": f"{trial.seconds * 1000:.0f}" if trial.seconds else "",
+            "enforced": ", ".join(c for c, m in trial.controls.items() if m.state == "enforced"),
+            "partial": ", ".join(c for c, m in trial.controls.items() if m.state == "partial"),
+            "why not": trial.detail,
+        }
+        for trial in found.trials
+    ]
+
+
+def _feature_rows(found: Diagnosis) -> list[Row]:
+    return [
+        {
+            "feature": feature.name,
+            "works": feature.works,
+            "needed for": feature.needed_for,
+            "answer": feature.detail,
+            "what to do": feature.remedy,
+        }
+        for feature in found.features
+    ]
+
+
+def _toolchain_rows(found: Diagnosis) -> list[Row]:
+    return [
+        {"language": t.language, "engine": t.engine, "version": t.version, "program": t.path, "note": t.note}
+        for t in found.toolchains
+    ]
+
+
+def _interpreter_rows(found: Diagnosis) -> list[Row]:
+    interpreter = found.interpreter
+    return [
+        {
+            "version": interpreter.version,
+            "program": interpreter.path,
+            "really": interpreter.real_path,
+            "how the jail sees it": "; ".join(interpreter.notes),
+        }
+    ]
