@@ -6,7 +6,6 @@ import functools
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Protocol
 
 from cloche.core.errors import BackendUnavailable
@@ -81,6 +80,8 @@ class Driver:
 
 @functools.cache
 def _text(file_name: str) -> str:
+    from importlib import resources
+
     return resources.files("cloche.interpreter").joinpath(file_name).read_text("utf-8")
 
 

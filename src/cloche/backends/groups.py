@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 from collections.abc import Iterable
 
 from .containers.owner import namespace, started_at
@@ -17,7 +16,7 @@ from .host import Host
 
 def group_name(kind: str) -> str:
     """Return a name for a control group of this process; `kind` says what it is for, in letters."""
-    return f"{_maker(os.getpid(), kind)}-{secrets.token_hex(6)}"
+    return f"{_maker(os.getpid(), kind)}-{os.urandom(6).hex()}"
 
 
 @functools.lru_cache(8)

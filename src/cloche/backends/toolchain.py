@@ -14,12 +14,10 @@ from __future__ import annotations
 import glob
 import os
 import platform
-import pwd
 import re
 import site
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -347,6 +345,8 @@ def _python_roots(path: str) -> list[str]:
 
 def _python_parts(path: str) -> list[str]:
     """List what an interpreter needs of a root that holds more than it."""
+    import sysconfig
+
     paths = sysconfig.get_paths()
     parts = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     parts += [path, os.path.realpath(path), f"{sys.prefix}/pyvenv.cfg"]
@@ -371,6 +371,8 @@ def _is_private(root: str) -> bool:
 
 
 def _homes() -> tuple[str, ...]:
+    import pwd
+
     homes = [os.path.expanduser("~")]
     try:
         homes.append(pwd.getpwuid(os.getuid()).pw_dir)

@@ -10,14 +10,12 @@ of the text.
 from __future__ import annotations
 
 import base64
-import html
 import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from urllib.parse import quote, quote_plus
 
 LEAST_CHARS = 4  # a shorter value would be found everywhere
 LEAST_ANY_CASE = 8  # and a short one in any case, too
@@ -125,6 +123,8 @@ def _meant(escape: bytes) -> bytes:
     if escape[:1] == b"%":
         return bytes([int(escape[1:], 16)])
     if escape[:1] == b"&":
+        import html
+
         return html.unescape(escape.decode("ascii")).encode("utf-8", "surrogatepass")
     if escape[1:2] not in b"xu":
         return escape[1:]
@@ -165,6 +165,8 @@ def _longest_first(found: Iterable[bytes]) -> tuple[bytes, ...]:
 @lru_cache(maxsize=64)
 def _written(value: str) -> tuple[Sequence[bytes], Sequence[bytes]]:
     """Return a secret as it stands, in a URL, in JSON, as Python prints it, in hex, in base64; and in small letters."""
+    from urllib.parse import quote, quote_plus
+
     raw = value.encode("utf-8", "surrogateescape")
     texts = [value, quote(raw, safe=""), quote(raw), quote_plus(raw), value.replace(" ", "+")]
     texts += [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import secrets
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +201,7 @@ class Family:
         given = self.spec.cgroup
         if given is None:
             return None
-        name = f"{secrets.token_hex(6)}"
+        name = os.urandom(6).hex()
         folders = {kind: f"{path.rpartition('-')[0]}-{name}" for kind, path in given["folders"].items()}
         return {**given, "folders": folders}
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import marshal
 import os
 import re
@@ -95,6 +94,8 @@ def _parted(found: bytes) -> FontList | None:
 
 def _key(shown: Sequence[str]) -> bytes:
     """Return what the list depends on; empty where there is no matplotlib."""
+    import importlib.metadata  # brings what reads mail along, and is needed where something is drawn
+
     try:
         folder = str(importlib.metadata.distribution("matplotlib").locate_file(""))
         version = _version(folder, os.stat(folder).st_mtime_ns)
@@ -108,6 +109,8 @@ def _key(shown: Sequence[str]) -> bytes:
 @functools.lru_cache(maxsize=4)
 def _version(folder: str, changed_ns: int) -> str:  # noqa: ARG001 - what the answer depends on
     """Return matplotlib's version; to read it takes longer than many a run."""
+    import importlib.metadata
+
     return importlib.metadata.version("matplotlib")
 
 

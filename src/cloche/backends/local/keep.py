@@ -6,7 +6,6 @@ Whatever keeps them has no name in any file system, so nothing is left behind ho
 from __future__ import annotations
 
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +56,8 @@ class KeptCopies:
     """
 
     def __init__(self) -> None:
+        import tempfile
+
         self._file: BinaryIO = tempfile.TemporaryFile(prefix="cloche-")  # noqa: SIM115 - lives as long as the result
         weakref.finalize(self, self._file.close)  # dropping a result is no leak, so nobody shall be warned of one
         self._records: tuple[FileRecord, ...] = ()

@@ -10,8 +10,6 @@ import fcntl
 import logging
 import os
 import re
-import secrets
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,11 +24,15 @@ _NAME = re.compile(r"cloche-[0-9]+-work-[0-9a-f]{12}")
 
 def new_folder() -> str:
     """Return the path of a folder that a helper is to make."""
-    return os.path.join(tempfile.gettempdir(), f"cloche-{os.getpid()}-work-{secrets.token_hex(6)}")
+    import tempfile
+
+    return os.path.join(tempfile.gettempdir(), f"cloche-{os.getpid()}-work-{os.urandom(6).hex()}")
 
 
 def remove_folders() -> list[str]:
     """Remove what the dead left of this user's in the temporary folder; return the paths."""
+    import tempfile
+
     place = os.path.realpath(tempfile.gettempdir())
     names: list[str] = []
     with noted(log, f"nobody may look into {place}, or it is gone", OSError):
