@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cloche.core.levels import Level
 from cloche.jail.cache import own_cache, read_cache, remove_cache, write_cache
-from cloche.jail.probe import run_probe
+from cloche.jail.probe import look, run_probe
 
 from .layout import is_readable_by_others
 
@@ -70,8 +70,11 @@ class Host:
 
 @functools.cache
 def measure_host(executable: str = sys.executable) -> Host:
-    """Run the probe process. Raises OSError when it cannot be run."""
-    found = run_probe(executable)
+    """Return what this host gives: what took a probe process may be kept from an earlier one, the rest is looked at.
+
+    Raises OSError when the probe process cannot be run.
+    """
+    found = {**_tried().find(_about(executable), lambda: run_probe(executable)), **look()}
     cgroup: Mapping[str, Any] = found["cgroup"]
     ids = _subordinate_ids(found)
     return Host(
@@ -95,9 +98,15 @@ def _subordinate_ids(found: Mapping[str, Any]) -> SubordinateIds | str:
     """Take an ordinary user's range of ids, where jails can be made and the guest could read its interpreter."""
     if found["uid"] == 0 or found["namespaces"] or found["seccomp"]:
         return ""
+    return _range_of(found["uid"], os.getegid())
+
+
+@functools.cache
+def _range_of(uid: int, gid: int) -> SubordinateIds | str:
+    """Take a range once: a host that is found out anew keeps it."""
     from .subids import take_range
 
-    return take_range(found["uid"], os.getegid(), hindrance=_hidden_toolchain)
+    return take_range(uid, gid, hindrance=_hidden_toolchain)
 
 
 def _hidden_toolchain() -> str:
@@ -106,6 +115,47 @@ def _hidden_toolchain() -> str:
 
     hidden = [path for path in all_shown() if not is_readable_by_others(path)]
     return f"a guest with another one could not read {hidden[0]}" if hidden else ""
+
+
+def forget_host(executable: str = sys.executable) -> None:
+    """Have the next start find everything out anew: one has failed, and what is kept may be wrong by now."""
+    _tried().forget(_about(executable))
+    measure_host.cache_clear()
+
+
+@functools.cache
+def _tried() -> KeptAnswers[Mapping[str, Any]]:
+    return KeptAnswers("host", to_plain=_to_plain, from_plain=_from_plain)
+
+
+# What the probe tries in a process of its own, and what it must have found to be kept.
+_TRIED = {"landlock": int, "seccomp": str, "namespaces": str, "idmapped": str, "can_switch_identity": bool}
+
+
+def _to_plain(found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what may be kept: only of a host with all that a jail needs. A start that it does not suffice for fails.
+
+    A refusal is found out anew each time, so that nothing runs on less because of what was refused once.
+    """
+    is_whole = not found["seccomp"] and not found["namespaces"] and found["idmapped"] in ("", "needs root")
+    return {name: found[name] for name in _TRIED} if is_whole else None
+
+
+def _from_plain(plain: dict[str, Any]) -> Mapping[str, Any] | None:
+    is_sound = plain.keys() == _TRIED.keys() and all(type(plain[name]) is kind for name, kind in _TRIED.items())
+    return plain if is_sound and _to_plain(plain) is not None else None
+
+
+def _about(executable: str) -> tuple[object, ...]:
+    """Return what allows and refuses namespaces, beside the circumstances of every answer."""
+    return (executable, *map(_reads, _REFUSING), *map(_reads, ("/proc/self/uid_map", "/proc/self/attr/current")))
+
+
+_REFUSING = (
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+    "/proc/sys/user/max_user_namespaces",
+    "/proc/sys/kernel/unprivileged_userns_clone",
+)
 
 
 def namespace_remedy(host: Host | None = None) -> str:

@@ -29,15 +29,22 @@ def main() -> None:
         "seccomp": _seccomp(),
         "namespaces": _namespaces(),
         "idmapped": _idmapped(),
-        "cgroup": _cgroup(),
-        "uid": os.geteuid(),
-        "owns_ids": owns_ids(),
-        "lists_children": os.path.exists("/proc/self/task/" + str(os.getpid()) + "/children"),
         "can_switch_identity": _can_switch_identity(),
+        **look(),
     }
     sys.stdout.buffer.write(marshal.dumps(findings))
     sys.stdout.flush()
     os._exit(0)
+
+
+def look() -> dict[str, Any]:
+    """Find out what takes no process of its own: it is the caller's, too, where the rest was tried before."""
+    return {
+        "cgroup": _cgroup(),
+        "uid": os.geteuid(),
+        "owns_ids": owns_ids(),
+        "lists_children": os.path.exists("/proc/self/task/" + str(os.getpid()) + "/children"),
+    }
 
 
 def _landlock() -> int:
@@ -150,7 +157,7 @@ def _cgroup() -> dict[str, Any]:
     found = _cgroup_v2() or _cgroup_v1()
     if not found:
         return {"version": 0, "folders": {}, "reason": "no control group that this user may make groups in"}
-    name = f"cloche-probe-{os.getpid()}"
+    name = f"cloche-probe-{os.getpid()}-{os.urandom(4).hex()}"
     for folder in dict.fromkeys(found["folders"].values()):
         answer = _outcome(functools.partial(_make_and_remove, f"{folder}/{name}"))
         if answer != "ok":
@@ -165,14 +172,17 @@ def _make_and_remove(folder: str) -> None:
 
 def _own_groups() -> dict[str, str]:
     """Return this process's path per version 1 controller, and under the empty name that of version 2."""
-    rows = [line.rstrip("\n").split(":", 2) for line in open("/proc/self/cgroup", encoding="utf-8")]
+    with open("/proc/self/cgroup", encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split(":", 2) for line in file]
     return {name: path for _, names, path in rows for name in names.split(",")}
 
 
 def _mounted(kind: str) -> dict[str, str]:
     """Return where control groups of `kind` are mounted: by controller for version 1, under "" for version 2."""
     places = {}
-    for line in open("/proc/self/mounts", encoding="utf-8"):
+    with open("/proc/self/mounts", encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    for line in lines:
         _, place, fstype, options, *_ = line.split(" ")
         if fstype == kind:
             names = [word for word in options.split(",") if word in CONTROLLERS] if kind == "cgroup" else [""]
@@ -210,7 +220,8 @@ def _cgroup_v2() -> dict[str, Any] | None:
 
 def _delegates(folder: str) -> bool:
     try:
-        enabled = open(f"{folder}/cgroup.subtree_control", encoding="ascii").read().split()
+        with open(f"{folder}/cgroup.subtree_control", encoding="ascii") as file:
+            enabled = file.read().split()
     except OSError:
         return False
     return (

@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,3 +209,76 @@ def test_it_is_fast_to_import() -> None:
     program = f"import sys, cloche.backends.host; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+WHOLE = {"landlock": 5, "seccomp": "", "namespaces": "", "idmapped": "needs root", "can_switch_identity": False}
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Return what probe processes will find, one after the other; none is run where it is empty."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(host, "run_probe", lambda _: found.pop(0))
+    _in_a_new_process()
+    yield found
+    _in_a_new_process()
+
+
+def _in_a_new_process() -> None:
+    host.measure_host.cache_clear()
+    host._tried.cache_clear()
+
+
+def _namespaces() -> str:
+    _in_a_new_process()
+    return host.measure_host().namespaces
+
+
+def test_a_whole_host_is_probed_once(probed: list[dict[str, Any]]) -> None:
+    """The next process needs no probe process; what a look tells is looked at by each."""
+    probed += [WHOLE]
+    first = host.measure_host()
+    _in_a_new_process()
+    assert (host.measure_host(), probed, first.uid, first.landlock_abi) == (first, [], os.geteuid(), 5)
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [{"namespaces": "refused"}, {"seccomp": "refused"}, {"idmapped": "refused"}],
+    ids=["namespaces", "seccomp", "idmapped"],
+)
+def test_a_refusal_is_found_out_each_time(probed: list[dict[str, Any]], lacking: dict[str, str]) -> None:
+    """Nothing runs on less because of what was refused once."""
+    probed += [{**WHOLE, **lacking}, WHOLE]
+    host.measure_host()
+    assert (_namespaces(), probed) == ("", [])
+
+
+def test_a_start_that_failed_has_the_host_probed_anew(probed: list[dict[str, Any]]) -> None:
+    """By this process and by the next ones."""
+    probed += [WHOLE, {**WHOLE, "namespaces": "refused"}, {**WHOLE, "namespaces": "still refused"}]
+    host.measure_host()
+    host.forget_host()
+    assert (host.measure_host().namespaces, _namespaces()) == ("refused", "still refused")
+
+
+def test_what_refuses_namespaces_is_part_of_the_question(
+    probed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a setting of the kernel has changed, the host is probed anew."""
+    probed += [WHOLE, {**WHOLE, "namespaces": "refused"}]
+    host.measure_host()
+    monkeypatch.setattr(host, "_reads", lambda path: f"other {path}")
+    assert _namespaces() == "refused"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"landlock": "5"}, {"namespaces": None}, {"namespaces": "refused"}, {"more": 1}], ids=str
+)
+def test_what_no_probe_has_found_is_not_believed(probed: list[dict[str, Any]], wrong: dict[str, object]) -> None:
+    """Kept data of another form, or that says a jail is impossible, is as none."""
+    tried = host._tried()
+    tried._write(host._about(sys.executable), WHOLE)
+    probed += [{**WHOLE, "namespaces": "refused"}]
+    assert host._from_plain({**WHOLE, **wrong}) is None
+    assert (_namespaces(), len(probed)) == ("", 1)

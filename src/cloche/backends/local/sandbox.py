@@ -24,7 +24,7 @@ from cloche.core.result import Result
 from cloche.jail.identity import Claim, claim_outside_id
 from cloche.jail.spec import Building, Run, Spec
 
-from ..host import Host
+from ..host import Host, forget_host
 from ..noting import noted
 from ..results import make_result, run_notes
 from ..saving import Changes
@@ -36,14 +36,15 @@ from .pipes import Pipes, started_first
 from .plan import build_spec, choose_places, make_forkable, show_toolchain
 from .program import Program, build_program, python_toolchain
 from .reports import finish, observed, usage
-from .session import LocalSession, LocalTransport
-from .session_program import SessionProgram, build_session_program
 from .warm import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
 from .workspace import Workspace
 
 if TYPE_CHECKING:
     from cloche.jail.calls import Step
     from cloche.zygote.pool import Slot
+
+    from .session import LocalSession
+    from .session_program import SessionProgram
 
 log = logging.getLogger("cloche.local")
 BEGIN_S = 0.015  # by then a cold run's caller has done what it must, and waits
@@ -116,6 +117,9 @@ class LocalOpenSandbox:
 
     async def open_session(self, language: str, env: Mapping[str, str]) -> LocalSession:
         """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
+        from .session import LocalSession, LocalTransport
+        from .session_program import build_session_program
+
         program = build_session_program(language, env, self._places)
         async with self._turn:
             if self._is_closed:
@@ -129,7 +133,9 @@ class LocalOpenSandbox:
             self.hold(session)
             try:
                 await self._start_session(session, program)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, StartFailed):
+                    forget_host()
                 self._sessions.remove(session)
                 await finish(session.close())
                 raise
@@ -337,6 +343,7 @@ class LocalOpenSandbox:
         except StartFailed as error:
             again = choose_second_start(self._slot, self._start, is_open=is_open)
             if again is None or self._is_closed:
+                forget_host()
                 raise
             log.warning("a warm start failed, starting afresh: %s", error)
         await become_task()
