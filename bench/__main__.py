@@ -22,10 +22,10 @@ from cloche.hostfs import open_named
 from .environments import ORDINARY_USER, Report, hold, hold_as_user
 from .targets import OF_ORDINARY_USER, held_against
 
-BARE = ("print", "command", "import", "first", "session")
+BARE = ("print", "command", "start", "import", "first", "session")
 WITH_PACKAGES = ("pandas", "data")
 OF_PEERS = ("peers", "containers", "peer cells")
-OF_USER = ("print", "first")
+OF_USER = ("print", "command", "start", "first")
 
 
 def main() -> int:

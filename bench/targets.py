@@ -13,6 +13,7 @@ PRELOADED = "cloche, pandas preloaded"
 CELL, FORK, ROLLBACK = "cloche, session cell", "cloche, fork(1)", "cloche, rollback"
 DOCKER_RUN, DOCKER_RUN_GVISOR = "docker run", "docker run, gVisor"
 DOCKER_WARM, GVISOR_WARM = "cloche, docker warm", "cloche, gVisor warm"
+NOTHING, VERSION, COMMAND = "python -c pass", "cloche --version", "cloche run, a new process"
 FIRST, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
 
 
@@ -32,6 +33,11 @@ TARGETS: tuple[Target, ...] = (
     ("import", "rows", "what import cloche adds / what import asyncio adds", 0.5, False,
      lambda rows: rows["import cloche"]["over"] / rows["import asyncio"]["over"]),
     ("first", "rows", "first run of a process, p50 / the same cold", 1.05, False, _p50(FIRST, FIRST_COLD)),
+    ("start", "rows", "cloche --version / python -c pass, processor time", 4.0, False, _p50(VERSION, NOTHING)),
+    ("start", "rows", "cloche run / python -c pass, processor time", 12.0, False, _p50(COMMAND, NOTHING)),
+    ("start", "rows", "a process with one cloche.run / python -c pass, processor time", 6.0, False,
+     _p50(f"{FIRST}, whole process", NOTHING)),
+    ("containers", "rows", "cloche run p50 / docker run p50", 0.6, False, _p50(COMMAND, DOCKER_RUN)),
     ("pandas", "rows", "pandas preloaded p50 / plain p50", 0.03, False, _p50(PRELOADED, PLAIN)),
     ("session", "rows", "session cell p50 / plain p50", 0.05, False, _p50(CELL, PLAIN)),
     ("session", "idle", "MiB of PSS of an idle session", 8.0, False, lambda idle: idle["session_mib"]),
@@ -45,6 +51,9 @@ TARGETS: tuple[Target, ...] = (
 
 # What an ordinary user, without control groups, shall have of it.
 _OWN_LIMITS = {
+    "cloche --version / python -c pass, processor time": 4.0,
+    "cloche run / python -c pass, processor time": 12.0,
+    "a process with one cloche.run / python -c pass, processor time": 6.0,
     "warm p50 / plain p50": 0.20,
     "warm p99 / plain p50": 0.6,
     "warm runs a second / plain runs a second": 1.8,

@@ -31,6 +31,7 @@ NAMES = (
     "plain subprocess", "bubblewrap", "cloche, cold", "cloche, warm", "cloche, on demand", "cloche, pandas preloaded",
     "cloche, session cell", "cloche, fork(1)", "cloche, rollback", "first cloche.run", "first cloche.run, cold",
     "import cloche", "import asyncio", "docker run", "docker run, gVisor", "cloche, docker warm", "cloche, gVisor warm",
+    "python -c pass", "cloche --version", "cloche run, a new process", "first cloche.run, whole process",
 )  # fmt: skip
 
 

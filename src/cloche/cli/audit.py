@@ -322,8 +322,8 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
         raise InvalidRequest(f"--format {form}: use one of {', '.join(FORMATS)}")
     if out is not None and _is_of_log(folder, out):
         raise InvalidRequest(f"--out {out} is, or would be, a file of the log itself, and be overwritten; name another")
-    from cloche.runtime.audit_reading import Reading
     from cloche.hostfs import open_named
+    from cloche.runtime.audit_reading import Reading
 
     check_words(folder, filters)
     reading = Reading(folder, checks_artifacts=True)

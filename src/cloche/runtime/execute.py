@@ -12,11 +12,10 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.events import Event, OutputChunk, Sink, Started, Stream
-from cloche.core.fixing import Fixer
 from cloche.core.languages import language_named
 from cloche.core.levels import Control, Level
 from cloche.core.limits import Limits
@@ -38,6 +37,9 @@ from .selection import Found, Wish, find
 from .settings import Settings, check_runnable, load_settings
 from .slots import shared_slots
 from .spill import Spill
+
+if TYPE_CHECKING:
+    from cloche.core.fixing import Fixer
 
 OnOutput = Callable[[Stream, bytes], None]
 

@@ -12,7 +12,6 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.fixing import Fixer, FixTask
 from cloche.core.levels import Level
 from cloche.core.result import Result
 from cloche.core.screen import apply_screen
@@ -21,11 +20,15 @@ from cloche.core.tiers import ON_HOST
 from .audit import sha256_of
 
 if TYPE_CHECKING:
+    from cloche.core.fixing import Fixer
+
     from .execute import Job, Prepared
 
 
 def check_fixer(fixer: object, prepared: Prepared, code: str | None) -> Fixer:
     """Return what was given as `autofix`, or raise InvalidRequest, also where a model's code must not run."""
+    from cloche.core.fixing import Fixer
+
     if not isinstance(fixer, Fixer):
         raise InvalidRequest(
             f"autofix: give an AutoFix, not {type(fixer).__name__}: "
@@ -79,6 +82,8 @@ async def run_fixing(
 
     limits = prepared.limits.with_changes(timeout_s=request.timeout_s)
     notes = {"network": prepared.policy.network}
+    from cloche.core.fixing import FixTask
+
     task = FixTask(code=request.code or "", language=request.language, limits=limits, notes=notes)
     result = await fixer.fix(task, attempt)
     if out is not None:

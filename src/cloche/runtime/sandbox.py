@@ -8,11 +8,10 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from os import PathLike
 from types import TracebackType
-from typing import Any, Protocol, Self, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, runtime_checkable
 
 from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
 from cloche.core.events import Event, Sink
-from cloche.core.fixing import Fixer
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import (
@@ -38,6 +37,9 @@ from .recording import Execution, is_wanted, note_fallback, recorded, refusals
 from .session import AsyncSession
 from .slots import shared_slots
 from .streaming import streamed
+
+if TYPE_CHECKING:
+    from cloche.core.fixing import Fixer
 
 READ_BYTES = 16 * MIB
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self
 
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.events import Event, Sink, discard
-from cloche.core.fixing import Fixer, FixTask, StateLost
 from cloche.core.protocols import OpenSession, SupportsFork
 from cloche.core.result import Result
 
@@ -22,6 +21,8 @@ from .slots import shared_slots
 from .streaming import streamed
 
 if TYPE_CHECKING:
+    from cloche.core.fixing import Fixer
+
     from .sandbox import AsyncSandbox
 
 MOST_KEPT = 1000
@@ -166,6 +167,8 @@ class AsyncSession:
         out: str | PathLike[str] | None,
     ) -> Result:
         """Run a cell until it works; every try is a cell of the history."""
+        from cloche.core.fixing import FixTask, StateLost
+
         sandbox = self._sandbox
         fixer = sandbox.checked_fixer(autofix, code)
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -37,6 +38,8 @@ ON_DEMAND = "cloche, on demand"
 PRELOADED = "cloche, pandas preloaded"
 FIRST_RUN, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
 EMPTY = "interpreter, nothing imported"
+NOTHING, VERSION, COMMAND = "python -c pass", "cloche --version", "cloche run, a new process"
+WHOLE_FIRST = "first cloche.run, whole process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +102,44 @@ def smallest_program(_: Setting, stack: ExitStack) -> Entrants:
 def whole_commands(setting: Setting, _: ExitStack) -> Entrants:
     """Enter the command line: a new process that imports it and runs once, cold."""
     yield plain()
+    yield whole_command(setting)
+
+
+def whole_command(setting: Setting) -> Contestant:
+    """Return `cloche run`."""
     command = [sys.executable, "-m", "cloche", "run", "-c", CODE]
-    yield Contestant(
-        name="cloche run, a new process",
+    return Contestant(
+        name=COMMAND,
         call="python -m cloche run -c 'print(1)'",
         take_turn=timed(partial(output_of, command, setting.env())),
     )
+
+
+def starts(setting: Setting, _: ExitStack) -> Entrants:
+    """Enter whole processes by the processor time that they and what they waited for took."""
+    main = "import sys; from cloche.cli import main; sys.argv = ['cloche', *sys.argv[1:]]; main()"  # as a script does
+    first = f"import cloche; print(cloche.run({CODE!r}).stdout, end='')"
+    for name, words, call, expected in (
+        (NOTHING, ["-c", "pass"], "python -c pass", b""),
+        (VERSION, ["-c", main, "--version"], "cloche --version", f"cloche {cloche.__version__}\n".encode()),
+        (COMMAND, ["-c", main, "run", "-c", CODE], f"cloche run -c '{CODE}'", b"1\n"),
+        (WHOLE_FIRST, ["-c", first], f'python -c "{first}"', b"1\n"),
+    ):
+        take_turn = partial(_processor_time, [sys.executable, *words], setting.env())
+        yield Contestant(name=name, call=f"{call}: processor time", take_turn=take_turn, expected=expected)
+
+
+def _processor_time(command: list[str], env: dict[str, str] | None) -> Turn:
+    """Run a command, and say what processor time it took. Raises ContestFailed with its last words."""
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
+        running = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=printed, stderr=said)
+        _, status, used = os.wait4(running.pid, 0)
+        running.returncode = os.waitstatus_to_exitcode(status)
+        printed.seek(0)
+        said.seek(0)
+        if running.returncode != 0:
+            raise ContestFailed(f"exit code {running.returncode}: {said.read()[-300:].decode(errors='replace')}")
+        return Turn((used.ru_utime + used.ru_stime) * 1000, printed.read())
 
 
 def imports(setting: Setting, _: ExitStack) -> Entrants:
@@ -181,6 +216,7 @@ EVENTS = (
     Event(name="pandas", title="a small DataFrame", enter=pandas_table, share=0.2, least=5, looks_at_memory=True),
     # Ten times as long as the others: in their turns it would cool what they warm.
     Event(name="command", title="print(1), whole command lines", enter=whole_commands, share=0.2, least=5),
+    Event(name="start", title="whole processes, processor time", enter=starts, reference=NOTHING, share=0.2, least=5),
     Event(name="import", title="what importing costs", enter=imports, reference=EMPTY),
     Event(name="first", title="the first run of a process", enter=first_runs, share=0.2, least=5),
 )

@@ -35,6 +35,7 @@ from .contestants import (
     output_of,
     plain,
     warm,
+    whole_command,
 )
 from .driver import Driver, PeerFailed
 from .remains import cool_down
@@ -199,6 +200,7 @@ def containers(setting: Setting, stack: ExitStack) -> Entrants:
     yield from present
     if DOCKER_RUN in there:
         stack.callback(cool_down, "docker")
+        yield whole_command(setting)
     for name, runtime, asked in (
         (DOCKER_COLD, DOCKER_RUN, {"backend": "docker", "level": "jail", "warm": False}),
         (DOCKER_WARM, DOCKER_RUN, {"backend": "docker", "level": "jail"}),
