@@ -13,9 +13,9 @@ import os
 import sys
 from typing import Any
 
+from cloche.bench.report import check_plot, write_plot
+from cloche.cli._bench_report import show_report
 from cloche.cli.bench import IMAGE, IMAGE_VARIABLE, PEERS_FOLDER, peers_folder
-from cloche.cli.contest.plot import check_plot, write_plot
-from cloche.cli.contest.report import show_report
 from cloche.core.errors import ClocheError
 from cloche.hostfs import open_named
 

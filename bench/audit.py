@@ -10,7 +10,7 @@ import tempfile
 import time
 
 import cloche
-from cloche.cli.contest.turns import percentile
+from cloche.bench.harness import percentile
 
 WARM_UP = 30
 

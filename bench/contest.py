@@ -18,8 +18,8 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     paths = asked.pop("paths")
     sys.path += paths  # after start-up
-    contestants = importlib.import_module("cloche.cli.contest.contestants")
-    report = importlib.import_module("cloche.cli.contest.report")
+    contestants = importlib.import_module("cloche.bench.scenarios")
+    report = importlib.import_module("cloche.bench.report")
     folder = asked.pop("peers_folder")
     setting = contestants.Setting(
         import_path=os.pathsep.join(paths) or None, peers_folder=Path(folder) if folder else None, **asked

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cloche.backends.layout import is_reachable_by_others
-from cloche.cli.contest.report import show_report
+from cloche.cli._bench_report import show_report
 
 HERE = Path(__file__).resolve().parent
 Report = dict[str, Any]

@@ -8,13 +8,13 @@ from enum import Enum
 from pathlib import Path
 
 import cloche
-from cloche.agent.autofix import AutoFix
-from cloche.agent.autofix_endpoint import Endpoint
+from cloche.autofix.endpoint import Endpoint
+from cloche.autofix.loop import AutoFix
+from cloche.config.keys import SandboxOptions
 from cloche.core.enforcement import Enforcement, Measure
 from cloche.core.events import Displayed, Ended, OutputChunk, Started
 from cloche.core.result import FileRecord, FixReport, FixRound, Output, Usage
-from cloche.runtime.options import SandboxOptions
-from cloche.runtime.session import AsyncSession, HistoryEntry
+from cloche.execution.sandbox import AsyncSession, HistoryEntry
 from cloche.sync import Session
 
 TARGET = Path(__file__).parents[1] / "docs" / "api.md"

@@ -14,7 +14,7 @@ Tampering = Callable[[list[bytes], random.Random], list[bytes]]
 
 _WRITER = """
 import sys
-from cloche.runtime.audit import Audit
+from cloche.audit.log import Audit
 audit = Audit(sys.argv[1], file_bytes=int(sys.argv[4]))
 for number in range(int(sys.argv[3])):
     audit.record("execution", writer=int(sys.argv[2]), number=number, status="ok", code_sha256="ab" * 32)
@@ -22,7 +22,7 @@ for number in range(int(sys.argv[3])):
 # Writes half of a line, as a machine does that loses its power, and is gone.
 _KILLED_WRITER = """
 import os, signal, sys
-from cloche.runtime.audit import Audit
+from cloche.audit.log import Audit
 real = os.write
 def write(file, data):
     real(file, data[: int(len(data) * float(sys.argv[2]))])

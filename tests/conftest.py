@@ -144,7 +144,7 @@ def runsc_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def gvisor_alone(runsc_alone: None) -> Iterator[None]:
     """The same, and no container waits afterwards."""
-    from cloche.backends.runsc import RunscBackend
+    from cloche.backends.gvisor.backend import RunscBackend
 
     yield
     RunscBackend().cool_down()

@@ -184,7 +184,7 @@ def open_daemon(runsc: str = "", options: Sequence[str] = ()) -> Iterator[Daemon
 @contextlib.contextmanager
 def chosen(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[None]:
     """Let Cloche find a daemon, and know nothing of its images; afterwards nothing may be left on it."""
-    from cloche.backends.docker import DockerBackend
+    from cloche.backends.docker.backend import DockerBackend
 
     monkeypatch.setenv("DOCKER_HOST", daemon.url)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))

@@ -14,21 +14,19 @@ from typing import Any
 
 from cloche.backends.enforcement import local_controls
 from cloche.backends.host import Host, measure_host
-from cloche.backends.local import LocalBackend
-from cloche.backends.local.connection import Connection
+from cloche.backends.local.backend import LocalBackend
+from cloche.backends.local.helper_link import Connection
 from cloche.backends.local.plan import build_spec, choose_places
+from cloche.backends.local.prefork import pool_for
 from cloche.backends.local.sandbox import LocalOpenSandbox
-from cloche.backends.local.warm import pool_for
-from cloche.core.enforcement import Enforcement
+from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.core.events import Event, Started
-from cloche.core.levels import Level
-from cloche.core.limits import Limits
+from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.result import Status
-from cloche.core.units import MIB
-from cloche.jail.spec import Run, Spec
+from cloche.jail.messages import Run, Spec
 from tests.kin import kill_and_wait
 
 # Piece by piece: a sum that is taken every 20 ms must be able to see it grow.

@@ -7,9 +7,10 @@ import zipapp
 from pathlib import Path
 from shutil import copy, copytree, ignore_patterns
 
-from cloche.backends.microvm import FirecrackerBackend, counter
-from cloche.backends.microvm.acceleration import Found
+from cloche.backends.microvm import backend
+from cloche.backends.microvm.backend import FirecrackerBackend
 from cloche.backends.microvm.firecracker import Firecracker
+from cloche.backends.microvm.plan import Found
 
 PACE = 8.0  # emulated
 MAIN = "import sys\nfrom stand_in.program import main\nsys.exit(main())\n"
@@ -19,7 +20,7 @@ def pack_stand_in(folder: Path) -> Path:
     """Return the stand-in, packed into one program."""
     source = folder / "source"
     copytree(Path(__file__).with_name("stand_in"), source / "stand_in", ignore=ignore_patterns("__pycache__"))
-    copy(counter.__file__, source / "counter.py")
+    copy(backend.__file__, source / "counter.py")
     (source / "__main__.py").write_text(MAIN)
     program = folder / "firecracker"
     zipapp.create_archive(source, program, "/usr/bin/python3 -IS")

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloche.backends.local.warm import close_pools
+from cloche.backends.local.prefork import close_pools
 
 MARK = "cloche"
 DIRECTORY_PREFIX = "cloche-"

@@ -427,8 +427,8 @@ class KeptEvents(EventStore):
 
 def main() -> None:
     """Serve, with the events of streams kept."""
-    from cloche.mcp import create_app, create_server
-    from cloche.mcp.http import serve_http
+    from cloche.mcp.http import create_app, serve_http
+    from cloche.mcp.server import create_server
 
     server = create_server()
     add_fixtures(server)

@@ -12,11 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.microvm.build import build_image
-from cloche.backends.microvm.image import DISK, INITRD, MANIFEST
-from cloche.backends.microvm.kernel import INIT, pack_archive
-from cloche.backends.microvm.monitor import FIRST_ID, IDS
-from cloche.backends.microvm.packages import TOOLS
+from cloche.backends.microvm.image_build import INIT, TOOLS, build_image, pack_archive
+from cloche.backends.microvm.plan import DISK, FIRST_ID, IDS, INITRD, MANIFEST
 from cloche.core.errors import StartFailed
 from tests.leftovers import is_of_this_suite
 

@@ -3,8 +3,8 @@
 from typing import assert_type
 
 import cloche
-from cloche.agent.skill import Skill
-from cloche.agent.skill_run import run_skill
+from cloche.skills.run import run_skill
+from cloche.skills.skill import Skill
 from cloche.sync import Sandbox, Session
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import cloche
-from cloche.backends.drivers import BASH, JAVASCRIPT, Word
 from cloche.backends.session import AGAIN_S, NOTHING
+from cloche.backends.session_languages import BASH, JAVASCRIPT, Word
 
 DRIVERS = Path(cloche.__file__).parent / "interpreter"
 PROGRAMS = {"javascript": JAVASCRIPT, "bash": BASH}

@@ -5,9 +5,10 @@ Every name below is imported when it is first used, so that `import cloche` cost
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # type checkers take it for true; importing typing would cost more than all the rest
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .agent.functions import run_python_code
+    from .core.enforcement import Level
     from .core.errors import (
         ApprovalDenied,
         BackendUnavailable,
@@ -19,23 +20,22 @@ if TYPE_CHECKING:
         SandboxFileError,
         StartFailed,
     )
-    from .core.levels import Level
     from .core.limits import Limits
-    from .core.placement import placement
+    from .core.policy import placement
     from .core.protocols import CodeSandbox
     from .core.result import ExecutionResult, Result, Status
-    from .runtime.execute import arun
-    from .runtime.sandbox import AsyncSandbox
+    from .execution.run import arun
+    from .execution.sandbox import AsyncSandbox
     from .sync import DockerSandbox, E2BSandbox, LocalSandbox, Sandbox, get_sandbox, run
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "run": "sync",
-    "arun": "runtime.execute",
+    "arun": "execution.run",
     "get_sandbox": "sync",
     "Sandbox": "sync",
-    "AsyncSandbox": "runtime.sandbox",
+    "AsyncSandbox": "execution.sandbox",
     "CodeSandbox": "core.protocols",
     "LocalSandbox": "sync",
     "DockerSandbox": "sync",
@@ -44,7 +44,7 @@ _HOMES = {
     "ExecutionResult": "core.result",
     "Status": "core.result",
     "Limits": "core.limits",
-    "Level": "core.levels",
+    "Level": "core.enforcement",
     "ClocheError": "core.errors",
     "InvalidRequest": "core.errors",
     "PolicyDenied": "core.errors",
@@ -54,7 +54,7 @@ _HOMES = {
     "OutcomeUnknown": "core.errors",
     "InternalError": "core.errors",
     "SandboxFileError": "core.errors",
-    "placement": "core.placement",
+    "placement": "core.policy",
     "run_python_code": "agent.functions",
 }
 

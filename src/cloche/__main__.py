@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cloche.cli import main
+from .cli import main
 
 main()

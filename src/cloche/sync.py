@@ -14,18 +14,18 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
+from .audit.log import Audit
+from .blocking import calls
+from .config.keys import SandboxOptions
+from .config.settings import given, load_settings
 from .core.limits import Limits
 from .core.policy import Policy
 from .core.protocols import CodeSandbox
 from .core.result import Result
-from .runtime import bridge, here
-from .runtime.audit import Audit
-from .runtime.execute import arun, prepare
-from .runtime.inputs import Files
-from .runtime.options import SandboxOptions, given
-from .runtime.sandbox import AsyncSandbox
-from .runtime.session import AsyncSession, HistoryEntry
-from .runtime.settings import load_settings
+from .execution.inputs import Files
+from .execution.prepare import prepare
+from .execution.run import arun
+from .execution.sandbox import AsyncSandbox, AsyncSession, HistoryEntry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,8 +43,8 @@ def blocking(
 
     @functools.wraps(function)
     def call_and_wait(*args: P.args, **kwargs: P.kwargs) -> T:
-        if runs_anywhere and not _has_callbacks(kwargs) and here.is_possible():
-            return here.run(function, *args, **kwargs)
+        if runs_anywhere and not _has_callbacks(kwargs) and calls.is_possible():
+            return calls.run(function, *args, **kwargs)
         return _wait_for(function, args, kwargs)
 
     call_and_wait.__name__ = call_and_wait.__qualname__ = name
@@ -83,15 +83,15 @@ def _wait_for(
     is_eager: bool = False,
 ) -> T:
     if _has_callbacks(kwargs):
-        return bridge.call_delivering(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
-    return bridge.call(lambda: function(*args, **kwargs), is_eager=is_eager)
+        return calls.call_delivering(lambda deliver: function(*args, **_delivered(kwargs, deliver)))
+    return calls.call(lambda: function(*args, **kwargs), is_eager=is_eager)
 
 
 def _has_callbacks(kwargs: Mapping[str, Any]) -> bool:
     return any(map(kwargs.get, _CALLBACKS))
 
 
-def _delivered(kwargs: Mapping[str, Any], deliver: bridge.Deliver) -> dict[str, Any]:
+def _delivered(kwargs: Mapping[str, Any], deliver: calls.Deliver) -> dict[str, Any]:
     """Replace each callback by one that queues the real call for the waiting thread."""
     changed = dict(kwargs)
     for name in _CALLBACKS:
@@ -101,7 +101,7 @@ def _delivered(kwargs: Mapping[str, Any], deliver: bridge.Deliver) -> dict[str, 
     return changed
 
 
-def _queued(callback: Callable[..., None], deliver: bridge.Deliver) -> Callable[..., None]:
+def _queued(callback: Callable[..., None], deliver: calls.Deliver) -> Callable[..., None]:
     return lambda *args: deliver(functools.partial(callback, *args))
 
 
@@ -161,11 +161,11 @@ class Sandbox:
     def __enter__(self) -> Self:
         keeper = self._keeper = _Keeper(self._sandbox)
         try:
-            bridge.call(keeper.open)
+            calls.call(keeper.open)
             return self
         except BaseException:  # Ctrl-C among them, which may come when it has just been opened
             self._keeper = None
-            bridge.call(keeper.abandon)
+            calls.call(keeper.abandon)
             raise
 
     def __exit__(
@@ -174,9 +174,9 @@ class Sandbox:
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper.is_of_this_process():
             try:
-                bridge.call(keeper.close)
+                calls.call(keeper.close)
             except BaseException:  # Ctrl-C among them, which may come before it was told to close
-                bridge.call(keeper.abandon)
+                calls.call(keeper.abandon)
                 raise
 
     run = _method(AsyncSandbox.run, "_sandbox")
@@ -192,7 +192,7 @@ class Sandbox:
         idle_timeout: float | str | None = None,
     ) -> Session:
         """Start an interpreter that keeps its state between runs; see `AsyncSandbox.session`."""
-        return Session(bridge.call(lambda: self._sandbox.session(language, env=env, idle_timeout=idle_timeout)), self)
+        return Session(calls.call(lambda: self._sandbox.session(language, env=env, idle_timeout=idle_timeout)), self)
 
 
 class Session:
@@ -258,7 +258,7 @@ class Session:
 
     def fork(self, count: int = 1) -> list[Session]:
         """Return `count` sessions that begin as this one is; see `AsyncSession.fork`."""
-        forks = bridge.call(lambda: self._session.fork(count))
+        forks = calls.call(lambda: self._session.fork(count))
         return [Session(fork, Sandbox.of(fork.sandbox)) for fork in forks]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloche.backends.docker import DockerBackend
-from cloche.core.levels import Level
+from cloche.backends.docker.backend import DockerBackend
+from cloche.core.enforcement import Level
 from cloche.testing.conformance import CHECKS, run_conformance
 from tests.daemon import Daemon
 

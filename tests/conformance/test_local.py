@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cloche.backends.local import LocalBackend
+from cloche.backends.local.backend import LocalBackend
 from cloche.backends.local.sandbox import LocalOpenSandbox
-from cloche.core.levels import Control, Level
+from cloche.core.enforcement import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.testing.conformance import run_conformance

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.microvm import MicroVMBackend
+from cloche.backends.microvm.backend import MicroVMBackend
 from cloche.testing.conformance import CHECKS, run_conformance
 from tests.microvms import monitors
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloche.backends.runsc import RunscBackend
-from cloche.core.levels import Level
+from cloche.backends.gvisor.backend import RunscBackend
+from cloche.core.enforcement import Level
 from cloche.testing.conformance import CHECKS, run_conformance
 
 # What docs/limitations/runsc.md says, by name.

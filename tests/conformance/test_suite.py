@@ -12,15 +12,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cloche.backends.local import LocalBackend
+from cloche.backends.local.backend import LocalBackend
 from cloche.backends.local.sandbox import LocalOpenSandbox
-from cloche.core.capabilities import Capabilities
-from cloche.core.enforcement import Enforcement, Measure
+from cloche.core.enforcement import Control, Enforcement, Level, Measure, State
 from cloche.core.errors import InvalidRequest
 from cloche.core.events import Sink, discard
-from cloche.core.levels import Control, Level, State
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.protocols import Capabilities
 from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.testing.conformance import CHECKS, Outcome, Row, run_conformance

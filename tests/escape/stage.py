@@ -19,8 +19,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from cloche.backends.local import LocalBackend
-from cloche.core.levels import Level
+from cloche.backends.local.backend import LocalBackend
+from cloche.core.enforcement import Level
 from tests.escape.attempts import CONFINED, JAIL
 from tests.escape.places import level_keywords
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cloche
-from cloche.backends.local import LocalBackend
+from cloche.backends.local.backend import LocalBackend
 from tests.escape.attempts import BOTH, CONFINED, JAIL, Attempt
 from tests.escape.ledger import Ledger
 from tests.escape.places import level_keywords

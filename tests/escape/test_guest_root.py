@@ -23,8 +23,8 @@ import pytest
 
 import cloche
 from cloche.backends.microvm import qemu
-from cloche.backends.microvm.image import DISK, INITRD, KERNEL
-from cloche.backends.microvm.plan import arguments
+from cloche.backends.microvm.plan import DISK, INITRD, KERNEL
+from cloche.backends.microvm.qemu import arguments
 from cloche.core.errors import ClocheError
 from tests.escape.attempts import Attempt, Verdict
 from tests.escape.ledger import Ledger, all_attempts

@@ -22,8 +22,8 @@ import pytest
 
 import cloche
 from cloche.backends.local.plan import OUTSIDE_IDS
-from cloche.jail.tree import descendants
-from cloche.jail.ucounts import INOTIFY_INSTANCES, PART
+from cloche.jail.procfs import descendants
+from cloche.jail.setup.privileges import INOTIFY_INSTANCES, PART
 from tests.warm import run_pooled
 
 libc = ctypes.CDLL(None, use_errno=True)

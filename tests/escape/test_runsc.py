@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.runsc import RunscBackend
+from cloche.backends.gvisor.backend import RunscBackend
 from tests.escape.attempts import JAIL, Attempt, play
 from tests.escape.ledger import Ledger, all_attempts
 from tests.escape.places import Inside

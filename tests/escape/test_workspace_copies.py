@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.jail.copying import FOLDER, copy_tree
+from cloche.jail.clone_namespaces import FOLDER, copy_tree
 from cloche.sync import Session
 from tests.escape.ledger import Ledger
 

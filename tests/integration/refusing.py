@@ -12,8 +12,9 @@ import os
 import struct
 import sys
 
-from cloche.jail import caps, syscalls
-from cloche.jail.calls import perform_calls
+from cloche.jail import syscalls
+from cloche.jail.setup import privileges
+from cloche.jail.steps import perform_calls
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEW_ANY = 0x7E020080
@@ -43,7 +44,7 @@ WITHOUT_LANDLOCK = (FILTER[0], (JEQ, 0, 1, LANDLOCK_CREATE_RULESET), (RET, 0, 0,
 def refuse_by_seccomp(lines: tuple[tuple[int, int, int, int], ...] = FILTER) -> None:
     """Let every call that would make a namespace fail, here and in all children."""
     program = b"".join(struct.pack("<HBBI", *line) for line in lines)
-    perform_calls([caps.forbid_new_privileges()])
+    perform_calls([privileges.forbid_new_privileges()])
     header = len(lines).to_bytes(8, "little") + syscalls.address_of(program)
     syscalls.prctl(PR_SET_SECCOMP, MODE_FILTER, header, 0, 0)
 
@@ -67,7 +68,7 @@ def refuse_by_sysctl() -> None:
         enter_namespace(f"{uid} {uid} 1", f"{gid} {gid} 1")
     write("/proc/sys/user/max_user_namespaces", "0")
     if uid != 0:
-        perform_calls(caps.drop_all())
+        perform_calls(privileges.drop_all())
 
 
 def enter_namespace(uid_map: str, gid_map: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.core.tiers import BACKENDS
+from cloche.core.policy import BACKENDS
 
 PACKAGE = Path(cloche.__file__).parent
 
@@ -136,7 +136,7 @@ def test_a_new_control_is_reported_required_and_excused(tmp_path: Path) -> None:
 EVERY_BACKEND = """
 import sys
 sys.path.append(sys.argv[1])
-from cloche.core.levels import Control
+from cloche.core.enforcement import Control
 from tests.unit.backends.test_enforcement import CASES, test_every_control_has_a_row
 assert "clock" in set(Control)
 for case in CASES.values():
@@ -154,7 +154,7 @@ OWN, FOUND, SHARED = "settings/cloche/cloche.yaml", "work/cloche.yaml", "work/co
 ASK = """
 import json, sys
 import cloche
-from cloche.runtime.settings import load_settings
+from cloche.config.settings import load_settings
 settings = load_settings(json.loads(sys.argv[1]))
 print(json.dumps([settings.example, [row for row in settings.as_rows() if row[0] == "example"]]))
 """

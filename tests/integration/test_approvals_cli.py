@@ -18,9 +18,8 @@ import pytest
 from rich.console import Console
 
 from cloche import ApprovalDenied, InvalidRequest
-from cloche.agent.approval import ApprovalEvent, ApprovalRequest, Decided, Gate
+from cloche.agent.approval import ApprovalEvent, ApprovalRequest, Decided, Gate, Risk
 from cloche.agent.queue import ApprovalQueue, Entry, default_path
-from cloche.agent.risk import Risk
 from cloche.agent.terminal import show_request
 from cloche.cli.agent import decide, list_approvals, show_approval, watch
 from tests.terminal import Terminal

@@ -17,15 +17,15 @@ import pytest
 
 import cloche
 from cloche.agent.approval import Decision, auto, callback
-from cloche.agent.autofix import AutoFix
-from cloche.agent.skill_run import run_skill
-from cloche.agent.skills import load_skill
 from cloche.agent.toolbox import Toolbox
+from cloche.audit.log import Audit, sha256_of
+from cloche.audit.writer import load
+from cloche.autofix.loop import AutoFix
 from cloche.cli import audit as verbs
+from cloche.config.keys import Settings
 from cloche.core.errors import AuditFailed
-from cloche.runtime.audit import Audit, sha256_of
-from cloche.runtime.audit_artifacts import load
-from cloche.runtime.settings import Settings
+from cloche.skills.loader import load_skill
+from cloche.skills.run import run_skill
 from tests.audits import cloche as call
 from tests.audits import lines_of, rewrite
 from tests.skills import write_skill

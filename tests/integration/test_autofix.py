@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.agent.autofix import AutoFix
-from cloche.agent.autofix_endpoint import HIDDEN, Endpoint, ModelFailed
+from cloche.autofix.endpoint import HIDDEN, Endpoint, ModelFailed
+from cloche.autofix.loop import AutoFix
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.fixing import FixAnswering, FixEvent
 from cloche.core.result import FixReport, FixStop, Result

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cloche.cli.contest.peers import PEERS
-from cloche.cli.contest.report import show_report
+from cloche.bench.peers import PEERS
+from cloche.cli._bench_report import show_report
 from tests.contests import OURS, ROOT, event, run
 from tests.documents import commands, matches
 

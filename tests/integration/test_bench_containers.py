@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cloche.cli.contest.contestants import Setting
-from cloche.cli.contest.peers import DOCKER_COLD, DOCKER_RUN, DOCKER_RUN_GVISOR, DOCKER_WARM, GVISOR_WARM, containers
-from cloche.cli.contest.turns import Contestant, LeftOut, take_turns
+from cloche.bench.harness import Contestant, LeftOut, take_turns
+from cloche.bench.peers import DOCKER_COLD, DOCKER_RUN, DOCKER_RUN_GVISOR, DOCKER_WARM, GVISOR_WARM, containers
+from cloche.bench.scenarios import Setting
 from tests.daemon import ROOT, Daemon
 
 pytestmark = [pytest.mark.soak, pytest.mark.root]

@@ -15,16 +15,16 @@ import pytest
 
 from bench.audit import WARM_UP, measure
 from bench.targets import TARGETS, held_against
+from cloche.audit.verify import verify
+from cloche.bench import harness, peers, report, scenarios
+from cloche.bench.harness import Contestant, ContestFailed, LeftOut, Times, Turn, percentile, row, take_turns
+from cloche.bench.peer_process import burst
+from cloche.bench.peers import Driver, PeerFailed
+from cloche.bench.report import check_plot
+from cloche.bench.scenarios import Entrants, Event, Setting
 from cloche.cli.bench import BenchCommand, bench
-from cloche.cli.contest import peers, remains, report, sessions
-from cloche.cli.contest.contestants import Entrants, Event, Setting
-from cloche.cli.contest.driver import Driver, PeerFailed
-from cloche.cli.contest.peer_driver import burst
-from cloche.cli.contest.plot import check_plot
-from cloche.cli.contest.turns import Contestant, ContestFailed, LeftOut, Times, Turn, percentile, row, take_turns
 from cloche.core.errors import BackendUnavailable
-from cloche.runtime.audit_reading import verify
-from cloche.testing.conformance_leftovers import leftovers
+from cloche.testing.conformance.subject import leftovers
 from tests.contests import OURS, ROOT, event, run
 
 NAMES = (
@@ -52,10 +52,10 @@ def test_the_projects_own_contest_is_held_in_a_fresh_environment(tmp_path: Path)
 
 def test_many_sessions_are_left_out_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report says how much must be free, and how much is."""
-    monkeypatch.setattr(sessions, "available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(scenarios, "available_bytes", lambda: 1 << 30)
     setting = Setting(rounds=1, runs=1, image="", sessions=500)
-    assert sessions.crowd(setting) == {"reason": "8.0 GiB of memory must be free; 1.0 GiB are"}
-    assert list(sessions.session_lines({"crowd": sessions.crowd(setting)})) == [
+    assert scenarios.crowd(setting) == {"reason": "8.0 GiB of memory must be free; 1.0 GiB are"}
+    assert list(scenarios.session_lines({"crowd": scenarios.crowd(setting)})) == [
         "many sessions at once: left out: 8.0 GiB of memory must be free; 1.0 GiB are"
     ]
 
@@ -200,9 +200,9 @@ def test_a_driver_that_dies_is_quoted() -> None:
 
 def test_a_process_that_stays_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leak check sees what was not there before."""
-    monkeypatch.setattr(remains, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(harness, "PATIENCE_S", 0.1)
     before = leftovers()
     with subprocess.Popen(["sleep", "60"]) as process:
-        left = remains.leaks_after(before)
+        left = harness.leaks_after(before)
         process.kill()
     assert [line for line in left if f"process {process.pid}" in line]

@@ -14,12 +14,12 @@ import pytest
 
 import cloche
 from cloche.backends.host import measure_host
-from cloche.backends.local import LocalBackend
-from cloche.core.levels import Level
+from cloche.backends.local.backend import LocalBackend
+from cloche.core.enforcement import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
-from cloche.jail import launch
+from cloche.jail.setup import launch
 
 pytestmark = pytest.mark.both_users
 
@@ -28,7 +28,7 @@ import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from jail.cgroups import Cgroup
 from jail.syscalls import CLONE_NEWCGROUP, call, clone, unshare
-from jail.watch import NAMESPACES_AT_BIRTH
+from jail.supervisor import NAMESPACES_AT_BIRTH
 
 def own_group():
     with open("/proc/self/cgroup") as file:

@@ -18,16 +18,15 @@ import pytest
 
 import cloche
 from cloche.backends.host import measure_host
-from cloche.backends.local.family import Family
+from cloche.backends.local.fork_tree import Family
+from cloche.backends.local.plan import build_session_program
+from cloche.backends.local.prefork import pool_for
 from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.backends.local.session import LocalSession, LocalTransport
-from cloche.backends.local.session_program import build_session_program
-from cloche.backends.local.warm import pool_for
 from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, SandboxFileRefused, StartFailed
-from cloche.core.outcome import KillCause
 from cloche.core.policy import Policy
-from cloche.core.result import Status
-from cloche.zygote.pool import Slot
+from cloche.core.result import KillCause, Status
+from cloche.forkserver.slot import Slot
 from tests.kin import guests, held_up, is_alive, kill_and_wait
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
@@ -384,7 +383,7 @@ def test_a_session_whose_end_is_not_heard_is_hung_up_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its helper may be held up for long: that is said, and nobody waits for it any more."""
-    monkeypatch.setattr("cloche.backends.local.family.CLOSE_PATIENCE_S", 0.2)
+    monkeypatch.setattr("cloche.backends.local.fork_tree.CLOSE_PATIENCE_S", 0.2)
 
     async def close_unheard() -> None:
         async with cloche.AsyncSandbox() as sandbox:

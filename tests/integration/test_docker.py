@@ -17,7 +17,7 @@ import pytest
 
 import cloche
 from cloche.agent.container import container_arguments
-from cloche.backends.docker import DockerBackend
+from cloche.backends.docker.backend import DockerBackend
 from cloche.backends.docker.daemon import connect
 from cloche.backends.docker.sandbox import DockerOpenSandbox
 from cloche.core.languages import LANGUAGES
@@ -213,7 +213,7 @@ def test_a_first_process_that_does_not_answer_is_killed_with_the_container(
 ) -> None:
     """A time-out rests on the daemon in the end, not on what is inside."""
     monkeypatch.setattr("cloche.backends.containers.container.KILL", b"?")
-    monkeypatch.setattr("cloche.backends.containers.ending.SETTLE_S", 0.5)
+    monkeypatch.setattr("cloche.backends.containers.run.SETTLE_S", 0.5)
     started = time.monotonic()
     result = cloche.run("while True: pass", backend="docker", image=python_image, timeout=1, warm=False)
     assert result.status is Status.TIMEOUT
@@ -384,7 +384,7 @@ def test_a_killed_caller_leaves_nothing(docker: Daemon, python_image: str) -> No
 
 def test_what_a_dead_process_left_is_removed(docker: Daemon, python_image: str) -> None:
     """By `cloche gc`, and by the next start; what a living one has stays."""
-    from cloche.backends.containers.owner import owner
+    from cloche.backends.garbage_collection import owner
 
     words = owner().split(":")
     dead, living = ":".join([*words[:4], "1"]), owner()

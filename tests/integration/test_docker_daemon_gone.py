@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import cloche
-from cloche.backends.docker import DockerBackend
+from cloche.backends.docker.backend import DockerBackend
 from tests.daemon import Daemon, open_daemon
 
 # Where nobody answers, docker's own library leaves its sockets to the garbage collector.

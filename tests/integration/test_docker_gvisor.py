@@ -9,12 +9,11 @@ from typing import cast
 import pytest
 
 import cloche
-from cloche.backends.docker import DockerBackend
+from cloche.backends.docker.backend import DockerBackend, own_runtime
 from cloche.backends.docker.daemon import Daemon as ForDocker
-from cloche.backends.docker.runtimes import own_runtime
-from cloche.backends.local import LocalBackend
-from cloche.core.levels import Control, Level
-from cloche.runtime.factory import capabilities_of
+from cloche.backends.local.backend import LocalBackend
+from cloche.core.enforcement import Control, Level
+from cloche.execution.registry import capabilities_of
 from tests.daemon import Daemon, open_daemon
 
 pytestmark = pytest.mark.root

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.containers.owner import owner
+from cloche.backends.garbage_collection import owner
 from tests.daemon import IMAGES, ROOT, Daemon
 from tests.inside import FOR_A_DAEMON, WITH_A_DAEMON, command_inside, lay_out, run_inside
 
@@ -93,7 +93,7 @@ def test_a_killed_container_takes_its_sandboxes_along(docker: Daemon, project: P
 def test_nobody_clears_up_what_he_cannot_see(docker: Daemon, project: Path) -> None:
     """`cloche gc` in a container leaves what others have, and a host what containers have, whatever they look like."""
     image = docker.image("cloche-test:host")
-    words = ["python3", "-c", "from cloche.backends.containers.owner import owner; print(owner())"]
+    words = ["python3", "-c", "from cloche.backends.garbage_collection import owner; print(owner())"]
     theirs = run_inside(docker, project, words, image=image).stdout.strip().split(":")
     elsewhere = [theirs[0], "another-boot", *theirs[2:]]  # of the same image, but another host's daemon
     hidden = [*theirs[:2], "1", *theirs[3:]]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import cloche
-from cloche.backends.docker import DockerBackend
-from cloche.core.progress import Progress, watchers
+from cloche.backends.docker.backend import DockerBackend
+from cloche.core.events import Progress, watchers
 from tests.daemon import Daemon, open_daemon
 from tests.escape.places import show_on_terminal
 from tests.registry import Registry, open_registry

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import cloche
-from cloche.backends.docker import DockerBackend
+from cloche.backends.docker.backend import DockerBackend
 from cloche.backends.docker.daemon import connect
 from tests.certificates import make_certificates
 from tests.daemon import Daemon, open_daemon

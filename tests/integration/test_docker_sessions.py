@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.backends.docker import DockerBackend
+from cloche.backends.docker.backend import DockerBackend
 from cloche.sync import Sandbox, Session
 from tests.daemon import Daemon, open_daemon
 from tests.escape.hostile import LINGERING, OPTIONS

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from cloche.config.keys import LIMIT_FIELDS, VARIABLE_READERS, YAML_READERS
 from cloche.core.result import Status
-from cloche.runtime.config_keys import LIMIT_FIELDS, VARIABLE_READERS, YAML_READERS
 from tests.documents import blocks, commands, matches
 
 ROOT = Path(__file__).parents[2]

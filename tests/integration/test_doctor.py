@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import cloche
+from cloche.core.enforcement import Control, Level
 from cloche.core.languages import LANGUAGES
-from cloche.core.levels import Control, Level
-from cloche.runtime.doctor import Diagnosis, diagnose
+from cloche.execution.doctor import Diagnosis, diagnose
 
 
 @pytest.fixture(scope="module")

@@ -46,9 +46,9 @@ def test_a_sandbox_whose_helper_was_killed_says_so(warm: bool) -> None:
 
 
 async def _run_after_loss(*, warm: bool) -> BaseException:
+    from cloche.core.enforcement import Level
     from cloche.core.errors import OutcomeUnknown, StartFailed
     from cloche.core.events import OutputChunk
-    from cloche.core.levels import Level
     from cloche.core.request import Request
     from tests.faults import _host, _kill_helper, _sandbox, _warm_sandbox
 

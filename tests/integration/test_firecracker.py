@@ -19,18 +19,17 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.microvm.acceleration import find_acceleration
+from cloche.backends.microvm.backend import find_acceleration
 from cloche.backends.microvm.firecracker import Firecracker
-from cloche.backends.microvm.image import find_image
-from cloche.backends.microvm.monitor import FIRST_ID
+from cloche.backends.microvm.plan import FIRST_ID, find_image
 from cloche.backends.microvm.sandbox import MicroVMOpenSandbox
+from cloche.core.enforcement import Level
 from cloche.core.events import OutputChunk, discard
-from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Status
-from cloche.runtime.factory import capabilities_of
+from cloche.execution.registry import capabilities_of
 from tests.firecrackers import are_there, machines_of, pack_stand_in, programs_of, stand_in_backend
 
 pytestmark = pytest.mark.timeout(600)

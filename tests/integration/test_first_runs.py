@@ -16,11 +16,11 @@ import pytest
 
 import cloche
 from cloche.backends.host import measure_host
-from cloche.backends.local import hangups
-from cloche.backends.local.warm import close_pools, pool_for
+from cloche.backends.local import helper_link
+from cloche.backends.local.prefork import close_pools, pool_for
 from cloche.core.policy import Policy
-from cloche.jail import launch
-from cloche.zygote.pool import Pool
+from cloche.forkserver.pool import Pool
+from cloche.jail.setup import launch
 
 FOREVER_S, SOON_S = 60, 25.0
 
@@ -104,7 +104,9 @@ def test_a_fork_in_the_midst_of_a_start_does_not_hold_it(monkeypatch: pytest.Mon
 
 def test_a_forked_child_does_not_keep_what_its_parent_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sandbox that began cold moves on, and the template ends, while children have copies of their sockets."""
-    monkeypatch.setattr(hangups, "CLOSE_PATIENCE_S", FOREVER_S)  # else a helper that does not hear is killed at last
+    monkeypatch.setattr(
+        helper_link, "CLOSE_PATIENCE_S", FOREVER_S
+    )  # else a helper that does not hear is killed at last
     with cloche.Sandbox() as sandbox:
         sandbox.write_file("kept", b"x")
         with _forked():

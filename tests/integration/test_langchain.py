@@ -18,7 +18,7 @@ from langchain_tests.integration_tests import ToolsIntegrationTests
 from langchain_tests.unit_tests import ToolsUnitTests
 
 import cloche
-from cloche.agent.answering import Answer
+from cloche.agent.answers import Answer
 from cloche.agent.approval import ApprovalRequest, Decided, Decision, auto
 from cloche.agent.toolbox import Toolbox
 from cloche.integrations.langchain import langchain_tools, run_code_tool

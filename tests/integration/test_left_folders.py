@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import cloche
-from cloche.backends.local.left_folders import remove_folders
+from cloche.backends.garbage_collection import remove_folders
 from tests.kin import descendants, kill_and_wait, tell
 
 pytestmark = pytest.mark.both_users

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.groups import group_name
+from cloche.backends.garbage_collection import group_name
 from cloche.backends.host import measure_host
 from tests.kin import descendants, kill_and_wait, tell
 

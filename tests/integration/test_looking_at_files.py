@@ -18,7 +18,7 @@ import pytest
 import cloche
 from cloche.backends.local.session import LocalSession
 from cloche.backends.local.workspace import Workspace
-from cloche.backends.saving import copy_out
+from cloche.backends.saved_files import copy_out
 from cloche.core.errors import SandboxFileError, SandboxFileNotFound, SandboxFileRefused
 from cloche.core.limits import Limits
 from cloche.core.result import FileRecord

@@ -15,7 +15,7 @@ from mcp import Client
 from mcp_types import CallToolResult
 
 from cloche.agent.approval import auto
-from cloche.mcp import create_server
+from cloche.mcp.server import create_server
 from tests.audits import lines_of
 from tests.kin import seen
 from tests.mcp_clients import (

@@ -15,7 +15,7 @@ from mcp_types import ElicitResult
 from cloche.agent.approval import Asked, Decided, Decision, auto
 from cloche.agent.queue import ApprovalQueue
 from cloche.core.errors import InvalidRequest
-from cloche.mcp import create_server
+from cloche.mcp.server import create_server
 from tests.mcp_clients import MODES, User, images_of, run, text_of, yes
 
 FILES = {"read_file", "list_files", "write_file", "edit_file"}

@@ -9,17 +9,18 @@ from pathlib import Path
 import microsandbox
 import pytest
 
-from cloche.backends.containers.guest import REAPERS
-from cloche.backends.microsandbox import MicrosandboxBackend, trial
-from cloche.backends.microsandbox.plan import OWNER_LABEL, plan_machine
+from cloche.backends.containers.program import REAPERS
+from cloche.backends.microsandbox import backend
+from cloche.backends.microsandbox.backend import MicrosandboxBackend
+from cloche.backends.microsandbox.machine import OWNER_LABEL, plan_machine
+from cloche.core.enforcement import Level, State
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.core.levels import Level, State
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.protocols import OpenSandbox
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Status
-from cloche.runtime.factory import capabilities_of
+from cloche.execution.registry import capabilities_of
 from tests.microsandboxes import Recorded, StandIn, check_call
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(120)]
@@ -114,12 +115,12 @@ def test_the_package_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp
 )
 def test_a_trial_says_why(script: str, said: str) -> None:
     """What hangs is killed, what fails is told, what works is nothing to tell of."""
-    assert trial.try_out(script, 1.0 if "sleep" in script else 20.0) == said
+    assert backend.try_out(script, 1.0 if "sleep" in script else 20.0) == said
 
 
 def test_it_refuses_without_kvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With the reason and the remedy, and nothing else is taken instead."""
-    monkeypatch.setattr(trial, "KVM", tmp_path / "kvm")
+    monkeypatch.setattr(backend, "KVM", tmp_path / "kvm")
     found = capabilities_of("microsandbox")
     assert not found.available
     assert "no /dev/kvm" in found.reason
@@ -159,7 +160,7 @@ def test_another_image_is_another_sandbox() -> None:
 
 def test_machines_of_dead_callers_are_cleared() -> None:
     """And those of living ones stay."""
-    from cloche.backends.containers.owner import owner
+    from cloche.backends.garbage_collection import owner
 
     async def main() -> None:
         for name, whose in (("alive", owner()), ("dead", owner().rsplit(":", 1)[0] + ":0")):

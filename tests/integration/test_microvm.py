@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import cloche
-from cloche.backends.microvm.image import DISK
+from cloche.backends.microvm.plan import DISK
+from cloche.core.enforcement import Control, State
 from cloche.core.errors import StartFailed
-from cloche.core.levels import Control, State
 from tests.microvms import monitors, with_late_ports, with_own_id
 
 pytestmark = pytest.mark.timeout(900)

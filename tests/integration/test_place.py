@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cloche.jail import wire
-from cloche.jail.launch import start_keeper
-from cloche.jail.mounts import mount
+from cloche.jail import messages
+from cloche.jail.setup.launch import start_keeper
+from cloche.jail.setup.mounts import mount
 from cloche.jail.syscalls import MS_PRIVATE, MS_REC
 from tests.leftovers import Snapshot, wait_for_leftovers
 
@@ -28,10 +28,10 @@ class Keeper:
         self.say("open", {"calls": PRIVATE, "inside_id": USER})
 
     def say(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        wire.send(self.link.fileno(), tag, body, fds)
+        messages.send(self.link.fileno(), tag, body, fds)
 
     def hear(self) -> tuple[str, dict[str, Any]]:
-        tag, body, _ = wire.receive(self.link.fileno())
+        tag, body, _ = messages.receive(self.link.fileno())
         return tag, body
 
     def start(self, number: int, *words: str) -> int:
@@ -95,10 +95,10 @@ def test_a_set_up_that_fails_says_why() -> None:
     """And nothing is left."""
     before = Snapshot.take()
     process, link = start_keeper()
-    wire.send(link.fileno(), "open", {"calls": [mount("none", "/no/such", "tmpfs", 0)], "inside_id": USER})
-    tag, body, _ = wire.receive(link.fileno())
+    messages.send(link.fileno(), "open", {"calls": [mount("none", "/no/such", "tmpfs", 0)], "inside_id": USER})
+    tag, body, _ = messages.receive(link.fileno())
     assert (tag, "mount: No such file" in body["why"]) == ("failed", True)
-    assert wire.receive(link.fileno())[0] == ""
+    assert messages.receive(link.fileno())[0] == ""
     link.close()
     assert process.wait(30) == 0
     assert not wait_for_leftovers(before, patience_s=5)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import cloche
+from cloche.backends.gvisor.backend import RunscBackend
 from cloche.backends.host import measure_host
-from cloche.backends.runsc import RunscBackend
-from cloche.core.levels import Level
-from cloche.runtime.factory import capabilities_of
+from cloche.core.enforcement import Level
+from cloche.execution.registry import capabilities_of
 from tests.environments import make_environment, run_there
 from tests.leftovers import Snapshot, wait_for_leftovers, what_stays
 
@@ -193,7 +193,7 @@ def keepers_of(caller: int) -> list[int]:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        if b"jail.place" in words and parent == caller:
+        if b"jail.container_shim" in words and parent == caller:
             found.append(int(entry.name))
     return found
 
@@ -246,7 +246,7 @@ def test_what_stops_in_the_middle_is_given_up(monkeypatch: pytest.MonkeyPatch, t
     fake.chmod(0o755)
     monkeypatch.setenv("CLOCHE_RUNSC", str(fake))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("cloche.backends.runsc.trial.PROBE_S", 0.5)
+    monkeypatch.setattr("cloche.backends.gvisor.backend.PROBE_S", 0.5)
     before = Snapshot.take()
     with pytest.raises(cloche.BackendUnavailable, match="took nothing of what it was sent"):
         cloche.run("print(1)", backend="gvisor")

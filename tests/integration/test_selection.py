@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.core.levels import Level
+from cloche.core.enforcement import Level
 from tests.daemon import Daemon, open_daemon
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
@@ -256,7 +256,7 @@ def test_a_daemon_that_has_gone_is_passed_over(tmp_path: Path, monkeypatch: pyte
 
 def test_a_backend_object_is_no_choice() -> None:
     """Who hands one over has chosen."""
-    from cloche.testing import FakeBackend
+    from cloche.testing.fake import FakeBackend
 
     with pytest.raises(cloche.InvalidRequest, match="prefer is for a choice"):
         cloche.run("print(1)", backend=FakeBackend(), prefer="fastest")

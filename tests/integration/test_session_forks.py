@@ -13,8 +13,7 @@ import pytest
 
 import cloche
 from cloche.core.errors import InvalidRequest, StartFailed
-from cloche.jail.inspection import text_of
-from cloche.jail.tree import descendants
+from cloche.jail.procfs import descendants, text_of
 from cloche.sync import Session
 from tests.faults import HOARDS
 from tests.kin import children, guests, held_up, kill_helpers, wait_for_end
@@ -388,7 +387,7 @@ while True:
 
 def test_who_does_not_read_is_not_waited_for(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter that leaves what it is asked on its link is given up when it should have been cloned."""
-    monkeypatch.setattr("cloche.backends.local.family.BIRTH_PATIENCE_S", 1.0)
+    monkeypatch.setattr("cloche.backends.local.fork_tree.BIRTH_PATIENCE_S", 1.0)
     assert session.run(NEVER_READS).ok
     for _ in range(11):
         assert session.run("#" * 20_000, timeout=20).ok

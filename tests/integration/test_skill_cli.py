@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.agent.skill import Skill
-from cloche.agent.skill_run import arun_skill, run_skill, terms_for
-from cloche.agent.skills import examine_skill, load_skill
+from cloche.config.keys import Settings
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.result import Result, Status
-from cloche.runtime.settings import Settings
+from cloche.skills.loader import examine_skill, load_skill
+from cloche.skills.run import arun_skill, run_skill, terms_for
+from cloche.skills.skill import Skill
 from tests.daemon import ROOT, Daemon
 from tests.skills import CARD, write_skill
 

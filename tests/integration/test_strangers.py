@@ -9,7 +9,7 @@ TAKEN = """
 import os, socket, sys
 sys.path[:0] = {path!r}
 import cloche
-from cloche.backends.local import plan, warm
+from cloche.backends.local import plan; from cloche.backends.local import prefork as warm
 from cloche.jail.syscalls import CLONE_NEWNET, unshare
 
 first, count = plan.OUTSIDE_IDS = warm.OUTSIDE_IDS = (1_898_000_000, 8)

@@ -32,7 +32,7 @@ def test_guests_have_ids_of_the_range_and_the_caller_sees_their_files() -> None:
     found = run_as_user(
         HEAD
         + """
-from cloche.backends import subids
+from cloche.backends import subordinate_ids as subids
 calls, start = [], subids.start_mapper
 subids.start_mapper = lambda programs, *rest: calls.append(bool(programs)) or start(programs, *rest)
 results = [cloche.run(CODE, warm=False)]
@@ -94,7 +94,7 @@ def test_a_guest_cannot_become_the_caller() -> None:
         HEAD
         + """
 from cloche.backends.host import measure_host
-from cloche.jail import subids
+from cloche.jail import subordinate_ids as subids
 host = measure_host()
 ATTEMPT = '''
 import os
@@ -175,7 +175,7 @@ def test_without_a_range_that_works_guests_have_the_callers_id(what: dict[str, s
         + """
 import asyncio
 from cloche.backends.local import LocalBackend
-from cloche.core.levels import Control
+from cloche.core.enforcement import Control
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 result = cloche.run(CODE)

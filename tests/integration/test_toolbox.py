@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.agent.answering import Answer
+from cloche.agent.answers import MOST_CHARS, Answer
 from cloche.agent.approval import ApprovalRequest, Decision, auto
 from cloche.agent.exports import answer_anthropic, answer_openai, anthropic_tools, openai_tools
 from cloche.agent.toolbox import Toolbox
-from cloche.agent.wording import MOST_CHARS
 from cloche.backends.host import measure_host
 from cloche.backends.toolchain import languages_here
 from tests.environments import make_environment, run_there

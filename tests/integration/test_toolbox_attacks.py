@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 import cloche
-from cloche.agent.answering import Answer
+from cloche.agent.answers import MOST_IMAGE_BYTES, Answer
 from cloche.agent.approval import ApprovalEvent, ApprovalRequest, Approver, Decision
 from cloche.agent.exports import answer_openai
 from cloche.agent.toolbox import Toolbox
-from cloche.agent.wording import MOST_IMAGE_BYTES
-from cloche.core.capabilities import Capabilities
-from cloche.core.levels import Level
-from cloche.testing import FakeBackend
+from cloche.core.enforcement import Level
+from cloche.core.protocols import Capabilities
+from cloche.testing.fake import FakeBackend
 
 YES = Decision(is_approved=True, by="test")
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from cloche.agent.answering import Answer
+from cloche.agent.answers import Answer
 from cloche.agent.approval import ApprovalRequest, Decision, auto
 from cloche.agent.catalog import TOOLS
 from cloche.agent.exports import plain_functions
-from cloche.agent.room import Room
+from cloche.agent.interpreters import Room
 from cloche.agent.toolbox import Toolbox
+from cloche.audit.log import sha256_of
 from cloche.core.errors import InvalidRequest
 from cloche.core.result import Result
-from cloche.runtime.audit import sha256_of
-from cloche.testing import FakeBackend
+from cloche.testing.fake import FakeBackend
 from tests.audits import lines_of
 
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"

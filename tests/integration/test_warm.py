@@ -16,14 +16,14 @@ import pytest
 
 import cloche
 from cloche.backends.host import measure_host
-from cloche.backends.local.program import python_toolchain
-from cloche.backends.local.warm import WarmJail, close_pools, pool_for
+from cloche.backends.local.prefork import WarmJail, close_pools, pool_for
+from cloche.backends.toolchain import python_toolchain
 from cloche.core.errors import OutcomeUnknown
 from cloche.core.policy import Policy
 from cloche.core.result import Status
-from cloche.jail import slate, touched
-from cloche.zygote.pool import Pool, Slot, remove_cgroup
-from cloche.zygote.template import Template
+from cloche.forkserver.pool import Pool, remove_cgroup
+from cloche.forkserver.slot import Slot, Template
+from cloche.jail import shared_status
 from tests.kin import kill_and_wait, kill_helpers
 from tests.leftovers import Snapshot, wait_for_leftovers
 from tests.warm import run_pooled, run_warm
@@ -185,7 +185,7 @@ def test_a_guest_tells_those_after_it_what_memory_they_will_write_to() -> None:
     pool = pool_for(Policy(), measure_host())
     doors = [slot.door for slot in pool._idle if slot.door is not None]
     deadline = time.monotonic() + 60
-    while touched.is_possible() and not any(slate.touched(door.other_ends[1]) for door in doors):
+    while shared_status.is_possible() and not any(shared_status.touched(door.other_ends[1]) for door in doors):
         assert time.monotonic() < deadline, "no guest has told"
         time.sleep(0.02)
     assert doors

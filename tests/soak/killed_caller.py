@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 import cloche
-from cloche.backends.local import LocalBackend
+from cloche.backends.local.backend import LocalBackend
 
 # Runs of every length: over at once, cut by the time-out, at work in the background when the kill comes.
 CODES = (

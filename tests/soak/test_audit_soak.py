@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloche.runtime.audit import Audit
-from cloche.runtime.audit_reading import Reading, verify
+from cloche.audit.log import Audit
+from cloche.audit.verify import Reading, verify
 from tests.audits import TAMPERINGS, cloche, cut_the_end, lines_of, rewrite, write_from_processes
 
 pytestmark = pytest.mark.soak
@@ -55,7 +55,7 @@ def test_killed_writers_leave_a_whole_chain(tmp_path: Path) -> None:
     """Processes are killed while they write, again and again; every event that was confirmed is in the chain."""
     folder = tmp_path / "log"
     writer = (
-        "import os, sys\nfrom cloche.runtime.audit import Audit\naudit = Audit(sys.argv[1], file_bytes=200_000)\n"
+        "import os, sys\nfrom cloche.audit.log import Audit\naudit = Audit(sys.argv[1], file_bytes=200_000)\n"
         'while True: os.write(1, f\'{audit.record("execution", status="ok").seq}\\n\'.encode())'
     )
     confirmed: list[int] = []

@@ -38,8 +38,8 @@ os.system("chmod -R a+rX .")
 CONFORM = """
 import json, sys
 from cloche.backends.local import LocalBackend
-from cloche.core.levels import Level
-from cloche.testing.conformance import run_conformance
+from cloche.core.enforcement import Level
+from cloche.testing.conformance.__init__ import run_conformance
 for row in run_conformance(LocalBackend(), level=Level.JAIL, only={names!r}, deviations={{}}, at_once=4):
     print(json.dumps([row.check.name, str(row.outcome), row.reason, round(row.seconds, 1)]), flush=True)
 """
@@ -59,8 +59,8 @@ BIRTHS = """
 import ctypes, json, os, subprocess
 import cloche
 from cloche.backends.local import LocalBackend
-from cloche.core.levels import Control
-from cloche.jail import probe, survey
+from cloche.core.enforcement import Control
+from cloche.jail.setup import probe; from cloche.jail.setup import probe as survey
 
 TRACE = "/sys/kernel/tracing"
 EVENTS = f"{TRACE}/events/cgroup/cgroup_attach_task/enable"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloche.agent.approval import auto
-from cloche.agent.room import Room
+from cloche.agent.interpreters import Room
 from cloche.agent.toolbox import Toolbox
 from tests.leftovers import Snapshot, wait_for_leftovers
 

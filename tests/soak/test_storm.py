@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import cloche
-from cloche.backends.local.warm import close_pools
-from cloche.runtime import here
+from cloche.backends.local.prefork import close_pools
+from cloche.blocking import calls
 from tests.leftovers import Snapshot, wait_for_leftovers
 
 PATIENCE_S = 600
@@ -51,7 +51,7 @@ def test_fifty_threads() -> None:
         waiting = [pool.submit(_run, number) for number in range(THREADS * RUNS_EACH)]
         for one in waiting:
             one.result(PATIENCE_S)
-    assert _descriptors() <= before + 3 * here.MOST_KEPT  # the event loops that are kept for callers' threads
+    assert _descriptors() <= before + 3 * calls.MOST_KEPT  # the event loops that are kept for callers' threads
 
 
 def test_a_hundred_in_one_loop() -> None:

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from cloche.backends.local.warm import close_pools
+from cloche.backends.local.prefork import close_pools
 
 
 @pytest.fixture(scope="session", autouse=True)

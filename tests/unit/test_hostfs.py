@@ -253,7 +253,7 @@ def test_whatever_is_there_is_replaced_and_not_written_through(tree: Path, write
 
 @pytest.mark.parametrize("writer", sorted(WRITERS.keys() - {"new_file"}))
 def test_what_cannot_take_its_place_leaves_nothing(tree: Path, writer: str) -> None:
-    """A folder stands there. (Who renames on his own removes on his own, as `backends/saving.py` does.)"""
+    """A folder stands there. (Who renames on his own removes on his own, as `backends/saved_files.py` does.)"""
     (tree / "file").mkdir()
     with pytest.raises(IsADirectoryError):
         WRITERS[writer](tree, NEW)

@@ -15,102 +15,127 @@ PACKAGE = Path(__file__).parents[2] / "src" / "cloche"
 
 # The layout: whatever moves changes this part of the file, and nothing below it.
 
-CORE = {"core", "hostfs"}
-MECHANISM = {"jail", "interpreter", "zygote", "egress"}
-BELOW_RUNTIME = CORE | MECHANISM | {"backends"}
-BELOW_AGENT = BELOW_RUNTIME | {"storage", "runtime"}
+CORE = {"core"}
+BELOW_MECHANISM = CORE | {"hostfs"}
+MECHANISM = {"jail", "jail/setup", "interpreter", "forkserver", "egress"}
+BELOW_CONFIG = BELOW_MECHANISM | MECHANISM | {"backends"}
+BELOW_EXECUTION = BELOW_CONFIG | {"config", "audit", "blocking"}
+BELOW_SYNC = BELOW_EXECUTION | {"execution"}
+BELOW_AGENT = BELOW_SYNC | {"sync"}
 # "face" is `cloche/__init__.py`, the public names themselves.
-BELOW_DOORS = BELOW_AGENT | {"agent", "records", "testing", "sync", "face"}
+BELOW_DOORS = BELOW_AGENT | {"agent", "skills", "autofix", "testing", "face"}
 
 # layer -> the layers it may import; itself always, except that a backend never imports another. A layer is a module, or
 # a folder, also one inside of another layer.
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
-    "hostfs": {"core"},
+    "hostfs": CORE,
     "jail": set(),
+    "jail/setup": {"jail"},
     "interpreter": set(),
-    "zygote": CORE | {"jail", "interpreter"},
-    "egress": CORE,
-    "backends": CORE | MECHANISM,
-    "storage": BELOW_RUNTIME,
-    "runtime": BELOW_RUNTIME,
-    "agent": BELOW_AGENT | {"sync"},
-    "records": BELOW_AGENT,
-    "server": BELOW_DOORS,
+    "forkserver": BELOW_MECHANISM | {"jail", "jail/setup", "interpreter"},
+    "egress": BELOW_MECHANISM,
+    "backends": BELOW_MECHANISM | MECHANISM,
+    "backends/containers/inside": {"interpreter"},
+    "config": BELOW_CONFIG,
+    "audit": BELOW_CONFIG | {"config"},
+    "blocking": BELOW_CONFIG | {"config"},
+    "execution": BELOW_EXECUTION,
+    "testing": CORE | {"execution"},
+    "sync": BELOW_SYNC,
+    "agent": BELOW_AGENT,
+    "skills": BELOW_AGENT | {"agent"},
+    "autofix": BELOW_AGENT | {"agent"},
     "cli": BELOW_DOORS,
     "mcp": BELOW_DOORS,
+    "server": BELOW_DOORS,
+    "bench": BELOW_DOORS,
     "integrations": BELOW_DOORS,
-    "testing": CORE | {"runtime"},
-    "sync": CORE | {"runtime"},
-    "face": CORE | {"runtime", "sync", "agent"},
+    "face": BELOW_DOORS - {"testing", "face"},
     "__main__": {"cli"},
 }
-STANDARD_LIBRARY_ONLY = {"core", "hostfs", "jail", "interpreter", "zygote"}
+STANDARD_LIBRARY_ONLY = {
+    "core", "hostfs", "jail", "jail/setup", "interpreter", "forkserver", "backends/containers/inside",
+}  # fmt: skip
 # In helpers and containers these are top-level packages, also by their own name, and there is nothing else of ours.
-RELATIVE_ONLY = {"jail", "interpreter"}
+RELATIVE_ONLY = {"jail", "jail/setup", "interpreter", "backends/containers/inside"}
 # What several backends use, and so belongs to none.
 SHARED_BY_BACKENDS = {
-    "containers", "drivers", "enforcement", "groups", "host", "layout", "noting", "results", "saving", "session",
-    "subids", "toolchain", "waiting", "walking",
+    "containers", "enforcement", "garbage_collection", "host", "layout", "results", "saved_files", "session",
+    "session_languages", "subordinate_ids", "toolchain",
 }  # fmt: skip
 # The one file that names concrete backends.
-FACTORY = "runtime/factory.py"
-# What a single file may import beside. A door that is a process of its own begins as a verb of the command line.
-FILES_MAY_IMPORT = {"cli/serve.py": {"server", "mcp"}}
+FACTORY = "execution/registry.py"
+# What a single file may import beside: the commands that start a door that is a process of its own, and `cloche bench`.
+FILES_MAY_IMPORT = {"cli/serve.py": {"server", "mcp"}, "cli/bench.py": {"bench"}, "cli/_bench_report.py": {"bench"}}
 # Modules that import each other. None may be added; a circle that is closed leaves the table.
-KNOWN_CIRCLES = {
-    frozenset({"backends.containers.reaper_program", "backends.containers.reaper_waiting"}),
-    frozenset({"runtime.execute", "runtime.fixing"}),
-    frozenset({"runtime.sandbox", "runtime.session"}),
-}
+KNOWN_CIRCLES: set[frozenset[str]] = set()
 WRONG_ARROWS = [
-    ("core/request.py", "import cloche.jail.mounts"),
+    ("core/request.py", "import cloche.jail.steps"),
     ("core/request.py", "from cloche import jail"),
+    ("core/request.py", "from ..execution import registry"),
     ("core/request.py", "from cloche import hostfs"),
-    ("hostfs.py", "from cloche.runtime import execute"),
-    ("hostfs.py", "import platformdirs"),
-    ("jail/enter.py", "from cloche import hostfs"),
-    ("core/request.py", "from ..runtime import factory"),
     ("core/request.py", "def late():\n    import yaml"),
-    ("jail/enter.py", "from cloche.core.errors import StartFailed"),
-    ("jail/enter.py", "from ..core.errors import StartFailed"),
-    ("jail/enter.py", "from cloche.jail import mounts"),
-    ("interpreter/main.py", "import numpy"),
-    ("interpreter/main.py", "from ..jail import mounts"),
-    ("interpreter/main.py", "import importlib\nimportlib.import_module('jail.mounts')"),
-    ("egress/proxy.py", "from cloche.jail import userns"),
-    ("backends/local/__init__.py", "from cloche.backends.docker import run"),
-    ("backends/local/__init__.py", "from ..docker import run"),
-    ("backends/local.py", "from cloche.backends import docker"),
-    ("backends/enforcement.py", "def late():\n    from .docker import daemon"),
-    ("backends/local.py", "from cloche import backends"),
-    ("backends/local.py", "import cloche.runtime.config"),
-    ("storage/database.py", "from cloche.runtime import config"),
-    ("runtime/pool.py", "from cloche.backends.local import LocalBackend"),
-    ("runtime/pool.py", "import importlib\nimportlib.import_module('cloche.agent.tools')"),
-    ("agent/tools.py", "from cloche.records import bugs"),
+    ("hostfs.py", "from cloche.config import settings"),
+    ("hostfs.py", "import yaml"),
+    ("jail/guest.py", "from cloche.core.errors import StartFailed"),
+    ("jail/guest.py", "from ..core.errors import StartFailed"),
+    ("jail/guest.py", "from cloche.jail import steps"),
+    ("jail/guest.py", "from .setup import launch"),
+    ("jail/guest.py", "from .setup.launch import start_helper"),
+    ("jail/setup/launch.py", "from ...core import errors"),
+    ("jail/setup/launch.py", "from cloche.jail import steps"),
+    ("interpreter/oneshot.py", "import numpy"),
+    ("interpreter/oneshot.py", "from ..jail import steps"),
+    ("interpreter/oneshot.py", "import importlib\nimportlib.import_module('jail.steps')"),
+    ("egress/proxy.py", "from cloche.jail import user_namespaces"),
+    ("forkserver/pool.py", "from cloche.backends import host"),
+    ("backends/local/__init__.py", "from cloche.backends.docker import backend"),
+    ("backends/local/__init__.py", "from ..docker import backend"),
+    ("backends/local/__init__.py", "from cloche import backends"),
+    ("backends/enforcement.py", "def late():\n    from .docker import backend"),
+    ("backends/local/plan.py", "import cloche.config.resolve"),
+    ("backends/containers/boot.py", "from .inside import reaper"),
+    ("backends/containers/inside/reaper.py", "from ..archive import unpack"),
+    ("backends/containers/inside/reaper.py", "from cloche.interpreter import oneshot"),
+    ("config/settings.py", "from cloche.audit import log"),
+    ("config/settings.py", "from cloche.backends.local import LocalBackend"),
+    ("audit/log.py", "from cloche.blocking.calls import call"),
+    ("blocking/calls.py", "from cloche.agent import approval"),
+    ("execution/run.py", "from cloche.backends.local import LocalBackend"),
+    ("execution/run.py", "import importlib\nimportlib.import_module('cloche.agent.toolbox')"),
+    ("execution/run.py", "from cloche.sync import run"),
+    ("sync.py", "from cloche.agent import toolbox"),
+    ("agent/toolbox.py", "from cloche.skills import run"),
+    ("autofix/loop.py", "from cloche.skills import run"),
+    ("testing/fake.py", "from cloche.jail import procfs"),
     ("cli/__init__.py", "from cloche.server import app"),
     ("cli/app.py", "def late():\n    from cloche.mcp.command import serve"),
+    ("cli/app.py", "from cloche.bench import harness"),
+    ("bench/report.py", "from cloche.cli.output import show"),
     ("mcp/command.py", "from cloche.cli.run import read_code"),
     ("server/app.py", "from ..mcp import tools"),
-    ("testing/fake.py", "from cloche.jail import probe"),
-    ("sync.py", "from cloche.backends.local import LocalBackend"),
     ("__init__.py", "from cloche.cli import main"),
     ("helpers/text.py", "import cloche.core"),
 ]
 ALLOWED_ARROWS = [
-    ("hostfs.py", "import stat\nfrom cloche.core.units import parse"),
-    ("agent/roots.py", "from cloche import hostfs"),
-    ("core/request.py", "import os.path\nfrom cloche.core import errors\nfrom .units import parse"),
-    ("jail/enter.py", "import ctypes\nfrom . import mounts\nfrom .mounts import move_mount"),
-    ("zygote/template.py", "from cloche.jail import launch\nfrom cloche.interpreter import main"),
-    ("backends/local/backend.py", "from cloche.backends.local import files\nfrom .files import read"),
-    ("backends/local/backend.py", "from ..saving import copy_out\nfrom cloche.backends.waiting import finish"),
-    ("backends/containers/reaper.py", "import importlib\nimportlib.import_module('interpreter.oneshot')"),
-    ("runtime/factory.py", "from cloche.backends.local import LocalBackend"),
-    ("records/bugs.py", "import sqlalchemy\nfrom cloche.storage import database"),
-    ("cli/run.py", "import cloche\nimport rich\nfrom cloche import Sandbox, sync, testing"),
+    ("core/request.py", "import os.path\nfrom cloche.core import errors\nfrom .limits import parse_size"),
+    ("hostfs.py", "import os\nfrom .core.errors import InvalidRequest"),
+    ("jail/guest.py", "import ctypes\nfrom . import steps\nfrom .steps import perform"),
+    ("jail/setup/plan.py", "import socket\nfrom .. import steps\nfrom ..steps import perform\nfrom . import mounts"),
+    ("forkserver/slot.py", "from cloche.jail.setup import launch\nfrom cloche.interpreter import preload"),
+    ("backends/local/backend.py", "from cloche.backends.local import plan\nfrom .plan import read"),
+    ("backends/local/backend.py", "from ..saved_files import copy_out\nfrom cloche.backends.session import Living"),
+    ("backends/local/plan.py", "from cloche.jail.setup.plan import compile_jail\nfrom cloche import hostfs"),
+    (
+        "backends/containers/inside/reaper.py",
+        "from . import files\nimport importlib\nimportlib.import_module('interpreter.oneshot')",
+    ),
+    ("execution/registry.py", "from cloche.backends.local import LocalBackend"),
+    ("skills/run.py", "from cloche.agent.toolbox import Toolbox\nfrom cloche.sync import Sandbox"),
+    ("cli/run.py", "import cloche\nimport rich\nfrom cloche import Sandbox, autofix, hostfs, sync, testing"),
     ("cli/serve.py", "from cloche.mcp.command import serve"),
+    ("cli/bench.py", "def late():\n    from cloche.bench.report import measure"),
     ("mcp/server.py", "import mcp.server\nfrom cloche.agent.toolbox import Toolbox"),
     ("__init__.py", "from cloche.core.errors import ClocheError\nfrom .sync import run"),
 ]

@@ -22,12 +22,12 @@ import pytest
 import cloche
 from cloche import sync
 from cloche.backends.local.backend import LocalBackend
+from cloche.blocking import calls
+from cloche.core.fixing import Fixer
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.runtime import bridge
-from cloche.runtime.sandbox import AsyncSandbox
-from cloche.runtime.session import AsyncSession
-from cloche.testing import FakeBackend
+from cloche.execution.sandbox import AsyncSandbox, AsyncSession
+from cloche.testing.fake import FakeBackend
 from tests.interrupts import interrupted
 
 
@@ -163,7 +163,7 @@ def test_a_blocking_call_from_our_own_loop_is_refused_instead_of_hanging() -> No
         with pytest.raises(cloche.InternalError, match="async"):
             cloche.run("x", backend=echo(1))
 
-    bridge.call(scenario)
+    calls.call(scenario)
 
 
 def test_a_program_that_ends_with_an_open_sandbox_closes_it(tmp_path: Path) -> None:
@@ -340,7 +340,8 @@ def test_a_twin_shows_what_it_takes_and_does(blocking: type, awaited: type, name
     """`help()` has the signature and the docstring of what is to be awaited; it is a plain method, and blocks."""
     mine, theirs = getattr(blocking, name), getattr(awaited, name)
     assert inspect.signature(mine) == inspect.signature(theirs)
-    assert typing.get_type_hints(mine) == typing.get_type_hints(theirs)
+    late = {"Fixer": Fixer}  # imported when it is used
+    assert typing.get_type_hints(mine, localns=late) == typing.get_type_hints(theirs, localns=late)
     assert mine.__doc__ == theirs.__doc__
     assert (mine.__module__, mine.__qualname__) == ("cloche.sync", f"{blocking.__name__}.{name}")
     assert inspect.isfunction(mine)

@@ -3,35 +3,44 @@
 Theory of operation: LOW and MEDIUM pass. HIGH is asked for once, and may be remembered for the same code under the same
 rules. CRITICAL is asked for and then asked for once more, on every call; nothing remembers it, and no automatic
 approver says yes to it. An approver is an async function from a request to a decision; that it fails is a no.
+
+How much an action may cost if it goes wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import difflib
+import enum
 import hashlib
 import inspect
 import json
 import logging
 import math
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
+from cloche.blocking.calls import in_own_thread
 from cloche.core.errors import ApprovalDenied, InvalidRequest
 
-from .risk import Risk
+
+class Risk(enum.IntEnum):
+    """Order actions by what they can do; from HIGH on, a human is asked."""
+
+    LOW = 1
+    MEDIUM = 2
+    HIGH = 3
+    CRITICAL = 4
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
 
 PATIENCE_S = 300.0
 ON_HOST = "the host"  # what `runs_on` of the rules says where there is no sandbox
 FAREWELL_S = 2.0  # for an approver that is no longer waited for, to tidy up
 MOST_COMPARED_LINES = 2_000  # comparing takes time with the square of it
-
-A = TypeVar("A")
-T = TypeVar("T")
 log = logging.getLogger("cloche.agent")
 
 
@@ -125,31 +134,6 @@ def callback(function: Callable[[ApprovalRequest], bool | Decision | Awaitable[b
         return said if isinstance(said, Decision) else Decision(is_approved=said is True, by="callback")
 
     return decide
-
-
-async def in_own_thread(function: Callable[[A], T], argument: A) -> T:
-    """Return what a function says in a thread that nobody waits for: neither the loop's own threads nor its end."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def answer_with(said: T) -> None:
-        if not answer.done():
-            answer.set_result(said)
-
-    def fail_with(why: str) -> None:  # raised as it is, SystemExit would end the loop, StopIteration be lost
-        if not answer.done():
-            answer.set_exception(RuntimeError(why))
-
-    def work() -> None:
-        try:
-            settled = partial(answer_with, function(argument))
-        except BaseException as error:
-            settled = partial(fail_with, f"it raised {type(error).__name__}: {error}")
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(settled)
-
-    threading.Thread(target=work, name="cloche-approval", daemon=True).start()
-    return await answer
 
 
 def check_patience(patience_s: object) -> float:

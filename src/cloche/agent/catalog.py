@@ -1,6 +1,10 @@
 """The tools there are: one table of names, words for the model, arguments, what they do, and in which tiers.
 
 Risk follows the place and not the name: what runs code in a sandbox is HIGH, what runs it on the host is CRITICAL.
+
+What a model passes to a tool, checked against the tool's own table: nothing unknown, nothing of another kind.
+
+Which tier a toolbox has, and the options of the sandbox that goes with it.
 """
 
 from __future__ import annotations
@@ -9,13 +13,16 @@ import copy
 import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
+from cloche.config.keys import SandboxOptions, Settings
+from cloche.config.settings import given, load_settings
+from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest
-from cloche.core.policy import DEFAULT_LANGUAGES
-from cloche.core.tiers import tier_numbered
+from cloche.core.policy import DEFAULT_LANGUAGES, TIERS, parse_tier, tier_numbered
+from cloche.core.protocols import Backend
 
-from .risk import Risk
+from .approval import Risk
 
 
 class Deed(enum.StrEnum):
@@ -261,3 +268,74 @@ def risk_of(tool: Tool, *, is_on_host: bool) -> Risk:
     if not tool.runs_code:
         return RISK_OF_FILES[tool.deed]
     return Risk.CRITICAL if is_on_host or tool.deed is Deed.HOST else Risk.HIGH
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,),
+}  # fmt: skip
+
+
+def read_arguments(tool: Tool, arguments: object) -> dict[str, Any]:
+    """Return a tool's arguments, complete with defaults. Raises InvalidRequest that names tool and argument."""
+    if not isinstance(arguments, Mapping):
+        raise InvalidRequest(f"{tool.name}: give the arguments as an object, not {type(arguments).__name__}")
+    unknown = [str(name) for name in arguments if name not in tool.properties]
+    if unknown:
+        known = ", ".join(tool.properties)
+        raise InvalidRequest(f"{tool.name}: there is no argument {unknown[0]!r}; it takes: {known}")
+    return {name: _read(tool, name, schema, arguments) for name, schema in tool.properties.items()}
+
+
+def _read(tool: Tool, name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    if "default" in schema and arguments.get(name) is None:  # null: what a strict schema has instead of leaving it out
+        return schema["default"]
+    if name not in arguments:
+        raise InvalidRequest(f"{tool.name}: the argument {name!r} is missing")
+    value, kinds = arguments[name], _KINDS[schema["type"]]
+    if isinstance(value, bool) is not (bool in kinds) or not isinstance(value, kinds):
+        raise InvalidRequest(f"{tool.name}: {name} must be of type {schema['type']}, not {type(value).__name__}")
+    if "enum" in schema and value not in schema["enum"]:
+        raise InvalidRequest(f"{tool.name}: {name} {value!r} is not one of: {', '.join(schema['enum'])}")
+    if "minimum" in schema and not value >= schema["minimum"]:
+        raise InvalidRequest(f"{tool.name}: {name} must be at least {schema['minimum']}, not {value}")
+    if "exclusiveMinimum" in schema and not value > schema["exclusiveMinimum"]:
+        raise InvalidRequest(f"{tool.name}: {name} must be more than {schema['exclusiveMinimum']}, not {value}")
+    return value
+
+
+DEFAULT_TIER = 3
+
+
+def tier_of(options: SandboxOptions) -> int:
+    """Return the tier that is asked for, else the configured one; but the host's only when it is asked for here."""
+    asked = options.get("tier")
+    if asked is not None:
+        return parse_tier(asked, name="tier")
+    return min(settings_of(options).tier or DEFAULT_TIER, DEFAULT_TIER)
+
+
+def settings_of(options: SandboxOptions) -> Settings:
+    """Return the settings that options come to; a backend that is an object is left out."""
+    return load_settings({name: value for name, value in given(options).items() if not _is_object(name, value)})
+
+
+def _is_object(name: str, value: object) -> bool:
+    return name == "backend" and not isinstance(value, str)
+
+
+def with_tier(options: SandboxOptions, tier: int) -> SandboxOptions:
+    """Return the options of a tier's sandbox. Tiers without code have a workspace all the same, for files alone."""
+    found = options.copy()
+    found["tier"] = tier
+    if not TIERS[tier].runs_code:
+        found["tier"] = None
+        if settings_of(found).tier is not None:  # a configured one would hold: no code runs in either
+            found["tier"] = DEFAULT_TIER
+    return found
+
+
+def level_of(backend: object) -> Level | None:
+    """Return the level that a backend of the caller's own says it has; None for the named ones."""
+    if backend is None or isinstance(backend, str):
+        return None
+    return cast("Backend", backend).capabilities().level

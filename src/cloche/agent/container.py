@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Unpack
 
+from cloche.config.keys import SandboxOptions, Settings
+from cloche.config.settings import given, load_settings
+from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest
-from cloche.core.levels import Level
 from cloche.core.policy import Policy
-from cloche.core.workspace import WorkspaceContainer
-from cloche.runtime.factory import workspace_arguments
-from cloche.runtime.inputs import read_argv
-from cloche.runtime.options import SandboxOptions, given
-from cloche.runtime.settings import Settings, load_settings
+from cloche.core.request import WorkspaceContainer
+from cloche.execution.inputs import read_argv
+from cloche.execution.registry import workspace_arguments
 
 WORKSPACE = "/workspace"
 _OF_DOCKER = ("docker", "gvisor", "auto")  # what a file says of backends is about runs

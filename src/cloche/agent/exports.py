@@ -7,12 +7,11 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
-from cloche.core.plain import sendable
+from cloche.core.escape import sendable
 
-from .answering import Answer
+from .answers import Answer, clip
 from .catalog import Tool
 from .toolbox import Toolbox
-from .wording import clip
 
 Tools = Toolbox | Iterable[Tool]
 ToolFunction = Callable[..., Awaitable[str]]

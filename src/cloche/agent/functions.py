@@ -5,11 +5,10 @@ from __future__ import annotations
 from math import inf
 
 from cloche.core.errors import PolicyDenied
-from cloche.core.limits import Limits
-from cloche.core.units import parse_duration
+from cloche.core.limits import Limits, parse_duration
 from cloche.sync import run
 
-from .wording import python_text
+from .answers import python_text
 
 
 def run_python_code(code: str, timeout: float = 30) -> str:

@@ -23,8 +23,7 @@ from typing import Any
 
 from cloche.core.errors import InvalidRequest
 
-from .approval import PATIENCE_S, ApprovalRequest, Decision, changes_between, check_patience
-from .risk import Risk
+from .approval import PATIENCE_S, ApprovalRequest, Decision, Risk, changes_between, check_patience
 
 LOOK_S, MOST_LOOK_S = 0.05, 0.5
 KEPT_S, MOST_KEPT = 30 * 86_400.0, 1_000  # of what has ended

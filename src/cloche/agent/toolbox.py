@@ -6,6 +6,8 @@
 
 The sandbox is the operator's: made of the keywords that `cloche.Sandbox` takes, when the toolbox is made. What a model
 passes to a tool is checked against the tool's table and can only ask for less (a shorter time-out), never for more.
+
+What is told of a tool's calls: decisions in the audit log, a span for each call.
 """
 
 from __future__ import annotations
@@ -14,45 +16,101 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from cloche.audit.log import Audit, acting, sha256_of
+from cloche.audit.recording import Execution, is_traced, recorded
+from cloche.blocking import calls
+from cloche.config.keys import SandboxOptions
+from cloche.core.enforcement import Level
 from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest, SandboxFileError
-from cloche.core.levels import Level
-from cloche.core.limits import Limits
-from cloche.core.plain import sendable
+from cloche.core.escape import sendable
+from cloche.core.limits import MIB, Limits
 from cloche.core.policy import DEFAULT_LANGUAGES, Policy
-from cloche.core.units import MIB
-from cloche.runtime import bridge
-from cloche.runtime.audit import Audit, acting
-from cloche.runtime.factory import capabilities_of
-from cloche.runtime.options import SandboxOptions
-from cloche.runtime.recording import Execution, recorded
-from cloche.runtime.sandbox import AsyncSandbox
+from cloche.execution.registry import capabilities_of
+from cloche.execution.sandbox import AsyncSandbox
 
-from .answering import Answer, Keep, answer_of
-from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Gate, deny
-from .arguments import read_arguments
-from .catalog import Deed, Tool, risk_of, told_live, told_on_host, told_with, told_with_managers, tool_named, tools_of
-from .host import run_on_host
-from .live import Interpreters, Ran
-from .risk import Risk
-from .room import Room, Share
-from .roots import Roots
-from .telling import record_decision, told_model, traced_call
-from .tiers import level_of, settings_of, tier_of, with_tier
-from .wording import MOST_CHARS, clip, python_text
+from .answers import MOST_CHARS, Answer, Keep, Ran, answer_of, clip, python_text
+from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Decided, Gate, Risk, deny
+from .catalog import (
+    Deed,
+    Tool,
+    level_of,
+    read_arguments,
+    risk_of,
+    settings_of,
+    tier_of,
+    told_live,
+    told_on_host,
+    told_with,
+    told_with_managers,
+    tool_named,
+    tools_of,
+    with_tier,
+)
+from .host import Roots, run_on_host
+from .interpreters import Interpreters, Room, Share
+
+_CODE = ("code", "command")  # the arguments of tools that are run
+log = logging.getLogger("cloche.agent")
+
+
+def record_decision(audit: Audit | None, event: ApprovalEvent) -> None:
+    """Record a decision, and who it was. Raises AuditFailed, so that nothing follows from it."""
+    if not isinstance(event, Decided):
+        return
+    request, decision = event.request, event.decision
+    is_approved = decision.is_approved is True
+    if is_traced():
+        from cloche.audit.telemetry import decision_event
+
+        decision_event("cloche.approval", is_approved=is_approved, by=str(decision.by), risk=str(request.risk))
+    if audit is None:
+        return
+    code = next((text for name in _CODE if isinstance(text := request.arguments.get(name), str)), None)
+    audit.record(
+        "approval" if is_approved else "denial",
+        tool=request.tool,
+        risk=str(request.risk),
+        by=decision.by,
+        reason=decision.reason or None,
+        code_sha256=None if code is None else sha256_of(code),
+        request_sha256=request.fingerprint,
+        is_confirmation=request.is_confirmation,
+        was_remembered=event.was_remembered,
+    )
+
+
+def told_model(error: AuditFailed) -> str:
+    """Return what a model is told; where the log is concerns the operator."""
+    log.critical("%s", error)
+    return "AuditFailed: the operator's audit log cannot be written, so nothing was run. Tell the operator."
+
+
+@contextmanager
+def traced_call(tool: Tool, call: str) -> Iterator[Callable[[str], None]]:
+    """Trace a call where spans are collected; the kind of its error is told to the function that this gives."""
+    if not is_traced():
+        yield _ignore
+        return
+    from cloche.audit.telemetry import tool_span
+
+    with tool_span(tool.name, tool.description, call) as failed:
+        yield failed
+
+
+def _ignore(error: str) -> None:
+    pass
+
 
 MOST_READ_BYTES = 4 * MIB
 OUTPUTS = "tool-outputs"  # the folder of the workspace that holds what was too long to be told
 WORKSPACE = "/workspace"
-
-
-log = logging.getLogger("cloche.agent")
 
 
 class Toolbox:
@@ -140,7 +198,7 @@ class Toolbox:
 
     def __enter__(self) -> Self:
         """Open it for blocking calls."""
-        bridge.call(self.__aenter__)
+        calls.call(self.__aenter__)
         self._is_blocking = True
         return self
 
@@ -148,7 +206,7 @@ class Toolbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_blocking = False
-        bridge.call(lambda: self.__aexit__(kind, error, trace))
+        calls.call(lambda: self.__aexit__(kind, error, trace))
 
     def call_and_wait(self, name: str, arguments: Mapping[str, Any] | None = None) -> Answer:
         """Do what `call` does, from code that is not async; from any thread but that of the toolbox's own loop.
@@ -159,7 +217,7 @@ class Toolbox:
         if loop is None:
             raise InvalidRequest("this toolbox is not open; use it in a `with` or an `async with` block")
         if self._is_blocking:
-            return bridge.call(lambda: self._call(name, arguments))
+            return calls.call(lambda: self._call(name, arguments))
         if asyncio._get_running_loop() is loop:
             raise InvalidRequest(
                 "this toolbox was opened in the event loop that runs here; use `await tools.call(...)`"
@@ -251,7 +309,7 @@ class Toolbox:
             return await self._call(name, arguments)
 
         try:
-            return await asyncio.to_thread(bridge.call, work)
+            return await asyncio.to_thread(calls.call, work)
         except asyncio.CancelledError:
             is_given_up = True
             for loop, task in begun:

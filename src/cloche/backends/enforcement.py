@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
-from cloche.core.enforcement import ABSENT, Enforcement, Measure, shortfalls
+from cloche.core.enforcement import ABSENT, Control, Enforcement, Level, Measure, State, shortfalls
 from cloche.core.errors import BackendUnavailable
-from cloche.core.levels import Control, Level, State
 from cloche.core.policy import Policy
 
 from .host import Host

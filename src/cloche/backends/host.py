@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from cloche.core.levels import Level
-from cloche.jail.cache import own_cache, read_cache, remove_cache, write_cache
-from cloche.jail.probe import look, run_probe
+from cloche.core.enforcement import Level
+from cloche.jail.setup.cache import own_cache, read_cache, remove_cache, write_cache
+from cloche.jail.setup.probe import look, run_probe
 
 from .layout import is_readable_by_others
 
 if TYPE_CHECKING:
-    from .subids import SubordinateIds
+    from .subordinate_ids import SubordinateIds
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ def _subordinate_ids(found: Mapping[str, Any]) -> SubordinateIds | str:
 @functools.cache
 def _range_of(uid: int, gid: int) -> SubordinateIds | str:
     """Take a range once: a host that is found out anew keeps it."""
-    from .subids import take_range
+    from .subordinate_ids import take_range
 
     return take_range(uid, gid, hindrance=_hidden_toolchain)
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import glob
-import importlib.util
 import os
-import site
 import stat
-import sys
 from typing import Any
 
 Row = tuple[Any, ...]
@@ -125,16 +122,3 @@ def is_readable_by_others(path: str) -> bool:
 def is_reachable_by_others(path: str) -> bool:
     """Tell whether any user may walk to `path`: every folder above it grants execution to others."""
     return all(os.stat(folder).st_mode & 0o001 for folder in _ancestors(path))
-
-
-@functools.cache
-def has_customization() -> bool:
-    """Tell whether this environment has a `sitecustomize` or `usercustomize`, which every interpreter start runs."""
-    return any(importlib.util.find_spec(name) is not None for name in ("sitecustomize", "usercustomize"))
-
-
-@functools.cache
-def user_site() -> tuple[str, ...]:
-    """Return the user's own site-packages when the caller's interpreter uses it."""
-    folder = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
-    return (folder,) if folder and folder in sys.path and os.path.isdir(folder) else ()

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloche.core.enforcement import Enforcement
+from cloche.core.frames import MAX_VALUE_BYTES, is_small
 from cloche.core.languages import Engine, limits_note
 from cloche.core.limits import Limits
-from cloche.core.outcome import Verdict
-from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage
-from cloche.core.told import MAX_VALUE_BYTES, is_small
+from cloche.core.result import TIMEOUT_NOTE, Output, Result, Status, Usage, Verdict
 
-from .saving import Changes
+from .saved_files import Changes
 
 
 def make_result(

@@ -18,20 +18,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cloche.core.decoding import TooMuch
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import ClocheError, InvalidRequest, StartFailed
 from cloche.core.events import Displayed, Sink, Started, discard
+from cloche.core.frames import MAX_SHOWN, read_output
+from cloche.core.guest_json import TooMuch
 from cloche.core.limits import Limits
-from cloche.core.outcome import KillCause, Observed, Verdict, decide
-from cloche.core.result import EXIT_TIMEOUT, Output, Result, Status, Usage
-from cloche.core.told import MAX_SHOWN, read_output
+from cloche.core.loops import any_of, finish
+from cloche.core.result import EXIT_TIMEOUT, KillCause, Observed, Output, Result, Status, Usage, Verdict, decide
+from cloche.core.suppressed import noted
 
-from .drivers import Codec, Interrupt, Word
-from .noting import noted
 from .results import error_notes, make_result, value_of
-from .saving import Changes
-from .waiting import any_of, finish
+from .saved_files import Changes
+from .session_languages import Codec, Interrupt, Word
 
 MIB = 1024 * 1024
 MAX_SHOWN_BYTES = 32 * MIB  # of one cell

@@ -11,7 +11,9 @@ than packages.
 
 from __future__ import annotations
 
+import functools
 import glob
+import importlib.util
 import os
 import platform
 import re
@@ -24,7 +26,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from cloche.core.errors import BackendUnavailable
-from cloche.core.languages import LANGUAGES, Engine, Language
+from cloche.core.languages import LANGUAGES, Engine, Language, language_named
 
 SYSTEM_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin")
 # Trees that every jail shows anyway.
@@ -393,3 +395,22 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
         if not _is_below(path, kept):
             kept.append(path)
     return tuple(kept)
+
+
+@functools.cache
+def has_customization() -> bool:
+    """Tell whether this environment has a `sitecustomize` or `usercustomize`, which every interpreter start runs."""
+    return any(importlib.util.find_spec(name) is not None for name in ("sitecustomize", "usercustomize"))
+
+
+@functools.cache
+def user_site() -> tuple[str, ...]:
+    """Return the user's own site-packages when the caller's interpreter uses it."""
+    folder = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
+    return (folder,) if folder and folder in sys.path and os.path.isdir(folder) else ()
+
+
+@functools.cache
+def python_toolchain() -> Toolchain:
+    """Return the caller's own interpreter."""
+    return find_toolchain(language_named("python"))

@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.plain import plain, plain_line
+from cloche.core.escape import plain, plain_line
 
 from .app import root
 from .options import Decorator, argument, flag, json_option, option, sandbox_options
 from .output import guarded, say, show
 
 if TYPE_CHECKING:
-    from cloche.agent.answering import Answer
-    from cloche.agent.approval import ApprovalRequest, Approver, Decision
+    from cloche.agent.answers import Answer
+    from cloche.agent.approval import ApprovalRequest, Approver, Decision, Risk
     from cloche.agent.catalog import Tool
     from cloche.agent.queue import ApprovalQueue, Entry
-    from cloche.agent.risk import Risk
-    from cloche.runtime.options import SandboxOptions
+    from cloche.config.keys import SandboxOptions
 
 EXIT_TOOL_FAILED = 1
 HOST_TIER = 4
@@ -99,7 +98,7 @@ FORMATS: Mapping[str, Callable[[tuple[Tool, ...], int], Told]] = {
 
 def list_tools(tier: int | None, form: str) -> int:
     """Print the tools of a tier, by default 3, as a table or in one of FORMATS."""
-    from cloche.agent.tiers import DEFAULT_TIER
+    from cloche.agent.catalog import DEFAULT_TIER
     from cloche.agent.toolbox import Toolbox
 
     number = DEFAULT_TIER if tier is None else tier
@@ -258,8 +257,7 @@ def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
 
 def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "", is_remembered: bool = False) -> int:
     """Approve or deny a request that waits, and say which one it was."""
-    from cloche.agent.approval import Decision
-    from cloche.agent.risk import Risk
+    from cloche.agent.approval import Decision, Risk
 
     decision = Decision(is_approved=is_approved, by=_by(), reason=reason, is_remembered=is_remembered)
     with _opened(queue) as found:
@@ -351,8 +349,8 @@ def _decided(entry: Entry) -> str:
 
 
 def _as_dict(entry: Entry) -> dict[str, Any]:
-    from cloche.agent.plainly import rules_in_words
     from cloche.agent.queue import as_dict
+    from cloche.agent.terminal import rules_in_words
 
     request, decision = entry.request, entry.decision
     return {

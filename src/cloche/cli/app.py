@@ -54,11 +54,11 @@ class _Again(Group):
 
 
 def _import_all() -> None:
-    """Import every module of this folder; packages in it hold no commands."""
+    """Import every module of this folder, but those that hold no commands: packages, and what begins with `_`."""
     import pkgutil
 
     for module in pkgutil.iter_modules(import_module(str(__package__)).__path__):
-        if not module.ispkg:
+        if not module.ispkg and not module.name.startswith("_"):
             import_module(f"{__package__}.{module.name}")
 
 

@@ -18,16 +18,16 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from cloche.core.errors import ClocheError, InvalidRequest
-from cloche.core.plain import plain, plain_line
+from cloche.core.escape import plain, plain_line
 
 from .app import root
 from .options import Decorator, Function, flag, json_option, option, sandbox_options
 from .output import say, show
 
 if TYPE_CHECKING:
-    from cloche.runtime.audit_pruning import Pruned
-    from cloche.runtime.audit_reading import Report
-    from cloche.runtime.options import SandboxOptions
+    from cloche.audit.prune import Pruned
+    from cloche.audit.verify import Report
+    from cloche.config.keys import SandboxOptions
 
 EXIT_FAULTS = 1
 MOST_SHOWN_FAULTS = 20
@@ -72,9 +72,9 @@ _STATUS_OF_KIND = {"approval": "approved", "denial": "denied", "start": "unfinis
 
 def check_words(folder: str, filters: Filters) -> None:
     """Refuse a kind or a status that neither Cloche nor any event of the log knows. Raises InvalidRequest."""
+    from cloche.audit.log import KINDS
+    from cloche.audit.verify import Reading
     from cloche.core.result import Status
-    from cloche.runtime.audit import KINDS
-    from cloche.runtime.audit_reading import Reading
 
     kinds: dict[str, None] = dict.fromkeys(KINDS)
     statuses: dict[str, None] = dict.fromkeys([*Status, "failed", "cancelled", *_STATUS_OF_KIND.values()])
@@ -99,15 +99,15 @@ def folder_of(folder: str | None, options: SandboxOptions) -> str:
     """Return the folder of the log: the one that is named, else the configured one, else this user's."""
     if folder is not None:
         return os.path.abspath(os.path.expanduser(folder))
-    from cloche.runtime.audit import default_folder
-    from cloche.runtime.settings import load_settings
+    from cloche.audit.log import default_folder
+    from cloche.config.settings import load_settings
 
     return load_settings(options).audit_folder or default_folder()
 
 
 def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> int:
     """Print the last events that are wanted; `start` only where no end of that run is known, unless it is asked for."""
-    from cloche.runtime.audit_reading import Reading
+    from cloche.audit.verify import Reading
 
     check_words(folder, filters)
     reading = Reading(folder)
@@ -192,7 +192,7 @@ def _instant(text: str) -> str:
 
 def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str | None, as_json: bool) -> int:
     """Say whether a log is whole; exit code 1 when it is not, or when there is none."""
-    from cloche.runtime.audit_reading import read_heads, verify
+    from cloche.audit.verify import read_heads, verify
 
     kept = [head for text in heads for head in read_heads(text, name="--head")]
     if head_file is not None:
@@ -265,7 +265,7 @@ def _read(path: str) -> str:
 
 def print_head(folder: str) -> int:
     """Print number and hash of the last event."""
-    from cloche.runtime.audit import Audit
+    from cloche.audit.log import Audit
 
     found = Audit(folder).head()
     if found is None:
@@ -284,10 +284,10 @@ def remove_kept(
     as_json: bool,
 ) -> int:
     """Remove code and output that was kept, as options or else the configuration say; 1 when odd files are there."""
-    from cloche.core.units import parse_duration, parse_size
-    from cloche.runtime.audit import Audit
-    from cloche.runtime.audit_pruning import prune
-    from cloche.runtime.settings import load_settings
+    from cloche.audit.log import Audit
+    from cloche.audit.prune import prune
+    from cloche.config.settings import load_settings
+    from cloche.core.limits import parse_duration, parse_size
 
     settings = load_settings(options)
     age_s = parse_duration(older_than, name="--older-than") if older_than else settings.audit_keep_age_s
@@ -308,7 +308,7 @@ def remove_kept(
 
 
 def _print_pruned(found: Pruned, done: str) -> None:
-    from cloche.core.units import format_size
+    from cloche.core.limits import format_size
 
     left = f"{found.left} ({format_size(found.left_bytes)}) left"
     print(f"{found.removed} ({format_size(found.removed_bytes)}) {done}, {left}")
@@ -322,8 +322,8 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
         raise InvalidRequest(f"--format {form}: use one of {', '.join(FORMATS)}")
     if out is not None and _is_of_log(folder, out):
         raise InvalidRequest(f"--out {out} is, or would be, a file of the log itself, and be overwritten; name another")
+    from cloche.audit.verify import Reading
     from cloche.hostfs import open_named
-    from cloche.runtime.audit_reading import Reading
 
     check_words(folder, filters)
     reading = Reading(folder, checks_artifacts=True)

@@ -17,7 +17,7 @@ from .options import flag, option
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .contest.report import Report
+    from cloche.bench.report import Report
 
 RUNS_PER_ROUND = 10
 PEERS_FOLDER = "~/.cache/cloche-bench"
@@ -56,9 +56,10 @@ class BenchCommand:
 
 def bench(command: BenchCommand) -> int:
     """Measure, print each table when it is there, write the files; 1 when something was left behind."""
-    from .contest.contestants import Setting
-    from .contest.plot import check_plot, write_plot
-    from .contest.report import measure, show_end, show_event, show_head
+    from cloche.bench.report import check_plot, measure, write_plot
+    from cloche.bench.scenarios import Setting
+
+    from ._bench_report import show_end, show_event, show_head
 
     if command.rounds < 1 or (command.runs is not None and command.runs < 1):
         raise InvalidRequest("--rounds and --runs must be at least 1")

@@ -17,8 +17,8 @@ import warnings
 
 from cloche.core.errors import ClocheError
 from cloche.core.events import Displayed, Event, OutputChunk, Stream
+from cloche.core.limits import format_size
 from cloche.core.result import Output, Result, Status
-from cloche.core.units import format_size
 
 from .output import Writer, say
 from .run import NOTES

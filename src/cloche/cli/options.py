@@ -34,7 +34,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> None:
         """Run it, its exceptions turned into one line each, and exit with its code."""
-        from cloche.runtime.audit import switch_on
+        from cloche.audit.log import switch_on
 
         switch_on("cli")
         say_losses()

@@ -20,10 +20,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import ClocheError, InvalidRequest
-from cloche.core.plain import plain, plain_line, plain_output, sendable
+from cloche.core.escape import plain, plain_line, plain_output, sendable
 
 if TYPE_CHECKING:
-    from cloche.core.progress import Progress
+    from cloche.core.events import Progress
     from cloche.core.result import Result
 
 EXIT_USAGE = 2
@@ -227,7 +227,7 @@ def progress_shown() -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from cloche.core.progress import watchers
+    from cloche.core.events import watchers
 
     bar = _Bar()
     watchers.append(bar.show)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.plain import plain, plain_line
+from cloche.core.escape import plain, plain_line
 
 from .app import root
 from .options import (
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from rich.status import Status as Spinner
 
-    from cloche.agent.autofix import AutoFix
+    from cloche.autofix.loop import AutoFix
+    from cloche.config.keys import SandboxOptions
     from cloche.core.events import Event, Stream
     from cloche.core.fixing import FixAsking, FixEvent
     from cloche.core.result import FixReport, FixRound, Result
-    from cloche.runtime.inputs import Content
-    from cloche.runtime.options import SandboxOptions
+    from cloche.execution.inputs import Content
 
 MIB = 1024 * 1024
 MAX_CODE_BYTES = 16 * MIB
@@ -315,7 +315,7 @@ def _conclude(result: Result, *, as_json: bool) -> None:
 
 def fixer_for(max_fix: int | None, config: object, shown: FixShown) -> AutoFix:
     """Return the fixer of the configuration, with --max-fix over it."""
-    from cloche.agent.autofix import AutoFix
+    from cloche.autofix.loop import AutoFix
 
     return AutoFix(max_rounds=max_fix, config=None if config is None else str(config), on_event=shown.take)
 
@@ -420,7 +420,7 @@ class FixShown:
 
 
 def _outcome(one: FixRound) -> str:
-    from cloche.agent.autofix_prompt import error_line
+    from cloche.autofix.loop import error_line
 
     if one.result is None:
         return one.refusal

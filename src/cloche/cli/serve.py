@@ -13,7 +13,7 @@ from .options import debug_option, flag, no_sandbox_option, option, sandbox_opti
 from .output import log_to_stderr
 
 if TYPE_CHECKING:
-    from cloche.runtime.options import SandboxOptions
+    from cloche.config.keys import SandboxOptions
 
 
 @root.command("mcp")
@@ -62,9 +62,9 @@ def _mcp(
     The sandbox is yours: no argument of a tool can widen it. --timeout is the most that a call may ask for. Tier 3, the
     default, asks the client's user before code runs.
     """
-    from cloche.core.units import parse_duration
+    from cloche.audit.log import switch_on
+    from cloche.core.limits import parse_duration
     from cloche.mcp.command import McpCommand, serve
-    from cloche.runtime.audit import switch_on
 
     from .run import with_backend
 

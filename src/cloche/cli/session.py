@@ -21,17 +21,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from cloche.core.errors import ClocheError, InvalidRequest
-from cloche.core.plain import plain_line, plain_name
+from cloche.core.escape import plain_line, plain_name
 
 from .app import root
-from .options import (
-    debug_option,
-    json_option,
-    no_sandbox_option,
-    option,
-    program_options,
-    sandbox_options,
-)
+from .options import debug_option, json_option, no_sandbox_option, option, program_options, sandbox_options
 from .output import exit_code_of, log_to_stderr, progress_shown, say
 from .run import read_code, read_files, read_pairs, say_fallback, with_backend
 
@@ -39,8 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType, TracebackType
 
+    from cloche.config.keys import SandboxOptions
     from cloche.core.result import Result
-    from cloche.runtime.options import SandboxOptions
     from cloche.sync import Session
 
     from .cells import Shown
@@ -456,7 +449,7 @@ def save(prompt: Prompt, arguments: Sequence[str]) -> None:
     """Copy a file out, under its own name; one that is there is replaced, a link never followed."""
     import posixpath
 
-    from cloche.core.units import format_size
+    from cloche.core.limits import format_size
     from cloche.hostfs import open_in_place_of
 
     path, folder = arguments
@@ -476,7 +469,7 @@ def save(prompt: Prompt, arguments: Sequence[str]) -> None:
 
 def show_limits(prompt: Prompt, _: Sequence[str]) -> None:
     """List the limits."""
-    from cloche.core.units import format_size
+    from cloche.core.limits import format_size
 
     for name, amount in prompt.branch.session.sandbox.limits.as_dict().items():
         if name.endswith("_bytes"):

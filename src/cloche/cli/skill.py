@@ -15,27 +15,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.plain import plain_line
+from cloche.core.escape import plain_line
 
 from .app import root
-from .options import (
-    Command,
-    argument,
-    debug_option,
-    json_option,
-    output_options,
-    program_options,
-    sandbox_options,
-)
+from .options import Command, argument, debug_option, json_option, output_options, program_options, sandbox_options
 from .output import log_to_stderr, say, show
 from .run import read_files, read_pairs, read_stdin, run_and_report
 
 if TYPE_CHECKING:
-    from cloche.agent.skill import Fault, Skill
-    from cloche.agent.skill_policy import Terms
-    from cloche.agent.skills import Examined
-    from cloche.runtime.options import SandboxOptions
-    from cloche.runtime.settings import Settings
+    from cloche.config.keys import SandboxOptions, Settings
+    from cloche.skills.loader import Examined
+    from cloche.skills.run import Terms
+    from cloche.skills.skill import Fault, Skill
 
 EXIT_FAULTY = 1
 _AFTER = "cloche.after"
@@ -110,8 +101,8 @@ def _run(
     SCRIPT is a script's name or path; without one the skill's entry runs. The skill's files lie in the workspace,
     read-only, and the script runs where it lies among them.
     """
-    from cloche.agent.skill_run import run_skill
-    from cloche.agent.skills import load_skill
+    from cloche.skills.loader import load_skill
+    from cloche.skills.run import run_skill
 
     if sandbox_debug:
         log_to_stderr()
@@ -125,8 +116,8 @@ def _run(
 
 def check_skill(name: str, options: SandboxOptions, *, as_json: bool) -> int:
     """Show a skill, what holds for it here, and all that is wrong with it."""
-    from cloche.agent.skill_run import terms_for
-    from cloche.agent.skills import examine_skill, locate_skill, search_path
+    from cloche.skills.loader import examine_skill, locate_skill, search_path
+    from cloche.skills.run import terms_for
 
     folder = locate_skill(name, search_path(_settings(options.get("config"))))
     examined = examine_skill(folder)
@@ -144,7 +135,7 @@ def show_skills(folders: Sequence[str], config: str | os.PathLike[str] | None, *
     for folder in folders:
         if not os.path.isdir(folder):
             raise InvalidRequest(f"cannot list {folder!r}: there is no such folder")
-    from cloche.agent.skills import find_skills, search_path
+    from cloche.skills.loader import find_skills, search_path
 
     path = tuple(folders) or search_path(_settings(config))
     rows = [
@@ -167,7 +158,7 @@ def show_skills(folders: Sequence[str], config: str | os.PathLike[str] | None, *
 
 
 def _settings(config: str | os.PathLike[str] | None) -> Settings:
-    from cloche.runtime.settings import load_settings
+    from cloche.config.settings import load_settings
 
     return load_settings({"config": config})
 
@@ -208,7 +199,7 @@ def _print_skill(examined: Examined, terms: Terms | None, faults: tuple[Fault, .
 
 
 def _print_card(skill: Skill) -> None:
-    from cloche.core.units import format_size
+    from cloche.core.limits import format_size
 
     card = skill.card
     lines = [

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.plain import plain, plain_line
+from cloche.core.escape import plain, plain_line
 
 from .app import root
 from .options import json_option, option, sandbox_options
 from .output import READ_COLUMNS, Row, progress_shown, show
 
 if TYPE_CHECKING:
-    from cloche.runtime.doctor import Diagnosis
-    from cloche.runtime.doctor_audit import AuditState
+    from cloche.audit.verify import AuditState
+    from cloche.execution.doctor import Diagnosis
 
 # What stands below the doctor's tables: sentences, and paths and commands that somebody copies.
 _BELOW = ("answer", "why not", "what to do", "program", "really", "how the jail sees it", "note")
@@ -28,7 +28,7 @@ config = root.group("config", help="Look at the configuration.")(lambda: None)
 def _languages(as_json: bool) -> int:
     """List the languages, and what runs them."""
     from cloche.core.languages import LANGUAGES
-    from cloche.runtime.doctor import find_toolchains
+    from cloche.execution.doctor import find_toolchains
 
     rows = [
         {
@@ -49,7 +49,7 @@ def _languages(as_json: bool) -> int:
 @json_option()
 def _presets(as_json: bool) -> int:
     """List the presets."""
-    from cloche.core.presets import PRESETS
+    from cloche.core.policy import PRESETS
 
     rows = [
         {
@@ -64,7 +64,7 @@ def _presets(as_json: bool) -> int:
 
 
 def _amount(name: str, value: object) -> str:
-    from cloche.core.units import format_size
+    from cloche.core.limits import format_size
 
     return f"{name}={format_size(value) if name.endswith('_bytes') and isinstance(value, int) else value}"
 
@@ -73,10 +73,9 @@ def _amount(name: str, value: object) -> str:
 @json_option()
 def _backends(as_json: bool) -> int:
     """List the backends, and which can be used here."""
-    from cloche.core.policy import Policy
-    from cloche.core.tiers import BACKEND_ROWS
-    from cloche.runtime.selection import Wish, describe
-    from cloche.runtime.settings import load_settings
+    from cloche.config.settings import load_settings
+    from cloche.core.policy import BACKEND_ROWS, Policy
+    from cloche.execution.selection import Wish, describe
 
     wish = Wish(policy=Policy(), images=load_settings().images)
     found = {name: describe(name, wish) for name in BACKEND_ROWS}
@@ -102,7 +101,7 @@ def _gc(as_json: bool) -> int:
 
     Containers, workspaces, their folders and control groups.
     """
-    from cloche.runtime.factory import clear_remains
+    from cloche.execution.registry import clear_remains
 
     found = clear_remains()
     if as_json:
@@ -125,7 +124,7 @@ def _build(backend: str, package: tuple[str, ...], as_json: bool) -> int:
 
     A kernel and a root disk, from the distribution's packages. Needs no root.
     """
-    from cloche.runtime.factory import build_image
+    from cloche.execution.registry import build_image
 
     with progress_shown():
         line = build_image(backend, package)
@@ -138,7 +137,7 @@ def _build(backend: str, package: tuple[str, ...], as_json: bool) -> int:
 @json_option()
 def _show_settings(options: dict[str, Any], as_json: bool) -> int:
     """Show every setting, its value and where it came from."""
-    from cloche.runtime.settings import load_settings
+    from cloche.config.settings import load_settings
 
     settings = load_settings(options)
     rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in settings.as_rows()]
@@ -152,11 +151,11 @@ def _show_settings(options: dict[str, Any], as_json: bool) -> int:
 @json_option()
 def _conformance(name: str, level: str | None, as_json: bool) -> int:
     """Try every promise of the interface against a backend. Exit code 1 when one is broken."""
-    from cloche.core.levels import Level
+    from cloche.config.settings import load_settings
+    from cloche.core.enforcement import Level
     from cloche.core.policy import Policy
     from cloche.core.protocols import SupportsImages
-    from cloche.runtime.factory import backend_named, policy_for
-    from cloche.runtime.settings import load_settings
+    from cloche.execution.registry import backend_named, policy_for
     from cloche.testing.conformance import run_conformance
 
     policy = policy_for(name, Policy(level=Level.parse(level) if level else None))
@@ -177,8 +176,8 @@ def _conformance(name: str, level: str | None, as_json: bool) -> int:
 @json_option()
 def _doctor(as_json: bool) -> int:
     """Measure what this host can enforce, and say how to get more."""
-    from cloche.runtime.doctor import diagnose
-    from cloche.runtime.doctor_audit import examine_audit
+    from cloche.audit.verify import examine_audit
+    from cloche.execution.doctor import diagnose
 
     found, audit = diagnose(), examine_audit()
     if as_json:

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from .errors import InvalidRequest
-from .limits import Limits
-from .units import MIB, format_size
+from .limits import MIB, Limits, format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

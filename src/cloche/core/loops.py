@@ -1,6 +1,8 @@
 """Which event loops run nothing but one blocking call: whoever waits in one of them keeps nobody else waiting.
 
-What they run begins by hand, without a task (see `runtime.by_hand`), and becomes one when it waits for the first time.
+What they run begins by hand, without a task (see `blocking.loops`), and becomes one when it waits for the first time.
+
+Waiting: for what must be finished, whatever happens meanwhile; for the first of several.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from asyncio import AbstractEventLoop
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 _alone: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
 
@@ -26,3 +30,39 @@ async def become_task() -> None:
     """Go on as a task, which time-outs, groups and others' code ask for; a coroutine that is one goes on at once."""
     if asyncio.current_task() is None:
         await asyncio.sleep(0)
+
+
+T = TypeVar("T")
+
+
+async def finish(work: Awaitable[T]) -> T:
+    """Wait until `work` is done, however often the waiting is cancelled; then be cancelled."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # nobody else will ask for it
+        raise cancelled
+    return task.result()
+
+
+async def any_of(*futures: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done; cheaper than `asyncio.wait`, which every cell would pay for."""
+    woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    for one in futures:
+        one.add_done_callback(wake)
+    try:
+        await woken
+    finally:
+        for one in futures:
+            one.remove_done_callback(wake)

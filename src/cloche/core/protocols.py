@@ -1,19 +1,55 @@
-"""The seams everything hangs on. Optional powers are protocols of their own, never flags."""
+"""The seams everything hangs on. Optional powers are protocols of their own, never flags.
+
+What a backend can do on this host: measured, with reasons and remedies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from .capabilities import Capabilities
+from .enforcement import Control, Enforcement, Level, Measure
 from .events import Sink
-from .levels import Level
 from .limits import Limits
-from .policy import Policy
-from .request import InputFile, Request
+from .policy import NetworkMode, Policy
+from .request import InputFile, Request, WorkspaceContainer
 from .result import Result
-from .workspace import WorkspaceContainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Describe the strongest sandbox a backend can give here, or the one of a level that was asked for.
+
+    `controls` holds one measure per control at that level, with the network off; `networks` lists what else the network
+    can be. `reason` says why the level is not higher and `remedy` says in one line what to do about it.
+    """
+
+    backend: str
+    available: bool
+    level: Level = Level.NONE
+    controls: Mapping[Control, Measure] = field(default_factory=dict)
+    reason: str = ""
+    remedy: str = ""
+    networks: tuple[NetworkMode, ...] = ("off",)
+
+    def as_enforcement(self) -> Enforcement:
+        """Return the enforcement that a run would report, before anything was hit."""
+        return Enforcement(level=self.level, controls=self.controls)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return plain data, ready for JSON."""
+        rows = {str(control): measure.as_dict() for control, measure in self.controls.items()}
+        return {
+            "backend": self.backend,
+            "available": self.available,
+            "level": str(self.level),
+            "controls": rows,
+            "reason": self.reason,
+            "remedy": self.remedy,
+            "networks": list(self.networks),
+        }
 
 
 @runtime_checkable

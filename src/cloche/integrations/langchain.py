@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloche.agent.answering import Answer
+from cloche.agent.answers import Answer
 from cloche.agent.catalog import Tool, tool_named
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import BackendUnavailable

@@ -129,7 +129,7 @@ def _tell(fd: int, pipe: int, value: Any) -> None:
     if value is None and "matplotlib.pyplot" not in sys.modules:
         return
     if telling is None:
-        telling = type(sys)("interpreter.telling")
+        telling = type(sys)("interpreter.result_value")
         exec(archive.code(telling.__name__), telling.__dict__)
     telling.tell(fd, pipe, value, archive)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
+if TYPE_CHECKING:
     Break = tuple[str, int, bool]  # what stands there without a break, how far the next line goes in, must it break
 
 MAX_TEXT_BYTES = 64 << 10

@@ -17,10 +17,9 @@ import select
 import sys
 from json import encoder as _encoder
 
-from . import cells, forking, magics, names, oneshot, shim, telling
+from . import cell_magics, command_line, ipython, line_magics, magics, oneshot, result_value, session_fork
 from .pretty import report, text_of
-from .rich import Display, bundle, shows_itself
-from .text import as_text, parts_of
+from .rich import Display, as_text, bundle, parts_of, shows_itself
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,17 +63,17 @@ class Session:
         self.is_running = self._is_hearing = self._is_early = False
         self.count = 0
         self.request_id = 0
-        self.room = telling.Room()
+        self.room = result_value.Room()
         self.flags = 0
         self.loop: Any = None
         self.clones: set[int] = set()
-        self.files: list[forking.OpenFile] | None = None  # what was found open since the last cell
+        self.files: list[session_fork.OpenFile] | None = None  # what was found open since the last cell
         self.history: list[str] = [""]
         self.kept: dict[int, Any] = {}
         self.display = Display(self._show)
         namespace.update({"In": self.history, "Out": self.kept, "_": "", "__": "", "___": ""})
-        shim.install(self.display, namespace)
-        self.magics = magics.Magics(self, names.LINE_MAGICS, cells.CELL_MAGICS)
+        ipython.install(self.display, namespace)
+        self.magics = magics.Magics(self, line_magics.LINE_MAGICS, cell_magics.CELL_MAGICS)
         sys.displayhook = self._display_value
 
     def serve(self) -> None:
@@ -89,7 +88,7 @@ class Session:
                 self._is_hearing = self._is_early = False
                 self.send({"op": "done", "id": NOTHING})
             elif request["op"] == "run":
-                self.request_id, self.files, self.room = request["id"], None, telling.Room()
+                self.request_id, self.files, self.room = request["id"], None, result_value.Room()
                 self.send(self._answer(request["code"]))
             elif request["op"] == "fork":
                 self._is_hearing = self._is_early = False
@@ -99,10 +98,10 @@ class Session:
 
     def _fork(self, request: dict[str, Any]) -> None:
         """Clone this process, and go on in both; in the clone when it has a home of its own."""
-        _, fds = recvmsg(self.link, 1, forking.CLONE_FDS)
+        _, fds = recvmsg(self.link, 1, session_fork.CLONE_FDS)
         try:
             self._close_loop()
-            plan = forking.Clone((self.answers, self.link), fds, self._look_around(fds))
+            plan = session_fork.Clone((self.answers, self.link), fds, self._look_around(fds))
             pid = clone(request["flags"])
         except (OSError, RuntimeError) as error:
             self._close_all(fds)
@@ -116,18 +115,18 @@ class Session:
             return
         self._begin_as_clone(plan)
 
-    def _look_around(self, fds: list[int]) -> list[forking.OpenFile]:
+    def _look_around(self, fds: list[int]) -> list[session_fork.OpenFile]:
         """Return the files to open again in a clone, or raise what cannot be cloned; between cells nothing changes."""
         if self.files is None:
-            obstacles, files = forking.look_for_obstacles({self.link, self.answers, *fds}, self.clones)
+            obstacles, files = session_fork.look_for_obstacles({self.link, self.answers, *fds}, self.clones)
             self.files = None if obstacles else files
         else:
-            obstacles, files = forking.running_children(self.clones), self.files
+            obstacles, files = session_fork.running_children(self.clones), self.files
         if obstacles:
             raise RuntimeError("; ".join(obstacles))
         return files
 
-    def _begin_as_clone(self, plan: forking.Clone) -> None:
+    def _begin_as_clone(self, plan: session_fork.Clone) -> None:
         """Become pid 1 of the new home, and the session in it."""
         try:
             plan.let_go(give_up)
@@ -142,7 +141,7 @@ class Session:
             os.write(2, f"cloche: the clone cannot go on: {type(error).__name__}: {error}\n".encode())
             os._exit(1)
         if pid:
-            status = forking.wait_as_init(pid)
+            status = session_fork.wait_as_init(pid)
             self.send({"op": "gone", "wait_status": status})
             os._exit(0)
         self.pid = os.getpid()
@@ -241,15 +240,15 @@ class Session:
 
     def _value(self, cell: Cell) -> dict[str, Any]:
         """Return what is to be told of a cell's value: itself as far as JSON goes, or a repr; and how it looks."""
-        text = telling.as_json(cell.value, 0)
+        text = result_value.as_json(cell.value, 0)
         told: dict[str, Any] = {}
         if cell.data is not None:
             told["data"], told["metadata"] = as_text(cell.data), cell.metadata
-        if text is not None and len(text) <= telling.MAX_VALUE_BYTES:
+        if text is not None and len(text) <= result_value.MAX_VALUE_BYTES:
             is_changeable = type(cell.value) in (list, dict)  # by a thread, until it is written
             return {**told, "value": _from_json(text) if is_changeable else cell.value}
         shown = (cell.data or bundle(cell.value)[0]).get("text/plain") or text_of(cell.value)
-        return {**told, "value_repr": str(shown)[: telling.MAX_VALUE_BYTES]}
+        return {**told, "value_repr": str(shown)[: result_value.MAX_VALUE_BYTES]}
 
     def _run(self, code: str) -> Cell:
         """Run a cell to its end, whatever that is; errors are printed as the interpreter prints them."""
@@ -298,7 +297,7 @@ class Session:
             return
         cell.exit_code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         cell.error = {"name": type(error).__name__, "message": _message(error)}
-        if isinstance(error, magics.UsageError):
+        if isinstance(error, command_line.UsageError):
             sys.stderr.write(f"UsageError: {error}\n")
         else:
             report(error)

@@ -11,7 +11,7 @@ from time import monotonic, process_time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .cgroups import Cgroup
-    from .spec import Spec
+    from .messages import Spec
 
 PAUSE = 9  # how many times as long as a sum took, in processor time, the pause after it is …
 LONGEST_PAUSE_S = 1.0  # … but never longer: memory can grow meanwhile
@@ -50,12 +50,12 @@ class Accounting:
                 return False
             used = cgroup.anonymous_bytes()
         else:
-            from . import tree
+            from . import procfs
 
-            pids = tree.descendants(reaper)
-            self.peak_tasks = max(self.peak_tasks, tree.count_tasks(pids))
-            used = tree.resident_bytes(pids)
+            pids = procfs.descendants(reaper)
+            self.peak_tasks = max(self.peak_tasks, procfs.count_tasks(pids))
+            used = procfs.resident_bytes(pids)
             if used > spec.memory_bytes:
-                used = tree.private_bytes(pids)
+                used = procfs.private_bytes(pids)
         self.peak_bytes = max(self.peak_bytes, used)
         return used > spec.memory_bytes

@@ -7,17 +7,17 @@ import posix
 import sys
 from time import monotonic, perf_counter
 
-from . import slate, touched, wire
-from .calls import StepFailed, perform, perform_calls
-from .minding import tell_failure
-from .spec import FILTER, Building, Order
+from . import messages, shared_status
+from .messages import FILTER, Building, Order
+from .pid1 import tell_failure
+from .steps import StepFailed, perform, perform_calls
 from .syscalls import FAREWELL, SCHED_BATCH, attempt, call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .minding import Parent
+    from .pid1 import Parent
 
 LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
 # The last numbers below the limit: out of the way of programs that close what they did not open. The value's pipe, or
@@ -87,13 +87,13 @@ class Guest:
             seconds.append(perf_counter() - begun)
             self._hand_over(listener, holds=holds, is_nursed=nursed is not None)
             if nursed is not None:
-                wire.send_patiently(nursed.door, "ready", nursed.ready, self._for_caller())
+                messages.send_patiently(nursed.door, "ready", nursed.ready, self._for_caller())
             if self.interpreter is not None and self._has_time():
                 self._rehearse(building)
                 self._tell_those_after_us(nursed)
             order, fds = self._take_order(nursed)
             if nursed is None and self.index == 0:  # after which we may be killed at any time
-                wire.send(self.link, "started", {"at": monotonic(), "seconds": seconds})
+                messages.send(self.link, "started", {"at": monotonic(), "seconds": seconds})
         except StepFailed as error:
             kept = [self.registers[name] for name in (LENT, KEPT) if name in self.registers]
             tell_failure(self.link, error, tuple(kept[:1]))
@@ -113,7 +113,7 @@ class Guest:
         self._run_python(order, kept)
 
     def _read_building(self) -> Building:
-        return Building.of_parts(wire.unpack(self.plan_fd)["guests"])
+        return Building.of_parts(messages.unpack(self.plan_fd)["guests"])
 
     def _get_ready(self) -> None:
         """Import and prepare what needs no file of the sandbox's and no privilege, while the reaper builds."""
@@ -137,8 +137,8 @@ class Guest:
         reading, writing = posix.pipe()
         if building.rehearsal:
             ours, theirs = socketpair()
-            wire.send_patiently(ours, "order", {"steps": building.rehearsal}, (reading,))
-            _, body, (again,) = wire.receive(theirs)
+            messages.send_patiently(ours, "order", {"steps": building.rehearsal}, (reading,))
+            _, body, (again,) = messages.receive(theirs)
             perform(body["steps"], {})
             for fd in (again, ours, theirs):
                 posix.close(fd)
@@ -150,9 +150,9 @@ class Guest:
 
     def _tell_those_after_us(self, nursed: Nursed | None) -> None:
         """Say, unless somebody has, what memory is ours by now: theirs will be the same."""
-        if nursed is not None and nursed.can_copy and not slate.touched(nursed.file):
+        if nursed is not None and nursed.can_copy and not shared_status.touched(nursed.file):
             try:
-                slate.note_touched(nursed.file, touched.find())
+                shared_status.note_touched(nursed.file, shared_status.find())
             except OSError:
                 pass  # a host may keep it from us
 
@@ -163,7 +163,7 @@ class Guest:
         return not ppoll((self.nursed.door if self.nursed is not None else self.asking,), 0.0)
 
     def _await(self, expected: str) -> tuple[dict[str, Any], list[int]]:
-        tag, body, fds = wire.receive(self.asking)
+        tag, body, fds = messages.receive(self.asking)
         if tag != expected:  # the reaper is gone, and so must we be
             posix._exit(1)
         return body, fds
@@ -186,9 +186,9 @@ class Guest:
             further = KEPT if KEPT in self.registers else SHOWN
             kept = [self.registers[further]] if further in self.registers else []
             made = [self.registers[name] for name in (*PLACES, NAMESPACE)]
-            wire.send_patiently(self.asking, "made", {"holds": holds}, [*made, listener, *kept])
+            messages.send_patiently(self.asking, "made", {"holds": holds}, [*made, listener, *kept])
         elif listener >= 0:
-            wire.send_patiently(self.asking, "listener", {}, [listener])
+            messages.send_patiently(self.asking, "listener", {}, [listener])
         if listener >= 0:
             posix.close(listener)
 
@@ -202,7 +202,7 @@ class Guest:
         if nursed is not None:
             return self._take_order_at_door(nursed)
         _, (packed, *fds) = self._await("order")
-        return Order(**wire.unpack(packed)), fds
+        return Order(**messages.unpack(packed)), fds
 
     def _take_order_at_door(self, nursed: Nursed) -> tuple[Order, list[int]]:
         """Wait for orders that are meant for this nursery: one that was killed may not have read its own.
@@ -211,7 +211,7 @@ class Guest:
         """
         generation = nursed.ready["generation"]
         while True:
-            tag, body, fds = wire.receive(nursed.door)
+            tag, body, fds = messages.receive(nursed.door)
             if tag != "order":  # nobody needs us
                 posix._exit(1)
             if body["generation"] == generation:
@@ -219,12 +219,12 @@ class Guest:
             for fd in fds:
                 posix.close(fd)
         number = body["number"]
-        slate.note_taken(nursed.file, number)
+        shared_status.note_taken(nursed.file, number)
         perform(body["steps"], self.registers)
-        slate.note_start(nursed.file, number, monotonic())
+        shared_status.note_start(nursed.file, number, monotonic())
         self.says_farewell = body["says_farewell"]
         if body["is_awaited"]:
-            wire.send(nursed.door, "started", {"number": number, "generation": generation})
+            messages.send(nursed.door, "started", {"number": number, "generation": generation})
         return Order(**body["order"]), fds
 
     def _take_streams(self, fds: list[int], *, is_compiling: bool) -> None:
@@ -284,9 +284,9 @@ def load_notify() -> Any:  # noqa: ANN401 - a module
     """Return the module that installs and answers filters, which many a start can do without."""
     global notify
     if notify is None:
-        from . import notify as module
+        from . import seccomp_notify
 
-        notify = module
+        notify = seccomp_notify
     return notify
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import gc
 import posix
 
-from . import identity, slate, wire
+from . import messages, shared_status, user_namespaces
 from .cgroups import Cgroup
+from .messages import Spec
 from .sandbox_state import SandboxState, failure
-from .spec import Spec
+from .supervisor import Watch
 from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, ppoll, prctl
-from .watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Helper(SandboxState):
             tag, body, fds = self._next_word()
             guest = None
             if tag == "open":
-                self.spec = Spec(**wire.unpack(fds[0]))
+                self.spec = Spec(**messages.unpack(fds[0]))
                 self._take_claim(fds)
             elif tag == "prepare":
                 self.keep_workspace(fds.pop() if body["has_workspace"] else -1)
@@ -90,9 +90,9 @@ class Helper(SandboxState):
         while not self.early:
             ready = {fd for fd, _ in ppoll((self.caller, *((self.timer,) if self.timer >= 0 else ())), None)}
             if self.caller in ready:
-                return wire.receive(self.caller)
+                return messages.receive(self.caller)
             if ready:
-                slate.unwind(self.timer)
+                shared_status.unwind(self.timer)
                 return "clock", {}, []
         return self.early.pop(0)
 
@@ -103,7 +103,7 @@ class Helper(SandboxState):
         """
         if self.slate < 0:
             return None
-        state = slate.State(self.slate)
+        state = shared_status.State(self.slate)
         is_meant = state.ended != state.ordered if tag == "clock" else state.ordered == body["number"]
         if state.ordered <= self.concluded or not is_meant:
             return None
@@ -190,7 +190,7 @@ class Helper(SandboxState):
         if len(fds) > 1 and self.spec.outside is not None:
             if self.claim is not None:
                 self.claim.forget()
-            self.claim = identity.Claim(self.spec.outside[0], fds.pop())
+            self.claim = user_namespaces.Claim(self.spec.outside[0], fds.pop())
         if self.claim is not None:
             self.spec.outside = (self.claim.outside_id, 1)
 
@@ -210,12 +210,12 @@ class Helper(SandboxState):
             return
         if spec.outside is not None and spec.level in ("jail", "confined"):
             if self.claim is None:
-                self.claim = identity.claim_outside_id(*spec.outside, spec.ids[2])
+                self.claim = user_namespaces.claim_outside_id(*spec.outside, spec.ids[2])
             spec.outside = (self.claim.outside_id, 1)
         if spec.level != "jail":
             prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             owner = spec.outside[0] if spec.outside is not None and self.claim else None
-            from .workfolder import WorkFolder
+            from .work_folder import WorkFolder
 
             self.folder = WorkFolder(spec.folder, spec.workspace, spec.tmp, owner)
             if spec.shares_folder:

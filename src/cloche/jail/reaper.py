@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import posix
 
-from . import wire
-from .calls import StepFailed, perform
+from . import messages
 from .guest import Guest, load_notify
-from .minding import Minder, Parent
-from .spec import Building, Order
+from .messages import Building, Order
+from .pid1 import Minder, Parent
+from .steps import StepFailed, perform
 from .syscalls import CLONE_NEWCGROUP, POLLIN, WNOHANG, ppoll, run_beside, socketpair, unshare, wait4
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .spec import Spec
+    from .messages import Spec
 
 LINGER_S = 1.0  # after which we end everybody ourselves; the helper does it at once
 
@@ -49,7 +49,7 @@ class Reaper(Parent):
         run_beside(pid, processors)
         if not must_wait_first:
             private = self.await_go()
-        seconds = self.build(Building.of_parts(wire.unpack(self.plan_fd)["reapers"]), private)
+        seconds = self.build(Building.of_parts(messages.unpack(self.plan_fd)["reapers"]), private)
         self._hand_over(seconds)
         self._release_guest()
         order, fds = self._take_order(pid)
@@ -60,7 +60,7 @@ class Reaper(Parent):
                 if pid == 0:
                     return self._guest(index)
                 self._release_guest()
-            wire.send_patiently(self.attendance.ours, "order", {}, fds)
+            messages.send_patiently(self.attendance.ours, "order", {}, fds)
             if index == order.guests - 1:
                 for fd in set(fds):  # so that the streams end with the guest
                     posix.close(fd)
@@ -71,7 +71,7 @@ class Reaper(Parent):
                 break
         ended = {"wait_status": status, **self.attendance.conclude(), **self._observe(status)}
         ended["denied"] = self.attendance.denied + (self._count_unreachable() if status else 0)
-        wire.send(self.link, "ended", ended)
+        messages.send(self.link, "ended", ended)
         ppoll((self.link,), LINGER_S)  # going away would keep the processor from the helper, which has yet to tell
         posix._exit(0)
 
@@ -81,31 +81,31 @@ class Reaper(Parent):
     def _hand_over(self, seconds: list[float]) -> None:
         """Tell the helper what the building took, and hand it the workspace."""
         kept = self.take_kept()
-        wire.send_patiently(self.link, "ready", {"seconds": seconds}, kept)
+        messages.send_patiently(self.link, "ready", {"seconds": seconds}, kept)
         for fd in kept:
             posix.close(fd)
 
     def _release_guest(self) -> None:
         try:
-            wire.send(self.attendance.ours, "built")
+            messages.send(self.attendance.ours, "built")
         except OSError:
             pass  # it failed, and has told the helper at what
 
     def _take_order(self, guest: int) -> tuple[Order, list[int]]:
         """Wait for orders, write the input files, and return the orders with the guest's descriptors."""
-        tag, body, fds = wire.receive(self.link)
+        tag, body, fds = messages.receive(self.link)
         if tag != "order":  # the helper is gone, or needs us no more
             posix._exit(1)
         if body["has_files"]:
             files = fds.pop(1)
             try:
-                perform(wire.unpack(files)["steps"], self.registers)
+                perform(messages.unpack(files)["steps"], self.registers)
             except StepFailed as error:
                 self.fail(error)
             posix.close(files)
         if wait4(guest, WNOHANG)[0]:  # it died while it waited, and not of the program
             posix._exit(1)
-        return Order(**wire.unpack(fds[0])), fds
+        return Order(**messages.unpack(fds[0])), fds
 
     def _observe(self, status: int) -> dict[str, int]:
         """Look around before the kernel clears up: what is full, and after a failure how many tasks are left."""
@@ -117,16 +117,16 @@ class Reaper(Parent):
         return {"tasks": self._count_tasks() if status else 0, "full": full}
 
     def _count_unreachable(self) -> int:
-        from .vitals import count_unreachable
+        from .procfs import count_unreachable
 
         return count_unreachable() if self.spec.level == "jail" else 0
 
     def _count_tasks(self) -> int:
-        from . import tree
+        from . import procfs
 
         if self.spec.level != "jail":
-            return tree.count_tasks([posix.getpid(), *tree.descendants(posix.getpid())])
-        return tree.count_tasks([int(name) for name in posix.listdir("/proc") if name.isdigit()])
+            return procfs.count_tasks([posix.getpid(), *procfs.descendants(posix.getpid())])
+        return procfs.count_tasks([int(name) for name in posix.listdir("/proc") if name.isdigit()])
 
 
 class Attendance(Minder):
@@ -147,7 +147,7 @@ class Attendance(Minder):
         self.watched.append(helper_link)
 
     def _hear_helper(self) -> None:
-        tag, body, _ = wire.receive(self.helper_link)
+        tag, body, _ = messages.receive(self.helper_link)
         if tag == "arm":
             self.armed = body["pid"]
         elif tag == "stay":
@@ -194,7 +194,7 @@ class Attendance(Minder):
 
     def _hear_guest(self) -> None:
         """Take one word of a guest that is not the program's yet."""
-        tag, _, listeners = wire.receive(self.ours)
+        tag, _, listeners = messages.receive(self.ours)
         self.watched += listeners
         if not tag:
             self.watched.remove(self.ours)

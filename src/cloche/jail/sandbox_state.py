@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import posix
 
-from . import identity, wire
-from .spec import Spec
+from . import messages, user_namespaces
+from .messages import Spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from .cgroups import Cgroup
-    from .workfolder import WorkFolder
+    from .work_folder import WorkFolder
 
 
 class SandboxState:
@@ -27,8 +27,8 @@ class SandboxState:
         self.caller, self.cgroup = caller, cgroup
         self.spec = Spec()
         self.prepared: dict[str, Any] = {}
-        self.claim: identity.Claim | None = None
-        self.keeper: identity.Claim | None = None
+        self.claim: user_namespaces.Claim | None = None
+        self.keeper: user_namespaces.Claim | None = None
         self.folder: WorkFolder | None = None
         self.workspace_fd = -1
         self.door = self.slate = self.timer = -1
@@ -40,7 +40,7 @@ class SandboxState:
     def claim_keeper(self) -> int:
         """Return a second outside id, for the process that keeps a jail between its guests."""
         if self.keeper is None:
-            self.keeper = identity.claim_outside_id(*self.spec.ids)
+            self.keeper = user_namespaces.claim_outside_id(*self.spec.ids)
         return self.keeper.outside_id
 
     def keep_workspace(self, fd: int) -> None:
@@ -57,7 +57,7 @@ class SandboxState:
     def tell(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Tell the caller; when it is gone, the loop will notice by itself."""
         try:
-            wire.send_patiently(self.caller, tag, body, fds)
+            messages.send_patiently(self.caller, tag, body, fds)
         except OSError:
             pass
 

@@ -29,10 +29,9 @@ from mcp_types import (
 )
 from pydantic import BaseModel, Field
 
-from cloche.agent.approval import ApprovalRequest, Decision
-from cloche.agent.plainly import cautions, rules_in_words
-from cloche.agent.risk import Risk
-from cloche.core.plain import plain
+from cloche.agent.approval import ApprovalRequest, Decision, Risk
+from cloche.agent.terminal import cautions, rules_in_words
+from cloche.core.escape import plain
 
 MOST_NAME_CHARS = 80
 

@@ -1,31 +1,67 @@
-"""Make a server: whose sandbox it is, who approves, and which tools it offers."""
+"""Make a server: whose sandbox it is, who approves, and which tools it offers.
+
+Bearer tokens that the operator wrote down: compared in constant time, never logged.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from os import PathLike
 from typing import Any, Unpack
 
+from mcp.server.auth.provider import AccessToken
 from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import MCPServer
 from mcp.server.request_state import RequestStateSecurity
 from pydantic import AnyHttpUrl
 
 from cloche import __version__
-from cloche.agent.approval import PATIENCE_S, ApprovalEvent, Approver, check_patience
+from cloche.agent.approval import PATIENCE_S, ApprovalEvent, Approver, Risk, check_patience
 from cloche.agent.catalog import Tool, tool_named
-from cloche.agent.risk import Risk
-from cloche.agent.room import MOST_INTERPRETERS, Room, Share
+from cloche.agent.interpreters import MOST_INTERPRETERS, Room, Share
 from cloche.agent.toolbox import Toolbox
+from cloche.config.keys import SandboxOptions
 from cloche.core.errors import InvalidRequest
-from cloche.runtime.options import SandboxOptions
 
 from .approvals import NotedStates, Spent, answered
 from .sessions import IDLE_S, MOST_SESSIONS, Sessions, share
-from .tokens import StaticTokens
 from .tools import Serving, offered, session_tools
+
+FEWEST_CHARS = 16
+
+
+class StaticTokens:
+    """Verify tokens against a list. Each is a client of its own. Raises InvalidRequest for one that is short."""
+
+    def __init__(self, tokens: Sequence[str]):
+        for token in tokens:
+            if len(token) < FEWEST_CHARS or not token.isascii() or any(char.isspace() for char in token):
+                raise InvalidRequest(
+                    f"a token has at least {FEWEST_CHARS} ASCII characters and no blanks; "
+                    "make one with: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+                )
+        self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
+
+    @property
+    def count(self) -> int:
+        """Return how many different ones there are."""
+        return len(set(self._digests))
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        """Return whose token it is, None for nobody's. Every known token is looked at, whichever fits."""
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for known in self._digests:
+            if hmac.compare_digest(known, digest):
+                found = known
+        if found is None:
+            return None
+        return AccessToken(token="", client_id=found.hex()[:16], scopes=[])
+
 
 INSTRUCTIONS = (
     "Runs code in a sandbox that has no access to this machine's files. Running code may have to be approved by the "

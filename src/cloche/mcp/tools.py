@@ -1,10 +1,17 @@
-"""The tools of the catalog as the protocol offers them: names, schemas, hints, and what happens on a call."""
+"""The tools of the catalog as the protocol offers them: names, schemas, hints, and what happens on a call.
+
+What a client gets of a call: text and figures for the model, and the same as data with a schema.
+
+One call while it runs: the client hears how far it is, and a call that is cancelled ends what it runs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +23,164 @@ from mcp.server.mcpserver.resolve import build_resolver_plans, resolve_arguments
 from mcp.server.mcpserver.tools import Tool as OfferedTool
 from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
 from mcp.shared.exceptions import MCPError
-from mcp_types import CallToolResult, InputRequiredResult, ToolAnnotations
+from mcp_types import CallToolResult, ContentBlock, ImageContent, InputRequiredResult, TextContent, ToolAnnotations
 from mcp_types.version import is_version_at_least
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from cloche.agent import catalog
+from cloche.agent.answers import MOST_CHARS, Answer, clip, value_text
 from cloche.agent.catalog import Deed
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import ClocheError, InvalidRequest
+from cloche.core.escape import sendable
+from cloche.core.result import Result
 
 from . import approvals
-from .answers import Opened, Ran, Told, opened_result, result_of, text_result
 from .approvals import Asking, Spent
-from .running import run_to_end
 from .sessions import Sessions
+
+MOST_DEPTH = 64  # what takes messages apart stops at some depth
+
+
+class Told(BaseModel):
+    """What a tool did."""
+
+    text: str = Field(description="What the model is told, in words.")
+
+
+class Ran(Told):
+    """What a run did."""
+
+    status: str = Field(
+        description="ok, error, timeout, out_of_memory, output_limit, pids_limit, disk_limit, signaled or denied."
+    )
+    exit_code: int = Field(description="The program's exit code; 128 plus the number for a signal; -1 on time-out.")
+    stdout: str = Field(description="Standard output, head and tail where it is long.")
+    stderr: str = Field(description="Standard error, likewise.")
+    value: Any = Field(default=None, description="The value of the last expression: as JSON, else its representation.")
+    value_is_repr: bool = Field(default=False, description="Whether value is a representation.")
+    duration_s: float = Field(description="Seconds of wall clock.")
+    state: str = Field(
+        description="What became of what earlier calls defined: it was kept, it is new (this call began in a new "
+        "interpreter, which goes on), it is lost (the interpreter ended with this call), or none is ever kept."
+    )
+    truncated: bool = Field(description="Whether output was left out.")
+    figures: int = Field(description="How many images come with it.")
+    backend: str = Field(description="What it ran on.")
+    level: str | None = Field(default=None, description="The level of isolation that was enforced.")
+
+
+class Opened(Told):
+    """A session that was opened."""
+
+    session: str = Field(description="The handle to pass as `session`.")
+
+
+def result_of(answer: Answer, *, runs_code: bool) -> CallToolResult:
+    """Return an answer as the protocol has it; a call that did not come to run anything has text alone."""
+    content: list[ContentBlock] = [TextContent(type="text", text=answer.text)]
+    content += [ImageContent(type="image", data=image.base64, mime_type=image.mime) for image in answer.images]
+    structured: BaseModel | None = None
+    if answer.result is not None:
+        structured = _ran(answer, answer.result)
+    elif not runs_code and not answer.is_error:
+        structured = Told(text=answer.text)
+    return CallToolResult(
+        content=content,
+        structured_content=None if structured is None else structured.model_dump(mode="json"),
+        is_error=answer.is_error,
+    )
+
+
+def text_result(text: str, *, is_error: bool) -> CallToolResult:
+    """Return plain text as the protocol has it."""
+    told = sendable(clip(text))
+    structured = None if is_error else Told(text=told).model_dump(mode="json")
+    return CallToolResult(
+        content=[TextContent(type="text", text=told)], structured_content=structured, is_error=is_error
+    )
+
+
+def _ran(answer: Answer, result: Result) -> Ran:
+    value, value_is_repr = _value(result)
+    return Ran(
+        text=answer.text,
+        status=str(result.status),
+        exit_code=result.exit_code,
+        stdout=sendable(clip(result.stdout)),
+        stderr=sendable(clip(result.stderr)),
+        value=value,
+        value_is_repr=value_is_repr,
+        duration_s=result.duration,
+        state=answer.state,
+        truncated=result.truncated,
+        figures=len(answer.images),
+        backend=str(result.meta.get("backend", "")),
+        level=result.meta.get("level"),
+    )
+
+
+def _value(result: Result) -> tuple[Any, bool]:
+    """Return a value that every client can read and that is not long or deep, else its text; and whether it is that."""
+    try:
+        told = json.dumps(result.value, allow_nan=False, ensure_ascii=False)
+        if len(told.encode()) <= MOST_CHARS and _is_shallow(result.value, MOST_DEPTH):
+            return json.loads(told), result.value_is_repr
+    except (ValueError, TypeError, RecursionError):  # half of a character pair is a ValueError, too
+        pass
+    return sendable(clip(value_text(result))), True
+
+
+def _is_shallow(value: object, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_is_shallow(one, depth - 1) for one in inner)
+
+
+def opened_result(handle: str) -> CallToolResult:
+    """Return what a client gets of a session that was opened."""
+    told = Opened(text=f"Opened session {handle}", session=handle)
+    return CallToolResult(content=[TextContent(type="text", text=told.text)], structured_content=told.model_dump())
+
+
+TICK_S = 1.0
+
+
+async def run_to_end(toolbox: Toolbox, name: str, arguments: Mapping[str, Any], context: Context[Any, Any]) -> Answer:
+    """Call a tool and report progress: the seconds so far, of those that it may take.
+
+    The call is a task of its own, cancelled once and waited for: what it has to tidy up is not cancelled again.
+    """
+    begun = time.monotonic()
+    total = _most_seconds(toolbox, arguments)
+    calling = asyncio.ensure_future(toolbox.call(name, arguments))
+    try:
+        while True:
+            seconds = time.monotonic() - begun
+            if total is None or seconds < total:  # a call that waits for its turn may take longer
+                await _report(context, seconds, total)
+            done, _ = await asyncio.wait({calling}, timeout=TICK_S)
+            if done:
+                return calling.result()
+    finally:
+        if not calling.done():
+            calling.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({calling})
+
+
+def _most_seconds(toolbox: Toolbox, arguments: Mapping[str, Any]) -> float | None:
+    timeout = arguments.get("timeout", toolbox.limits.timeout_s)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        return None
+    return float(min(timeout, toolbox.limits.timeout_s))
+
+
+async def _report(context: Context[Any, Any], seconds: float, total: float | None) -> None:
+    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # nobody listens: the call goes on
+        await context.report_progress(
+            seconds, total, f"running for {seconds:.0f} s" if seconds >= TICK_S else "started"
+        )
+
 
 STATELESS_VERSION = "2026-07-28"
 HOME = "cloche.session"  # where a connection keeps the handle of its own session

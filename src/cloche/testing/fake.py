@@ -14,16 +14,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from cloche.core.capabilities import Capabilities
-from cloche.core.enforcement import Measure, shortfalls
+from cloche.core.enforcement import Control, Level, Measure, State, shortfalls
 from cloche.core.errors import BackendUnavailable, InternalError, SandboxFileNotFound, SandboxFileTooLarge
 from cloche.core.events import Sink, Started, discard
-from cloche.core.levels import Control, Level, State
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.protocols import Capabilities
 from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import Result
-from cloche.runtime.execute import report_output
+from cloche.execution.run import report_output
 
 Answer = Result | Exception | Callable[[Request], Result]
 

@@ -23,12 +23,12 @@ from cloche.agent.approval import (
     Decided,
     Decision,
     Gate,
+    Risk,
     auto,
     callback,
     deny,
 )
 from cloche.agent.queue import ApprovalQueue
-from cloche.agent.risk import Risk
 from cloche.agent.terminal import AskTerminal
 
 HIGH = ApprovalRequest(tool="run_code", risk=Risk.HIGH, arguments={"code": "print(1)"}, rules={"runs_on": "local"})

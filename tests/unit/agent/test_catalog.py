@@ -5,10 +5,9 @@ import re
 import pytest
 
 from cloche import InvalidRequest
-from cloche.agent.arguments import read_arguments
-from cloche.agent.catalog import TOOLS, Tool, risk_of, told_live, told_with, tool_named, tools_of
-from cloche.agent.risk import Risk
-from cloche.runtime.options import SandboxOptions
+from cloche.agent.approval import Risk
+from cloche.agent.catalog import TOOLS, Tool, read_arguments, risk_of, told_live, told_with, tool_named, tools_of
+from cloche.config.keys import SandboxOptions
 
 FILES = ["read_file", "list_files", "write_file", "edit_file"]
 SANDBOXED = ["run_code", "run_python_code", "code_exec", "code.execute", "os.execute_sandboxed"]

@@ -15,7 +15,7 @@ import pytest
 
 from cloche.agent.container import container_arguments
 from cloche.core.errors import ClocheError
-from cloche.core.units import MIB
+from cloche.core.limits import MIB
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 USER = (1000, 1001)

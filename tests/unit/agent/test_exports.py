@@ -17,9 +17,8 @@ from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
-from cloche.agent.answering import Answer
-from cloche.agent.arguments import read_arguments
-from cloche.agent.catalog import TOOLS, Tool, told_live
+from cloche.agent.answers import Answer, Image
+from cloche.agent.catalog import TOOLS, Tool, read_arguments, told_live
 from cloche.agent.exports import (
     answer_anthropic,
     answer_openai,
@@ -30,7 +29,6 @@ from cloche.agent.exports import (
     plain_functions,
 )
 from cloche.agent.toolbox import Toolbox
-from cloche.agent.wording import Image
 
 # As they are in a table, and as they are where interpreters go on.
 TOLD = (*TOOLS.values(), *(told_live(tool, ("python", "javascript", "bash")) for tool in TOOLS.values()))

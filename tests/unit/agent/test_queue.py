@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from cloche import ApprovalDenied, InvalidRequest
-from cloche.agent.approval import ApprovalRequest, Decision, Gate
+from cloche.agent.approval import ApprovalRequest, Decision, Gate, Risk
 from cloche.agent.queue import ApprovalQueue
-from cloche.agent.risk import Risk
 
 HIGH = ApprovalRequest(tool="run_code", risk=Risk.HIGH, arguments={"code": "print(1)"}, rules={"runs_on": "local"})
 YES = Decision(is_approved=True, by="test")
@@ -246,7 +245,7 @@ def test_several_processes_make_and_use_one_queue(tmp_path: Path) -> None:
         "import asyncio, sys\n"
         "from cloche.agent.approval import ApprovalRequest\n"
         "from cloche.agent.queue import ApprovalQueue\n"
-        "from cloche.agent.risk import Risk\n"
+        "from cloche.agent.approval import Risk\n"
         "asked = ApprovalRequest(tool='run_code', risk=Risk.HIGH, arguments={'code': '1'})\n"
         "print(asyncio.run(ApprovalQueue(sys.argv[1])(asked)).by)"
     )

@@ -13,25 +13,31 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.containers.container import SMALL_BYTES, Container
-from cloche.backends.containers.frames import OUTPUT, Link
+from cloche.backends.containers.container import (
+    DONE,
+    ENDED,
+    MOST_BYTES,
+    OUTPUT,
+    SMALL_BYTES,
+    STARTED,
+    Container,
+    Link,
+    read_object,
+)
 from cloche.backends.containers.pool import Pool
-from cloche.backends.containers.program import Program
-from cloche.backends.containers.results import reported_end
-from cloche.backends.containers.running import DONE, ENDED, MOST_BYTES, STARTED, read_object
+from cloche.backends.containers.program import Program, SessionProgram, python_session
+from cloche.backends.containers.run import reported_end
+from cloche.backends.containers.sandbox import SessionSandbox
 from cloche.backends.containers.session import SAID
-from cloche.backends.containers.session_program import SessionProgram, python_session
-from cloche.backends.containers.sessions import SessionSandbox
-from cloche.core.enforcement import Enforcement
+from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.events import discard
 from cloche.core.frames import encode
 from cloche.core.languages import language_named
-from cloche.core.levels import Level
 from cloche.core.limits import Limits
-from cloche.core.outcome import KillCause, Observed
 from cloche.core.policy import Policy
 from cloche.core.request import Request
+from cloche.core.result import KillCause, Observed
 
 REPORT = {"wait_status": 0, "wall_s": 0.1, "cpu_user_s": None, "cpu_system_s": None}
 REQUEST = Request(argv=("true",))

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.containers.guest import ENVIRONMENT
-from cloche.backends.containers.seccomp import profile
+from cloche.backends.containers.program import ENVIRONMENT
 from cloche.backends.docker.plan import PROFILE_FILE, Plan, plan_container
-from cloche.core.limits import Limits
+from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
-from cloche.core.units import MIB
-from cloche.jail.syscall_table import ALLOWED
+from cloche.jail.setup.seccomp import ALLOWED, profile
 
 USER = 1_950_000_042
 

@@ -9,21 +9,21 @@ from typing import Any, cast, get_args, get_type_hints
 
 import pytest
 
-from cloche.backends.containers import reaper_link
-from cloche.backends.containers.container import Container
-from cloche.backends.containers.running import ENDED, OUT, Outputs
+from cloche.backends.containers.container import ENDED, OUT, Container
+from cloche.backends.containers.inside import link
+from cloche.backends.containers.program import ANSWERS, LINK, python_session
+from cloche.backends.containers.run import Outputs
 from cloche.backends.containers.session import SAID, ContainerTransport, SessionOwner
-from cloche.backends.containers.session_program import ANSWERS, LINK, python_session
 from cloche.backends.docker.images import Image
-from cloche.backends.docker.session_program import build_session_program
+from cloche.backends.docker.sandbox import build_session_program
 from cloche.backends.session import MAX_RECEIVED_BYTES
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.events import OutputChunk, discard
 from cloche.core.frames import MAX_FRAMES, encode
 from cloche.core.languages import language_named
 from cloche.core.limits import Limits
-from cloche.core.outcome import Observed
-from cloche.runtime.factory import OPTIONS, row_of
+from cloche.core.result import Observed
+from cloche.execution.registry import OPTIONS, row_of
 
 LIMITS = Limits(output_bytes=1000)
 
@@ -86,10 +86,10 @@ def test_whatever_auto_may_choose_has_sessions() -> None:
 
 def test_words_between_pieces_are_heard_after_them() -> None:
     """A signal that crosses a file on its way in is neither taken for a piece of it nor lost."""
-    caller = reaper_link.Caller()
+    caller = link.Caller()
     for tag, body in ((b"D", b"one"), (b"W", b"word"), (b"L", b"cell"), (b"D", b"two"), (b"D", b""), (b"O", b"order")):
         caller.buffer += tag + len(body).to_bytes(4, "big") + body
-    incoming = reaper_link.Incoming(caller)
+    incoming = link.Incoming(caller)
     assert incoming.read(6) == b"onetwo"
     incoming.drain()
     assert [caller.next() for _ in range(4)] == [(b"W", b"word"), (b"L", b"cell"), (b"O", b"order"), None]

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.containers import reaper_files
 from cloche.backends.containers.archive import Spool, pack, unpack
-from cloche.backends.containers.frames import MAX_FRAME_BYTES, Splitter
+from cloche.backends.containers.container import MAX_FRAME_BYTES, Splitter
+from cloche.backends.containers.inside import files
+from cloche.backends.docker.container import AttachedWire, Demultiplexer
 from cloche.backends.docker.daemon import _why_not
-from cloche.backends.docker.frames import AttachedWire, Demultiplexer
-from cloche.backends.walking import Until
+from cloche.backends.saved_files import Until
 from cloche.core.request import InputFile, Request, source_of
 
 FRAME = b"o" + (5).to_bytes(4, "big") + b"hello"
@@ -172,10 +172,10 @@ class Breaking(io.BytesIO):
 
 def test_a_file_that_could_not_be_written_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is open keeps its room on the disk, though nobody sees it: one file too many would fill it for good."""
-    monkeypatch.setattr(reaper_files, "WORKSPACE", str(tmp_path))
+    monkeypatch.setattr(files, "WORKSPACE", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="no room"):
-        reaper_files.place_file("a/b", 0o644, Breaking(b"1"))
+        files.place_file("a/b", 0o644, Breaking(b"1"))
     assert len(os.listdir("/proc/self/fd")) == before
     assert [path.name for path in tmp_path.rglob("*")] == ["a"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.local.ends import Ask, RunEnd, Source, is_short
+from cloche.backends.local.run_report import Ask, RunEnd, Source, is_short
 from cloche.core.errors import OutcomeUnknown, StartFailed
 
 WELL = {"wait_status": 0, "is_alone": True, "is_worn": False, "at": 10.005}

@@ -11,9 +11,8 @@ import pytest
 from cloche.backends import enforcement
 from cloche.backends.enforcement import Controls, DaemonFacts, check_policy
 from cloche.backends.host import Host
-from cloche.core.enforcement import ABSENT, Enforcement
+from cloche.core.enforcement import ABSENT, Control, Enforcement, Level, State
 from cloche.core.errors import BackendUnavailable
-from cloche.core.levels import Control, Level, State
 from cloche.core.policy import Policy
 
 ROOT = Host(

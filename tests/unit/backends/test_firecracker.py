@@ -13,20 +13,24 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.microvm import FirecrackerBackend
-from cloche.backends.microvm import acceleration as kvm
-from cloche.backends.microvm.acceleration import Found
-from cloche.backends.microvm.firecracker import VARIABLE, Firecracker, calls, find_firecracker, processors
-from cloche.backends.microvm.firecracker_link import Patience, put
-from cloche.backends.microvm.guest import VSOCK_PORTS
-from cloche.backends.microvm.image import DISK, FORMAT, INITRD, KERNEL, MANIFEST
-from cloche.backends.microvm.plan import PLACES, plan_machine
+from cloche.backends.microvm import backend
+from cloche.backends.microvm.backend import FirecrackerBackend
+from cloche.backends.microvm.firecracker import (
+    VARIABLE,
+    Firecracker,
+    Patience,
+    calls,
+    find_firecracker,
+    processors,
+    put,
+)
+from cloche.backends.microvm.guest_init import VSOCK_PORTS
+from cloche.backends.microvm.plan import DISK, FORMAT, INITRD, KERNEL, MANIFEST, PLACES, Found, plan_machine
 from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.core.limits import Limits
+from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
-from cloche.core.units import MIB
-from cloche.runtime.factory import capabilities_of
+from cloche.execution.registry import capabilities_of
 from tests.stand_in.schema import fault
 
 
@@ -130,7 +134,7 @@ def test_a_missing_program_has_its_remedy(image: Path, monkeypatch: pytest.Monke
 def test_no_kvm_is_no_firecracker(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused with the reason, and QEMU is named but never taken instead."""
     monkeypatch.setenv(VARIABLE, str(program(image, "#!/bin/sh\n")))
-    monkeypatch.setattr(kvm, "KVM", image / "kvm")
+    monkeypatch.setattr(backend, "KVM", image / "kvm")
     found = capabilities_of("firecracker")
     assert not found.available
     assert "no /dev/kvm" in found.reason

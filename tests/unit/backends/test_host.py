@@ -15,7 +15,7 @@ import pytest
 
 from cloche.backends import host
 from cloche.backends.host import KeptAnswers, circumstances
-from cloche.jail.cache import write_cache
+from cloche.jail.setup.cache import write_cache
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from cloche.backends.containers.owner import namespace, started_at
-from cloche.backends.groups import group_name, is_left_over
+from cloche.backends.garbage_collection import group_name, is_left_over, namespace, started_at
 
 NAME = f"cloche-{os.getpid()}-local-{namespace()}-{started_at(os.getpid())}-a1"
 

@@ -14,20 +14,29 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.enforcement import microvm_controls
-from cloche.backends.microvm import MicroVMBackend, machine
-from cloche.backends.microvm.image import DISK, FORMAT, INITRD, KERNEL, MANIFEST, VARIABLE, find_image
-from cloche.backends.microvm.kernel import ENTRY_NOTES, module_order, pack_archive, unpack_kernel
-from cloche.backends.microvm.packages import upstream
-from cloche.backends.microvm.plan import FULL_PLACES, Descriptors, arguments, plan_machine
+from cloche.backends.microvm import machine
+from cloche.backends.microvm.backend import MicroVMBackend
+from cloche.backends.microvm.image_build import ENTRY_NOTES, module_order, pack_archive, unpack_kernel, upstream
+from cloche.backends.microvm.plan import (
+    DISK,
+    FORMAT,
+    FULL_PLACES,
+    INITRD,
+    KERNEL,
+    MANIFEST,
+    VARIABLE,
+    find_image,
+    plan_machine,
+)
+from cloche.backends.microvm.qemu import Descriptors, arguments
+from cloche.core.enforcement import Control, State
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.languages import LANGUAGES
-from cloche.core.levels import Control, State
-from cloche.core.limits import Limits
+from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
-from cloche.core.units import MIB
-from cloche.runtime.factory import build_image, capabilities_of
+from cloche.execution.registry import build_image, capabilities_of
 
-KEEPER = Path(machine.__file__).with_name("keeper.py")
+KEEPER = Path(machine.__file__).with_name("jailer.py")
 GIVEN = Descriptors(kernel=11, initrd=12, disk=13, ports=(14, 15, 16))
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.containers.session_program import ANSWERS, LINK
-from cloche.backends.microvm.image import Image
-from cloche.backends.microvm.session_program import build_session_program
-from cloche.backends.microvm.wires import Beyond, PortWire
+from cloche.backends.containers.program import ANSWERS, LINK
+from cloche.backends.microvm.machine import Beyond, PortWire
+from cloche.backends.microvm.plan import Image
+from cloche.backends.microvm.sandbox import build_session_program
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
 

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from cloche.backends.containers import owner as owners
-from cloche.backends.containers.owner import HOSTS_OWN, is_dead, owner
+from cloche.backends import garbage_collection
+from cloche.backends.garbage_collection import HOSTS_OWN, is_dead, owner
 
 
 def test_who_lives_is_not_dead_and_who_ended_is() -> None:
     """A process is known by its number and its start, and so is one that has ended since."""
     assert not is_dead(owner())
-    code = "from cloche.backends.containers.owner import owner; print(owner())"
+    code = "from cloche.backends.garbage_collection import owner; print(owner())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert ended.split(":")[:3] == owner().split(":")[:3]
     assert is_dead(ended)
@@ -23,7 +23,7 @@ def test_who_lives_is_not_dead_and_who_ended_is() -> None:
 def test_what_cannot_be_seen_is_not_said_to_be_dead() -> None:
     """Of another host, or in another process namespace; nor is what nobody of ours wrote."""
     host, boot, _, pid, _ = owner().split(":")
-    assert not is_dead(f"another:{boot}:{owners.namespace()}:1:0")
+    assert not is_dead(f"another:{boot}:{garbage_collection.namespace()}:1:0")
     assert not is_dead(f"{host}:{boot}:1:{pid}:0")
     assert not is_dead("somebody")
 
@@ -36,5 +36,5 @@ def test_another_boot_is_proof_for_a_host_alone(
 ) -> None:
     """Containers of one image have one machine-id, so theirs may be another host, and not another time."""
     host, _, _, pid, started = owner().split(":")
-    monkeypatch.setattr(owners, "namespace", lambda: mine)
+    monkeypatch.setattr(garbage_collection, "namespace", lambda: mine)
     assert is_dead(f"{host}:another:{his}:{pid}:{started}") == dead

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.runsc import place as module
-from cloche.jail import wire
+from cloche.backends.gvisor import container
+from cloche.jail import messages
 
 
 class _Ended:
@@ -37,15 +37,15 @@ def test_a_link_is_not_closed_while_it_is_read(monkeypatch: pytest.MonkeyPatch) 
     """Its number could be another file's by then, from which the reader would wait with the interpreter's lock."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link, is_reading, may_read = _Link(ours), threading.Event(), threading.Event()
-    receive = wire.receive
+    receive = messages.receive
 
     def receive_late(fd: int) -> tuple[str, dict[str, Any], list[int]]:
         is_reading.set()
         assert may_read.wait(60)
         return receive(fd)
 
-    monkeypatch.setattr(wire, "receive", receive_late)
-    place = module.Place.__new__(module.Place)
+    monkeypatch.setattr(messages, "receive", receive_late)
+    place = container.Place.__new__(container.Place)
     vars(place).update(_link=link, _process=_Ended(), _waiting={}, _answers={}, _turn=threading.Lock(), is_lost=False)
     place._reader = threading.Thread(target=place._read)
     place._reader.start()

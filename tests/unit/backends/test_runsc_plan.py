@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.runsc.container import PipeWire, reason_in
-from cloche.backends.runsc.engine import Engine
-from cloche.backends.runsc.plan import Plan, Shown, plan_container
-from cloche.backends.runsc.trial import find_engine
-from cloche.core.limits import Limits
+from cloche.backends.gvisor.backend import find_engine
+from cloche.backends.gvisor.container import PipeWire, reason_in
+from cloche.backends.gvisor.plan import Engine, Plan, Shown, plan_container
+from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
-from cloche.core.units import MIB
 from tests.descriptors import no_room
 
 PYTHON = "/opt/python/bin/python3"

@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.drivers import ONCE, JsonCodec, Word
-from cloche.backends.saving import Changes
+from cloche.backends.saved_files import Changes
 from cloche.backends.session import NOTHING, Printed, Session, SessionEnd, SessionLink, SessionTransport
-from cloche.core.enforcement import Enforcement
+from cloche.backends.session_languages import ONCE, JsonCodec, Word
+from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.events import Displayed, Event, OutputChunk, Sink, Started, discard
 from cloche.core.frames import MAX_FRAMES, FrameReader, encode
-from cloche.core.levels import Level
 from cloche.core.limits import Limits
-from cloche.core.outcome import KillCause, Observed
-from cloche.core.result import FileRecord, Result, Usage
+from cloche.core.result import FileRecord, KillCause, Observed, Result, Usage
 
 CTRL_C: Word = ("interrupt", {})
 BUNDLE = {"data": {"text/plain": "shown"}}

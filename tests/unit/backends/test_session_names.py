@@ -6,15 +6,14 @@ import pytest
 
 from cloche.backends.docker.backend import DockerBackend
 from cloche.backends.docker.sandbox import DockerOpenSandbox
-from cloche.backends.drivers import DRIVERS
+from cloche.backends.gvisor.backend import RunscBackend, RunscOpenSandbox
 from cloche.backends.local.backend import LocalBackend
 from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.backends.microsandbox.backend import MicrosandboxBackend
 from cloche.backends.microsandbox.sandbox import MicrosandboxOpenSandbox
 from cloche.backends.microvm.backend import FirecrackerBackend, MicroVMBackend
 from cloche.backends.microvm.sandbox import MicroVMOpenSandbox
-from cloche.backends.runsc.backend import RunscBackend
-from cloche.backends.runsc.sandbox import RunscOpenSandbox
+from cloche.backends.session_languages import DRIVERS
 from cloche.core.protocols import SupportsSessionNames
 
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from cloche.backends.local.warm import (
+from cloche.backends.local.prefork import (
     COLD,
     FORKED,
     FORKED_KEPT,
@@ -19,8 +19,8 @@ from cloche.backends.local.warm import (
     choose_second_start,
     choose_start,
 )
-from cloche.jail.spec import Run, Spec
-from cloche.zygote.pool import Slot
+from cloche.forkserver.slot import Slot
+from cloche.jail.messages import Run, Spec
 
 PREFORK, PLAIN = (WarmJail("this kind", Spec(), Run(), is_nursery) for is_nursery in (True, False))
 

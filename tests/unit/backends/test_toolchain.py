@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.backends.toolchain import (
-    FOLDERS_VARIABLE,
-    SYSTEM_FOLDERS,
-    Toolchain,
-    default_search_path,
-    find_toolchain,
-)
+from cloche.backends.toolchain import FOLDERS_VARIABLE, SYSTEM_FOLDERS, Toolchain, default_search_path, find_toolchain
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import LANGUAGES, Engine, Language, render, render_env, render_generated
 from tests.programs import PROGRAMS

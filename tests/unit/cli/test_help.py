@@ -104,7 +104,7 @@ def test_a_command_is_added_in_one_file(tmp_path: Path) -> None:
     [
         (["--version"], ["click", "typing", "re", "cloche.core"]),
         (["run", "--help"], ["rich", "yaml", "asyncio", "cloche.sync", "cloche.cli.audit"]),
-        (["--help"], ["rich", "yaml", "asyncio", "cloche.sync", "cloche.runtime.settings"]),
+        (["--help"], ["rich", "yaml", "asyncio", "cloche.sync", "cloche.config.settings"]),
     ],
     ids=["version", "run --help", "help"],
 )

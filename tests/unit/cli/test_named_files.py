@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from cloche.audit.log import Audit
+from cloche.bench.report import write_plot
 from cloche.cli.audit import Filters, export
 from cloche.cli.bench import BenchCommand, bench
-from cloche.cli.contest.plot import write_plot
 from cloche.cli.run import save_code
 from cloche.core.result import FixReport, FixStop
 from cloche.hostfs import open_named
-from cloche.runtime.audit import Audit
 
 REPORT = FixReport(stop=FixStop.FIXED, message="", code="print('fixed')\n")
 FIGURES = {"leaks": [], "events": [{"title": "", "rows": {"cloche": {"p50": 1.0, "p95": 2.0, "p99": 3.0}}}]}
@@ -47,8 +47,8 @@ IN_THE_WAY: dict[str, Callable[[Path, Path], object]] = {
 @pytest.fixture(autouse=True)
 def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have figures at once: how they are come by is not what is tested here."""
-    monkeypatch.setattr("cloche.cli.contest.report.measure", lambda _, report, *__: report.update(FIGURES))
-    monkeypatch.setattr("cloche.cli.contest.report.show_end", lambda _: None)
+    monkeypatch.setattr("cloche.bench.report.measure", lambda _, report, *__: report.update(FIGURES))
+    monkeypatch.setattr("cloche.cli._bench_report.show_end", lambda _: None)
 
 
 @pytest.mark.timeout(120)  # a FIFO that is waited for is waited for without end

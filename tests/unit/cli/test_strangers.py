@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cloche.agent.approval import ApprovalRequest
-from cloche.agent.risk import Risk
+from cloche.agent.approval import ApprovalRequest, Risk
 from cloche.agent.terminal import show_request
+from cloche.audit.verify import AuditState
 from cloche.cli.audit import _row, _write
 from cloche.cli.output import PlainFormatter, Writer, guarded, say, show
 from cloche.cli.run import conclude_fix
@@ -19,9 +19,8 @@ from cloche.cli.session import tell
 from cloche.cli.skill import check_skill, show_skills
 from cloche.cli.system import audit_lines
 from cloche.core.errors import InvalidRequest
-from cloche.core.plain import is_seen
+from cloche.core.escape import is_seen
 from cloche.core.result import FixReport, FixStop, code_diff
-from cloche.runtime.doctor_audit import AuditState
 
 # What drives a terminal, what turns text round, what nobody sees, what rich would make something else of.
 UNSEEN = (

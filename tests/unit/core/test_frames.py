@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloche.core.frames import MAX_PARTS, BashCodec, FrameReader, encode
+from cloche.core.frames import BashCodec, FrameReader, encode
+from cloche.core.guest_json import MAX_PARTS
 
 Reader = FrameReader | BashCodec
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

@@ -3,8 +3,7 @@
 import pytest
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.limits import PARSERS, Limits, parse_cpu_percent
-from cloche.core.units import GIB, KIB, MIB
+from cloche.core.limits import GIB, KIB, MIB, PARSERS, Limits, parse_cpu_percent
 
 
 def test_defaults_are_the_table_of_the_mission() -> None:

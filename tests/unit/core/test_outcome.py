@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloche.core.outcome import KillCause, Observed, decide
-from cloche.core.result import Status
+from cloche.core.result import KillCause, Observed, Status, decide
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 import cloche
-from cloche.core.placement import PLACEMENTS
+from cloche.core.policy import PLACEMENTS
 
 ROWS = {
     "generated_code": "sandbox",

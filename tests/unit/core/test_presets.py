@@ -3,10 +3,8 @@
 import pytest
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.limits import Limits
-from cloche.core.policy import Policy
-from cloche.core.presets import PRESETS, preset_named
-from cloche.core.units import MIB
+from cloche.core.limits import MIB, Limits
+from cloche.core.policy import PRESETS, Policy, preset_named
 
 
 @pytest.mark.parametrize(

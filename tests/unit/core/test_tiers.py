@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest
-from cloche.core.levels import Level
-from cloche.core.tiers import BACKENDS, TIERS, check_backend, parse_backend, parse_tier, tier_numbered
+from cloche.core.policy import BACKENDS, TIERS, check_backend, parse_backend, parse_tier, tier_numbered
 
 
 def test_the_table_of_the_mission() -> None:

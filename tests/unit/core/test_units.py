@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.units import GIB, MIB, format_size, parse_count, parse_cpus, parse_duration, parse_size
+from cloche.core.limits import GIB, MIB, format_size, parse_count, parse_cpus, parse_duration, parse_size
 
 PARSERS: list[Any] = [parse_size, parse_duration, parse_count, parse_cpus]
 

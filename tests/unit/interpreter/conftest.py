@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.interpreter import figures
+from cloche.interpreter import rich
 from cloche.interpreter.pretty import Printer
 from tests.unit.interpreter.notebook import Notebook
 
@@ -27,5 +27,5 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebo
         os.environ.update(environment)
         for name in [name for name in sys.modules if name.partition(".")[0] in _OF_STAND_INS]:
             del sys.modules[name]
-        figures.OPTIONS.__init__()  # type: ignore[misc]
+        rich.OPTIONS.__init__()  # type: ignore[misc]
         Printer.float_format = ""

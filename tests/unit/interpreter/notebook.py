@@ -3,11 +3,11 @@
 import ast
 from typing import Any
 
-from cloche.interpreter.cells import CELL_MAGICS
+from cloche.interpreter.cell_magics import CELL_MAGICS
+from cloche.interpreter.ipython import install
+from cloche.interpreter.line_magics import LINE_MAGICS
 from cloche.interpreter.magics import Magics, cell_magic, rewrite
-from cloche.interpreter.names import LINE_MAGICS
 from cloche.interpreter.rich import Display
-from cloche.interpreter.shim import install
 
 
 class Notebook:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloche.interpreter.commands import SList, expand
-from cloche.interpreter.magics import UsageError, cell_magic, rewrite
-from cloche.interpreter.timing import duration
+from cloche.interpreter.cell_magics import duration
+from cloche.interpreter.command_line import SList, UsageError, expand
+from cloche.interpreter.magics import cell_magic, rewrite
 from tests.kin import wait_for_end
 from tests.unit.interpreter.notebook import Notebook, parsed
 

@@ -500,7 +500,7 @@ def test_matplotlib_may_come_before_or_after(is_preloaded: bool) -> None:
         import os
         {loading}
         from interpreter.rich import Display
-        from interpreter.shim import install
+        from interpreter.ipython import install
         sent, names = [], {{}}
         display = Display(lambda data, metadata: sent.append(sorted(data)))
         environment = dict(os.environ)
@@ -518,9 +518,9 @@ def test_nothing_heavy_is_loaded() -> None:
     out = run_apart(
         """
         before = set(sys.modules)
-        from interpreter import cells, names
+        from interpreter import cell_magics, line_magics
         from interpreter.rich import Display
-        from interpreter.shim import install
+        from interpreter.ipython import install
         display = Display(print)
         install(display, {})
         display.flush_figures()
@@ -539,16 +539,14 @@ def test_the_look_of_a_value_loads_no_session() -> None:
         print(sorted(name for name in sys.modules if name.partition(".")[0] == "interpreter"))
         """
     )
-    assert (
-        out == "['interpreter', 'interpreter.figures', 'interpreter.pretty', 'interpreter.rich', 'interpreter.text']\n"
-    )
+    assert out == "['interpreter', 'interpreter.pretty', 'interpreter.rich']\n"
 
 
 def test_everything_is_loaded_at_once() -> None:
     """It all works after the package has been forgotten, as it is in a jail before the code runs."""
     out = run_apart(
         """
-        from interpreter import cells, magics, names as lines, rich, shim
+        from interpreter import cell_magics, ipython, line_magics, magics, rich
         for name in [name for name in sys.modules if name.startswith("interpreter")]:
             del sys.modules[name]
         del sys.path[0]
@@ -557,8 +555,8 @@ def test_everything_is_loaded_at_once() -> None:
             namespace, history = names, [""]
             display = rich.Display(lambda data, metadata: print(data))
             def run_cell(self, source): exec(source, names)
-        shim.install(Host.display, names)
-        host = magics.Magics(Host(), lines.LINE_MAGICS, cells.CELL_MAGICS)
+        ipython.install(Host.display, names)
+        host = magics.Magics(Host(), line_magics.LINE_MAGICS, cell_magics.CELL_MAGICS)
         exec("from IPython.display import HTML, ProgressBar\\ndisplay(HTML('<b>'))", names)
         host.run_cell("capture", "kept", "display(1)")
         exec("for _ in ProgressBar(2): pass", names)
@@ -609,7 +607,7 @@ def test_stand_in_display_classes(notebook: Notebook) -> None:
 
 def test_pictures_that_are_none() -> None:
     """A name that is no file, and a format that browsers do not show, are errors that say so."""
-    from cloche.interpreter.media import Image
+    from cloche.interpreter.ipython_display import Image
 
     with pytest.raises(FileNotFoundError, match=r"missing\.png"):
         Image("missing.png")
@@ -667,7 +665,7 @@ def test_the_real_ipython_is_led_to_our_display(tmp_path: Path, is_preloaded: bo
         f"""
         {"import IPython.display" if is_preloaded else ""}
         from interpreter.rich import Display
-        from interpreter.shim import install
+        from interpreter.ipython import install
         sent, names = [], {{}}
         display = Display(lambda data, metadata: sent.append(data))
         install(display, names)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.jail import launch
+from cloche.jail.setup import launch
 from cloche.jail.syscalls import run_beside
 
 
@@ -20,7 +20,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in launch.HELPER_PACKAGES:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "__init__.py").write_text("")
-    (tmp_path / "jail" / "calls.py").write_text("answer = 41\n")
+    (tmp_path / "jail" / "steps.py").write_text("answer = 41\n")
     monkeypatch.setattr(launch, "PACKAGE", str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -38,7 +38,7 @@ def _archive() -> dict[str, bytes]:
 
 def _answer() -> object:
     names: dict[str, object] = {}
-    exec(marshal.loads(_archive()["jail.calls"]), names)
+    exec(marshal.loads(_archive()["jail.steps"]), names)
     return names["answer"]
 
 
@@ -58,7 +58,7 @@ def test_a_changed_source_is_compiled_again(package: Path) -> None:
     """What is kept holds for the files that it was made of."""
     assert _answer() == 41
     launch._compile.cache_clear()
-    (package / "jail" / "calls.py").write_text("answer = 4200\n")
+    (package / "jail" / "steps.py").write_text("answer = 4200\n")
     assert _answer() == 4200
 
 
@@ -125,11 +125,11 @@ def test_where_nothing_can_be_kept_all_works(package: Path) -> None:
 def test_helpers_read_from_a_file_that_nobody_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """One memory file serves all helpers of a process, so none of them may alter what the next one reads."""
     monkeypatch.setattr(launch, "_shelves", {})
-    shelf = launch._fill_shelf({"jail": b"one", "jail.calls": b"three", "interpreter": b""})
+    shelf = launch._fill_shelf({"jail": b"one", "jail.steps": b"three", "interpreter": b""})
     try:
         places = marshal.loads(os.pread(shelf.fd, shelf.head, 0))
         found = {name: os.pread(shelf.fd, end - start, start) for name, (start, end) in places.items()}
-        assert found == {"jail": b"one", "jail.calls": b"three", "interpreter": b""}
+        assert found == {"jail": b"one", "jail.steps": b"three", "interpreter": b""}
         assert shelf.size == os.fstat(shelf.fd).st_size == shelf.head + len(b"onethree") + shelf.boot
         for change in (lambda: os.pwrite(shelf.fd, b"x", 0), lambda: os.truncate(shelf.fd, 0)):
             with pytest.raises(PermissionError):
@@ -177,7 +177,7 @@ def test_threads_that_come_first_at_once_share_one_file(monkeypatch: pytest.Monk
 
 LOW_NUMBERS = """
 import os, sys
-from cloche.jail import launch
+from cloche.jail.setup import launch
 for closed in range(3):
     os.close(closed)
 process, ours = launch.start_helper()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cloche.jail import slate, touched
+from cloche.jail import shared_status
 
 PAGES, WRITTEN = 64, (3, 4, 5, 20, 63)
 Memory = tuple[mmap.mmap, int]
@@ -18,11 +18,11 @@ Memory = tuple[mmap.mmap, int]
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     """Return memory of this process's own, all written to, with its address; all of the process is looked through."""
-    monkeypatch.setattr(touched, "MOST_BYTES", 1 << 46)
-    monkeypatch.setattr(touched, "MOST_RANGES", 1 << 20)
-    found = mmap.mmap(-1, PAGES * touched.PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    monkeypatch.setattr(shared_status, "MOST_BYTES", 1 << 46)
+    monkeypatch.setattr(shared_status, "MOST_RANGES", 1 << 20)
+    found = mmap.mmap(-1, PAGES * shared_status.PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for page in range(PAGES):
-        found[page * touched.PAGE] = 1
+        found[page * shared_status.PAGE] = 1
     return found, ctypes.addressof(ctypes.c_char.from_buffer(found))
 
 
@@ -48,14 +48,14 @@ def own_pages(ranges: bytes, address: int) -> set[int]:
     assert total == sum(words[1::2])
     pages = set()
     for start, length in zip(words[::2], words[1::2], strict=True):
-        first = (start - address) // touched.PAGE
-        pages |= set(range(first, first + length // touched.PAGE))
+        first = (start - address) // shared_status.PAGE
+        pages |= set(range(first, first + length // shared_status.PAGE))
     return pages & set(range(PAGES))
 
 
 def noted_in(found: bytes) -> tuple[int, bytes]:
     """Return what was found as it is passed on."""
-    noted = touched.read(found)
+    noted = shared_status.read(found)
     assert noted is not None
     return noted
 
@@ -63,7 +63,7 @@ def noted_in(found: bytes) -> tuple[int, bytes]:
 def write(memory: Memory) -> None:
     """Write to some pages."""
     for page in WRITTEN:
-        memory[0][page * touched.PAGE] = 2
+        memory[0][page * shared_status.PAGE] = 2
 
 
 def test_what_a_fork_has_written_to_is_found(memory: Memory) -> None:
@@ -71,7 +71,7 @@ def test_what_a_fork_has_written_to_is_found(memory: Memory) -> None:
 
     def work() -> bytes:
         write(memory)
-        return touched.find()
+        return shared_status.find()
 
     assert own_pages(in_child(work), memory[1]) == set(WRITTEN)
 
@@ -81,18 +81,18 @@ def test_what_was_found_can_be_had_at_once(memory: Memory) -> None:
 
     def find() -> bytes:
         write(memory)
-        return touched.find()
+        return shared_status.find()
 
     # Only these pages: a worker that has run many tests has more holes than are looked behind.
-    starts = [memory[1] + page * touched.PAGE for page in sorted(own_pages(in_child(find), memory[1]))]
-    noted = words(len(starts) * touched.PAGE, *(word for start in starts for word in (start, touched.PAGE)))
+    starts = [memory[1] + page * shared_status.PAGE for page in sorted(own_pages(in_child(find), memory[1]))]
+    noted = words(len(starts) * shared_status.PAGE, *(word for start in starts for word in (start, shared_status.PAGE)))
 
     def work() -> bytes:
-        touched.have(noted_in(noted))
-        assert all(memory[0][page * touched.PAGE] == 1 for page in range(PAGES))
-        return touched.find()
+        shared_status.have(noted_in(noted))
+        assert all(memory[0][page * shared_status.PAGE] == 1 for page in range(PAGES))
+        return shared_status.find()
 
-    assert own_pages(in_child(work), memory[1]) == (set(WRITTEN) if touched.is_possible() else set())
+    assert own_pages(in_child(work), memory[1]) == (set(WRITTEN) if shared_status.is_possible() else set())
 
 
 def words(*values: int) -> bytes:
@@ -104,61 +104,61 @@ def words(*values: int) -> bytes:
 def test_what_is_not_there_keeps_nothing_else_away(memory: Memory, hole_at: int) -> None:
     """A hole before, between or behind the ranges; nor does a note without any ranges do harm."""
     _, address = memory
-    pages = [address + 3 * touched.PAGE, address + 20 * touched.PAGE]
+    pages = [address + 3 * shared_status.PAGE, address + 20 * shared_status.PAGE]
     starts = [*pages[:hole_at], 1 << 46, *pages[hole_at:]]
-    noted = words(len(starts) * touched.PAGE, *(word for start in starts for word in (start, touched.PAGE)))
+    noted = words(len(starts) * shared_status.PAGE, *(word for start in starts for word in (start, shared_status.PAGE)))
 
     def work() -> bytes:
-        touched.have((0, b""))
-        touched.have(noted_in(noted))
-        return touched.find()
+        shared_status.have((0, b""))
+        shared_status.have(noted_in(noted))
+        return shared_status.find()
 
-    assert own_pages(in_child(work), address) == ({3, 20} if touched.is_possible() else set())
+    assert own_pages(in_child(work), address) == ({3, 20} if shared_status.is_possible() else set())
 
 
 def test_the_next_child_has_it_as_its_first_deed(memory: Memory) -> None:
     """That one alone, and not its children; nothing is wanted where nothing was found."""
     _, address = memory
-    copying = touched.Copying()
-    copying.wanted = noted_in(words(touched.PAGE, address + 5 * touched.PAGE, touched.PAGE))
+    copying = shared_status.Copying()
+    copying.wanted = noted_in(words(shared_status.PAGE, address + 5 * shared_status.PAGE, shared_status.PAGE))
 
     def work() -> bytes:
         copying._have()  # as the hook does, which could not be taken back
         assert copying.wanted is None
-        return touched.find()
+        return shared_status.find()
 
-    assert own_pages(in_child(work), address) == ({5} if touched.is_possible() else set())
-    assert touched.read(b"") is None
+    assert own_pages(in_child(work), address) == ({5} if shared_status.is_possible() else set())
+    assert shared_status.read(b"") is None
 
 
 def test_large_spans_are_not_looked_through() -> None:
     """A guest that notes its pages has said that it is ready: an order may be waiting."""
-    large = mmap.mmap(-1, 2 * touched.MOST_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    large = mmap.mmap(-1, 2 * shared_status.MOST_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     large[0] = 1
-    spans = touched._writable()
-    assert sum(last - first for first, last in spans) <= touched.MOST_BYTES
+    spans = shared_status._writable()
+    assert sum(last - first for first, last in spans) <= shared_status.MOST_BYTES
     assert len(spans) > 3
     large.close()
 
 
 def test_a_slate_passes_it_on() -> None:
     """Nothing at first; then what the first guest left, whatever the slate is used for meanwhile."""
-    file, timer = slate.make()
+    file, timer = shared_status.make()
     try:
-        assert slate.touched(file) == b""
-        slate.note_touched(file, b"x" * 32)
-        slate.note_order(file, 7, 1.0, rebuilds=True, is_crowded=True)
-        slate.note_taken(file, 7)
-        slate.note_start(file, 7, 3.0)
-        slate.note_end(file, 7)
-        assert slate.touched(file) == b"x" * 32
-        state = slate.State(file)
+        assert shared_status.touched(file) == b""
+        shared_status.note_touched(file, b"x" * 32)
+        shared_status.note_order(file, 7, 1.0, rebuilds=True, is_crowded=True)
+        shared_status.note_taken(file, 7)
+        shared_status.note_start(file, 7, 3.0)
+        shared_status.note_end(file, 7)
+        assert shared_status.touched(file) == b"x" * 32
+        state = shared_status.State(file)
         assert (state.ordered, state.timeout_s, state.rebuilds, state.started, state.ended) == (7, 1.0, True, 7, 7)
-        assert slate.is_crowded(file)
-        assert slate.rebuilds(file)
-        slate.note_order(file, 8, 1.0, rebuilds=False, is_crowded=False)
-        assert not slate.is_crowded(file)
-        assert not slate.rebuilds(file)
+        assert shared_status.is_crowded(file)
+        assert shared_status.rebuilds(file)
+        shared_status.note_order(file, 8, 1.0, rebuilds=False, is_crowded=False)
+        assert not shared_status.is_crowded(file)
+        assert not shared_status.rebuilds(file)
     finally:
         os.close(file)
         os.close(timer)

@@ -10,8 +10,7 @@ import pytest
 from mcp.server.mcpserver import AcceptedElicitation, CancelledElicitation, DeclinedElicitation
 from pydantic import ValidationError
 
-from cloche.agent.approval import ON_HOST, ApprovalRequest, Decision
-from cloche.agent.risk import Risk
+from cloche.agent.approval import ON_HOST, ApprovalRequest, Decision, Risk
 from cloche.mcp import approvals
 from cloche.mcp.approvals import Approval, Asking, Confirmation, NotedStates, RememberedApproval, Spent, question
 

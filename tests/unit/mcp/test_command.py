@@ -17,7 +17,7 @@ from cloche.agent.queue import ApprovalQueue
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.mcp.command import MOST_TOKEN_BYTES, TOKEN_VARIABLE, McpCommand, approver_of, read_tokens, serve
 from cloche.mcp.http import is_loopback
-from cloche.mcp.tokens import StaticTokens
+from cloche.mcp.server import StaticTokens
 
 TOKEN = "sixteen-characters-at-least"
 

@@ -9,7 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from cloche.mcp import create_app, create_server
+from cloche.mcp.http import create_app
+from cloche.mcp.server import create_server
 
 HELLO = {
     "jsonrpc": "2.0", "id": 1, "method": "initialize",

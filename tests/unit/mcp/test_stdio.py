@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from cloche.mcp import stdio
+from cloche.mcp import command
 
 
 def lines_of(data: bytes) -> list[str]:
@@ -22,7 +22,7 @@ def lines_of(data: bytes) -> list[str]:
     writing = threading.Thread(target=write)
     writing.start()
     try:
-        return list(stdio._split(receiving))
+        return list(command._split(receiving))
     finally:
         writing.join()
         os.close(receiving)
@@ -46,8 +46,8 @@ def test_lines_come_one_by_one(data: bytes, expected: list[str]) -> None:
 
 def test_a_line_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is too long is no message, and the next line is read as ever."""
-    monkeypatch.setattr(stdio, "MOST_LINE_BYTES", 1000)
-    assert lines_of(b"a" * 300_000 + b"\nnext\n") == [stdio.TOO_LONG, "next"]
+    monkeypatch.setattr(command, "MOST_LINE_BYTES", 1000)
+    assert lines_of(b"a" * 300_000 + b"\nnext\n") == [command.TOO_LONG, "next"]
     assert lines_of(b"next\n" + b"a" * 300_000) == ["next"]
 
 

@@ -26,8 +26,7 @@ from cloche.core.languages import PROGRAM_FILES
 from cloche.core.request import InputFile, workspace_path
 from cloche.core.result import FileRecord, SaveFiles
 
-from ..saving import CHUNK_BYTES, Slice, Source, copy_out
-from ..walking import Until
+from ..saved_files import CHUNK_BYTES, Slice, Source, Until, copy_out
 
 SMALL_BYTES = 1 << 20
 MAX_FILES, MAX_DEPTH = 10_000, 64

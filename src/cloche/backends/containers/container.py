@@ -1,19 +1,147 @@
-"""One container: how it is talked to. How it is started, killed and let go is each backend's own."""
+"""One container: how it is talked to. How it is started, killed and let go is each backend's own.
+
+The link to a container: frames of our first process in what comes from its standard output.
+
+A thread of its own reads to the end whatever happens: a container whose output nobody takes may not be killed.
+
+What is sent to the first process of a container before it can listen: its own code, and the interpreter's.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.resources import files
 from typing import Any, Generic, Protocol, TypeVar
 
-from cloche.core.outcome import Observed
+from cloche.core.events import Stream
+from cloche.core.guest_json import as_text, decode
+from cloche.core.result import Observed
+from cloche.core.suppressed import noted
 
-from .frames import CHUNK_BYTES, Link
-from .guest import NOFILE
-from .running import DATA, DONE, FAILED, read_object
+from .program import NOFILE
+
+log = logging.getLogger("cloche.containers")
+MAX_FRAME_BYTES = 16 << 20
+CHUNK_BYTES = 65_536
+WORDS_KEPT_BYTES = 4096
+OUTPUT = 1
+OnFrame = Callable[[bytes, bytes], None]
+OnEnd = Callable[[], None]
+
+
+class Wire(Protocol):
+    """Carry a container's three streams."""
+
+    def send(self, data: bytes) -> None:
+        """Send all of `data` to its standard input. Raises OSError when it is gone."""
+        ...
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield what it writes, with the number of the stream, until it ends. Raises OSError or ValueError."""
+        ...
+
+    def hang_up(self) -> None:
+        """End its standard input: what listens there goes away."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; called once, by the thread that reads."""
+        ...
+
+
+class Link:
+    """Hold the streams of one container; `on_frame` and `on_end` are called in the reading thread."""
+
+    def __init__(self, wire: Wire, on_frame: OnFrame, on_end: OnEnd):
+        self._wire = wire
+        self._on_frame, self._on_end = on_frame, on_end
+        self._frames = Splitter()
+        self._turn = threading.Lock()
+        self.last_words = b""
+        threading.Thread(target=self._read, name="cloche-container", daemon=True).start()
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes. Raises OSError when the container is gone."""
+        with self._turn:
+            self._wire.send(data)
+
+    def send(self, tag: bytes, body: bytes = b"") -> None:
+        """Send one frame. Raises OSError when the container is gone."""
+        self.send_raw(tag + len(body).to_bytes(4, "big") + body)
+
+    def send_data(self, data: bytes | memoryview) -> None:
+        """Send data in pieces, and an empty one that ends them."""
+        view = memoryview(data)
+        for at in range(0, len(view), CHUNK_BYTES):
+            self.send(b"D", bytes(view[at : at + CHUNK_BYTES]))
+        self.send(b"D")
+
+    def close(self) -> None:
+        """Hang up: what listens at the other end goes away."""
+        with noted(log, "a container had hung up first", OSError):
+            self._wire.hang_up()
+
+    def _read(self) -> None:
+        try:
+            for stream, piece in self._wire.pieces():
+                if stream == OUTPUT:
+                    for tag, body in self._frames.feed(piece):
+                        self._on_frame(tag, body)
+                else:
+                    self.last_words = (self.last_words + piece)[-WORDS_KEPT_BYTES:]
+        except (OSError, ValueError, RecursionError) as error:  # the last from what is nested deeper than it is read
+            self.last_words += f"\n{error}".encode()
+        finally:
+            self._wire.close()
+            self._on_end()
+
+
+class Splitter:
+    """Cut bytes into frames: a tag, a length of four bytes, a body."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """Return the frames that `data` completes. Raises ValueError for one that is too long."""
+        self._buffer += data
+        found = []
+        at = 0
+        while len(self._buffer) - at >= 5:
+            end = at + 5 + int.from_bytes(self._buffer[at + 1 : at + 5], "big")
+            if end - at > MAX_FRAME_BYTES:
+                raise ValueError("the container sent a frame that is too long")
+            if len(self._buffer) < end:
+                break
+            found.append((bytes(self._buffer[at : at + 1]), bytes(self._buffer[at + 5 : end])))
+            at = end
+        del self._buffer[:at]
+        return found
+
+
+STARTED, OUT, ERR, VALUE, ENDED, DATA, DONE, FAILED = b"s", b"o", b"e", b"v", b"r", b"D", b"k", b"x"
+STREAMS: dict[bytes, Stream] = {OUT: "stdout", ERR: "stderr"}
+MOST_BYTES, MOST_PARTS = 65_536, 100  # of what a first process says of itself
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the object that a frame holds, small as all of ours are. Raises ValueError.
+
+    Where a guest could write to this link, as it can on some gVisor, it shall not keep us.
+    """
+    if len(body) > MOST_BYTES:
+        raise ValueError(f"the container said {len(body)} bytes at once, of at most {MOST_BYTES}")
+    found, _ = decode(as_text(body), MOST_PARTS, mends_text=True)
+    if not isinstance(found, dict):
+        raise ValueError("the container sent what is no object")
+    return found
+
 
 READY, ORDER, KILL, TOLD, WORD = b"H", b"O", b"K", b"L", b"W"
 OF_FILES = (DATA, DONE, FAILED)
@@ -188,3 +316,61 @@ class Container(ABC, Generic[G]):
         for listener in (self._listener, self._asker):
             if listener is not None:
                 listener.lose()
+
+
+LEAST_PYTHON = (3, 11)
+# The only text on the command line: it makes the interpreter read a length, then that many bytes, and run them.
+ARGUMENTS = (
+    "-I",
+    "-S",
+    "-c",
+    (
+        "import os\nn=int(os.read(0,9))\nb=b''\nwhile len(b)<n:\n d=os.read(0,n-len(b))\n if not d:os._exit(0)\n b+=d\n"
+        "exec(compile(b,'<cloche>','exec'),{'__name__':'cloche_boot'})"
+    ),
+)
+_FIND_MODULES = """
+import json, sys
+from importlib.machinery import ModuleSpec
+class Archive:
+    sources = json.loads({sources!r})
+    def find_spec(name, path=None, target=None):
+        if name in Archive.sources: return ModuleSpec(name, Archive, origin="cloche", is_package="." not in name)
+    def create_module(spec): return None
+    def exec_module(module):
+        text = Archive.sources[module.__name__]
+        exec(compile(text, f"<{{module.__name__}}>", "exec", dont_inherit=True), module.__dict__)
+sys.meta_path.insert(0, Archive)
+"""
+_START = """
+import inside.reaper
+inside.reaper.main(Archive, json.loads({settings!r}))
+"""
+_OURS = ("files", "link", "program", "reaper", "session")
+
+
+def boot_message(preload: Sequence[str], *, extra_paths: Sequence[str] = (), customizes: bool = False) -> bytes:
+    """Return what the first process reads: a length in nine digits, and its program."""
+    settings: dict[str, Any] = {"home": "/workspace", "preload": list(preload), "ahead": None}
+    settings |= {"extra_paths": list(extra_paths), "customizes": customizes}
+    start = _START.format(settings=json.dumps(settings))
+    program = (_FIND_MODULES.format(sources=json.dumps(_modules())) + start).encode()
+    return f"{len(program):09d}".encode() + program
+
+
+@functools.cache
+def _modules() -> dict[str, str]:
+    """Return the sources of our modules and the interpreter's by the names that they have inside."""
+    names = [one.name for one in files("cloche.interpreter").iterdir() if one.name.endswith(".py")]
+    theirs = {f"interpreter.{name.removesuffix('.py')}": _text("cloche.interpreter", name) for name in names}
+    theirs["interpreter"] = theirs.pop("interpreter.__init__")
+    return {
+        **theirs,
+        "inside": "",
+        **{f"inside.{name}": _text("cloche.backends.containers.inside", f"{name}.py") for name in _OURS},
+    }
+
+
+@functools.cache
+def _text(package: str, name: str) -> str:
+    return (files(package) / name).read_text(encoding="utf-8")

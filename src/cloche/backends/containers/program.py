@@ -1,18 +1,43 @@
-"""One run as the first process of a container takes it: commands, files, environment."""
+"""One run as the first process of a container takes it: commands, files, environment.
+
+What a session in a container runs: the interpreter that is there already, or an engine with its driver.
+
+What every guest of a container gets, whoever starts the container.
+
+Look what programs an image holds: a script for any `sh`, and the programs that it is asked about.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cloche.core.languages import Engine, Language, language_named, render, render_env, render_generated
-from cloche.core.limits import Limits
+from cloche.core.errors import InvalidRequest
+from cloche.core.languages import LANGUAGES, Engine, Language, language_named, render, render_env, render_generated
+from cloche.core.limits import KIB, MIB, Limits
 from cloche.core.request import InputFile, Request, source_of
 
-from ..walking import time_for_files
-from .guest import BUILD, ENVIRONMENT, NOFILE, WORKSPACE
+from ..saved_files import time_for_files
+from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec
+
+WORKSPACE, BUILD = "/workspace", "/tmp/build"
+NOFILE = 1024
+# One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
+ULIMITS: Mapping[str, int] = {"core": 1, "nofile": NOFILE, "memlock": 64 * KIB, "msgqueue": 819_200}
+REAPERS = 1  # our first process
+GVISOR_THREADS = 256  # gVisor's own, which the same control group counts
+# What the first process itself needs, besides the guest: an interpreter with its usual modules.
+REAPER_BYTES = 24 * MIB
+ENVIRONMENT: Mapping[str, str] = {
+    "HOME": WORKSPACE,
+    "TMPDIR": "/tmp",
+    "XDG_CACHE_HOME": "/tmp/.cache",
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
 
 # Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
 _HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
@@ -131,3 +156,89 @@ def program_of(
         build=BUILD,
         generated=render_generated(engine, source, BUILD),
     )
+
+
+# Not in /tmp, which a policy may close, and where programs list their own files.
+FOLDER = "/dev/shm/.cloche"
+LINK, ANSWERS = 3, 4  # as in `reaper_program`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionProgram:
+    """Hold what a session runs and how to talk to it; without `commands`, the first process forks the interpreter."""
+
+    language: Language
+    env: Mapping[str, str]
+    new_codec: Callable[[], Codec]
+    interrupt: Interrupt
+    commands: tuple[tuple[str, ...], ...] = ()
+    generated: Mapping[str, str] = field(default_factory=dict)
+    python: Mapping[str, Any] | None = None
+
+    def order(self, limits: Limits) -> dict[str, Any]:
+        """Return the order as the first process takes it."""
+        return {
+            "do": "session",
+            "is_session": True,
+            "commands": [list(words) for words in self.commands],
+            "python": dict(self.python) if self.python is not None else None,
+            "env": dict(self.env),
+            "build": FOLDER if self.generated else "",
+            "generated": dict(self.generated),
+            "memory_bytes": limits.memory_bytes,
+            "pids": limits.pids,
+            "nofile": NOFILE,
+        }
+
+
+def check_variables(env: Mapping[str, str]) -> None:
+    """Raise InvalidRequest where variables are given that an interpreter which runs already cannot take any more."""
+    if sets_interpreter_variables(env):
+        raise InvalidRequest("env: PYTHON* variables take effect before a session begins; drop them")
+
+
+def python_session(
+    language: Language, env: Mapping[str, str], *, extra_paths: Sequence[str] = (), customizes: bool = False
+) -> SessionProgram:
+    """Return a session of Python, with the whole environment that it has."""
+    settings = {
+        "path": f"{WORKSPACE}/cell",
+        "home": WORKSPACE,
+        "argv": [],
+        "extra_paths": list(extra_paths),
+        "customizes": customizes,
+    }
+    return SessionProgram(language=language, env=env, new_codec=JsonCodec, interrupt=ONCE, python=settings)
+
+
+def path_of(driver: Driver) -> str:
+    """Return where a driver lies in its container."""
+    return f"{FOLDER}/{driver.file_name}"
+
+
+def driven_session(language: Language, driver: Driver, program: str, env: Mapping[str, str]) -> SessionProgram:
+    """Return a session of an engine, which is at `program`, with the whole environment that it has."""
+    path = path_of(driver)
+    return SessionProgram(
+        language=language,
+        env=env,
+        new_codec=driver.new_codec,
+        interrupt=driver.interrupt,
+        commands=(tuple(driver.command(program, path, LINK, ANSWERS)),),
+        generated={path: driver.text()},
+    )
+
+
+PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for one in lang.engines for name in one.programs))
+# One line per program that is there: its name, its path, the first line that it says of its version.
+LOOK = """
+for name in "$@"; do
+  path=$(command -v "$name" 2>/dev/null) || continue
+  case $name in
+    go) version=$("$path" version 2>&1 </dev/null | head -n 1) ;;
+    env|sh|tsx|cc) version= ;;
+    *) version=$("$path" --version 2>&1 </dev/null | head -n 1) ;;
+  esac
+  printf '%s\\t%s\\t%s\\n' "$name" "$path" "$version"
+done
+"""

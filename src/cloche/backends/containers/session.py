@@ -21,18 +21,16 @@ from typing import Any, Protocol
 from cloche.core.errors import StartFailed
 from cloche.core.events import Sink, discard
 from cloche.core.limits import Limits
-from cloche.core.outcome import KillCause, Observed
+from cloche.core.loops import finish
+from cloche.core.result import KillCause, Observed
+from cloche.core.suppressed import noted
 
-from ..drivers import Word
-from ..noting import noted
-from ..saving import Changes
+from ..saved_files import Changes
 from ..session import MAX_RECEIVED_BYTES, Printed, SessionEnd, SessionLink
-from ..waiting import finish
-from .container import SMALL_BYTES, Container
-from .ending import GIVE_UP_S, SETTLE_S, Ending
-from .results import observed_end, reported_end
-from .running import ENDED, FAILED, STREAMS, Outputs, read_object, read_report
-from .session_program import SessionProgram
+from ..session_languages import Word
+from .container import ENDED, FAILED, SMALL_BYTES, STREAMS, Container, read_object
+from .program import SessionProgram
+from .run import GIVE_UP_S, SETTLE_S, Ending, Outputs, observed_end, read_report, reported_end
 
 SAID = b"l"
 SLICE_S = 0.005  # for what has come, before others have their turn in the loop

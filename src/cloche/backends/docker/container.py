@@ -1,25 +1,156 @@
-"""One container of a daemon: how it is started, killed and let go."""
+"""One container of a daemon: how it is started, killed and let go.
+
+What carries a container's streams: the connection that docker multiplexes them on.
+"""
 
 from __future__ import annotations
 
 import logging
+import select
+import socket
+import ssl
+import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from cloche.core.errors import StartFailed
-from cloche.core.outcome import KillCause, Observed
+from cloche.core.result import KillCause, Observed
+from cloche.core.suppressed import noted
 
-from ..containers.boot import boot_message
-from ..containers.container import START_S, Container
-from ..containers.frames import Link
-from ..noting import noted
-from .daemon import Daemon, explained
-from .frames import AttachedWire
+from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, START_S, Container, Link, boot_message
+from .daemon import Daemon, explained, see_out
 from .images import Image
 from .plan import Plan
-from .remains import see_out
 
 log = logging.getLogger("cloche.docker")
+STALL_S = 60.0  # for a container to take more of what it is sent
+
+T = TypeVar("T")
+
+
+def stream_of(connection: Any, stall_s: float = STALL_S) -> Any:  # noqa: ANN401 - whatever the SDK opened
+    """Return what sends and receives on a connection of the SDK's, from two threads, for as long as that takes.
+
+    Over TLS, `stall_s` is how long the other end may take nothing of what it is sent.
+    """
+    found: Any = getattr(connection, "_sock", connection)
+    if isinstance(found, ssl.SSLSocket):
+        return Encrypted(found, stall_s)
+    found.settimeout(None)
+    return found
+
+
+class Encrypted:
+    """Send and receive over TLS from two threads.
+
+    OpenSSL takes one call at a time, and a call that receives may wait for hours: so none waits, and whoever has to
+    does so for the socket alone. There is no way to end one direction only.
+    """
+
+    def __init__(self, wrapped: ssl.SSLSocket, stall_s: float):
+        self._socket, self._stall_s = wrapped, stall_s
+        self._turn = threading.Lock()
+        wrapped.setblocking(False)
+
+    def attempt(self, call: Callable[..., T], *args: object) -> T:
+        """Make a call that uses the socket, again and again until it need not wait. Raises OSError."""
+        while True:
+            try:
+                with self._turn:
+                    return call(*args)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, None)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, self._stall_s * 1000)
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of it. Raises OSError when nobody listens."""
+        view = memoryview(data)
+        while view:
+            view = view[self.attempt(self._socket.send, view) :]
+
+    def recv(self, most: int) -> bytes:
+        """Return what has come, at most so many bytes; empty at the end."""
+        return self.attempt(self._socket.recv, most)
+
+    def shutdown(self, how: int) -> None:
+        """End the connection below TLS, whoever waits for it: the wrapper would go on without encryption."""
+        socket.socket.shutdown(self._socket, how)
+
+    def close(self) -> None:
+        """Close it, and the answer that it came with, which would keep it open."""
+        response = getattr(self._socket, "_response", None)
+        if response is not None:
+            response.close()
+        self._socket.close()
+
+    def _wait(self, event: int, patience_ms: float | None) -> None:
+        poll = select.poll()
+        try:
+            poll.register(self._socket.fileno(), event)
+        except ValueError as error:
+            raise OSError("the connection was closed") from error
+        if not poll.poll(patience_ms):
+            raise TimeoutError(f"it took nothing of what it was sent for {self._stall_s:g} s")
+
+
+class AttachedWire:
+    """Hold the connection to the attached streams of one container; see containers.frames.Wire."""
+
+    def __init__(self, connection: Any, stall_s: float = STALL_S):  # noqa: ANN401 - whatever the SDK opened
+        self._connection, self._stall_s = connection, stall_s
+        self._socket: Any = stream_of(connection, stall_s)
+        if hasattr(self._socket, "setsockopt"):  # over ssh, it is no socket of the kernel's; over TLS, it waits itself
+            seconds, rest = divmod(stall_s, 1)
+            self._socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1_000_000))
+            )
+
+    def send(self, data: bytes) -> None:
+        """Send bytes. Raises OSError when the container is gone, TimeoutError when it takes nothing for a while."""
+        try:
+            self._socket.sendall(data)
+        except BlockingIOError as error:
+            raise TimeoutError(f"it took nothing of what it was sent for {self._stall_s:g} s") from error
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield what the container writes."""
+        streams = Demultiplexer()
+        while data := self._socket.recv(CHUNK_BYTES):
+            yield from streams.feed(data)
+
+    def hang_up(self) -> None:
+        """End the connection, in both directions."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        with noted(log, "the connection to a container was not closed well", OSError):
+            self._connection.close()
+            self._socket.close()
+
+
+class Demultiplexer:
+    """Take apart what docker sends: pieces of standard output (1) and standard error (2)."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """Return the pieces that `data` completes."""
+        self._buffer += data
+        found = []
+        while len(self._buffer) >= 8:
+            end = 8 + int.from_bytes(self._buffer[4:8], "big")
+            if end > MAX_FRAME_BYTES:
+                raise ValueError("docker sent what is no stream of frames")
+            if len(self._buffer) < end:
+                break
+            found.append((self._buffer[0], bytes(self._buffer[8:end])))
+            del self._buffer[:end]
+        return found
 
 
 class DockerContainer(Container[Image]):

@@ -1,4 +1,11 @@
-"""The docker daemon: how it is found, what it says of itself, and what to do when it cannot be had."""
+"""The docker daemon: how it is found, what it says of itself, and what to do when it cannot be had.
+
+What is on its way out, and what others left behind.
+
+A container goes when its caller hangs up: the first process hears the end of its standard input, and the daemon
+removes what has ended. That holds for a killed caller too. What is done here is to make sure of it, and to remove
+workspaces, which the daemon only does for a container's own.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +15,15 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.suppressed import noted
+
+from ..containers.pool import way
+from ..garbage_collection import Background, is_dead
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -339,3 +351,77 @@ def explained(error: BaseException) -> str:
     said = getattr(error, "explanation", None)
     text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
     return str(text or error).strip()
+
+
+PATIENCE_S, NAP_S, LISTENS_S = 5.0, 0.05, 5
+
+
+class Leaving(Protocol):
+    """Name what can be hung up on."""
+
+    id: str
+    daemon: Daemon
+
+    def hang_up(self) -> None:
+        """End the conversation; the container then ends by itself."""
+        ...
+
+
+_background = Background("cloche-docker-end", 2 * PATIENCE_S)
+wait_for_all = _background.wait_for_all
+
+
+def see_out(container: Leaving, volume: str = "") -> None:
+    """Let a container go soon, and in the background make sure that it is gone, and its workspace with it."""
+    try:
+        _background.begin(lambda: _let_go(container, volume))
+    except RuntimeError:  # there can be no thread any more, and it goes by itself
+        container.hang_up()
+        raise
+
+
+def _let_go(container: Leaving, volume: str) -> None:
+    way.make()
+    container.hang_up()
+    _make_sure(container, volume)
+
+
+def _make_sure(container: Leaving, volume: str) -> None:
+    with noted(log, "nobody is there to ask, and what is left goes when somebody is", BackendUnavailable):
+        container.daemon.check_socket(LISTENS_S)
+        if not _is_gone(container):
+            container.daemon.remove(container.id)
+        deadline = time.monotonic() + PATIENCE_S
+        while volume and not container.daemon.remove_volume(volume) and time.monotonic() < deadline:
+            time.sleep(NAP_S)
+
+
+def _is_gone(container: Leaving) -> bool:
+    """Wait a little until a container has been removed."""
+    import docker.errors
+    import requests
+
+    try:
+        container.daemon.api.wait(container.id, timeout=PATIENCE_S, condition="removed")
+    except docker.errors.NotFound:
+        return True
+    except (docker.errors.DockerException, requests.exceptions.RequestException):
+        return False
+    return True
+
+
+def clear(daemon: Daemon) -> list[str]:
+    """Remove the containers and workspaces of processes that are dead; return a line for each."""
+    import docker.errors
+    import requests
+
+    cleared = []
+    with noted(log, "what is left over stays", docker.errors.DockerException, requests.exceptions.RequestException):
+        for container, owner in daemon.owned():
+            if is_dead(owner):
+                daemon.remove(container)
+                cleared.append(f"container {container[:12]}")
+        for name, owner in daemon.dangling_volumes():
+            if is_dead(owner) and daemon.remove_volume(name):
+                cleared.append(f"volume {name[:12]}")
+    return cleared

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
+from cloche.core.events import Progress, tell
 from cloche.core.languages import LANGUAGES, Engine, Language
-from cloche.core.progress import Progress, tell
 
-from ..containers.boot import LEAST_PYTHON
-from ..containers.look import LOOK, PROGRAMS
-from ..containers.owner import owner
+from ..containers.container import LEAST_PYTHON
+from ..containers.program import LOOK, PROGRAMS
+from ..garbage_collection import owner
 from ..host import KeptAnswers
 from .daemon import CONNECT_S, OWNER_LABEL, Daemon, explained
 from .plan import MAPPED_ID

@@ -13,10 +13,10 @@ from typing import Any
 from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.workspace import WorkspaceContainer
+from cloche.core.request import WorkspaceContainer
+from cloche.jail.setup.seccomp import profile_text
 
-from ..containers.guest import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS, WORKSPACE
-from ..containers.seccomp import profile_text
+from ..containers.program import ENVIRONMENT, GVISOR_THREADS, REAPER_BYTES, REAPERS, ULIMITS, WORKSPACE
 
 PROFILE_FILE = str(files("cloche.backends.docker") / "seccomp.json")
 RUNC, RUNSC = "runc", "runsc"  # docker's own runtime, and gVisor's

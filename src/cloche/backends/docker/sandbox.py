@@ -2,6 +2,10 @@
 
 The workspace is a volume in memory, which lives as long as a container that has it; so the last one stays, idle, until
 the next one is up, and nothing can follow when none is left.
+
+Turn a request into what a container must run: commands, files, environment.
+
+Turn the wish for a session into what a container of an image must run.
 """
 
 from __future__ import annotations
@@ -12,28 +16,71 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from cloche.core.enforcement import Enforcement, Measure
-from cloche.core.errors import StartFailed
-from cloche.core.levels import Control, State
+from cloche.core.enforcement import Control, Enforcement, Measure, State
+from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.languages import render_env
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 
-from ..containers.boot import ARGUMENTS
-from ..containers.owner import owner
-from ..containers.program import Program, language_of
-from ..containers.session_program import SessionProgram
-from ..containers.sessions import SessionSandbox
-from ..drivers import session_language
+from ..containers.container import ARGUMENTS
+from ..containers.program import (
+    BUILD,
+    ENVIRONMENT,
+    Program,
+    SessionProgram,
+    check_variables,
+    driven_session,
+    language_of,
+    path_of,
+    program_of,
+    python_session,
+)
+from ..containers.sandbox import SessionSandbox
+from ..garbage_collection import owner
+from ..session_languages import session_language
 from .container import DockerContainer
-from .daemon import OWNER_LABEL, Daemon
+from .daemon import OWNER_LABEL, Daemon, see_out
 from .images import Image, find_image, image_name
 from .plan import FIRST_ID, IDS, Plan, plan_container
-from .program import build_program
-from .remains import see_out
-from .session_program import build_session_program
-from .shell import COMMAND as SHELL_COMMAND
-from .shell import ShellContainer
+from .shell_container import COMMAND as SHELL_COMMAND
+from .shell_container import ShellContainer
+
+FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def build_program(request: Request, image: Image) -> Program:
+    """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for an engine that is missing."""
+    return program_of(request, image, {"PATH": FALLBACK_PATH, **image.env}, has_interpreter=image.has_reaper)
+
+
+def environment(image: Image, more: Mapping[str, str]) -> dict[str, str]:
+    """Return a guest's environment: what the image sets, below the fixed minimum, below `more`."""
+    return {"PATH": FALLBACK_PATH, **image.env, **ENVIRONMENT, **more}
+
+
+def build_session_program(name: str, env: Mapping[str, str], image: Image) -> SessionProgram:
+    """Return what serves a session.
+
+    Raises BackendUnavailable for a language without sessions and for an image that cannot have one.
+    """
+    language, driver = session_language(name)
+    program = driver.program if driver is not None else "python3"
+    missing = [] if image.has_reaper else ["Python 3.11 or later, which keeps a session in a container"]
+    missing += [program] if program not in image.programs and driver is not None else []
+    if missing:
+        raise BackendUnavailable(
+            f"image {image.name!r} cannot hold a {language.name} session: it has no {', and no '.join(missing)}. "
+            'Use run instead; or build an image that has both with "docker build -f Dockerfile.sandbox -t '
+            f'cloche-sandbox .", and name it: --image cloche-sandbox, images: {{{language.name}: NAME}}, or '
+            f"CLOCHE_IMAGE_{language.name.upper()}"
+        )
+    if driver is None:
+        check_variables(env)
+        return python_session(language, environment(image, env))
+    of_engine = render_env(image.engine(language), path_of(driver), BUILD)
+    return driven_session(language, driver, image.programs[program], environment(image, {**of_engine, **env}))
+
 
 COMMAND = ("python3", *ARGUMENTS)
 UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")

@@ -6,23 +6,21 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
-from cloche.core.capabilities import Capabilities
-from cloche.core.enforcement import Enforcement
+from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import Language
-from cloche.core.levels import Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.protocols import Capabilities
 
-from ..drivers import DRIVERS
 from ..enforcement import LOST_BELOW_CONFINED, check_policy, local_controls
-from ..groups import remove_groups
+from ..garbage_collection import remove_folders, remove_groups
 from ..host import Host, measure_host, namespace_remedy
+from ..session_languages import DRIVERS
 from ..toolchain import Toolchain, find_toolchain, languages_here
-from .left_folders import remove_folders
 from .plan import KIND
+from .prefork import close_pools
 from .sandbox import LocalOpenSandbox
-from .warm import close_pools
 
 DOCTOR = 'run "cloche doctor"'
 MOST_SETTLED = 64

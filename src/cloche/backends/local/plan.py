@@ -1,27 +1,46 @@
-"""Turn policy, limits and host into the plain description that the helper builds from. Decides; does nothing."""
+"""Turn policy, limits and host into the plain description that the helper builds from. Decides; does nothing.
+
+Turn a request into what a sandbox must run: commands, files, environment, and the toolchain they need.
+
+Which interpreter serves a session of each language, and how it is started.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+import platform
 import sys
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from cloche.core.levels import Level
-from cloche.core.limits import Limits
+from cloche.core.enforcement import Level
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.languages import Language, language_named, render, render_env, render_generated
+from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
-from cloche.core.units import MIB
-from cloche.jail.identity import PLACES
-from cloche.jail.seccomp import build_filter
-from cloche.jail.spec import Run, Spec
-from cloche.jail.ucounts import amounts as ucounts
+from cloche.core.request import InputFile, Request, source_of
+from cloche.jail.guest import ANSWERS, LINK
+from cloche.jail.messages import Run, Spec
+from cloche.jail.setup.privileges import amounts as ucounts
+from cloche.jail.setup.privileges import drop_all
+from cloche.jail.setup.seccomp import build_filter
+from cloche.jail.user_namespaces import PLACES
 
 from .. import layout
-from ..groups import group_name
+from ..garbage_collection import group_name, new_folder
 from ..host import Host
-from ..toolchain import package_managers
-from .left_folders import new_folder
+from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, session_language
+from ..toolchain import (
+    Toolchain,
+    engine_version,
+    find_toolchain,
+    has_customization,
+    package_managers,
+    python_toolchain,
+    user_site,
+)
 
 # The range of outside ids: above what distributions and systemd give out, below 2^31.
 OUTSIDE_IDS = (1_900_000_000, 100_000)
@@ -230,3 +249,164 @@ def guest_environment(places: Places, given: Mapping[str, str], toolchain: Mappi
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     return {**minimum, **toolchain, **given}
+
+
+# Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
+_INTERPRETER_VARIABLES = "PYTHON"
+SHORT_BYTES = 2048  # a script that travels with its orders, beside the file that it is: it need not be read again
+_HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Hold a run for the helper, the toolchain, and the input files' content by path."""
+
+    run: Run
+    toolchain: Toolchain | None
+    language: Language | None
+    given: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def has_value(self) -> bool:
+        return self.run.python is not None
+
+    def paths(self) -> tuple[str, ...]:
+        """Return what must be shown besides the system's own trees: the interpreter always, then the toolchain."""
+        mine = self.toolchain.binds if self.toolchain else ()
+        if mine is python_toolchain().binds:
+            return mine
+        return tuple(dict.fromkeys((*python_toolchain().binds, *mine)))
+
+    def runtime(self) -> str:
+        """Name the engine with its version."""
+        if self.toolchain is None:
+            return "command"
+        if self.has_value:
+            return _python_runtime()
+        return engine_version(self.toolchain) or self.toolchain.engine.name
+
+
+@functools.cache
+def _python_runtime() -> str:
+    return f"{platform.python_implementation()} {platform.python_version()}"
+
+
+def build_program(request: Request, places: Places, timeout_s: float) -> Program:
+    """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain."""
+    if request.code is None:
+        run = Run(commands=[list(request.argv)], env=guest_environment(places, request.env, {}))
+        return _finished(run, request.files, timeout_s, None, None)
+    language = language_named(request.language)
+    toolchain = python_toolchain() if language.name == "python" else find_toolchain(language)
+    path, files = source_of(request, language=language.name, file_name=language.file_name)
+    source = f"{places.workspace}/{path}"
+    build = f"{places.tmp}/.cloche-build"  # where no environment lies
+    engine = toolchain.engine
+    run = Run(env={**_environment(toolchain, places, source, build), **request.env})
+    if language.name == "python" and not sets_interpreter_variables(request.env):
+        run.python = {"path": source, "argv": list(request.argv), "extra_paths": list(user_site())}
+        run.python["customizes"] = has_customization()
+        if files[-1].path == path and len(files[-1].data) <= SHORT_BYTES:
+            run.python["source"] = files[-1].data
+    else:
+        run.commands = [list(words) for words in render(engine, toolchain.programs, source, build, request.argv)]
+        run.folders, run.generated = [build], dict(render_generated(engine, source, build))
+    return _finished(run, files, timeout_s, toolchain, language)
+
+
+_environments: dict[tuple[Places, str], Mapping[str, str]] = {}
+MOST_ENVIRONMENTS = 64
+
+
+def _environment(toolchain: Toolchain, places: Places, source: str, build: str) -> Mapping[str, str]:
+    """Return a program's variables besides those of the request; Python's toolchain is the same for ever."""
+    key = (places, source)
+    found = _environments.get(key) if toolchain is python_toolchain() else None
+    if found is None:
+        env = {**render_env(toolchain.engine, source, build), **toolchain.env}
+        found = guest_environment(places, {}, env)
+        if toolchain is python_toolchain():
+            if len(_environments) >= MOST_ENVIRONMENTS:
+                _environments.clear()
+            _environments[key] = found
+    return found
+
+
+def _finished(
+    run: Run,
+    files: tuple[InputFile, ...],
+    timeout_s: float,
+    toolchain: Toolchain | None,
+    language: Language | None,
+) -> Program:
+    run.files, run.timeout_s = [(file.path, file.mode, file.data) for file in files], timeout_s
+    given = {file.path: file.data for file in files}
+    return Program(run=run, toolchain=toolchain, language=language, given=given)
+
+
+def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
+    """Tell whether a variable is among them that takes effect when the interpreter starts."""
+    return bool(env) and any(name.startswith(_INTERPRETER_VARIABLES) and name not in _HARMLESS for name in env)
+
+
+FOR_EVER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionProgram:
+    """Hold the run that a session is, and how to talk to it."""
+
+    run: Run
+    language: Language
+    toolchain: Toolchain
+    new_codec: Callable[[], Codec]
+    interrupt: Interrupt = ONCE
+    is_forkable: bool = False
+
+    def paths(self) -> tuple[str, ...]:
+        """Return what must be shown besides the system's own trees."""
+        return tuple(dict.fromkeys((*python_toolchain().binds, *self.toolchain.binds)))
+
+
+def build_session_program(name: str, env: Mapping[str, str], places: Places) -> SessionProgram:
+    """Return what serves a session. Raises BackendUnavailable for a language without sessions."""
+    language, driver = session_language(name)
+    if driver is None:
+        return _python(language, env, places)
+    return _driven(language, env, places, driver)
+
+
+_ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def _python(language: Language, env: Mapping[str, str], places: Places) -> SessionProgram:
+    if sets_interpreter_variables(env):
+        raise InvalidRequest("env: PYTHON* variables take effect before a session begins; drop them")
+    # A library's threads could not be cloned, so those that would start some are asked not to.
+    run = Run(env=guest_environment(places, env, _ONE_THREAD), timeout_s=FOR_EVER_S, is_session=True)
+    run.python = {
+        "path": f"{places.workspace}/cell",
+        "home": places.workspace,
+        "argv": [],
+        "extra_paths": list(user_site()),
+        "customizes": has_customization(),
+        "powers": drop_all(),  # for a clone, which is born with those of its own namespaces
+    }
+    return SessionProgram(
+        run=run, language=language, toolchain=python_toolchain(), new_codec=JsonCodec, is_forkable=True
+    )
+
+
+def _driven(language: Language, env: Mapping[str, str], places: Places, driver: Driver) -> SessionProgram:
+    """Return a session in an interpreter of its own, which runs a driver that is written into its /tmp."""
+    toolchain = find_toolchain(language)
+    if driver.program not in toolchain.programs:
+        raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {toolchain.engine.name} cannot")
+    folder = f"{places.tmp}/.cloche"
+    path = f"{folder}/{driver.file_name}"
+    run = Run(env=guest_environment(places, env, toolchain.env), timeout_s=FOR_EVER_S, is_session=True)
+    run.commands = [driver.command(toolchain.programs[driver.program], path, LINK, ANSWERS)]
+    run.folders, run.generated = [folder], {path: driver.text()}
+    return SessionProgram(
+        run=run, language=language, toolchain=toolchain, new_codec=driver.new_codec, interrupt=driver.interrupt
+    )

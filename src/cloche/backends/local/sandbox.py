@@ -11,40 +11,37 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.enforcement import Enforcement
+from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import ClocheError, InvalidRequest, SandboxFileRefused, StartFailed
 from cloche.core.events import PlanStep, Sink, Started, discard
-from cloche.core.levels import Level
 from cloche.core.limits import Limits
-from cloche.core.loops import become_task
-from cloche.core.outcome import KillCause, decide
+from cloche.core.loops import become_task, finish
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
-from cloche.core.result import Result
-from cloche.jail.identity import Claim, claim_outside_id
-from cloche.jail.spec import Building, Run, Spec
+from cloche.core.result import KillCause, Result, decide
+from cloche.core.suppressed import noted
+from cloche.jail.messages import Building, Run, Spec
+from cloche.jail.user_namespaces import Claim, claim_outside_id
 
 from ..host import Host, forget_host
-from ..noting import noted
 from ..results import make_result, run_notes
-from ..saving import Changes
-from . import crowd, fonts
-from .collect import read_regular
-from .connection import Connection
-from .halting import halted
-from .pipes import Pipes, started_first
-from .plan import build_spec, choose_places, make_forkable, show_toolchain
-from .program import Program, build_program, python_toolchain
-from .reports import finish, observed, usage
-from .warm import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
-from .workspace import Workspace
+from ..saved_files import Changes
+from ..toolchain import python_toolchain
+from . import font_cache, run_report
+from .helper_link import Connection
+from .plan import Program, build_program, build_spec, choose_places, make_forkable, show_toolchain
+from .prefork import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
+from .run_report import observed, usage
+from .session import halted
+from .streams import Pipes, started_first
+from .workspace import Workspace, read_regular
 
 if TYPE_CHECKING:
-    from cloche.jail.calls import Step
-    from cloche.zygote.pool import Slot
+    from cloche.forkserver.slot import Slot
+    from cloche.jail.steps import Step
 
+    from .plan import SessionProgram
     from .session import LocalSession
-    from .session_program import SessionProgram
 
 log = logging.getLogger("cloche.local")
 BEGIN_S = 0.015  # by then a cold run's caller has done what it must, and waits
@@ -87,11 +84,11 @@ class LocalOpenSandbox:
         if self._draws:
             await self._give_fonts(program.run)
         async with self._turn:
-            crowd.enter(self)
+            run_report.enter(self)
             try:
                 return await self._run(request, program, sink)
             finally:
-                crowd.leave(self)
+                run_report.leave(self)
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Return a regular file of the workspace. Raises the SandboxFile errors."""
@@ -117,8 +114,8 @@ class LocalOpenSandbox:
 
     async def open_session(self, language: str, env: Mapping[str, str]) -> LocalSession:
         """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
+        from .plan import build_session_program
         from .session import LocalSession, LocalTransport
-        from .session_program import build_session_program
 
         program = build_session_program(language, env, self._places)
         async with self._turn:
@@ -298,7 +295,7 @@ class LocalOpenSandbox:
             await self._write(())
 
     def _note_drawing(self, *datas: bytes) -> None:
-        self._draws = self._draws or any(map(fonts.seems_to_draw, datas))
+        self._draws = self._draws or any(map(font_cache.seems_to_draw, datas))
 
     async def _give_fonts(self, run: Run) -> None:
         """Give a run the list of fonts that matplotlib would make there."""
@@ -315,18 +312,20 @@ class LocalOpenSandbox:
         if not self._gives_fonts or env.get("XDG_CACHE_HOME") != cache or "MPLCONFIGDIR" in env:
             return None
         await become_task()
-        found = await fonts.find_fonts(python_toolchain().binds, self._make_fonts)
-        room = min(limits.disk_bytes, limits.tmp_bytes, limits.inodes * 4096) // fonts.LEAST_ROOM
+        found = await font_cache.find_fonts(python_toolchain().binds, self._make_fonts)
+        room = min(limits.disk_bytes, limits.tmp_bytes, limits.inodes * 4096) // font_cache.LEAST_ROOM
         return (f"{cache}/matplotlib/{found.name}", found.text) if found and len(found.text) <= room else None
 
     async def _make_fonts(self) -> bytes:
         """Have matplotlib make its list, in a sandbox in which nothing else runs."""
         policy = dataclasses.replace(self._policy, warm=False)
-        other = LocalOpenSandbox(policy=policy, limits=fonts.LIMITS, enforcement=self._enforcement, host=self._host)
+        other = LocalOpenSandbox(
+            policy=policy, limits=font_cache.LIMITS, enforcement=self._enforcement, host=self._host
+        )
         other._gives_fonts = False
         try:
-            await other.run(Request(code=fonts.PROGRAM))
-            return await other.read_file(fonts.FILE, max_bytes=fonts.MOST_BYTES)
+            await other.run(Request(code=font_cache.PROGRAM))
+            return await other.read_file(font_cache.FILE, max_bytes=font_cache.MOST_BYTES)
         except ClocheError as error:
             log.info("there is no list of fonts, so every guest that draws makes its own: %s", error)
             return b""

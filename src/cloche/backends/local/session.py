@@ -2,6 +2,8 @@
 
 It is one long run: the same helper, reaper, walls and limits; what is added is a link on which the interpreter is
 given cells, and that it can be cloned: checkpoints, rollbacks, forks.
+
+Stand still while files are looked at: what sessions run in a workspace is stopped, and goes on afterwards.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import contextlib
 import copy
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,23 +21,24 @@ from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.events import Sink
 from cloche.core.limits import Limits
-from cloche.core.outcome import KillCause, Observed
+from cloche.core.loops import finish
 from cloche.core.protocols import OpenSandbox
+from cloche.core.result import KillCause, Observed
+from cloche.core.suppressed import noted
 
-from ..drivers import Word
-from ..noting import noted
-from ..saving import Changes
+from ..saved_files import Changes
 from ..session import Printed, Session, SessionEnd, SessionLink
-from .connection import Connection
-from .dialogue import SessionPipes
-from .family import ORIGIN, Family, Node
-from .fonts import seems_to_draw
-from .reports import finish, observed, usage
-from .session_program import SessionProgram
+from ..session_languages import Word
+from .font_cache import seems_to_draw
+from .fork_tree import ORIGIN, Family, Node
+from .helper_link import Connection
+from .plan import SessionProgram
+from .run_report import observed, usage
+from .streams import SessionPipes
 from .workspace import Workspace
 
 if TYPE_CHECKING:
-    from cloche.jail.spec import Spec
+    from cloche.jail.messages import Spec
 
 log = logging.getLogger("cloche.local")
 Attend = Callable[[Callable[[str, Mapping[str, Any]], None]], Coroutine[Any, Any, dict[str, Any]]]
@@ -415,3 +418,12 @@ def _is_after(checkpoints: Mapping[str, Node], name: str, other: str) -> bool:
     while above is not None and above is not checkpoints[other]:
         above = above.parent
     return above is not None
+
+
+@contextlib.asynccontextmanager
+async def halted(sessions: Sequence[LocalSession]) -> AsyncIterator[None]:
+    """Have `sessions` stand still."""
+    async with contextlib.AsyncExitStack() as stack:
+        for session in sessions:
+            await stack.enter_async_context(session.halted())
+        yield

@@ -2,16 +2,35 @@
 
 A guest that writes faster than anybody reads must neither block the kill nor grow the caller, so reading never
 stops; beyond the limit only a head and a tail are kept, and beyond the flood limit nothing.
+
+The pipes of one run: what the guest reads and writes, seen from the caller's side.
+
+A session's link and streams as a jail has them.
+
+Theory of operation: whatever a guest writes to is a pipe. A socket of AF_UNIX carries descriptors, and who receives
+one that it has no room for closes it: a TCP socket with SO_LINGER keeps the thread that closes it for as long as the
+guest says. Only the caller sends descriptors, to be cloned with. So cells and descriptors go to the guest by a socket
+whose other direction is shut down before the guest gets it: the kernel refuses all that is sent to the caller there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from cloche.core.bounded import HeadTail
-from cloche.core.events import OutputChunk, Sink, Stream, discard
+from cloche.core.events import Event, HeadTail, OutputChunk, Sink, Started, Stream, discard
+from cloche.core.frames import MAX_TOLD_BYTES, Told, ToldReader, encode
+from cloche.core.limits import Limits
+from cloche.core.result import KillCause
+from cloche.core.suppressed import noted
+from cloche.jail.syscalls import FORK_FLAGS
+
+from ..session import Printed, SessionLink
+from ..session_languages import Codec
 
 CHUNK_BYTES = 65_536
 DRAIN_S = 0.3
@@ -170,3 +189,272 @@ def to_sink(stream: Stream, sink: Sink) -> Callable[[bytes], None]:
 
 def ignore(data: bytes) -> None:
     """Keep a chunk nowhere else than in the bounded buffer."""
+
+
+UNHEARD_S = 0.003  # what a short program says waits in its pipes until the end: listening costs more than reading
+_SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRITE
+_F_ADD_SEALS = 1033
+
+
+class Pipes(StreamSet):
+    """Hold the descriptors of one run. Use from a running event loop, and close in any case."""
+
+    def __init__(self, stdin: bytes, limits: Limits, kill: Callable[[KillCause], None], sink: Sink):
+        super().__init__()
+        self._told = ToldReader()
+        self._listening: asyncio.TimerHandle | None = None
+
+        def on_flood() -> None:
+            kill(KillCause.OUTPUT_LIMIT)
+
+        try:
+            self._guest.append(_stdin(stdin))
+            streams: tuple[Stream, ...] = ("stdout", "stderr")
+            for stream in streams:
+                self._add_reader(stream, limits.output_bytes, limits.flood_bytes, to_sink(stream, sink), on_flood)
+            self._add_reader("value", 1, MAX_TOLD_BYTES, self._hearer(kill), on_flood)
+        except BaseException:
+            self.close()
+            raise
+
+    def _hearer(self, kill: Callable[[KillCause], None]) -> Callable[[bytes], None]:
+        """Return what reads the value as it comes, and ends a run that tells too much."""
+        told = self._told
+
+        def hear(data: bytes) -> None:
+            was_refused = bool(told.refused)
+            told.feed(data)
+            if told.refused and not was_refused:
+                kill(KillCause.OUTPUT_LIMIT)
+
+        return hear
+
+    def guest_ends(self) -> tuple[int, ...]:
+        """Return the guest's ends: standard input, output, error, and the value's pipe."""
+        return tuple(self._guest)
+
+    def listen(self) -> None:
+        """Read what comes as it comes, from now on; until then the pipes hold it."""
+        for reader in self._readers.values():
+            reader.listen()
+
+    def listen_soon(self, seconds: float = UNHEARD_S) -> None:
+        """Read what comes as it comes, once the program has run for a while."""
+        if self._listening is None:
+            self._listening = asyncio.get_running_loop().call_later(seconds, self.listen)
+
+    def close(self) -> None:
+        """Close them all."""
+        if self._listening is not None:
+            self._listening.cancel()
+        super().close()
+
+    def told(self) -> Told:
+        """Return what the guest told of its value, and what it showed."""
+        return self._told.told()
+
+
+def _stdin(data: bytes) -> int:
+    """Return a descriptor to read `data` from: a sealed memory file, so that no amount of it can block anybody."""
+    if not data:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    import fcntl
+
+    fd = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+    return fd
+
+
+def started_first(sink: Sink) -> Sink:
+    """Hold output back until `Started` was handed on: it comes another way, and may be faster."""
+    held: list[Event] | None = []
+
+    def hand_on(event: Event) -> None:
+        nonlocal held
+        if held is None:
+            sink(event)
+        elif not isinstance(event, Started):
+            held.append(event)
+        else:
+            early, held = held, None
+            for one in (event, *early):
+                sink(one)
+
+    return hand_on
+
+
+log = logging.getLogger("cloche.local")
+SESSION_CHUNK_BYTES = 1 << 18
+MOST_PIECES = 16
+_STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+
+
+class SessionPipes(StreamSet):
+    """Hold the caller's ends of one interpreter's link and streams. Use from one event loop, and close in any case.
+
+    `link` reads what it answers; `link.on_flood` is called for a flood of output, too.
+    """
+
+    def __init__(self, limits: Limits, codec: Codec, on_flood: Callable[[], None]):
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._socket, self._theirs = socket.socketpair()
+        self._socket.shutdown(socket.SHUT_RD)
+        self._socket.setblocking(False)
+        self._answers = -1  # where the guest's answers are read
+        self.link = SessionLink(codec, on_flood, on_lost=self._close_link, on_other=self._take)
+        self.born: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.wait_status: int | None = None
+        try:
+            self._guest.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            for stream in _STREAMS:
+                self._add_reader(stream, limits.output_bytes, limits.flood_bytes, ignore, self._flood)
+                self._readers[stream].listen()
+            self._answers = self._new_pipe()
+            os.set_blocking(self._answers, False)
+        except BaseException:
+            self.close()
+            raise
+        self._loop.add_reader(self._answers, self._listen)
+
+    def _flood(self) -> None:
+        self.link.on_flood()  # a clone's is put in place later
+
+    def guest_ends(self) -> list[int]:
+        """Return the guest's ends: standard input, output, error, the pipe of its answers, and the link."""
+        return [*self._guest, self._theirs.fileno()]
+
+    def close_guest_ends(self) -> None:
+        """Close the guest's ends, so that pipes and link end with the guest."""
+        super().close_guest_ends()
+        self._theirs.close()
+
+    def holds(self) -> list[str]:
+        """Name the guest's ends as the kernel names them to whoever looks which descriptors a process has."""
+        return [_name(self._theirs.fileno(), "socket"), *(_name(fd, "pipe") for fd in self._guest[1:])]
+
+    async def ask_for_clone(
+        self, request_id: int, other: SessionPipes, timeout_s: float
+    ) -> asyncio.Future[dict[str, Any]]:
+        """Ask the interpreter to clone itself; the clone takes the guest's ends of `other`.
+
+        An interpreter that does not read what it is asked for so long is lost.
+        """
+        answer = self.link.expect(request_id)
+        sending = self.send(encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
+        if sending is not None:
+            with noted(log, "the interpreter does not read what it is asked", TimeoutError):
+                await asyncio.wait_for(sending, timeout_s)
+        _, *ends = other.guest_ends()
+        with noted(log, "the interpreter is gone, as the answer will say", OSError):
+            socket.send_fds(self._socket, [b"f"], ends)
+        return answer
+
+    def keep(self, path: str, text: str) -> Awaitable[None] | None:
+        """Have the interpreter write a file, unless there is one; return what to wait for, as `send` does."""
+        return self.send(encode({"op": "keep", "path": path, "text": text}))
+
+    def go(self, *, is_fork: bool) -> None:
+        """Let a clone go on that has a home by now; it will say that it is ready."""
+        with noted(log, "the clone is gone, as its link will say", OSError):
+            self._socket.send(encode({"op": "go", "is_fork": is_fork}))
+
+    def send(self, data: bytes) -> Awaitable[None] | None:
+        """Send all of it, or return what to await until all is sent; cancelled in the middle, the link is lost."""
+        try:
+            sent = self._socket.send(data) if len(data) < SESSION_CHUNK_BYTES else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self.link.lose(f"the link is gone: {error}")
+            return None
+        return self._send_rest(memoryview(data)[sent:]) if sent < len(data) else None
+
+    async def _send_rest(self, data: memoryview) -> None:
+        sending = self._loop.create_task(self._loop.sock_sendall(self._socket, data))
+        try:  # whoever does not read any more may have closed its answers, and not the link
+            await asyncio.wait((sending, self.link.lost), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        except OSError as error:
+            self.link.lose(f"the link is gone: {error}")
+        except asyncio.CancelledError:
+            self.link.lose("a cell was sent in part")
+            raise
+        finally:
+            sending.cancel()
+
+    def begin(self, sink: Sink) -> None:
+        """Hand output on as it comes, and first what has come since it was collected."""
+        for stream in _STREAMS:
+            self._readers[stream].hand_on_to(to_sink(stream, sink))
+
+    def catch_up(self) -> None:
+        """Read what is in the pipes now."""
+        for reader in self._readers.values():
+            reader.finish()
+
+    def collect(self, *, is_up_to_date: bool) -> Printed:
+        """Return what was printed since it was last collected, and keep nothing of it.
+
+        Where this loop has just handled all that was ready, pipes of which nothing was heard are empty.
+        """
+        readers = self._readers.values()
+        if not is_up_to_date or any(reader.output.total for reader in readers):
+            self.catch_up()
+        printed = Printed(stdout=self.kept("stdout"), stderr=self.kept("stderr"), is_truncated=self.is_truncated)
+        for reader in readers:
+            reader.renew()
+        return printed
+
+    def close(self) -> None:
+        """Close the link and all pipes."""
+        self.link.lose("the session was closed")
+        super().close()
+
+    def end(self, reason: str) -> None:
+        """Take what was said at last: the interpreter has ended, though somebody may still hold its end of the link."""
+        for _ in range(MOST_PIECES):  # more than the socket holds: who still writes would keep us here
+            if self.link.lost.done() or not self._listen():
+                break
+        self.link.lose(reason)
+
+    def _listen(self) -> bool:
+        """Take what has come; tell whether anything had."""
+        try:
+            data = os.read(self._answers, SESSION_CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.link.lose(f"the link is gone: {error}")
+            return False
+        if not data:
+            self.link.lose("the interpreter has closed its link")
+            return False
+        self.link.receive(data)
+        return True
+
+    def _take(self, frame: dict[str, Any]) -> None:
+        """Take what only an interpreter says that is cloned, and pid 1 around a clone."""
+        kind = frame.get("op")
+        if kind == "born" and not self.born.done():
+            self.born.set_result(frame)
+        elif kind == "gone" and isinstance(frame.get("wait_status"), int):
+            self.wait_status = frame["wait_status"] & 0xFFFF
+
+    def _close_link(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.remove_writer(self._socket)  # of a cell that was sent in part: its number is soon another's
+        self._socket.close()
+        if self._answers >= 0:
+            self._loop.remove_reader(self._answers)
+            os.close(self._answers)
+            self._answers = -1
+
+
+def _name(fd: int, kind: str) -> str:
+    return f"{kind}:[{os.fstat(fd).st_ino}]"

@@ -1,26 +1,168 @@
-"""One machine of microsandbox's, and the programs in it. All methods block, and are for any thread."""
+"""One machine of microsandbox's, and the programs in it. All methods block, and are for any thread.
+
+What a machine of microsandbox's is made of, decided purely, and in the words of its package.
+
+Everything that a caller may choose and that the package knows is passed on: memory, processors, places in memory with
+their sizes, limits of each process, environment, labels. No network, nothing of the host's, not root inside.
+
+The package `microsandbox`: found when it is needed, and talked to from threads.
+
+All of its calls are coroutines, and what they return belongs to the loop that they ran in. So there is one loop, in a
+thread of its own, for everything.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import importlib
 import logging
+import math
+import os
 import re
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.languages import Engine, Language
+from cloche.core.limits import MIB, Limits
+from cloche.core.policy import Policy
+from cloche.core.suppressed import noted
 
-from ..containers.boot import ARGUMENTS
-from ..containers.frames import OUTPUT
-from ..containers.look import LOOK, PROGRAMS
-from ..noting import noted
-from .package import call
-from .plan import COMMAND, PATH, Plan
+from ..containers.container import ARGUMENTS, OUTPUT
+from ..containers.program import ENVIRONMENT, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS
+
+OWNER_LABEL = "cloche.owner"
+GUEST_ID, NOBODY = 1000, 65_534
+KERNEL_BYTES = 128 * MIB  # what the kernel and microsandbox's own agent need besides
+ROOT_BYTES = 16 * MIB  # of the image's root, what root inside may write: nobody is root there
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MOST_CPUS = 16
+COMMAND = "python3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Describe one machine, and what each program in it may use."""
+
+    image: str
+    memory_mib: int
+    processors: int
+    disk_mib: int
+    tmp_mib: int
+    data_bytes: int  # of one process
+    pids: int
+    user: int
+    is_tmp_writable: bool
+    labels: Mapping[str, str]
+
+    def creation(self, package: Any) -> dict[str, Any]:
+        """Return what `Sandbox.create` is given besides a name."""
+        places = {"/workspace": self.disk_mib, "/tmp": self.tmp_mib, "/dev/shm": self.tmp_mib}
+        return {
+            "image": package.Image.oci(self.image),
+            "memory": self.memory_mib,
+            "cpus": self.processors,
+            "workdir": "/",
+            "hostname": "sandbox",
+            "user": "0",  # of what prepares it; programs are somebody else
+            "security": package.SecurityProfile.RESTRICTED,
+            "network": package.Network.none(),
+            "volumes": {
+                place: package.Volume.tmpfs(size_mib=size, nosuid=True, nodev=True, noexec=place == "/dev/shm")
+                for place, size in places.items()
+            },
+            "labels": dict(self.labels),
+            "pull_policy": package.PullPolicy.IF_MISSING,
+            "ephemeral": True,
+            "detached": False,
+        }
+
+    def preparation(self) -> list[str]:
+        """Return what is run once, as root: the places belong to whoever programs run as."""
+        tmp = "chmod 1777 /tmp /dev/shm" if self.is_tmp_writable else "chmod 0755 /tmp && chmod 1777 /dev/shm"
+        return ["-c", f"chown {self.user}:{self.user} /workspace && chmod 0700 /workspace && {tmp}"]
+
+    def execution(self, package: Any) -> dict[str, Any]:
+        """Return what `exec_stream` is given besides a program and its words; the program serves one run."""
+        limits = {**ULIMITS, "nproc": self.pids, "data": self.data_bytes}
+        return {
+            "cwd": "/",
+            "user": str(self.user),
+            "env": {"PATH": PATH, **ENVIRONMENT},
+            "stdin": package.Stdin.pipe(),
+            "tty": False,
+            "rlimits": [package.Rlimit(package.RlimitResource(name), most, most) for name, most in limits.items()],
+        }
+
+
+def plan_machine(policy: Policy, limits: Limits, *, image: str, labels: Mapping[str, str]) -> Plan:
+    """Return the plan of one machine; its memory has room for all that its places may hold."""
+    everything = limits.memory_bytes + limits.disk_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
+    return Plan(
+        image=image,
+        memory_mib=math.ceil((everything + KERNEL_BYTES + ROOT_BYTES) / MIB),
+        processors=min(MOST_CPUS, max(1, math.ceil(limits.cpus))),
+        disk_mib=max(1, limits.disk_bytes // MIB),
+        tmp_mib=max(1, limits.tmp_bytes // MIB),
+        data_bytes=limits.memory_bytes + REAPER_BYTES,
+        pids=limits.pids + REAPERS,
+        user=NOBODY if policy.user == "nobody" else GUEST_ID,
+        is_tmp_writable="/tmp" in policy.writable_paths,
+        labels=labels,
+    )
+
+
+NAME = "microsandbox"
+INSTALL = 'Install the extra that brings it: "pip install cloche[microsandbox]".'
+T = TypeVar("T")
+
+
+def find_package() -> Any:
+    """Return the package. Raises BackendUnavailable with the remedy."""
+    try:
+        return importlib.import_module(NAME)
+    except ImportError as error:
+        raise BackendUnavailable(
+            f'backend "microsandbox": the package {NAME} cannot be imported ({error}).', remedy=INSTALL
+        ) from error
+
+
+class Caller:
+    """Call coroutines from any thread, in one loop."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def __call__(self, make: Callable[[], Awaitable[T]], timeout_s: float | None) -> T:
+        """Return what comes of what `make` makes, in the loop. Raises TimeoutError, and whatever that raises."""
+
+        async def made() -> T:
+            return await make()
+
+        future = asyncio.run_coroutine_threadsafe(made(), self._running_loop())
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._turn:
+            if self._loop is None or self._pid != os.getpid():
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                threading.Thread(target=self._loop.run_forever, name="cloche-microsandbox", daemon=True).start()
+            return self._loop
+
+
+call = Caller()
+
 
 log = logging.getLogger("cloche.microsandbox")
 CREATE_S = 300.0  # an image may have to be fetched

@@ -13,19 +13,16 @@ from typing import Any
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.limits import Limits
-from cloche.core.outcome import Observed
+from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
+from cloche.core.result import Observed
 
-from ..containers.background import Background
-from ..containers.boot import boot_message
-from ..containers.container import START_S, Container
-from ..containers.frames import Link
+from ..containers.container import START_S, Container, Link, boot_message
 from ..containers.program import Program, language_of, program_of
 from ..containers.sandbox import ContainerSandbox
-from ..waiting import finish
-from .machine import END_S, Image, Machine
-from .plan import COMMAND, PATH
+from ..garbage_collection import Background
+from .machine import COMMAND, END_S, PATH, Image, Machine
 
 _background = Background("cloche-microsandbox-end", 2 * END_S)
 wait_for_all = _background.wait_for_all

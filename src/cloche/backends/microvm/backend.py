@@ -1,28 +1,117 @@
-"""The microvm backend: every sandbox in a throwaway virtual machine, under QEMU or under Firecracker."""
+"""The microvm backend: every sandbox in a throwaway virtual machine, under QEMU or under Firecracker.
+
+Whether a machine's processor is lent by KVM or emulated: found out by booting one, and remembered.
+
+How fast the processor's time-stamp counter runs: an emulated machine sees it, and has nothing to measure it with.
+
+The machine has no timer that its kernel could compare the counter to, so the kernel has to be told. Reading the counter
+takes one instruction, which Python has no name for.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import functools
+import mmap
 import os
 import platform
+import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
-from cloche.core.capabilities import Capabilities
-from cloche.core.enforcement import Enforcement
-from cloche.core.errors import BackendUnavailable
-from cloche.core.levels import Level
+from cloche.core.enforcement import Enforcement, Level
+from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
+from cloche.core.protocols import Capabilities
 
-from ..drivers import DRIVERS
 from ..enforcement import Controls, check_policy, microvm_controls
-from .acceleration import USE_KVM, Found, find_acceleration
+from ..host import KeptAnswers, changed_ns
+from ..session_languages import DRIVERS
 from .firecracker import find_firecracker
-from .image import Image, find_image
-from .monitor import Monitor
+from .machine import Machine
+from .plan import KVM, Acceleration, Found, Image, Monitor, find_image, plan_machine
 from .qemu import find_qemu
 from .sandbox import MicroVMOpenSandbox
+
+MEASURE_S = 0.05
+READ_COUNTER = bytes.fromhex("0f31 48c1e220 4809d0 c3")  # rdtsc; both halves into one register; return
+_MEGAHERTZ = re.compile(r"cpu MHz\s*: ([\d.]+)")
+GUESS_KHZ = 2_000_000
+
+
+@functools.cache  # it takes its time, and stays the same
+def counter_khz() -> int:
+    """Return the counter's frequency in kilohertz: measured, else what the kernel says of the processor."""
+    try:
+        return _measure()
+    except (OSError, ValueError):  # nothing may be executed here that is not a file's
+        return _told()
+
+
+def _measure() -> int:
+    with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
+        page.write(READ_COUNTER)
+        start = ctypes.c_char.from_buffer(page)
+        read = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(start))
+        before_s, before = time.perf_counter(), read()
+        time.sleep(MEASURE_S)
+        after_s, after = time.perf_counter(), read()
+        del start  # else the page could not be closed
+    khz = int((after - before) / (after_s - before_s) / 1000)
+    if khz <= 0:
+        raise ValueError("the counter stands still")
+    return khz
+
+
+def _told() -> int:
+    try:
+        found = _MEGAHERTZ.search(Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return round(float(found[1]) * 1000) if found else GUESS_KHZ
+
+
+TRIAL_S = 5.0  # a guest on KVM is up in a fraction of that
+USE_KVM = "To get more, use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
+
+
+def find_acceleration(image: Image, monitor: Monitor) -> Found:
+    """Return what machines run on; the first time on a host a guest is booted on KVM, for five seconds at most."""
+    reason = _why_not_opened()
+    about = (monitor.program, changed_ns(monitor.program), image.id)
+    found = Found(kind="tcg", reason=reason) if reason else _KEPT.find(about, lambda: _try_kvm(image, monitor))
+    return found if found.kind == "kvm" else replace(found, counter_khz=counter_khz())
+
+
+def _why_not_opened() -> str:
+    """Return why the monitor could not open the device; empty when it can."""
+    if not KVM.exists():
+        return "this host has no /dev/kvm"
+    return "" if os.access(KVM, os.R_OK | os.W_OK) else f"user {os.geteuid()} may not open {KVM}; join the group kvm"
+
+
+def _try_kvm(image: Image, monitor: Monitor) -> Found:
+    try:
+        Machine(plan_machine(Policy(), Limits(), "kvm"), image, monitor).try_out(TRIAL_S)
+    except StartFailed as error:
+        return Found(kind="tcg", reason=f"no guest got up on KVM within {TRIAL_S:g} s ({error})")
+    return Found(kind="kvm")
+
+
+def _from_plain(plain: tuple[Acceleration, str]) -> Found:
+    kind, reason = plain
+    if kind not in ("kvm", "tcg"):
+        raise ValueError(kind)
+    return Found(kind=kind, reason=str(reason))
+
+
+_KEPT = KeptAnswers[Found]("microvm", to_plain=lambda found: (found.kind, found.reason), from_plain=_from_plain)
+
 
 NEEDS_KVM = "Use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
 USE_QEMU = 'The backend "microvm" runs the same machines under QEMU, emulated where there is no KVM.'
@@ -74,7 +163,7 @@ class MicroVMBackend:
 
         Raises BackendUnavailable when a program for it is missing, StartFailed when a package cannot be had.
         """
-        from .build import build_image
+        from .image_build import build_image
 
         image = build_image(packages)
         return f"microVM image {image.name} with Python {image.python}, in {image.folder}"

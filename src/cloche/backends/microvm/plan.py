@@ -2,19 +2,34 @@
 
 One table of facts for every monitor: the disk, the kernel's own words and the settings of the first process do not
 depend on who boots them. Only `arguments` speaks QEMU's language; another monitor adds a function beside it.
+
+Images: a kernel, a first file system and a root disk, where they lie, and what is on the disk.
+
+What a machine needs of whoever runs it: a monitor is started behind a keeper, and gives a machine its streams.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from cloche.core.limits import Limits
+from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.languages import Engine, Language
+from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
-from cloche.core.units import MIB
 
-from ..containers.guest import REAPER_BYTES, REAPERS, ULIMITS
+from ..containers.program import REAPER_BYTES, REAPERS, ULIMITS
 
 Acceleration = Literal["kvm", "tcg"]
 
@@ -92,16 +107,6 @@ class Plan:
         return " ".join((*KERNEL_WORDS, *EMULATED_WORDS, f"tsc_early_khz={self.counter_khz}"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Descriptors:
-    """Name the open files that a monitor gets: it is given no path of the host's. The first port is the machine's."""
-
-    kernel: int
-    initrd: int
-    disk: int
-    ports: tuple[int, ...]
-
-
 def plan_machine(policy: Policy, limits: Limits, acceleration: Acceleration, counter_khz: int = 0) -> Plan:
     """Return the plan of one machine; its memory has room for all that its file systems may hold."""
     own = limits.memory_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
@@ -122,32 +127,191 @@ def plan_machine(policy: Policy, limits: Limits, acceleration: Acceleration, cou
     )
 
 
-def arguments(program: str, plan: Plan, given: Descriptors) -> list[str]:
-    """Return the words that start QEMU.
+FORMAT = 4  # of the folder, of what the first process is told, and of what it does
+KERNEL, INITRD, DISK, MANIFEST, POINTER = "kernel", "initrd", "root.ext4", "manifest.json", "current"
+VARIABLE = "CLOCHE_MICROVM_IMAGE"
+BUILD_IT = 'Build them of the distribution\'s packages: "cloche images build".'
+_VERSION = re.compile(r"\d+(?:\.\d+)*")
 
-    No network device, no path of the host's but the firmware's. The disk is opened for reading alone, and stays so
-    whatever the guest does to its own mounts. Memory is taken from the host as it is used, and not set aside.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """Hold what is known of an image: its folder, its id, the programs on its disk with paths and versions."""
+
+    folder: Path
+    id: str
+    python: str
+    programs: Mapping[str, str]
+    versions: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.id[:16]
+
+    def engine(self, language: Language) -> Engine:
+        """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
+        for engine in language.engines:
+            least = engine.least_version
+            if all(name in self.programs for name in engine.programs) and (
+                not least or _numbers(self.versions.get(engine.programs[0], "")) >= least
+            ):
+                return engine
+        package = language.engines[0].package.rpartition(" ")[2]
+        raise BackendUnavailable(
+            f"the microVM's root disk cannot run {language.name}: it has no {language.engines[0].programs[0]}.",
+            remedy=f'Build one that has: "cloche images build --package {package}".',
+        )
+
+    def version(self, engine: Engine) -> str:
+        """Return the version of the engine's main program, else its name."""
+        return self.versions.get(engine.programs[0]) or engine.programs[0]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    found = _VERSION.search(text)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def place_of_images() -> Path:
+    """Return the folder of the images that this user built."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("cloche") / "microvm"
+
+
+def point_to(name: str) -> None:
+    """Make an image the one that is used, in one step."""
+    beside = place_of_images() / f".{POINTER}-{os.getpid()}"
+    beside.write_text(name)
+    beside.replace(place_of_images() / POINTER)
+
+
+def find_image(backend: str = "microvm") -> Image:
+    """Return the image that is used: the folder in CLOCHE_MICROVM_IMAGE, else what was built last.
+
+    Raises BackendUnavailable, saying how to get one.
     """
-    size = f"{math.ceil(plan.machine_bytes / MIB)}M"
-    accelerator = "kvm" if plan.acceleration == "kvm" else f"tcg,tb-size={TRANSLATED_MIB}"
-    return [
-        program, "-name", "cloche", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
-        "-machine", "microvm,rtc=on,memory-backend=memory", "-accel", accelerator,
-        "-cpu", "host" if plan.acceleration == "kvm" else "max",
-        "-m", size, "-object", f"memory-backend-ram,id=memory,size={size},reserve=off", "-smp", str(plan.processors),
-        "-global", "virtio-mmio.force-legacy=false",
-        "-kernel", f"/proc/self/fd/{given.kernel}", "-initrd", f"/proc/self/fd/{given.initrd}",
-        "-append", plan.kernel_words(),
-        "-add-fd", f"fd={given.disk},set=1",
-        "-blockdev", "driver=file,node-name=file,filename=/dev/fdset/1,read-only=on,locking=off",
-        "-blockdev", "driver=raw,node-name=root,file=file,read-only=on",
-        "-device", "virtio-blk-device,drive=root",
-        "-device", f"virtio-serial-device,max_ports={len(given.ports) + 1}",
-        *(word for number, fd in enumerate(given.ports, 1) for word in _port(number, fd)),
-        "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
-        "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-    ]  # fmt: skip
+    named = os.environ.get(VARIABLE)
+    try:
+        folder = Path(named) if named else place_of_images() / (place_of_images() / POINTER).read_text().strip()
+        return _read(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        where = f" in {named} ({VARIABLE})" if named else ""
+        why = "" if isinstance(error, FileNotFoundError) else f": {error}"
+        raise BackendUnavailable(
+            f'backend "{backend}": there is no kernel and root disk{where}{why}.', remedy=BUILD_IT
+        ) from error
 
 
-def _port(number: int, fd: int) -> tuple[str, ...]:
-    return "-chardev", f"socket,id=port{number},fd={fd}", "-device", f"virtserialport,chardev=port{number},nr={number}"
+def _read(folder: Path) -> Image:
+    found = json.loads((folder / MANIFEST).read_bytes())
+    if found["format"] != FORMAT:
+        raise ValueError(f"{folder} was built by another version of Cloche")
+    for name in (KERNEL, INITRD, DISK):
+        (folder / name).stat()
+    return Image(
+        folder=folder,
+        id=str(found["id"]),
+        python=str(found["python"]),
+        programs={str(name): str(path) for name, path in found["programs"].items()},
+        versions={str(name): str(version) for name, version in found["versions"].items()},
+    )
+
+
+KVM = Path("/dev/kvm")
+PLAIN_DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/urandom"))
+# Ids that no user of a host has.
+FIRST_ID, IDS = 1_950_000_000, 100_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Launched:
+    """Hold what leads to a machine: its own port, those of places, what its console says, and the keeper."""
+
+    own: socket.socket
+    ports: list[socket.socket]
+    console: int
+    process: subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leash:
+    """Hold a keeper: its end of the lifeline, and what lets go of the other end."""
+
+    lifeline: int
+    kill: Callable[[], None]
+
+
+class Monitor(Protocol):
+    """Run machines."""
+
+    @property
+    def engine(self) -> str:
+        """Name it in results and file names."""
+        ...
+
+    @property
+    def program(self) -> str:
+        """Name its file."""
+        ...
+
+    @property
+    def can_emulate(self) -> bool:
+        """Tell whether it runs machines without KVM, slowly."""
+        ...
+
+    def boot_s(self, plan: Plan) -> float:
+        """Return how long a machine may take to get ready, in seconds."""
+        ...
+
+    def slowness(self, plan: Plan) -> float:
+        """Return how many times longer than usual one must be patient with what runs inside."""
+        ...
+
+    def launch(self, plan: Plan, image: Image, leash: Leash, patience_s: float) -> Launched:
+        """Start a machine. Raises StartFailed; then nothing of it is left, once its leash is let go."""
+        ...
+
+    def words(self, plan: Plan) -> Sequence[str]:
+        """Return the words that start it, for messages."""
+        ...
+
+
+def start_keeper(order: Mapping[str, Any], leash: Leash, said: int, passed: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a keeper that starts a monitor. Raises StartFailed."""
+    words = [sys.executable, "-I", "-S", str(Path(__file__).with_name("jailer.py")), json.dumps(order)]
+    try:
+        return subprocess.Popen(
+            words, stdin=leash.lifeline, stdout=said, stderr=said, cwd="/", env={}, pass_fds=tuple(passed)
+        )
+    except OSError as error:
+        leash.kill()
+        raise StartFailed(f"the keeper of a virtual machine cannot be started: {error}") from error
+
+
+def identity(*, has_kvm: bool) -> dict[str, Any]:
+    """Return who the monitor is to be: from root an id that nobody has, with its own devices, else whoever we are."""
+    if os.geteuid() != 0:
+        return {"user": 0, "devices": {}}
+    user = FIRST_ID + random.SystemRandom().randrange(IDS)
+    shown = (KVM, *PLAIN_DEVICES) if has_kvm else ()
+    return {"user": user, "devices": {path.name: path.stat().st_rdev for path in shown}}
+
+
+def opened(stack: ExitStack, path: Path) -> int:
+    """Open a file of an image for reading. Raises StartFailed."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StartFailed(f"{path.name} of the microVM's image cannot be read: {error.strerror}") from error
+    stack.callback(os.close, fd)
+    return fd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Hold what machines run on here, why not on KVM, and then how fast the processor counts."""
+
+    kind: Acceleration
+    reason: str = ""
+    counter_khz: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -10,10 +11,64 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from cloche.core.errors import BackendUnavailable
+from cloche.core.limits import MIB
 
-from .image import DISK, INITRD, KERNEL, Image
-from .monitor import Launched, Leash, identity, opened, start_keeper
-from .plan import PLACES, Descriptors, Plan, arguments
+from .plan import (
+    DISK,
+    INITRD,
+    KERNEL,
+    PLACES,
+    TRANSLATED_MIB,
+    Image,
+    Launched,
+    Leash,
+    Plan,
+    identity,
+    opened,
+    start_keeper,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descriptors:
+    """Name the open files that a monitor gets: it is given no path of the host's. The first port is the machine's."""
+
+    kernel: int
+    initrd: int
+    disk: int
+    ports: tuple[int, ...]
+
+
+def arguments(program: str, plan: Plan, given: Descriptors) -> list[str]:
+    """Return the words that start QEMU.
+
+    No network device, no path of the host's but the firmware's. The disk is opened for reading alone, and stays so
+    whatever the guest does to its own mounts. Memory is taken from the host as it is used, and not set aside.
+    """
+    size = f"{math.ceil(plan.machine_bytes / MIB)}M"
+    accelerator = "kvm" if plan.acceleration == "kvm" else f"tcg,tb-size={TRANSLATED_MIB}"
+    return [
+        program, "-name", "cloche", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+        "-machine", "microvm,rtc=on,memory-backend=memory", "-accel", accelerator,
+        "-cpu", "host" if plan.acceleration == "kvm" else "max",
+        "-m", size, "-object", f"memory-backend-ram,id=memory,size={size},reserve=off", "-smp", str(plan.processors),
+        "-global", "virtio-mmio.force-legacy=false",
+        "-kernel", f"/proc/self/fd/{given.kernel}", "-initrd", f"/proc/self/fd/{given.initrd}",
+        "-append", plan.kernel_words(),
+        "-add-fd", f"fd={given.disk},set=1",
+        "-blockdev", "driver=file,node-name=file,filename=/dev/fdset/1,read-only=on,locking=off",
+        "-blockdev", "driver=raw,node-name=root,file=file,read-only=on",
+        "-device", "virtio-blk-device,drive=root",
+        "-device", f"virtio-serial-device,max_ports={len(given.ports) + 1}",
+        *(word for number, fd in enumerate(given.ports, 1) for word in _port(number, fd)),
+        "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
+        "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+    ]  # fmt: skip
+
+
+def _port(number: int, fd: int) -> tuple[str, ...]:
+    return "-chardev", f"socket,id=port{number},fd={fd}", "-device", f"virtserialport,chardev=port{number},nr={number}"
+
 
 PROGRAM = "qemu-system-x86_64"
 BOOT_S: Mapping[str, float] = {"kvm": 20.0, "tcg": 120.0}

@@ -1,0 +1,226 @@
+"""What a model is told of one call: text of bounded length, figures, and where the rest of it is.
+
+What a model is told of a run: what came out, compact and bounded; what happened, in words; and what to try next.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from cloche.core.limits import MIB, Limits
+from cloche.core.result import Result, Status
+
+MOST_CHARS = 8_000  # of a stream; a model reads the rest with read_file, if it must
+# How each kind begins: a provider refuses a whole conversation for one figure that is none.
+IMAGES: Mapping[str, bytes] = {
+    "image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff", "image/gif": b"GIF8", "image/webp": b"RIFF",
+}  # fmt: skip
+MOST_IMAGES = 8
+MOST_IMAGE_BYTES = 3_750_000  # 5 MB as base64, which providers take at most
+MOST_IMAGES_BYTES = 8 * MIB  # of one call
+
+_WORDS: Mapping[Status, Callable[[Result, Limits], str]] = {
+    Status.TIMEOUT: lambda result, limits: f"{_ended(result)} after {limits.timeout_s:g} s",
+    Status.OUT_OF_MEMORY: lambda result, limits: (
+        f"Killed: it used more than {limits.memory_bytes // MIB} MiB of memory"
+        f"{', with what earlier calls had left there' if 'state' in result.meta else ''}; work on less data at once."
+    ),
+    Status.OUTPUT_LIMIT: lambda result, limits: (
+        f"{_ended(result)}: it {'showed' if 'refused' in result.meta else 'printed'} more than "
+        f"{'is read of one run' if 'refused' in result.meta else f'{limits.flood_bytes // MIB} MiB'}; "
+        "print a summary, or write to a file."
+    ),
+    Status.PIDS_LIMIT: lambda _, limits: f"It wanted more than {limits.pids} processes and threads; use fewer.",
+    Status.DISK_LIMIT: lambda _, limits: (
+        f"The workspace is full ({limits.disk_bytes // MIB} MiB); delete files, or write less."
+    ),
+    Status.SIGNALED: lambda result, _: f"It was ended by signal {result.exit_code - 128}.",
+    Status.DENIED: lambda _, __: "The rules of this sandbox do not allow what it tried; do it in another way.",
+}
+_LOST = (
+    "The interpreter ended with it, and what earlier calls defined is gone; files are still there. The next call "
+    "begins in a new one."
+)
+_STILL_THERE = "The interpreter goes on, with what earlier calls defined."
+_PARTIAL = "Files may be missing from the result; write fewer, or one archive."
+# What a message of the program's own means here, where that is not plain.
+_HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), hint)
+    for pattern, hint in (
+        (r"ModuleNotFoundError|Cannot find module", "Packages cannot be installed here; use what is there."),
+        (
+            r"Network is unreachable|Name or service not known|Temporary failure in name resolution|getaddrinfo",
+            "There is no network here; use files of the workspace.",
+        ),
+        (r"MemoryError|Cannot allocate memory", "There was no more memory; work on less data at once."),
+        (r"Read-only file system", "Only the workspace and /tmp can be written to."),
+        (r"EOFError: EOF when reading a line", "Nobody can answer questions; take values from the code or from files."),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """Hold a figure: its MIME type, and its bytes as base64."""
+
+    mime: str
+    base64: str
+
+
+def clip(text: str, *, where: str = "", is_whole: bool = True, most: int = MOST_CHARS) -> str:
+    """Return text of at most about `most` characters: head, what is missing and where more of it is, tail.
+
+    `is_whole` says that all of it is there.
+    """
+    if len(text) <= most:
+        return text
+    half = most // 2
+    missing = len(text) - 2 * half
+    told = f"; {'the full text' if is_whole else 'more of it, not all,'} is in {where}" if where else ""
+    return f"{text[:half]}\n[… {missing} characters left out{told} …]\n{text[-half:]}"
+
+
+def what_happened(result: Result, limits: Limits, *, most_s: float = 0.0) -> str:
+    """Say how a run ended, what may be missing and what to try next, empty for one that simply worked.
+
+    `most_s` is the longest time-out that can be asked for, where one can be.
+    """
+    status = result.status or Status.OK
+    words = _WORDS.get(status)
+    said = [words(result, limits)] if words else []
+    if status is Status.TIMEOUT:
+        is_most = limits.timeout_s >= most_s
+        said[0] += "; split the work: there is no more time." if is_most else "; split the work or raise timeout."
+    if status is Status.ERROR:
+        said.append(f"It ended with exit code {result.exit_code}.")
+    if status is not Status.OK:
+        said += [hint for pattern, hint in _HINTS if pattern.search(result.stderr)]
+    if result.meta.get("state") == "lost":
+        said.append(_LOST)
+    elif words and _is_kept(result):
+        said.append(_STILL_THERE)
+    if result.meta.get("files_partial"):
+        said.append(_PARTIAL)
+    return " ".join(said)
+
+
+def python_text(result: Result, limits: Limits, *, most_s: float = 0.0) -> str:
+    """Return what a program printed, or `Error (exit_code=N):`, its standard error and what to try next (R6).
+
+    `most_s` is as for `what_happened`.
+    """
+    if result.ok:
+        return clip(result.stdout)
+    happened = what_happened(result, limits, most_s=most_s)
+    return f"Error (exit_code={result.exit_code}): {clip(result.stderr)}\n{happened}".rstrip()
+
+
+def _is_kept(result: Result) -> bool:
+    return result.meta.get("state") == "kept"
+
+
+def _ended(result: Result) -> str:
+    """Say how what went on for too long was ended: a session's cell is interrupted, as by Ctrl-C."""
+    return "Interrupted" if _is_kept(result) else "Killed"
+
+
+def images_of(result: Result) -> tuple[tuple[Image, ...], int]:
+    """Return the figures that a run showed, the first few that fit, and how many others it called a figure."""
+    found: list[Image] = []
+    left_out, room = 0, MOST_IMAGES_BYTES
+    for output in result.outputs:
+        shown = next(((mime, output.data[mime]) for mime in IMAGES if mime in output.data), None)
+        if shown is None:
+            continue
+        mime, content = shown
+        if isinstance(content, bytes) and len(found) < MOST_IMAGES and _fits(mime, content, room):
+            room -= len(content)
+            found.append(Image(mime=mime, base64=base64.b64encode(content).decode("ascii")))
+        else:
+            left_out += 1
+    return tuple(found), left_out
+
+
+def _fits(mime: str, content: bytes, room: int) -> bool:
+    return content.startswith(IMAGES[mime]) and len(content) <= min(room, MOST_IMAGE_BYTES)
+
+
+def value_text(result: Result) -> str:
+    """Return the value of the last expression as text, empty for none."""
+    if result.value is None:
+        return ""
+    if result.value_is_repr or isinstance(result.value, str):
+        return str(result.value)
+    return json.dumps(result.value, ensure_ascii=False)
+
+
+NONE, NEW, KEPT, LOST = "none", "new", "kept", "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """Hold what came of one call. `note` is for the model.
+
+    `state` is `none` where nothing is kept; else the call began in a `new` interpreter, went on in one that was `kept`,
+    or was the end of it: `lost`.
+    """
+
+    result: Result
+    state: str = NONE
+    note: str = ""
+
+
+Keep = Callable[[str, str], Awaitable[str]]  # a stream's name and text; returns the path where all of it is, if so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Hold what a model is told of one call: text of bounded length, and figures.
+
+    `is_error` says that the call did not do what was asked. `result` is the run's, for the program around the model,
+    and `state` what became of the interpreter, see `live.Ran`; the text begins with the `note`, if there is one.
+    """
+
+    text: str
+    images: tuple[Image, ...] = ()
+    is_error: bool = False
+    result: Result | None = None
+    state: str = NONE
+    note: str = ""
+
+
+async def answer_of(ran: Ran, limits: Limits, keep: Keep, *, most_s: float) -> Answer:
+    """Return what is told of a run; `keep` puts away what is too long for that.
+
+    `most_s` is the longest time-out that could have been asked for.
+    """
+    result = ran.result
+    parts = [ran.note] if ran.note else []
+    is_silent = True
+    for stream, text in (("stdout", result.stdout), ("stderr", result.stderr)):
+        where = await keep(stream, text)
+        if text.strip():
+            label = "" if stream == "stdout" else "[stderr]\n"
+            parts.append(label + clip(text.rstrip("\n"), where=where, is_whole=not result.truncated))
+            is_silent = False
+    for told in (_value(result), what_happened(result, limits, most_s=most_s)):
+        if told:
+            parts.append(told)
+            is_silent = False
+    images, left_out = images_of(result)
+    if left_out:
+        parts.append(f"Figures left out: {left_out}. Show up to {MOST_IMAGES} small ones of a usual format.")
+    elif is_silent:
+        parts.append("It showed a figure." if images else "It ended well, and printed nothing.")
+    return Answer(
+        text="\n".join(parts), images=images, is_error=not result.ok, result=result, state=ran.state, note=ran.note
+    )
+
+
+def _value(result: Result) -> str:
+    value = value_text(result)
+    return f"[value]\n{clip(value)}" if value else ""

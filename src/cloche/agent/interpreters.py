@@ -1,0 +1,289 @@
+"""Interpreters that go on from call to call: one for each language of a toolbox, begun when it is first needed.
+
+What a call defined is there in the next one. Where it is not (memory, a crash, too long unused, put away for another
+one), the call begins in a new interpreter, and its answer says so and why; files are not touched by any of that.
+
+How many interpreters go on between calls, and which one is put away when another one needs its place.
+
+Theory of operation: `choose` is pure. Given who is there and who wants in, it names the one to put away. Of those that
+do not work just now that is the least recently used one of the owner who has most, so that nobody puts away what
+another one keeps within an equal share. What waits, and what ends an interpreter, happens after it has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
+from cloche.core.result import Result
+from cloche.execution.sandbox import AsyncSandbox, AsyncSession
+
+from .answers import KEPT, LOST, NEW, Ran, clip
+
+MOST_INTERPRETERS = 16
+IDLE_S = 1800.0
+log = logging.getLogger("cloche.agent")
+
+
+class Tenant(Protocol):
+    """Be what stays in a room between its calls. `used_at` is the time of the last one, in seconds."""
+
+    owner: str | None
+    is_busy: bool
+    used_at: float
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether it holds anything; what does not, needs no room."""
+        ...
+
+    async def put_away(self, why: str) -> None:
+        """End it, unless it has begun to work meanwhile; `why` is for whoever comes back to it."""
+        ...
+
+
+T = TypeVar("T", bound=Tenant)
+
+
+def choose(there: Sequence[T], owner: str | None) -> T | None:
+    """Return which one makes room for another of `owner`'s; None where all that could are at work."""
+    counts = Counter(one.owner for one in there)
+    own = counts[owner]
+    counts[owner] += 1
+
+    def may_go(one: T) -> bool:
+        return not one.is_busy and (one.owner == owner or own == 0 or counts[one.owner] > own + 1)
+
+    return min(filter(may_go, there), key=lambda one: (-counts[one.owner], one.used_at), default=None)
+
+
+class Room:
+    """Bound how many interpreters are alive at once, over all toolboxes that share it, in one event loop.
+
+    There are at most `most`, and one that was not used for `idle_s` seconds is ended. Raises InvalidRequest for
+    numbers that are none.
+    """
+
+    def __init__(self, *, most: int = MOST_INTERPRETERS, idle_s: float = IDLE_S):
+        if most < 1:
+            raise InvalidRequest(f"most: {most!r} is no number of interpreters; give 1 or more")
+        if not 0 < idle_s < math.inf:
+            raise InvalidRequest(f"idle_s: {idle_s!r} is no time to wait; give seconds, such as 1800")
+        self.most, self.idle_s = most, float(idle_s)
+        self._there: list[Tenant] = []
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def share_of(self, owner: str | None) -> Share:
+        """Return what a toolbox of an owner's takes as `live`: where there is no room, owners have equal shares."""
+        return Share(room=self, owner=owner)
+
+    @asynccontextmanager
+    async def stay(self, tenant: Tenant) -> AsyncIterator[None]:
+        """Have room for a tenant while it works and, if it is still alive then, until it is put away.
+
+        Waits while everything that could be put away is at work.
+        """
+        leaving = await self._enter(tenant)
+        try:
+            if leaving is not None:
+                await self._put_away(leaving)
+            yield
+        finally:
+            tenant.is_busy, tenant.used_at = False, time.monotonic()
+            self._prune()
+
+    def leave(self, tenant: Tenant) -> None:
+        """Give up a tenant's place."""
+        if tenant in self._there:
+            self._there.remove(tenant)
+            self._wake()
+
+    async def _enter(self, tenant: Tenant) -> Tenant | None:
+        """Take a place for a tenant; return who has to go for it."""
+        while True:
+            self._there = [one for one in self._there if one.is_busy or one.is_alive]
+            is_new = tenant not in self._there
+            leaving = choose(self._there, tenant.owner) if is_new and len(self._there) >= self.most else None
+            if not is_new or leaving is not None or len(self._there) < self.most:
+                break
+            await self._change()
+        if leaving is not None:
+            self._there.remove(leaving)
+        if is_new:
+            self._there.append(tenant)
+        tenant.is_busy = True
+        return leaving
+
+    async def _put_away(self, tenant: Tenant) -> None:
+        try:
+            await tenant.put_away(
+                f"it was put away as the one that was used least recently, to make room: at most {self.most} are kept"
+            )
+        except Exception:  # not the affair of whose call this is; the other one's sandbox closes it in the end
+            log.exception("an interpreter could not be put away")
+
+    async def _change(self) -> None:
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(changed)
+        await changed
+
+    def _prune(self) -> None:
+        self._there = [one for one in self._there if one.is_busy or one.is_alive]
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Say where a toolbox keeps its interpreters, and in whose name."""
+
+    room: Room
+    owner: str | None = None
+
+
+MOST_REASON_CHARS = 300
+
+
+class Interpreter:
+    """Keep the interpreter of one language, as a tenant of a room."""
+
+    def __init__(self, language: str, *, owner: str | None, idle_s: float):
+        self.language, self.owner, self._idle_s = language, owner, idle_s
+        self.is_busy, self.used_at = False, 0.0
+        self._session: AsyncSession | None = None
+        self._has_state = False  # that a model was not told to be gone
+        self._gone = self._untold = ""
+        self._changing = asyncio.Lock()
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether there is one."""
+        return self._session is not None and self._session.is_alive
+
+    @property
+    def has_begun(self) -> bool:
+        """Tell whether there ever was one."""
+        return self._session is not None
+
+    async def begin(self, sandbox: AsyncSandbox, *, restart: bool) -> tuple[bool, str]:
+        """Be ready for a call; return whether by beginning anew, and why what earlier calls defined is gone.
+
+        That is said until a call has an answer to say it in: one that is cancelled or refused has none.
+        """
+        async with self._changing:
+            session = self._session
+            if session is None:
+                self._session = await sandbox.session(self.language, idle_timeout=self._idle_s)
+                return True, ""
+            if self.is_alive and not restart:
+                return False, self._untold
+            why = self._gone or session.why_ended or "it has ended"
+            await session.restart()
+            self._untold = "" if restart else why if self._has_state else self._untold
+            self._has_state, self._gone = False, ""
+            return True, self._untold
+
+    async def run(self, code: str, timeout_s: float) -> Result:
+        """Run the code of one call. Raises what `AsyncSession.run` does."""
+        session = self._session
+        if session is None:
+            raise AssertionError("begin comes before run")
+        self._has_state = True
+        try:
+            result = await session.run(code, timeout=timeout_s)
+        except asyncio.CancelledError:
+            if not self.is_alive:
+                self._gone = "a call that was given up did not let itself be interrupted, and was killed"
+            raise
+        self._untold = ""
+        if result.meta.get("state") == LOST:  # which this answer says
+            self._has_state = False
+        return result
+
+    async def put_away(self, why: str) -> None:
+        """End it, unless a call has come back to it; see room.Tenant."""
+        async with self._changing:
+            if self._session is not None and not self.is_busy:
+                self._gone = why
+                await self._session.end()
+
+
+class Interpreters:
+    """Run the code of one toolbox: calls take turns, and those of `languages` go on where the last one ended."""
+
+    def __init__(self, share: Share, languages: Collection[str]):
+        self._share, self._languages = share, frozenset(languages)
+        self._kept: dict[str, Interpreter] = {}
+        self._lacking: dict[str, str] = {}  # languages that turned out to have no interpreters here, and why
+        self._turn = asyncio.Lock()
+
+    async def run(
+        self, sandbox: AsyncSandbox, code: str, language: str, *, timeout_s: float, is_kept: bool, restart: bool
+    ) -> Ran:
+        """Run code; with `is_kept` in the interpreter that goes on, where its language has one."""
+        async with self._turn:
+            why_not = self._lacking.get(language, "") if is_kept and not restart else ""
+            if is_kept and language in self._languages and not why_not:
+                try:
+                    return await self._go_on(sandbox, code, language, timeout_s, restart=restart)
+                except _NoneHere as error:
+                    why_not = str(error.__cause__)
+            result = await sandbox.run(code, language=language, timeout=timeout_s)
+            if why_not:
+                self._lacking[language] = why_not  # now that runs work: a backend that is gone may come back
+            return Ran(result=result, note=_nothing_kept(language, why_not) if why_not else "")
+
+    async def _go_on(self, sandbox: AsyncSandbox, code: str, language: str, timeout_s: float, *, restart: bool) -> Ran:
+        one = self._kept.get(language)
+        if one is None:
+            one = Interpreter(language, owner=self._share.owner, idle_s=self._share.room.idle_s)
+            self._kept[language] = one
+        async with self._share.room.stay(one):
+            try:
+                is_new, why = await one.begin(sandbox, restart=restart)
+            except (BackendUnavailable, StartFailed) as error:
+                if one.has_begun:  # what earlier calls defined would be given up without a word
+                    raise
+                raise _NoneHere from error
+            result = await one.run(code, timeout_s)
+        state = LOST if result.meta.get("state") == LOST else NEW if is_new else KEPT
+        return Ran(result=result, state=state, note=_gone(language, why) if why else "")
+
+    def forget(self) -> None:
+        """Begin anew with the next call; what there is ends with its sandbox."""
+        for one in self._kept.values():
+            self._share.room.leave(one)
+        self._kept.clear()
+        self._lacking.clear()
+
+
+class _NoneHere(Exception):
+    """Say that a language has no interpreters that go on; the cause says why."""
+
+
+def _gone(language: str, why: str) -> str:
+    return (
+        f"[The {language} interpreter of the earlier calls is gone: {why}. This call ran in a new one: what they "
+        "defined is not there, files are.]"
+    )
+
+
+def _nothing_kept(language: str, why: str) -> str:
+    told = clip(why, most=MOST_REASON_CHARS)
+    return (
+        f"[No {language} interpreter can be kept here, so each call begins anew; files are still there. "
+        f"({told} Or try again with restart.)]"
+    )

@@ -1,0 +1,209 @@
+"""The audit log: what was run, what was allowed and what was refused, in a chain that shows when it was changed.
+
+Whoever has something to tell does this, with a word of the kind and plain data; nothing else has to be known:
+
+    audit = audit_for(settings)                     # None where it is off; `AsyncSandbox.audit` is the same
+    if audit is not None:
+        audit.record("fix_round", round=2, code_sha256=sha256_of(code), error="NameError", is_fixed=False)
+
+`record` redacts secrets, writes one line under a lock, and raises AuditFailed when it cannot: before something is run
+that is the end of it. `note` is for what has happened already: it raises nothing, says loudly what is lost, and returns
+that as text. The kinds that Cloche writes are in `KINDS`. Doors that are on by default call `switch_on("name")` once.
+What `acting` names (a tool, who approved) is added to every event that is recorded inside of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import AuditFailed, ClocheError
+
+if TYPE_CHECKING:
+    from cloche.config.keys import Settings
+
+    from .chain import Link
+    from .redaction import Redactor
+
+KINDS: Mapping[str, str] = {
+    "start": "code is about to run: its hash, the backend, the rules",
+    "execution": "how that ended, what was enforced, which limits held",
+    "approval": "a call of a tool was approved: by whom",
+    "denial": "a call was not approved, or the rules refused it: by whom, and why",
+    "fallback": "something else runs it than what was asked for: what, and why",
+    "fix_round": "a model repaired code: which round, and what came of it",
+    "recovery": "a write before this one was interrupted: length and hash of what it left",
+    "rotation": "the chain goes on here from a file that is full",
+    "removal": "code or output that was kept beside the log is removed: which",
+}
+# What is ours or a hash, so that no secret of somebody's who calls it `ok` can take it away.
+_EXACT = frozenset(
+    {
+        "status",
+        "backend",
+        "language",
+        "level",
+        "run",
+        "call",
+        "door",
+        "tool",
+        "what",
+        "network",
+        "limits",
+        "enforcement",
+        "artifacts",
+    }
+)
+_NUMBERS = (int, float, bool)
+
+log = logging.getLogger("cloche.audit")
+_acting: ContextVar[Mapping[str, Any]] = ContextVar("cloche_audit_acting", default={})  # noqa: B039 - never changed
+_door: str | None = None
+
+
+class Audit:
+    """Record events in a folder. `keep` names what is kept beside their hashes: `code`, `output`.
+
+    What is kept is pruned by itself now and then, in a thread: by age in seconds and by size, where these are given.
+    Of `bounds`, `file_bytes` is the size from which on a file is full, `most_files` how many full ones are kept.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        keep: Sequence[str] = (),
+        keep_age_s: float | None = None,
+        keep_bytes: int | None = None,
+        **bounds: int,
+    ) -> None:
+        self.folder = os.fspath(folder)
+        self.keep = tuple(keep)
+        self._keep_age_s, self._keep_bytes = keep_age_s, keep_bytes
+        self._prune_at = 0.0  # on the monotonic clock
+        self._bounds = bounds
+        from .redaction import Redactor
+        from .writer import append
+
+        self._append, self._redactor_of = append, Redactor
+
+    def record(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> Link:  # noqa: ANN401 - JSON
+        """Write one event and return its number and hash. Raises AuditFailed."""
+        told = {"door": _door or "library", "uid": os.getuid(), "pid": os.getpid(), **_acting.get(), **fields}
+        clean = redactor or self._redactor_of()
+        try:
+            # What most events consist of is told here: this is done twice for every run.
+            kept = {
+                name: value if name in _EXACT or type(value) in _NUMBERS else _clean(clean, name, value)
+                for name, value in told.items()
+            }
+            return self._append(self.folder, kind, kept, **self._bounds)
+        except ClocheError:
+            raise
+        except Exception as error:  # data that is no plain data: nested without an end, say
+            raise AuditFailed(f"an event ({kind}) cannot be written down: {type(error).__name__}") from error
+
+    def note(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> str:  # noqa: ANN401 - JSON
+        """Write one event of what has happened already; return what went wrong, which was said loudly, or nothing."""
+        try:
+            self.record(kind, redactor=redactor, **fields)
+        except ClocheError as error:
+            log.critical("an event (%s) is not in the audit log: %s", kind, error)
+            return str(error)
+        return ""
+
+    def store(self, what: str, content: str | bytes, redactor: Redactor) -> str | None:
+        """Keep content without its secrets where `keep` names it; return its SHA-256, None where it is not kept.
+
+        Raises AuditFailed.
+        """
+        if what not in self.keep:
+            return None
+        data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+        from .writer import store
+
+        digest = store(self.folder, redactor.data(data))
+        if time.monotonic() >= self._prune_at and not (self._keep_age_s is None and self._keep_bytes is None):
+            from .prune import LOOK_AGAIN_S, begin
+
+            self._prune_at = time.monotonic() + LOOK_AGAIN_S
+            begin(self, most_age_s=self._keep_age_s, most_bytes=self._keep_bytes)
+        return digest
+
+    def head(self) -> Link | None:
+        """Return number and hash of the last event; kept elsewhere, it shows when events were cut off."""
+        from .writer import head
+
+        return head(self.folder)
+
+
+def _clean(redactor: Redactor, name: str, value: Any) -> Any:  # noqa: ANN401 - JSON
+    if value is None or name.endswith("_sha256"):
+        return value
+    return redactor.member(name, value)
+
+
+def sha256_of(text: str | bytes) -> str:
+    """Return the hash that stands for code, in hex: that of the file which the code was read from."""
+    import hashlib
+
+    if isinstance(text, bytes):
+        return hashlib.sha256(text).hexdigest()
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a character pair, which no file has
+        data = text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()
+
+
+def switch_on(door: str) -> None:
+    """Have the audit on from now on in this process wherever nobody switched it off; `door` names who runs it."""
+    global _door
+    _door = door
+
+
+def audit_for(settings: Settings) -> Audit | None:
+    """Return the log that these settings ask for; None where it is off."""
+    if not (settings.audit if settings.audit is not None else _door is not None):
+        return None
+    folder = settings.audit_folder or default_folder()
+    return _audit_in(folder, settings.audit_keep, settings.audit_keep_age_s, settings.audit_keep_bytes)
+
+
+@lru_cache(maxsize=16)
+def _audit_in(folder: str, keep: tuple[str, ...], keep_age_s: float | None, keep_bytes: int | None) -> Audit:
+    return Audit(folder, keep=keep, keep_age_s=keep_age_s, keep_bytes=keep_bytes)
+
+
+def default_folder() -> str:
+    """Return the platform's folder for state, that of this user."""
+    return _state_folder(os.environ.get("XDG_STATE_HOME"), os.path.expanduser("~"))
+
+
+@lru_cache(maxsize=4)
+def _state_folder(xdg: str | None, home: str) -> str:
+    from platformdirs import user_state_dir
+
+    with suppress(RuntimeError):  # HOME is set, and empty
+        if os.path.isabs(home) or os.path.isabs(xdg or ""):
+            return user_state_dir("cloche", appauthor=False)
+    raise AuditFailed(
+        "the audit log has no place, since this user has no home folder. Where the audit is on, nothing runs "
+        "without it: name a folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
+    )
+
+
+@contextmanager
+def acting(**fields: Any) -> Iterator[None]:  # noqa: ANN401 - JSON
+    """Add these fields to every event that is recorded inside, in this task and those that it starts."""
+    token = _acting.set({**_acting.get(), **fields})
+    try:
+        yield
+    finally:
+        _acting.reset(token)

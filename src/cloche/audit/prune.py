@@ -1,0 +1,257 @@
+"""Removing what is kept beside the log: by age and by size, the oldest first, and never without an event that names it.
+
+Theory of operation: the event `removal` comes first, so that a crash leaves at worst a file that is said to be gone,
+and the next time removes it. Only regular files of ours that are called by a hash are touched, each by its name in an
+open folder: links, hard ones too, are neither followed nor removed. What came within the last minute stays, see
+`audit_artifacts`.
+
+By itself, who keeps something does that once an hour, whichever process comes first: in a thread, with so much work at
+most, a few files under one lock, from another place each time. What is too much at once is gone on with a minute later.
+What was seen until then is a sample, as hashes are spread evenly over all places: its share of the size is left, and
+three standard deviations more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import random
+import re
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+from cloche.core.errors import AuditFailed
+
+from .chain import MOST_ITEMS, REMOVAL
+from .writer import FOLDER, PATIENCE_S, failure, lock, opened_below, opened_file, opened_folder
+
+YOUNG_S = 60.0
+MOST_ODD = 20  # that are named
+UNFINISHED_S = 24 * 3600.0  # a write that was not finished by then never will be
+LOOK_AGAIN_S = 60.0  # whether it is time to prune
+STAMP = f"{FOLDER}.pruned"  # beside the log; its time says when that was done last
+EVERY_S = 3600.0
+DONE, CUT = 1, 2  # bytes of it: all was looked at, or not
+WORK_S = 1.0
+LOOK_S = 0.5  # of that; removing needs some, too
+MOST_SEEN = 50_000
+FEW = 64
+log = logging.getLogger("cloche.audit")
+THREAD = "cloche-audit-prune"
+_PLACE = re.compile(r"[0-9a-f]{2}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{12}")
+
+
+class Log(Protocol):
+    """Be the log that says what is removed."""
+
+    folder: str
+
+    def record(self, kind: str, **fields: Any) -> object:  # noqa: ANN401 - JSON
+        """Write one event. Raises AuditFailed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """Describe one file: its hash, when it came last, its size."""
+
+    time_ns: int
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Say how much is done at once: until when (on the monotonic clock), how many files are looked at and locked."""
+
+    until: float
+    most_seen: int = MOST_SEEN
+    at_once: int = FEW
+
+
+@dataclass(slots=True, kw_only=True)
+class Pruned:
+    """Say what was removed, what is left, and what is in the way: files that are no artifacts of ours."""
+
+    removed: int = 0
+    removed_bytes: int = 0
+    left: int = 0
+    left_bytes: int = 0
+    odd: list[str] = field(default_factory=list)  # some of them
+    share: float = 1.0  # of all that was looked at
+    is_cut: bool = False  # whether bounds ended it
+
+
+def begin(audit: Log, *, most_age_s: float | None, most_bytes: int | None) -> None:
+    """Prune in a thread, if it is time; a process that ends waits for that."""
+
+    def work() -> None:
+        try:
+            prune_when_due(audit, most_age_s=most_age_s, most_bytes=most_bytes)
+        except (AuditFailed, OSError) as error:
+            log.warning("what is kept beside the audit log is not pruned: %s", error)
+
+    try:
+        threading.Thread(target=work, name=THREAD, daemon=False).start()
+    except RuntimeError as error:  # there are too many, or the process is at its end
+        log.debug("what is kept beside the audit log is pruned another time: %s", error)
+
+
+def prune_when_due(
+    audit: Log, *, most_age_s: float | None, most_bytes: int | None, bounds: Bounds | None = None
+) -> Pruned | None:
+    """Prune a little, unless any process has done so within the last hour, or is at it. Raises AuditFailed."""
+    flags = os.O_RDWR | os.O_CREAT
+    with opened_folder(audit.folder, create=False) as at, opened_file(at, STAMP, audit.folder, flags=flags) as stamp:
+        try:
+            fcntl.flock(stamp, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        facts = os.fstat(stamp)
+        wait_s = {DONE: EVERY_S, CUT: LOOK_AGAIN_S}.get(facts.st_size, 0.0)
+        if 0 <= time.time() - facts.st_mtime < wait_s:
+            return None
+        bounds = bounds or Bounds(until=time.monotonic() + WORK_S)
+        pruned = prune(audit, most_age_s=most_age_s, most_bytes=most_bytes, bounds=bounds)
+        os.ftruncate(stamp, CUT if pruned.is_cut else DONE)
+        os.utime(stamp)
+        return pruned
+
+
+def prune(
+    audit: Log,
+    *,
+    most_age_s: float | None = None,
+    most_bytes: int | None = None,
+    is_trial: bool = False,
+    bounds: Bounds | None = None,
+) -> Pruned:
+    """Remove what came last before that age, and the oldest until the rest is no larger; say so in the log first.
+
+    With `is_trial` nothing is removed; `bounds` end it early, with what was seen until then. Raises AuditFailed, with
+    nothing removed that no event names.
+    """
+    pruned = Pruned()
+    place = f"{audit.folder}/{FOLDER}"
+    try:
+        with opened_folder(audit.folder, create=False), opened_folder(place, create=False) as at:
+            all_of_them = _artifacts(at, place, pruned, is_trial=is_trial, is_shuffled=bounds is not None)
+            found = sorted(_within(bounds, all_of_them, pruned), key=lambda one: one.time_ns)
+            most_bytes = _share(most_bytes, found, pruned.share)
+            chosen = chosen_of(found, now_s=time.time(), most_age_s=most_age_s, most_bytes=most_bytes)
+            pruned.left, pruned.left_bytes = len(found), sum(one.size for one in found)
+            batches = iter(chosen)
+            while batch := list(islice(batches, bounds.at_once if bounds else MOST_ITEMS)):
+                gone = batch if is_trial else _remove(audit, at, place, batch)
+                size = sum(one.size for one in gone)
+                pruned.removed, pruned.removed_bytes = pruned.removed + len(gone), pruned.removed_bytes + size
+                pruned.left, pruned.left_bytes = pruned.left - len(gone), pruned.left_bytes - size
+                if bounds is not None and time.monotonic() > bounds.until:
+                    pruned.is_cut = True
+                    break
+    except FileNotFoundError:
+        return pruned
+    except OSError as error:
+        raise failure(place, error.strerror or str(error)) from error
+    return pruned
+
+
+def chosen_of(
+    found: Sequence[Artifact], *, now_s: float, most_age_s: float | None, most_bytes: int | None
+) -> list[Artifact]:
+    """Return what has to go, of artifacts with the oldest first. Pure."""
+    left = sum(one.size for one in found)
+    young_ns, old_ns = (now_s - YOUNG_S) * 1e9, (now_s - (most_age_s or 0.0)) * 1e9
+    chosen = []
+    for one in found:
+        is_old = most_age_s is not None and one.time_ns < old_ns
+        is_too_much = most_bytes is not None and left > most_bytes
+        if one.time_ns >= young_ns or not (is_old or is_too_much):
+            break
+        chosen.append(one)
+        left -= one.size
+    return chosen
+
+
+def _share(most_bytes: int | None, found: Sequence[Artifact], share: float) -> int | None:
+    """Return what a sample may come to, where that is this share of all."""
+    if most_bytes is None or share == 1.0:
+        return most_bytes
+    return int(most_bytes * share + 3 * math.hypot(*(one.size for one in found)))
+
+
+def _within(bounds: Bounds | None, found: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
+    """Yield what may be looked at."""
+    for number, one in enumerate(found):
+        if bounds is not None and (number >= bounds.most_seen or time.monotonic() > bounds.until - WORK_S + LOOK_S):
+            pruned.is_cut = True
+            return
+        yield one
+
+
+def _artifacts(at: int, place: str, pruned: Pruned, *, is_trial: bool, is_shuffled: bool) -> Iterator[Artifact]:
+    names = sorted(os.listdir(at))
+    for number, name in enumerate(random.sample(names, len(names)) if is_shuffled else names, 1):
+        pruned.share = number / len(names)
+        if not _PLACE.fullmatch(name):
+            _note(pruned, f"{place}/{name}")
+            continue
+        try:
+            with opened_below(at, name, place) as below:
+                yield from _artifacts_in(below, f"{place}/{name}", pruned, is_trial=is_trial)
+        except (OSError, AuditFailed):  # a link, or a folder that is not ours alone
+            _note(pruned, f"{place}/{name}")
+
+
+def _note(pruned: Pruned, path: str) -> None:
+    if len(pruned.odd) < MOST_ODD:
+        pruned.odd.append(path)
+
+
+def _artifacts_in(below: int, place: str, pruned: Pruned, *, is_trial: bool) -> Iterator[Artifact]:
+    for name in os.listdir(below):
+        with suppress(FileNotFoundError):
+            facts = os.stat(name, dir_fd=below, follow_symlinks=False)
+            is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and facts.st_nlink == 1
+            if is_ours and _DIGEST.fullmatch(name) and name.startswith(place[-2:]):
+                yield Artifact(time_ns=facts.st_mtime_ns, digest=name, size=facts.st_size)
+            elif is_ours and _UNFINISHED.fullmatch(name):
+                if facts.st_mtime < time.time() - UNFINISHED_S and not is_trial:
+                    os.unlink(name, dir_fd=below)  # no event names it
+            else:
+                _note(pruned, f"{place}/{name}")
+
+
+def _remove(audit: Log, at: int, place: str, batch: Sequence[Artifact]) -> list[Artifact]:
+    """Remove what did not come again meanwhile."""
+    lock(at, time.monotonic() + PATIENCE_S, place)
+    try:
+        gone = [one for one in batch if _is_as_it_was(at, place, one)]
+        if gone:
+            size = sum(one.size for one in gone)
+            audit.record(REMOVAL, artifacts=[one.digest for one in gone], count=len(gone), bytes=size)
+        for one in gone:
+            with opened_below(at, one.digest[:2], place) as below:
+                os.unlink(one.digest, dir_fd=below)
+        return gone
+    finally:
+        fcntl.flock(at, fcntl.LOCK_UN)
+
+
+def _is_as_it_was(at: int, place: str, one: Artifact) -> bool:
+    try:
+        with opened_below(at, one.digest[:2], place) as below:
+            facts = os.stat(one.digest, dir_fd=below, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(facts.st_mode) and facts.st_mtime_ns == one.time_ns

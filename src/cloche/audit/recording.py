@@ -1,0 +1,176 @@
+"""What a run leaves for others: two events in the audit log, a span and a measurement.
+
+Theory of operation: `start` is written before the code runs, and where that fails nothing runs. `execution` is written
+when it is over, however it ended; what has happened cannot be undone, so a failure there is said loudly and the result
+says it too. A `start` without an `execution` is a run during which Cloche itself was killed. Where the audit is off and
+nobody has imported OpenTelemetry, none of this is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import AuditFailed, ClocheError, PolicyDenied
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.result import Result
+
+from .log import Audit, audit_for, log, sha256_of
+
+if TYPE_CHECKING:
+    from cloche.config.keys import Settings
+
+    from .redaction import Redactor
+
+_EXTRA = "opentelemetry.trace"  # nobody can collect spans without having imported it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """Say what is about to run. `kind` is run, cell or host."""
+
+    kind: str
+    backend: str
+    language: str
+    code: str | None
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits
+    timeout_s: float | None = None
+    policy: Policy | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what both events say of it."""
+        return {
+            "run": os.urandom(8).hex(),
+            "what": self.kind,
+            "backend": self.backend,
+            "language": self.language,
+            "code_sha256": None if self.code is None else sha256_of(self.code),
+            "argv_sha256": sha256_of("\0".join(self.argv)) if self.argv else None,
+            "network": None if self.policy is None else self.policy.network,
+        }
+
+    def limited(self) -> dict[str, float | int]:
+        """Return the limits that hold for it."""
+        limits = self.limits.as_dict()
+        if self.timeout_s is not None:
+            limits["timeout_s"] = min(self.timeout_s, self.limits.timeout_s)
+        return limits
+
+
+def is_wanted(audit: Audit | None) -> bool:
+    """Tell whether anybody wants to know of runs."""
+    return audit is not None or is_traced()
+
+
+def is_traced() -> bool:
+    """Tell whether spans can be collected in this process."""
+    return _EXTRA in sys.modules
+
+
+async def recorded(run: Callable[[], Awaitable[Result]], audit: Audit | None, execution: Execution) -> Result:
+    """Run, and tell of it. Raises AuditFailed where nothing was run for that."""
+    if not is_traced():
+        return await _audited(run, audit, execution)
+    from .telemetry import execution_span
+
+    about = {"kind": execution.kind, "backend": execution.backend, "language": execution.language}
+    with execution_span(**about) as ended:
+        result = await _audited(run, audit, execution)
+        ended(result)
+        return result
+
+
+async def _audited(run: Callable[[], Awaitable[Result]], audit: Audit | None, execution: Execution) -> Result:
+    if audit is None:
+        return await run()
+    from .redaction import Redactor
+
+    redactor, facts = Redactor(execution.env), execution.facts()
+    if execution.code is not None:
+        facts["code_artifact_sha256"] = audit.store("code", execution.code, redactor)
+    audit.record("start", redactor=redactor, **facts)
+    begun = time.monotonic()
+    try:
+        result = await run()
+    except BaseException as error:
+        duration_s = round(time.monotonic() - begun, 6)
+        audit.note("execution", redactor=redactor, **facts, **_failure(error), duration_s=duration_s)
+        raise
+    _conclude(audit, redactor, {**facts, "limits": execution.limited()}, result)
+    return result
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit)
+    reason = str(error) if isinstance(error, ClocheError) else None
+    return {"status": "cancelled" if is_cancelled else "failed", "error": type(error).__name__, "reason": reason}
+
+
+def _conclude(audit: Audit, redactor: Redactor, facts: Mapping[str, Any], result: Result) -> None:
+    lost = ""
+    kept: dict[str, Any] = {}
+    try:
+        for stream, data in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
+            kept[f"{stream}_artifact_sha256"] = audit.store("output", data, redactor) if data else None
+    except AuditFailed as error:
+        lost = str(error)
+        log.critical("output is not kept beside the audit log: %s", error)
+    try:
+        link = audit.record("execution", redactor=redactor, **facts, **_outcome(result), **kept)
+    except AuditFailed as error:
+        lost = str(error)
+        log.critical("run %s is over, and its end is not in the audit log: %s", facts["run"], error)
+        result.meta["audit"] = {"run": facts["run"], "lost": lost}
+        return
+    result.meta["audit"] = {"run": facts["run"], "seq": link.seq, "hash": link.hash, **({"lost": lost} if lost else {})}
+
+
+def _outcome(result: Result) -> dict[str, Any]:
+    controls = result.enforcement.controls
+    return {
+        "status": str(result.status),
+        "exit_code": result.exit_code,
+        "duration_s": round(result.duration, 6),
+        "level": str(result.enforcement.level),
+        "enforcement": {str(control): str(measure.state) for control, measure in controls.items()},
+        "stdout_bytes": len(result.stdout_bytes),
+        "stderr_bytes": len(result.stderr_bytes),
+        "is_truncated": result.truncated,
+        "files": len(result.files),
+    }
+
+
+class refusals:  # noqa: N801 - a block, as suppress is; a generator would take its time at every run
+    """Record what the rules refuse inside, before anything runs."""
+
+    __slots__ = ("_code", "_language", "_settings")
+
+    def __init__(self, settings: Settings, *, language: str | None = None, code: str | None = None) -> None:
+        self._settings, self._language, self._code = settings, language, code
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        audit = audit_for(self._settings) if isinstance(error, PolicyDenied) else None
+        if audit is not None:
+            sha256 = sha256_of(self._code) if isinstance(self._code, str) else None
+            audit.note("denial", by="policy", reason=str(error), language=self._language, code_sha256=sha256)
+
+
+def note_fallback(audit: Audit | None, notes: Mapping[str, Any]) -> None:
+    """Record that something else runs than what was asked for, if it does. Raises AuditFailed."""
+    fallback = notes.get("fallback")
+    if audit is not None and fallback is not None:
+        audit.record("fallback", **fallback)

@@ -1,0 +1,369 @@
+"""Secrets are taken out of whatever is written down: values of variables that are called like secrets, and what looks
+like a token wherever it stands. What is not known to be a secret, and does not look like one, is not found.
+
+Finding secrets whose values are known, in whatever way they are written.
+
+Theory of operation: nothing is matched by a pattern that could go back and try again. A text is looked at in a few
+views: as it is, with its escapes undone (URLs, HTML, JSON and the like, up to three times), and without white space,
+as wrapped base64 is. Each view knows for each of its bytes where that stands in the text. In each of them every way
+to write a secret is looked for as plain bytes, once as it is and once in small letters. What is found is struck out
+of the text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+LEAST_CHARS = 4  # a shorter value would be found everywhere
+LEAST_ANY_CASE = 8  # and a short one in any case, too
+MOST_ESCAPES_WITHIN = 3
+
+# One byte, one character, or one of the names that HTML has for what it cannot write; each of bounded length.
+_ESCAPE = re.compile(
+    rb"%[0-9A-Fa-f]{2}|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|&#[0-9]{1,7};|&#[xX][0-9A-Fa-f]{1,6};"
+    rb"|&(?:amp|lt|gt|quot|apos);|\\[\"'/\\]"
+)
+_GAPS = re.compile(rb"(?:[\s\0]|\\[nrt])+")  # UTF-16 is one, too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needles:
+    """Hold the ways to write some secrets: `exact` is looked for as it is, `small` among small letters."""
+
+    exact: tuple[bytes, ...] = ()
+    small: tuple[bytes, ...] = ()
+
+
+@dataclass(slots=True)
+class _View:
+    """Hold text in another form. From `at[i]` on, a byte stands `shift[i]` further on in the text."""
+
+    data: bytes
+    at: list[int] = field(default_factory=list)
+    shift: list[int] = field(default_factory=list)
+    has_gaps: bool = False
+
+    def origin(self, place: int) -> int:
+        """Return where in the text the byte at a place stands."""
+        found = bisect_right(self.at, place) - 1
+        return place + (self.shift[found] if found >= 0 else 0)
+
+
+def strike_out(text: str, needles: Needles, instead: str) -> str:
+    """Return text with something else in the place of every secret."""
+    data = text.encode("utf-8", "surrogatepass")
+    spans = sorted({span for view in _views(data) for span in _found(view, needles)})
+    if not spans:
+        return text
+    pieces, end = [], 0
+    for start, stop in spans:
+        if start >= end:
+            pieces += [data[end:start], instead.encode()]
+        end = max(end, stop)
+    pieces.append(data[end:])
+    return b"".join(pieces).decode("utf-8", "surrogatepass")
+
+
+def _views(data: bytes) -> Iterator[_View]:
+    view = _View(data)
+    yield view
+    if _GAPS.search(data):
+        yield _replaced(view, _GAPS)
+    for _ in range(MOST_ESCAPES_WITHIN):
+        if not _ESCAPE.search(view.data):
+            return
+        view = _replaced(view, _ESCAPE)
+        yield view
+
+
+def _replaced(view: _View, pattern: re.Pattern[bytes]) -> _View:
+    """Return the view with what the pattern finds undone."""
+    pieces, done, size = [], 0, 0
+    fresh = _View(b"", has_gaps=pattern is _GAPS)
+    for match in pattern.finditer(view.data):
+        start, end = match.span()
+        meant = _meant(match[0]) if pattern is _ESCAPE else b""
+        pieces += [view.data[done:start], meant]
+        _note(fresh, view, size, done)
+        _carry_on(fresh, view, size, done, start)
+        size += start - done
+        if meant:
+            _note(fresh, view, size, start)
+        size += len(meant)
+        done = end
+    _note(fresh, view, size, done)
+    _carry_on(fresh, view, size, done, len(view.data))
+    pieces.append(view.data[done:])
+    fresh.data = b"".join(pieces)
+    return fresh
+
+
+def _note(fresh: _View, view: _View, place: int, old: int) -> None:
+    """Note that from `place` on the fresh view goes on where `old` stands in the one before."""
+    if fresh.at and fresh.at[-1] == place:
+        fresh.at.pop()
+        fresh.shift.pop()
+    fresh.at.append(place)
+    fresh.shift.append(view.origin(old) - place)
+
+
+def _carry_on(fresh: _View, view: _View, place: int, old: int, end: int) -> None:
+    """Note what the view before knows of its bytes between `old` and `end`, which stand from `place` on in the next."""
+    for found in range(bisect_right(view.at, old), bisect_left(view.at, end)):
+        at = view.at[found] - old + place
+        fresh.at.append(at)
+        fresh.shift.append(view.at[found] + view.shift[found] - at)
+
+
+def _meant(escape: bytes) -> bytes:
+    """Return what an escape stands for."""
+    if escape[:1] == b"%":
+        return bytes([int(escape[1:], 16)])
+    if escape[:1] == b"&":
+        import html
+
+        return html.unescape(escape.decode("ascii")).encode("utf-8", "surrogatepass")
+    if escape[1:2] not in b"xu":
+        return escape[1:]
+    code = int(escape[2:], base=16)  # noqa: FURB166 - not 0x, but \x and \u
+    return bytes([code]) if escape[1:2] == b"x" else chr(code).encode("utf-8", "surrogatepass")
+
+
+def _found(view: _View, needles: Needles) -> Iterator[tuple[int, int]]:
+    for data, wanted in ((view.data, needles.exact), (view.data.lower(), needles.small)):
+        for needle in wanted:
+            place = data.find(needle)
+            while place >= 0:
+                end = place + len(needle)
+                yield view.origin(place), _end(view, end)
+                place = data.find(needle, end)
+
+
+def _end(view: _View, place: int) -> int:
+    """Return where in the text that ends which ends at a place of the view: with its last escape, before a gap."""
+    return view.origin(place - 1) + 1 if view.has_gaps else view.origin(place)
+
+
+def needles_for(values: Iterable[str]) -> Needles:
+    """Return all ways to write some secrets that are looked for, the longest first."""
+    exact: set[bytes] = set()
+    small: set[bytes] = set()
+    for value in values:
+        some, others = _written(value)
+        exact.update(some)
+        small.update(others)
+    return Needles(exact=_longest_first(exact), small=_longest_first(small))
+
+
+def _longest_first(found: Iterable[bytes]) -> tuple[bytes, ...]:
+    return tuple(sorted(found, key=lambda data: (-len(data), data)))
+
+
+@lru_cache(maxsize=64)
+def _written(value: str) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Return a secret as it stands, in a URL, in JSON, as Python prints it, in hex, in base64; and in small letters."""
+    from urllib.parse import quote, quote_plus
+
+    raw = value.encode("utf-8", "surrogateescape")
+    texts = [value, quote(raw, safe=""), quote(raw), quote_plus(raw), value.replace(" ", "+")]
+    texts += [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]]
+    small = [value, value.replace(" ", "+"), "".join(value.split())] if len(value) >= LEAST_ANY_CASE else []
+    if len(raw) >= LEAST_ANY_CASE:
+        texts += [*_in_base64(raw), *_in_base64(value.encode("utf-16-le", "surrogatepass"))]
+        small.append(raw.hex())
+    lines = value.splitlines()
+    if len(lines) > 1:  # a key, of which one line is enough to give some of it away
+        texts += [line for line in lines if len(line) >= 4 * LEAST_CHARS and not line.startswith("-----")]
+    exact = [text.encode("utf-8", "surrogatepass") for text in texts]
+    return (
+        [one for one in exact if len(one) >= LEAST_CHARS],
+        [text.encode("utf-8", "surrogatepass").lower() for text in small if len(text) >= LEAST_ANY_CASE],
+    )
+
+
+def _in_base64(raw: bytes) -> Iterator[str]:
+    """Yield it alone, and behind others as in `user:password`: the characters that depend on this secret alone."""
+    for encoded in (base64.b64encode, base64.urlsafe_b64encode):
+        yield encoded(raw).decode().rstrip("=")
+        for before in range(3):
+            inner = encoded(bytes(before) + raw).decode()[(before * 8 + 5) // 6 : (before + len(raw)) * 8 // 6]
+            if len(inner) >= 2 * LEAST_CHARS:
+                yield inner
+
+
+_AS_THEY_ARE, _LISTS = (int, float, type(None)), (list, tuple, set, frozenset)
+REDACTED = "[redacted]"
+
+_SECRET_NAME = re.compile(
+    r"api_?key|token|secret|passw|passphrase|pwd\b|auth(?!or)|credential|private_?key|access_?key|signing_?key|"
+    r"encryption_?key|connection_?string|session_?key|cookie|\bdsn\b|_dsn|(^|_)pat$|(^|_)pass$",
+    re.IGNORECASE,
+)
+# Called like secrets, and none: where something is, or what is used.
+_PLAIN_NAME = re.compile(
+    r"(_sock|_socket|_file|_path|_dir|_folder|_method|_type|_mode|_url_prefix|_user|_name)$", re.IGNORECASE
+)
+_PLAIN_VALUES = frozenset({"true", "false", "none", "null", "basic", "bearer", "oauth", "auto", "enabled", "disabled"})
+
+# Nothing below goes back over text without a bound: what repeats is bounded, possessive (`++`), or ends where another
+# character begins; so time grows with the length of a text and not faster. Only single characters are possessive: what
+# has a condition in it is matched wrongly then by some versions of Python 3.11.
+_WORD = (
+    r"(?:api[_-]?key|secret(?:[_-]?key)?|passw(?:or)?d|passphrase|(?:\b|[_-])passcode|(?:\b|[_-])token|"
+    r"(?:private|access|account|shared|signing|encryption|master|session)[_-]?key|(?:\b|[_-])(?:pass|pwd))"
+)
+_MARK = r"(?:\\{0,3}[\"']|(?i:&quot;|&apos;|&#3[49];|&#x2[27];|%2[27]))?"
+_ASSIGNED = rf"(?i:{_WORD}){_MARK}\s{{0,4}}(?:[=:]|%3[ADad])\s{{0,4}}"
+_QUOTED = rf"({_ASSIGNED}(?P<quote>\\{{0,3}}[\"']))(?!\[redacted|\s)(?:(?!(?P=quote))[^\n]){{1,512}}"
+_PAIR = rf"({_ASSIGNED}{_MARK})(?!\[redacted)[^\s\"',;&]{{4,}}+"
+# Arguments of commands: `--password X`, and the short ones where what follows is no path, port or plain word.
+_LONG_OPTION = (
+    rf"((?<=-)(?i:{_WORD}|auth)(?:[\"']\s{{0,4}},\s{{0,4}}[\"']|[ \t]{{1,4}}+\\{{0,3}}[\"']?))"
+    r"(?![-=:]|\[redacted)[^\s\"'\\]{3,512}+"
+)
+_SHORT_OPTION = (
+    r"((?<![^\s\"'\[,(])-p[ \t]{0,4}+[\"']?)(?=[^\s\"'./:]{6,64}+(?:[\s\"',;)\]]|\Z))(?=[^\s0-9]{0,63}+[0-9])"
+    r"(?=[^\sA-Za-z]{0,63}+[A-Za-z])[^\s\"'./:,;)\]]{6,64}+"
+)
+_USER_OPTION = (
+    r"((?<=[\s\"'])(?:-u|--user)[ \t=]{0,4}+[\"']?(?![0-9]{1,10}:[0-9]{1,10}(?![0-9A-Za-z]))[^\s:'\"/]{1,64}+:)"
+    r"[^\s'\"]{1,256}+"
+)
+_HEADER = r"\\?[\"']?\s{0,4}[=:]\s{0,4}\\?[\"']?"
+_AUTHORIZATION = rf"((?i:\bauthorization){_HEADER}(?:[A-Za-z]{{1,20}}+ +)?)(?!\[redacted)[^\s\"',;\[]{{8,}}+"
+_SCHEMES = r"(?i:digest|aws4-hmac-sha256|signature|oauth|hawk|negotiate|ntlm)"
+_MANY_PARTS = rf"((?i:\bauthorization){_HEADER}{_SCHEMES} {{1,4}})[^\r\n]{{8,4096}}+"
+_COOKIE = r"((?i:\b(?:set-)?cookie2?)\\?[\"']?\s{0,4}[=:]\s{0,4}\\?[\"']?)(?=[^\s\"'=;,]{1,128}=)[^\r\n\"'\\]{3,8192}+"
+_IN_QUERY = (
+    r"([?&](?i:sig|signature|code|key|auth|sas|x-amz-(?:signature|credential|security-token))=)[^\s&\"'#]{4,2048}+"
+)
+_ELEMENT = rf"((?i:{_WORD})>\s{{0,4}})(?!\[redacted)[^<\s][^<\n]{{0,512}}+(?=</)"
+_STARTS = (
+    "GOCSPX-", "sq0csp-", "sq0atp-", "shpat_", "shpss_", "dop_v1_", "hvs.", "hvb.", "lin_api_", "ATATT3", "gsk_",
+    "xai-", "pplx-", "r8_", "dckr_pat_", "rubygems_", "glsa_", "sntrys_", "AGE-SECRET-KEY-1", "whsec_", "tfp_",
+)  # fmt: skip
+# What tokens look like, by text that each of them has in it: to look for that is quick, and most text has none. What
+# group 1 has found stays.
+_TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("PRIVATE KEY-----",),
+        r"()-----BEGIN [A-Z0-9 ]{0,40}KEY-----(?:(?!-----END)[\s\S]){0,20000}(?:-----END [A-Z0-9 ]{0,40}-----)?",
+    ),
+    (("sk-", "pk-", "rk-"), r"()\b[spr]k-[A-Za-z0-9_-]{16,}+"),  # OpenAI, Anthropic and those like them
+    (("_live_", "_test_"), r"()\b[spr]k_(?:live|test)_[A-Za-z0-9]{10,}+"),  # Stripe
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"()\bgh[pousr]_[A-Za-z0-9]{16,}+"),
+    (("github_pat_",), r"()\bgithub_pat_[A-Za-z0-9_]{20,}+"),
+    (("glpat-", "glrt-", "gldt-", "glptt-", "glcbt-"), r"()\bgl(?:pat|rt|dt|ptt|cbt)-[A-Za-z0-9_-]{16,}+"),
+    (("AKIA", "ASIA"), r"()\bA[KS]IA[A-Z0-9]{16}(?![A-Z0-9])"),
+    (("AIza", "ya29."), r"()\b(?:AIza[A-Za-z0-9_-]{30,}+|ya29\.[A-Za-z0-9_-]{20,}+)"),  # Google
+    (("xox", "xapp-"), r"()\b(?:xox[abeoprs]|xapp)-[A-Za-z0-9-]{10,}+"),  # Slack
+    (("hooks.slack.com/",), r"(hooks\.slack\.com/(?:services|workflows|triggers)/)[A-Za-z0-9/_-]{16,}+"),
+    (("hf_", "npm_"), r"()\b(?:hf|npm)_[A-Za-z0-9]{20,}+"),
+    (("pypi-",), r"()\bpypi-[A-Za-z0-9_-]{30,}+"),
+    (("e2b_", "dtn_"), r"()\b(?:e2b|dtn)_[A-Za-z0-9]{16,}+"),
+    (_STARTS, rf"()\b(?:{'|'.join(map(re.escape, _STARTS))})[A-Za-z0-9_-]{{16,}}+"),
+    # JSON web tokens. In the first part begins no second one, or each would be followed to the end of the text.
+    (("eyJ",), r"()\beyJ(?:(?![_-]eyJ)[A-Za-z0-9_-]){8,}\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*+"),
+    (("SG.",), r"()\bSG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"),  # SendGrid
+    (("uthorization", "UTHORIZATION"), _MANY_PARTS),
+    (("earer ", "asic ", "EARER "), r"((?i:\b(?:Bearer|Basic)) +)[A-Za-z0-9._~+/=-]{8,}+"),
+    (("uthorization", "UTHORIZATION"), _AUTHORIZATION),
+    (("ookie", "OOKIE"), _COOKIE),
+    (("://",), r"((?<=://)[^\s/:@'\"]{0,256}+:)(?!\[redacted)[^\s/'\"]{1,512}(?=@)"),
+    # In the address of anything but a page a password may have a slash.
+    (("://",), r"((?<=://)(?<!http://)(?<!https://)[^\s/:@'\"]{0,256}+:)(?!\[redacted)(?:(?!://)[^\s'\"]){1,512}(?=@)"),
+    (("://",), r"((?<=://))[^\s/:@'\"]{16,256}+(?=@)"),  # a token in place of a user
+    (("?", "&"), _IN_QUERY),
+    (("=", ":"), _QUOTED),
+    (("=", ":", "%3"), _PAIR),
+    (("--",), _LONG_OPTION),
+    (("-p",), _SHORT_OPTION),
+    (("-u", "--user"), _USER_OPTION),
+    (("</",), _ELEMENT),
+)
+# Where `\b` stands above: behind a letter there is another word, unless that letter belongs to an escape or a colour.
+_EDGE = (
+    r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|"
+    r"(?<=m)(?:(?<=\x1b\[m)|(?<=\x1b\[[0-9]m)|(?<=\x1b\[[0-9]{2}m)|(?<=\x1b\[[0-9];[0-9]{2}m)))"
+)
+
+
+_OPTION = re.compile(r"--?[A-Za-z][A-Za-z_-]{0,63}")
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern, compiled when it is first needed."""
+    return re.compile(pattern.replace(r"\b", _EDGE))
+
+
+class Redactor:
+    """Take secrets out of text. `environ` is what the process has, `given` what the program is given besides."""
+
+    def __init__(self, given: Mapping[str, str] | None = None, *, environ: Mapping[str, str] | None = None) -> None:
+        self._variables = (os.environ if environ is None else environ, given or {})
+
+    @cached_property
+    def _known(self) -> Needles:  # looked for where there is text: most events have none
+        return needles_for({value for variables in self._variables for value in _values(variables)})
+
+    def text(self, text: str) -> str:
+        """Return text without its secrets."""
+        if self._known.exact:
+            text = strike_out(text, self._known, REDACTED)
+        for markers, pattern in _TOKENS:
+            if any(marker in text for marker in markers):
+                text = _compiled(pattern).sub(rf"\1{REDACTED}", text)
+        return text
+
+    def data(self, data: bytes) -> bytes:
+        """Return bytes without the secrets in them; what is no UTF-8 comes out as it was."""
+        return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+    def plain(self, value: Any) -> Any:  # noqa: ANN401 - any plain data
+        """Return plain data (mappings, lists, text, numbers) without the secrets in its texts."""
+        if isinstance(value, _AS_THEY_ARE):
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(name)): self.member(str(name), item) for name, item in value.items()}
+        if isinstance(value, _LISTS):
+            items = list(value)
+            return [self._item(before, item) for before, item in zip([None, *items], items, strict=False)]
+        return self.text(str(value))
+
+    def _item(self, before: object, item: object) -> Any:  # noqa: ANN401 - any plain data
+        """Return an item of a list without its secrets; behind an argument that is called like a secret it is one."""
+        if isinstance(item, str) and isinstance(before, str) and _OPTION.fullmatch(before) and is_secret(before):
+            return REDACTED
+        return self.plain(item)
+
+    def member(self, name: str, value: object) -> Any:  # noqa: ANN401 - any plain data
+        """Return what stands under a name without its secrets; text under a secret's name is one."""
+        if isinstance(value, str) and value and is_secret(name):
+            return REDACTED
+        return self.plain(value)
+
+
+@lru_cache(maxsize=1024)
+def is_secret(name: str) -> bool:
+    """Tell whether a variable of this name holds a secret, as far as its name says."""
+    is_named = _SECRET_NAME.search(name) is not None and _PLAIN_NAME.search(name) is None
+    return is_named and name not in ("PWD", "OLDPWD")  # a shell's folder
+
+
+def _values(variables: Mapping[str, str]) -> Iterator[str]:
+    for name in variables:
+        if is_secret(name):
+            value = variables.get(name, "").strip()
+            if len(value) >= LEAST_CHARS and value.lower() not in _PLAIN_VALUES:
+                yield value

@@ -1,0 +1,426 @@
+"""Reading the log, and finding what was done to it: a changed byte, lines that are missing, swapped or made up.
+
+Theory of operation: the files are opened and measured while no event is being written, and read up to there; what is
+appended meanwhile does no harm. Each line is checked by itself (its hash) and against the one before (`prev`, `seq`).
+Behind a fault the chain is taken up again from the next line that is whole, so that one fault is told as one. Bytes
+that are no line are what a crash left, if the next event is a `recovery` that names exactly them.
+
+Where the audit log is, whether an event can be written, and whether the end of its chain is sound.
+
+Nothing is written for it: all that writing takes is tried but the writing. Of a long log only the end is read, so that
+this takes no longer for a longer one; `cloche audit verify` reads all of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloche.config.settings import load_settings
+from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest
+
+from . import writer
+from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, REMOVAL, ROTATION, Line, Link, is_beginning, read_line
+from .log import default_folder
+from .writer import (
+    NAME,
+    PATIENCE_S,
+    Kept,
+    check_writable,
+    failure,
+    full_files,
+    is_named,
+    lock,
+    opened_file,
+    opened_folder,
+)
+
+MOST_FAULTS = 1000  # that are kept; all are counted
+_HEAD = re.compile(r"(?:([0-9]{1,19}):)?([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Say what is wrong, and where: the file and the line in it, counted from 1; no line for what is not there."""
+
+    file: str
+    line: int | None
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{'' if self.line is None else f', line {self.line}'}: {self.what}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """Say what reading has found.
+
+    `interrupted` counts the writes that a crash cut off and the log says so; with `is_cut_off` the last one of all is
+    one, and the next event will say so. `dropped` counts events of files that were dropped because there were too many,
+    `removed` what was kept beside the log, is gone, and is said to be removed.
+    """
+
+    events: int = 0
+    first: Link | None = None
+    last: Link | None = None
+    first_time: str = ""
+    last_time: str = ""
+    interrupted: int = 0
+    is_cut_off: bool = False
+    dropped: int = 0
+    removed: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    fault_count: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.fault_count == 0
+
+    def add(self, file: str, line: int | None, what: str) -> None:
+        """Add a fault."""
+        self.fault_count += 1
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(Fault(file=file, line=line, what=what))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptHead:
+    """Hold a head that was kept elsewhere; the number is None where only the hash was kept."""
+
+    seq: int | None
+    hash: str
+
+
+def read_heads(text: str, *, name: str) -> list[KeptHead]:
+    """Return the heads in a text, one a line: `NUMBER:HASH` as `cloche audit head` prints it, or the hash alone.
+
+    Raises InvalidRequest.
+    """
+    found = []
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _HEAD.fullmatch(line.split()[-1].lower())
+        if match is None:
+            raise InvalidRequest(f"{name}: {line[:100]!r} is no head; `cloche audit head` prints one")
+        found.append(KeptHead(seq=int(match[1]) if match[1] else None, hash=match[2]))
+    if not found:
+        raise InvalidRequest(f"{name}: there is no head in it; `cloche audit head` prints one")
+    return found
+
+
+@dataclass(slots=True)
+class _Left:
+    """Bytes that are no line, until it is known what they are."""
+
+    file: str
+    first_line: int
+    count: int = 0
+    size: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    newline: bytes = b""  # the last one, which is the next writer's
+
+    def add(self, raw: bytes) -> None:
+        self.count += 1
+        text = raw.removesuffix(b"\n")
+        self.digest.update(self.newline + text)
+        self.size += len(self.newline) + len(text)
+        self.newline = raw[len(text) :]
+
+
+class Reading:
+    """Iterate over the events of a log, oldest first; `report` says what was found once that is over.
+
+    `heads` are looked for on the way; with `checks_artifacts` what is kept beside the log is, too. `file` is one
+    file to read instead of a folder, an export for example. Of more than `most_bytes` only the end is read; lines are
+    counted from there, and that some are missing before that does not show.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        heads: Sequence[KeptHead] = (),
+        checks_artifacts: bool = False,
+        file: str | None = None,
+        most_bytes: int | None = None,
+    ) -> None:
+        self.report = Report()
+        self._folder, self._file, self._checks_artifacts = folder, file, checks_artifacts
+        self._heads = {head.hash: head for head in heads}
+        self._most_bytes = most_bytes
+        self._is_part = file is not None
+        self._missing: dict[str, list[tuple[str, int, str]]] = {}  # by hash, until an event says that it was removed
+        self._last: Link | None = None
+        self._left: _Left | None = None
+        self._oldest = 1
+
+    def __iter__(self) -> Iterator[Line]:
+        with ExitStack() as stack:
+            for name, opened, start, size in self._from(self._sources(stack)):
+                yield from self._lines(name, opened, start, size)
+        self._give_up_left()
+        self._conclude()
+
+    def _from(self, sources: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, int, int, int]]:
+        """Yield name, descriptor, where to begin and where to end, for what is to be read of each file."""
+        skipped = max(0, sum(size for _, _, size in sources) - self._most_bytes) if self._most_bytes is not None else 0
+        self._is_part = self._is_part or skipped > 0
+        for name, opened, size in sources:
+            start = min(skipped, size)
+            skipped -= start
+            if start < size:
+                yield name, opened, start, size
+
+    def _sources(self, stack: ExitStack) -> list[tuple[str, int, int]]:
+        try:
+            if self._file is not None:
+                opened = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, opened)
+                return [(self._file, opened, os.fstat(opened).st_size)]
+            return list(self._opened(stack))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise failure(self._file or self._folder, error.strerror or str(error), is_read=True) from error
+
+    def _opened(self, stack: ExitStack) -> Iterator[tuple[str, int, int]]:
+        at = stack.enter_context(opened_folder(self._folder, create=False))
+        growing = self._growing(stack, at)
+        for _, name in full_files(at):
+            file = stack.enter_context(opened_file(at, name, self._folder))
+            yield name, file, os.fstat(file).st_size
+        if growing is not None:
+            yield NAME, growing, os.fstat(growing).st_size
+            fcntl.flock(growing, fcntl.LOCK_UN)
+
+    def _growing(self, stack: ExitStack, at: int) -> int | None:
+        """Open the file that grows and hold its lock; one that is set aside meanwhile is among the full ones."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            with ExitStack() as trial, suppress(FileNotFoundError):
+                file = trial.enter_context(opened_file(at, NAME, self._folder))
+                lock(file, until, f"{self._folder}/{NAME}", how=fcntl.LOCK_SH, is_read=True)
+                if is_named(at, os.fstat(file)):
+                    stack.enter_context(trial.pop_all())
+                    return file
+                continue
+            return None
+
+    def _lines(self, name: str, opened: int, start: int, size: int) -> Iterator[Line]:
+        with os.fdopen(os.dup(opened), "rb") as file:
+            file.seek(start)
+            number, size = 0, size - start
+            if start:  # in the midst of a line
+                size -= len(file.readline(min(size, MOST_LINE_BYTES + 1)))
+            while size > 0 and (raw := file.readline(min(size, MOST_LINE_BYTES + 1))):
+                number, size = number + 1, size - len(raw)
+                line = read_line(raw[:-1] if raw.endswith(b"\n") else raw)
+                if line is not None and line.is_event():
+                    self._take(name, number, line)
+                    yield line
+                elif size or raw.endswith(b"\n") or self._left or not is_beginning(raw, self._last or FIRST):
+                    self._left = self._left or _Left(name, number)
+                    self._left.add(raw)
+                else:
+                    self.report.is_cut_off = True
+
+    def _take(self, name: str, number: int, line: Line) -> None:
+        """Check a whole line against what was before it."""
+        last, seq = self._last, line.link.seq
+        has_gap = self._left is not None and not self._is_recovery(line)
+        bad = self._give_up_left() if has_gap else 0
+        self._left = None
+        expected = (last or FIRST).seq + 1
+        if last is None and not bad:
+            self._check_first(name, number, line)
+        elif seq > expected + bad:
+            missing = f"event {expected}" if seq == expected + 1 else f"events {expected} to {seq - 1}"
+            self.report.add(name, number, f"{missing} should stand before event {seq}: removed, or moved")
+        elif seq < expected and last is not None:
+            self.report.add(name, number, f"event {seq} stands after event {last.seq}: swapped, or repeated")
+        elif not bad and line.prev != (last or FIRST).hash:
+            self.report.add(name, number, f"event {seq} does not follow from the one before, which was replaced")
+        self._last = line.link
+        self._note(name, number, line)
+
+    def _check_first(self, name: str, number: int, line: Line) -> None:
+        if line.link.seq == 1 and line.prev != FIRST.hash:
+            self.report.add(name, number, "event 1 names another one before it")
+
+    def _is_recovery(self, line: Line) -> bool:
+        last, left = self._last or FIRST, self._left
+        if left is None or line.prev != last.hash or line.link.seq != last.seq + 1:
+            return False
+        fields = line.fields()
+        if fields["kind"] != RECOVERY or fields.get("left_bytes") != left.size:
+            return False
+        is_same = bool(fields.get("left_sha256") == left.digest.hexdigest())
+        self.report.interrupted += is_same
+        return is_same
+
+    def _give_up_left(self) -> int:
+        """Report bytes that are no line, and that nothing explains; return how many lines they are."""
+        left, self._left = self._left, None
+        if left is None:
+            return 0
+        for offset in range(left.count):
+            self.report.add(left.file, left.first_line + offset, "this line was changed: it is not what was written")
+        return left.count
+
+    def _note(self, name: str, number: int, line: Line) -> None:
+        report, text = self.report, line.raw
+        report.events += 1
+        report.first = report.first or line.link
+        report.last = line.link
+        at = text.index(b'"time":"') + 8
+        report.last_time = text[at : at + 27].decode("ascii", "replace")
+        report.first_time = report.first_time or report.last_time
+        self._heads.pop(line.link.hash, None)
+        if b'"kind":"%b"' % ROTATION.encode() in text:
+            oldest = line.fields().get("oldest_seq")
+            self._oldest = max(self._oldest, oldest if isinstance(oldest, int) else 1)
+        if self._checks_artifacts and b'_artifact_sha256":"' in text:
+            self._check_artifacts(name, number, line)
+        if self._missing and b'"kind":"%b"' % REMOVAL.encode() in text:
+            named = line.fields().get("artifacts")
+            for digest in named if isinstance(named, list) else ():
+                report.removed += self._missing.pop(str(digest), None) is not None
+
+    def _check_artifacts(self, name: str, number: int, line: Line) -> None:
+        fields = line.fields()
+        for word, digest in fields.items():
+            is_kept = word.endswith("_artifact_sha256") and re.fullmatch("[0-9a-f]{64}", str(digest))
+            # An `execution` names the code again, which may be removed while that runs; its `start` named it first.
+            if not is_kept or (fields["kind"] == "execution" and word == "code_artifact_sha256"):
+                continue
+            told = f"event {line.link.seq}: what is kept as {word} ({digest})"
+            try:
+                state = writer.state_of(self._folder, digest)
+                if state is Kept.CHANGED:
+                    self.report.add(name, number, f"{told} was changed")
+                elif state is Kept.MISSING:
+                    self._missing.setdefault(digest, []).append((name, number, told))
+            except AuditFailed as error:
+                self.report.add(name, number, f"{told} is not as it was kept: {error}")
+
+    def _conclude(self) -> None:
+        report = self.report
+        for name, number, told in (place for places in self._missing.values() for place in places):
+            report.add(name, number, f"{told} is missing, and no later event says that it was removed")
+        first = report.first.seq if report.first else 1
+        if first > 1 and self._is_part:
+            report.notes.append(f"it begins with event {first}")
+        elif first > self._oldest:
+            report.add(NAME, None, f"events 1 to {first - 1} are missing, and no event says that they were dropped")
+        elif first > 1:
+            report.dropped = first - 1
+        last = report.last.seq if report.last else 0
+        for head in self._heads.values():
+            if head.seq is not None and head.seq < first and report.dropped:
+                report.notes.append(f"head {head.seq} is older than what is kept, and cannot be looked for")
+            else:
+                told = f"head {head.hash}" if head.seq is None else f"head {head.seq}:{head.hash}"
+                what = f"the log ends with event {last}" if last else "there are no events"
+                report.add(
+                    self._file or NAME, None, f"{told} is not in the log, {what}: its end was cut, or it was rewritten"
+                )
+
+
+def verify(folder: str, *, heads: Sequence[KeptHead] = (), file: str | None = None) -> Report:
+    """Read a whole log and return what was found. Raises AuditFailed where it cannot be read."""
+    reading = Reading(folder, heads=heads, checks_artifacts=file is None, file=file)
+    for _ in reading:
+        pass
+    return reading.report
+
+
+MOST_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditState:
+    """Say how the log is.
+
+    `is_on` is that of the command line, None where the configuration does not say, `origin` what says so. `problem` is
+    why no event can be written, empty where one can. `events` have been read, those before `first` have not; `fault` is
+    the first thing that is wrong with them.
+    """
+
+    is_on: bool | None
+    origin: str = ""
+    folder: str = ""
+    problem: str = ""
+    events: int = 0
+    first: int = 0
+    last_time: str = ""
+    fault: str = ""
+
+    @property
+    def stops_runs(self) -> bool:
+        """Tell whether nothing runs, since the log is on and cannot be written."""
+        return self.is_on is True and bool(self.problem)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for JSON."""
+        return {
+            "on": self.is_on,
+            "origin": self.origin or None,
+            "folder": self.folder or None,
+            "writable": not self.problem,
+            "problem": self.problem or None,
+            "events_read": self.events,
+            "first_event_read": self.first or None,
+            "last_time": self.last_time or None,
+            "sound": not self.fault,
+            "fault": self.fault or None,
+        }
+
+
+def examine_audit() -> AuditState:
+    """Look at the log that a run of the command line would write to."""
+    try:
+        settings = load_settings({})
+    except ClocheError as error:
+        return AuditState(is_on=None, problem=f"the configuration cannot be used: {error}")
+    is_on, origin = settings.audit is not False, settings.origins.get("audit", "default")
+    try:
+        folder = settings.audit_folder or default_folder()
+    except AuditFailed as error:
+        return AuditState(is_on=is_on, origin=origin, problem=str(error))
+    return _state_of(folder, is_on=is_on, origin=origin)
+
+
+def _state_of(folder: str, *, is_on: bool, origin: str) -> AuditState:
+    problem = fault = ""
+    try:
+        check_writable(folder)
+    except AuditFailed as error:
+        problem = str(error)
+    reading = Reading(folder, most_bytes=MOST_BYTES)
+    try:
+        for _ in reading:
+            pass
+    except AuditFailed as error:
+        fault = str(error)
+    report = reading.report
+    if report.faults:
+        fault = f"{report.faults[0].file}: {report.faults[0].what}"
+    return AuditState(
+        is_on=is_on,
+        origin=origin,
+        folder=folder,
+        problem=problem,
+        events=report.events,
+        first=report.first.seq if report.first else 0,
+        last_time=report.last_time,
+        fault=fault,
+    )

@@ -1,0 +1,481 @@
+"""Where the lines are: a private folder, one file that grows, and the files that are full.
+
+Theory of operation: whoever appends opens the file anew, so that locks tell threads and forked processes apart, holds
+its lock, and reads no more than its end: the last line says number and hash. Where that end is byte for byte the line
+that this process wrote last, its number and hash are known and not computed again. A line is written by one call, and
+at the end, so that the file may be append-only for everybody (`chattr +a`). What a crash cut off stays, its line is
+ended, and an event says so. A file that is full gets the number of its first event as its name; the new one begins
+with an event that says how the chain goes on, and which files were dropped for it.
+
+Code and output beside the log, each in a file that is called by the SHA-256 of what is in it.
+
+Theory of operation: what is kept is never changed, and kept once however often it comes; its time is that of the last
+time it came. Whoever keeps something holds a shared lock of the folder meanwhile, whoever removes something
+(`audit_pruning`) an exclusive one, and that leaves alone what came just now: the event that names it is on its way.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from cloche import hostfs
+from cloche.core.errors import AuditFailed
+from cloche.core.limits import MIB
+
+from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, ROTATION, Line, Link, is_beginning, line_after, read_line
+
+NAME = "audit.jsonl"
+FILE_BYTES = 32 * MIB
+MOST_FILES = 32  # full ones that are kept
+PATIENCE_S = 10.0
+MOST_KNOWN = 16  # folders whose last line is remembered
+_FULL = re.compile(r"audit-([0-9]{12,})\.jsonl")
+_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """Say how a file ends: its last whole line, and what an interrupted write left behind that."""
+
+    last: Link
+    left: bytes = b""
+    lacks_newline: bool = False
+
+
+# The last line that this process wrote in each folder, with the newlines around it. Nobody relies on it: who comes next
+# compares it with what stands in the file, under the lock.
+_written: dict[str, tuple[bytes, Tail]] = {}
+
+
+def append(
+    folder: str, kind: str, fields: Mapping[str, Any], *, file_bytes: int = FILE_BYTES, most_files: int = MOST_FILES
+) -> Link:
+    """Write one event to the end of the chain and return its link.
+
+    Raises AuditFailed, with the log as it was: for a folder or a file that is not ours alone, one that was changed,
+    one that stays locked, a full disk.
+    """
+    try:
+        with opened_folder(folder, create=True) as at, _locked(at, folder) as (file, size):
+            if size == 0:
+                return _begin(at, file, folder, kind, fields, most_files)
+            tail = _known_end(file, folder, size) or _end(at, file, folder)
+            if size >= file_bytes and not tail.left and _set_aside(at, file):
+                with _locked(at, folder) as (fresh, _):
+                    return _begin(at, fresh, folder, kind, fields, most_files)
+            return _write(file, folder, size, tail, [(kind, fields)])
+    except OSError as error:
+        raise failure(f"{folder}/{NAME}", f"{_reason(error)}") from error
+
+
+def head(folder: str) -> Link | None:
+    """Return the last link of a chain, None where there is no event. Raises AuditFailed."""
+    try:
+        with opened_folder(folder, create=False) as at:
+            last = FIRST
+            with suppress(FileNotFoundError), opened_file(at, NAME, folder) as file:
+                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH, is_read=True)
+                last = _end(at, file, folder).last
+            last = last if last.seq else _last_of_full(at, folder)
+            return last if last.seq else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise failure(f"{folder}/{NAME}", _reason(error), is_read=True) from error
+
+
+def check_writable(folder: str) -> None:
+    """Try all that writing an event takes but the writing. Raises AuditFailed, as `append` would."""
+    try:
+        with opened_folder(folder, create=False, is_read=False) as at:
+            _check_room(folder)
+            with suppress(FileNotFoundError), opened_file(at, NAME, folder, flags=os.O_RDWR | os.O_APPEND) as file:
+                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH)
+                if os.fstat(file).st_size:
+                    _end(at, file, folder)
+    except FileNotFoundError:
+        there = os.path.dirname(folder)
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        _check_room(there)
+    except OSError as error:
+        raise failure(f"{folder}/{NAME}", _reason(error)) from error
+
+
+def _check_room(folder: str) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise failure(folder, "this user may not write there, or the file system is read-only")
+    if os.statvfs(folder).f_bavail == 0:
+        raise failure(folder, os.strerror(errno.ENOSPC))
+
+
+def failure(path: str, why: str, *, is_read: bool = False) -> AuditFailed:
+    """Return the error that says which file, why, and what to do."""
+    if is_read:
+        return AuditFailed(f"the audit log {path} cannot be read: {why}")
+    return AuditFailed(
+        f"the audit log {path} cannot be written: {why}. Where the audit is on, nothing runs without it: put that "
+        "right, name another folder (CLOCHE_AUDIT=/FOLDER), or switch it off (CLOCHE_AUDIT=off)"
+    )
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+@contextmanager
+def opened_folder(folder: str, *, create: bool, is_read: bool | None = None) -> Iterator[int]:
+    """Open the folder, which must be ours and nobody else's to write to; with `create`, made where there is none.
+
+    `is_read` says what an error says cannot be done: reading, unless it is created.
+    """
+    at = _open_folder(folder, create=create, is_read=not create if is_read is None else is_read)
+    try:
+        yield at
+    finally:
+        os.close(at)
+
+
+def _open_folder(folder: str, *, create: bool, is_read: bool) -> int:
+    if not os.path.isabs(folder):
+        raise failure(folder, "that is no absolute path, for want of a home folder maybe", is_read=is_read)
+    try:
+        at = _open_or_make(folder) if create else hostfs.open_folder(folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise failure(folder, "it is a symbolic link, or no folder", is_read=is_read) from error
+        raise
+    return _checked_folder(at, folder, is_read=is_read)
+
+
+def _checked_folder(at: int, folder: str, *, is_read: bool) -> int:
+    facts = os.fstat(at)
+    why = ""
+    if facts.st_uid != os.geteuid():
+        why = f"the folder belongs to user {facts.st_uid}, not to {os.geteuid()}"
+    elif facts.st_mode & 0o022:
+        why = "others may write to the folder; chmod go-w it"
+    if why:
+        os.close(at)
+        raise failure(folder, why, is_read=is_read)
+    return at
+
+
+@contextmanager
+def opened_below(at: int, name: str, folder: str) -> Iterator[int]:
+    """Open a folder within an open one, which must be ours alone as that is. Raises OSError, and AuditFailed."""
+    below = _checked_folder(hostfs.open_folder(name, at), f"{folder}/{name}", is_read=True)
+    try:
+        yield below
+    finally:
+        os.close(below)
+
+
+def _open_or_make(folder: str) -> int:
+    try:
+        return hostfs.open_folder(folder)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    return hostfs.open_folder(folder)
+
+
+@contextmanager
+def opened_file(at: int, name: str, folder: str, *, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a file of the folder, which must be a plain one, ours, and private."""
+    file, _ = _open_file(at, name, folder, flags)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _open_file(at: int, name: str, folder: str, flags: int) -> tuple[int, os.stat_result]:
+    path = f"{folder}/{name}"
+    try:
+        file, facts = hostfs.open_regular(name, at, flags, 0o600)
+    except (hostfs.NotRegular, IsADirectoryError) as error:
+        raise failure(path, "it is no regular file") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise failure(path, "it is a symbolic link") from error
+        raise
+    why = ""
+    if facts.st_uid != os.geteuid():
+        why = f"it belongs to user {facts.st_uid}, not to {os.geteuid()}"
+    elif facts.st_nlink > 1:
+        why = "it has a second name (a hard link)"
+    elif facts.st_mode & 0o077:
+        why = "others may read or write it; chmod 600 it"
+    if why:
+        os.close(file)
+        raise failure(path, why)
+    return file, facts
+
+
+@contextmanager
+def _locked(at: int, folder: str) -> Iterator[tuple[int, int]]:
+    """Open the file that grows and hold its lock: that of the name's file, not of one that was set aside.
+
+    Gives the descriptor and the file's size.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        file, _ = _open_file(at, NAME, folder, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        try:
+            lock(file, until, f"{folder}/{NAME}")
+            facts = os.fstat(file)
+            try:
+                if is_named(at, facts):
+                    yield file, facts.st_size
+                    return
+            finally:  # closing is not enough: a child that was forked meanwhile has the descriptor, too
+                fcntl.flock(file, fcntl.LOCK_UN)
+        finally:
+            os.close(file)
+
+
+def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX, is_read: bool = False) -> None:
+    """Lock a file. Raises AuditFailed where another process holds its lock until then (on the monotonic clock)."""
+    pause_s = 0.0002
+    while True:
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                why = f"another process has held its lock for {PATIENCE_S:g} s; is one stopped? lslocks shows it"
+                raise failure(path, why, is_read=is_read) from None
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.005)
+
+
+def is_named(at: int, facts: os.stat_result) -> bool:
+    """Tell whether an open file is the one that grows, and was not set aside after it was opened."""
+    named = hostfs.look(NAME, at)
+    return named is not None and os.path.samestat(named, facts)
+
+
+def _known_end(file: int, folder: str, size: int) -> Tail | None:
+    """Return how the file ends where that is what this process wrote last; None says nothing."""
+    line, tail = _written.get(folder, (b"", None))
+    is_same = line and size >= len(line) and os.pread(file, len(line), size - len(line)) == line
+    return tail if is_same else None
+
+
+def _end(at: int, file: int, folder: str) -> Tail:
+    """Return how the file that grows ends; the end is all that is read. Raises AuditFailed where it was changed."""
+    size = os.fstat(file).st_size
+    tail = _read_tail(file, size)
+    if tail is None and size <= MOST_LINE_BYTES:  # the very first write to this file was cut off
+        before, data = _last_of_full(at, folder), os.pread(file, size, 0)
+        if all(is_beginning(piece, before) for piece in data.split(b"\n")):
+            return Tail(last=before, left=data)
+    if tail is None:
+        raise _changed(f"{folder}/{NAME}")
+    return tail
+
+
+def _last_of_full(at: int, folder: str) -> Link:
+    """Return the last link of the files that are full; FIRST where there are none."""
+    full = full_files(at)
+    if not full:
+        return FIRST
+    with opened_file(at, full[-1][1], folder) as file:
+        tail = _read_tail(file, os.fstat(file).st_size)
+        if tail is None or tail.left:
+            raise _changed(f"{folder}/{full[-1][1]}")
+        return tail.last
+
+
+def _read_tail(file: int, size: int) -> Tail | None:
+    """Return how a file ends, None where that is not as it was written."""
+    for length in (_TAIL_BYTES, 2 * MOST_LINE_BYTES, 8 * MOST_LINE_BYTES):
+        data = os.pread(file, length, max(0, size - length))
+        is_all = length >= size
+        found = _last_line(data, is_all=is_all)
+        if found is not None:
+            line, left = found
+            return _with_left(line, left) if left else Tail(last=line.link)
+        if is_all:
+            break
+    return None
+
+
+def _last_line(data: bytes, *, is_all: bool) -> tuple[Line, bytes] | None:
+    """Return the last whole line in the end of a file, and all bytes behind its newline."""
+    end = len(data)
+    while (newline := data.rfind(b"\n", 0, end)) >= 0:
+        start = data.rfind(b"\n", 0, newline) + 1
+        if start == 0 and not is_all:
+            return None
+        line = read_line(data[start:newline])
+        if line is not None:
+            return line, data[newline + 1 :]
+        end = newline
+    return None
+
+
+def _with_left(line: Line, left: bytes) -> Tail | None:
+    """Tell what an interrupted write left from what somebody changed."""
+    *ended, rest = left.split(b"\n")
+    whole = None if ended else read_line(rest)
+    if whole is not None and whole.prev == line.link.hash:
+        return Tail(last=whole.link, lacks_newline=True)
+    if rest and all(is_beginning(piece, line.link) for piece in (*ended, rest)):
+        return Tail(last=line.link, left=left)
+    return None
+
+
+def _changed(path: str) -> AuditFailed:
+    return failure(
+        path,
+        'its end is not as it was written; "cloche audit verify" says more. Move all audit*.jsonl aside to begin anew',
+    )
+
+
+def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str, Mapping[str, Any]]]) -> Link:
+    """Write events by one call, or nothing of them."""
+    data, line, last = b"", b"", tail.last
+    if tail.left:
+        data = b"\n"
+        told = {"left_bytes": len(tail.left), "left_sha256": hashlib.sha256(tail.left).hexdigest()}
+        events = [(RECOVERY, told), *events]
+    elif tail.lacks_newline:
+        data = b"\n"
+    for kind, fields in events:
+        line, last = line_after(last, kind, _now(), fields)
+        data += line
+    try:
+        written = os.write(file, data)
+        if written < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with suppress(OSError):  # an append-only file keeps it, and the next writer says so
+            os.ftruncate(file, size)
+        raise
+    if len(_written) >= MOST_KNOWN:
+        _written.clear()
+    if size:  # so that the byte before this line is a newline
+        _written[folder] = (b"\n" + line, Tail(last=last))
+    return last
+
+
+def _now() -> str:
+    seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    return f"{_second(seconds)}.{nanoseconds // 1000:06d}Z"
+
+
+@lru_cache(maxsize=1)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def full_files(at: int) -> list[tuple[int, str]]:
+    """Return the files that are full, oldest first, each with the number of its first event."""
+    return sorted((int(found[1]), name) for name in os.listdir(at) if (found := _FULL.fullmatch(name)))
+
+
+def _set_aside(at: int, file: int) -> bool:
+    """Give a full file its own name; it simply goes on growing where that is not allowed."""
+    first = re.match(rb'\{"v":1,"seq":([0-9]+),', os.pread(file, 64, 0))
+    if first is None:
+        return False
+    name = f"audit-{int(first[1]):012d}.jsonl"
+    if hostfs.look(name, at) is None:
+        with suppress(OSError):
+            os.rename(NAME, name, src_dir_fd=at, dst_dir_fd=at)
+            return True
+    return False
+
+
+def _begin(at: int, file: int, folder: str, kind: str, fields: Mapping[str, Any], most_files: int) -> Link:
+    """Begin a file: the first of all, or one in which the chain goes on."""
+    size = os.fstat(file).st_size  # another process may have begun it meanwhile
+    if size:
+        return _write(file, folder, size, _end(at, file, folder), [(kind, fields)])
+    full = full_files(at)
+    events: list[tuple[str, Mapping[str, Any]]] = [(kind, fields)]
+    dropped, kept = full[:-most_files], full[-most_files:]
+    if kept:
+        told = {"file": full[-1][1], "first_seq": full[-1][0], "oldest_seq": kept[0][0]}
+        events = [(ROTATION, told), *events]
+    link = _write(file, folder, 0, Tail(last=_last_of_full(at, folder)), events)
+    for _, name in dropped:
+        os.unlink(name, dir_fd=at)
+    return link
+
+
+FOLDER = "audit-artifacts"
+
+
+class Kept(enum.Enum):
+    """Say what there is under a hash."""
+
+    WHOLE = enum.auto()
+    CHANGED = enum.auto()
+    MISSING = enum.auto()
+
+
+def store(folder: str, data: bytes) -> str:
+    """Keep data, once however often it comes, and return its hash. Raises AuditFailed."""
+    digest = hashlib.sha256(data).hexdigest()
+    place = f"{folder}/{FOLDER}/{digest[:2]}"
+    try:
+        with opened_folder(folder, create=True), opened_folder(f"{folder}/{FOLDER}", create=True) as whole:
+            lock(whole, time.monotonic() + PATIENCE_S, f"{folder}/{FOLDER}", how=fcntl.LOCK_SH)
+            with opened_folder(place, create=True) as at:
+                _put(at, place, digest, data)
+    except OSError as error:
+        raise failure(f"{place}/{digest}", error.strerror or str(error)) from error
+    return digest
+
+
+def _put(at: int, place: str, digest: str, data: bytes) -> None:
+    with suppress(FileNotFoundError), opened_file(at, digest, place) as there:
+        if os.fstat(there).st_size == len(data):
+            os.utime(there)
+            return
+    hostfs.replace(at, digest, data, mode=0o600, temporary=f".{digest}.{secrets.token_hex(6)}")
+
+
+def load(folder: str, digest: str) -> bytes | None:
+    """Return what is kept under a hash, None where it is not there or is something else. Raises AuditFailed."""
+    data = _read(folder, digest)
+    return data if data is not None and hashlib.sha256(data).hexdigest() == digest else None
+
+
+def state_of(folder: str, digest: str) -> Kept:
+    """Say whether what was kept under a hash is there, as it was kept. Raises AuditFailed."""
+    data = _read(folder, digest)
+    if data is None:
+        return Kept.MISSING
+    return Kept.WHOLE if hashlib.sha256(data).hexdigest() == digest else Kept.CHANGED
+
+
+def _read(folder: str, digest: str) -> bytes | None:
+    place = f"{folder}/{FOLDER}/{digest[:2]}"
+    try:
+        with (
+            opened_folder(place, create=False) as at,
+            opened_file(at, digest, place) as file,
+            os.fdopen(os.dup(file), "rb") as reader,
+        ):
+            return reader.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise failure(f"{place}/{digest}", error.strerror or str(error), is_read=True) from error

@@ -1,0 +1,422 @@
+"""Ask a language model behind an OpenAI-compatible endpoint: streamed where it can, tried again where that may help.
+
+The endpoint's words are bounded before they are read: no compressed answers, no redirects (they would take the code to
+another host), and no more bytes than any answer needs. The key is in no message, log or repr, and is struck out of
+whatever the endpoint says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import ipaddress
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
+
+from .extract import MOST_REPLY_CHARS
+
+CHARS_PER_TOKEN = 3  # fewer than usual, so that a budget is not overrun where an endpoint tells nothing
+
+
+def tokens_of(text: str) -> int:
+    """Return about how many tokens a text is, rather too many."""
+    return len(text) // CHARS_PER_TOKEN + 1
+
+
+MOST_ANSWER_BYTES = 32 * 1024 * 1024  # on the wire: a stream takes some hundred bytes for every token
+MOST_ERROR_CHARS = 300
+MOST_RETRIES = 3
+RETRY_WAIT_S = 0.5
+MOST_CLAIMED_TOKENS = 1 << 31  # as many as a budget can have; what an endpoint counts beyond that says nothing more
+TOLD_WAIT_S = 60.0  # of what an endpoint asks for, no more is waited
+HIDDEN = "[key]"
+LEAST_SECRET_CHARS = 4  # a key shorter than that is no secret, and would strike out half the text
+
+# How a question is put, from most to least wanted; an endpoint that refuses one way is asked in the next.
+_WAYS: tuple[Mapping[str, Any], ...] = (
+    {"stream": True, "stream_options": {"include_usage": True}},
+    {"stream": True},
+    {},
+)
+_RAW = "x-stainless-raw-response"  # by which the package knows what it was asked for when the answer comes
+_HEADERS = (
+    "host", "connection", "accept", "content-type", "content-length", "transfer-encoding", "user-agent", _RAW,
+)  # fmt: skip
+_THOUGHTS = ("reasoning_content", "reasoning")  # where endpoints put what is no answer, and is paid for: some in both
+_REFUSES_WAY = (400, 415, 422, 501)
+_WORTH_RETRYING = (408, 409, 429, 500, 502, 503, 504, 529)
+
+log = logging.getLogger("cloche.agent")
+Heard = Callable[[int], None]
+
+
+class ModelFailed(ClocheError):
+    """Report that the model gave no answer; the message says why and what to do, `tokens` what it cost all the same."""
+
+    def __init__(self, message: str, *, tokens: int = 0):
+        super().__init__(message)
+        self.tokens = tokens
+
+
+class OverBudget(ModelFailed):
+    """Report that an answer was broken off because it would cost more than there is; raised by who hears of it."""
+
+
+class _Broken(Exception):
+    """Report an answer that broke off or makes no sense; another try may help. `wait_s` is how long to wait first."""
+
+    def __init__(self, message: str, wait_s: float = 0.0):
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+class _WayRefused(Exception):
+    """Report that the endpoint does not take a question put like this."""
+
+
+class _Unbearable(Exception):
+    """Report an answer that is not read at all."""
+
+
+@dataclass(slots=True)
+class _Meter:
+    """Count what one question costs, however often it is put. A try of which nothing came costs nothing."""
+
+    prompt: str
+    heard: Heard
+    tries: int = 0  # that are over, and of which something came
+    before: int = 0  # characters of those
+    chars: int = 0  # of this one
+
+    @property
+    def tokens(self) -> int:
+        """Return about how many tokens that is."""
+        tries = self.tries + (self.chars > 0)
+        return tries * tokens_of(self.prompt) + (self.before + self.chars) // CHARS_PER_TOKEN + (tries > 0)
+
+    def came(self, chars: int) -> None:
+        """Note how many characters came in this try so far. Raises what `heard` raises."""
+        self.chars = chars
+        self.heard(self.before + chars)
+
+    def try_again(self) -> None:
+        """Begin another try."""
+        self.tries, self.before, self.chars = self.tries + (self.chars > 0), self.before + self.chars, 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Hold an answer: the text, and the tokens of question and answer, counted or claimed, whichever is more.
+
+    What came and is no text of the answer counts, too: thoughts, and answers that broke off before. `is_cut` says that
+    it was too long and ends early.
+    """
+
+    text: str
+    tokens: int = 0
+    is_cut: bool = False
+
+
+class Endpoint:
+    """Be a model at an OpenAI-compatible endpoint. `base_url` ends before `/chat/completions`.
+
+    `api_key` may be empty for a server that wants none. Raises InvalidRequest for an address that is none, and
+    BackendUnavailable without the `openai` package.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str = "",
+        retries: int = MOST_RETRIES,
+        retry_wait_s: float = RETRY_WAIT_S,
+    ):
+        self.host = host_of(base_url)
+        if not model.strip():
+            raise InvalidRequest(
+                "autofix.model: no model is named; set it in your own configuration file, or CLOCHE_AUTOFIX_MODEL"
+            )
+        if not model.isprintable():
+            raise InvalidRequest("autofix.model: the name holds characters that cannot be sent; write it on one line")
+        self.model = model.strip()
+        self._base_url, self._key = base_url, _checked_key(api_key)
+        self._retries, self._retry_wait_s = retries, retry_wait_s
+        self._way = 0
+        if importlib.util.find_spec("openai") is None:
+            raise BackendUnavailable(
+                "auto-fix by an endpoint needs the package openai.",
+                remedy='Install it with: pip install "cloche[fix]".',
+            )
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self._base_url!r}, {self.model!r})"
+
+    async def ask(self, prompt: str, *, timeout_s: float, heard: Heard) -> Reply:
+        """Return the answer. `heard` is told how many characters came so far, thoughts and broken answers included.
+
+        Raises ModelFailed.
+        """
+        clock, meter = asyncio.get_running_loop(), _Meter(prompt, heard)
+        end = clock.time() + timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await self._ask_until(end, meter)
+        except TimeoutError:
+            told = f"{self.host} did not answer within the time budget ({timeout_s:.0f} s left)"
+            raise ModelFailed(told, tokens=meter.tokens) from None
+        except ModelFailed as failed:
+            failed.tokens = meter.tokens
+            raise
+        return replace(reply, tokens=max(reply.tokens, meter.tokens))
+
+    async def _ask_until(self, end: float, meter: _Meter) -> Reply:
+        clock, tries, way = asyncio.get_running_loop(), 0, self._way  # which others who ask may change meanwhile
+        async with self._client(end - clock.time()) as client:
+            while True:
+                try:
+                    reply = await self._ask_once(client, meter, way)
+                except _WayRefused:
+                    way += 1
+                except _Broken as error:
+                    tries += 1
+                    meter.try_again()
+                    wait_s = max(error.wait_s, self._retry_wait_s * 2 ** (tries - 1))
+                    if tries > self._retries or clock.time() + wait_s > end:
+                        raise ModelFailed(f"{self._clean(error)} (asked {tries} times)") from None
+                    log.debug("asking %s again in %.1f s: %s", self.host, wait_s, self._clean(error))
+                    await asyncio.sleep(wait_s)
+                else:
+                    self._way = way
+                    return reply
+
+    def _client(self, timeout_s: float) -> Any:  # noqa: ANN401 - the package is an extra
+        """Return a client that follows no redirect, and tells an endpoint nothing that is meant for another."""
+        openai = _library()
+
+        async def plain(request: Any) -> None:  # noqa: ANN401
+            for name in [name for name in request.headers if name.lower() not in _HEADERS]:
+                del request.headers[name]  # the package takes organisations and the like from the environment
+            request.headers["Accept-Encoding"] = "identity"
+            if self._key:
+                request.headers["Authorization"] = f"Bearer {self._key}"
+
+        hooks = {"request": [plain], "response": [_bound]}
+        http = openai.DefaultAsyncHttpxClient(
+            follow_redirects=False,
+            event_hooks=hooks,
+            trust_env=not _is_here(self._base_url),  # what is for this machine goes through nobody's proxy
+        )
+        return openai.AsyncOpenAI(
+            base_url=self._base_url,
+            api_key=self._key or "none",
+            max_retries=0,
+            timeout=timeout_s,
+            http_client=http,
+        )
+
+    async def _ask_once(self, client: Any, meter: _Meter, way: int) -> Reply:  # noqa: ANN401
+        """Ask in one way, with the package's errors in our words."""
+        openai = _library()
+        try:
+            return await self._answer(client, meter, way)
+        except openai.APIStatusError as error:
+            raise self._told_by(error, way) from None
+        except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, _Unbearable):
+                raise ModelFailed(f"{self.host}: {error.__cause__}") from None
+            raise _Broken(
+                f"{self.host} cannot be reached: {self._clean(error.__cause__ or error)}; check it and the base URL"
+            ) from None
+        except openai.APIError as error:  # in the midst of a stream
+            raise _Broken(f"{self.host} failed while it answered: {self._clean(error)}") from None
+        except _Unbearable as error:
+            raise ModelFailed(f"{self.host}: {error}") from None
+        except (ClocheError, _Broken, _WayRefused, TimeoutError):
+            raise
+        except Exception as error:  # what a library makes of bytes that make no sense
+            log.debug("an answer that makes no sense", exc_info=True)
+            raise _Broken(
+                f"{self.host} answered something that makes no sense ({type(error).__name__}); check the base URL"
+            ) from None
+
+    def _told_by(self, error: Any, way: int) -> Exception:  # noqa: ANN401
+        """Return what an HTTP status means: another way, another try, or the end."""
+        status = int(error.status_code)
+        text = f"{self.host} answered {status}: {self._clean(error)}"
+        if status in _REFUSES_WAY and way < len(_WAYS) - 1:
+            return _WayRefused(text)
+        self._way = 0 if status in _REFUSES_WAY else self._way  # it was not for the way of asking
+        if 300 <= status < 400:
+            return ModelFailed(f"{self.host} answered {status}, a redirect, and none is followed; correct the base URL")
+        if status in _WORTH_RETRYING and getattr(error, "code", None) != "insufficient_quota":
+            return _Broken(text, _wait_of(error.response.headers))
+        setting = "autofix.api_key, or CLOCHE_AUTOFIX_API_KEY"
+        key = f"check the key ({setting})" if self._key else f"no key is set; set {setting}"
+        hints = {401: key, 403: key, 404: "check the base URL and the model"}
+        hint = f"; {hints[status]}" if status in hints else ""
+        return ModelFailed(text + hint)
+
+    async def _answer(self, client: Any, meter: _Meter, way: int) -> Reply:  # noqa: ANN401
+        asking = client.chat.completions.with_streaming_response.create(
+            model=self.model, messages=[{"role": "user", "content": meter.prompt}], **_WAYS[way]
+        )
+        async with asking as response:
+            kind = response.headers.get("content-type", "").lower()
+            if "text/event-stream" in kind:
+                return await self._streamed(await response.parse(), meter)
+            return self._whole(json.loads(await response.read()), meter)
+
+    async def _streamed(self, chunks: AsyncIterator[Any], meter: _Meter) -> Reply:
+        """Put an answer together from its pieces; one that breaks off is no answer."""
+        pieces, size, thought, tokens, ending = [], 0, 0, 0, None
+        async for chunk in chunks:
+            tokens = max(tokens, _tokens(getattr(chunk, "usage", None)))
+            for choice in _first(getattr(chunk, "choices", None)):
+                ending = getattr(choice, "finish_reason", None) or ending
+                delta = getattr(choice, "delta", None)
+                piece = _text(getattr(delta, "content", None))
+                pieces.append(piece)
+                size += len(piece)
+                thought += max(len(_text(getattr(delta, name, None))) for name in _THOUGHTS)
+                meter.came(size + thought)
+            if size > MOST_REPLY_CHARS:
+                ending = "length"
+                break
+        if ending is None:
+            raise _Broken(f"{self.host} broke off its answer")
+        return self._reply("".join(pieces), tokens, ending)
+
+    def _whole(self, answer: Any, meter: _Meter) -> Reply:  # noqa: ANN401
+        """Read an answer that came in one piece."""
+        if not isinstance(answer, dict):
+            raise _Broken(f"{self.host} answered something that is no completion")
+        if "error" in answer and "choices" not in answer:
+            raise _Broken(f"{self.host} failed: {self._clean(answer['error'])}")
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        message = choice.get("message") if isinstance(choice, dict) else None
+        if not isinstance(choice, dict) or not isinstance(message, dict):
+            raise _Broken(f"{self.host} answered something that is no completion")
+        text = _text(message.get("content"))
+        meter.came(len(text) + max(len(_text(message.get(name))) for name in _THOUGHTS))
+        return self._reply(text, _tokens(answer.get("usage")), choice.get("finish_reason"))
+
+    def _reply(self, text: str, tokens: int, ending: object) -> Reply:
+        is_cut = ending in ("length", "max_tokens") or len(text) > MOST_REPLY_CHARS
+        return Reply(text=self._without_key(text[:MOST_REPLY_CHARS]), tokens=tokens, is_cut=is_cut)
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, HIDDEN) if len(self._key) >= LEAST_SECRET_CHARS else text
+
+    def _clean(self, said: object) -> str:
+        """Return what somebody said as one short line, without the key."""
+        line = " ".join(self._without_key(str(said)).split())
+        return line[:MOST_ERROR_CHARS] or type(said).__name__
+
+
+def host_of(base_url: object) -> str:
+    """Return host and port of an endpoint's address. Raises InvalidRequest for what is no such address."""
+    name = "autofix.base_url"
+    if not isinstance(base_url, str) or not base_url.strip():
+        raise InvalidRequest(
+            f"{name}: no endpoint is named; set it in your own configuration file, or CLOCHE_AUTOFIX_BASE_URL"
+        )
+    try:
+        parts = urlsplit(base_url.strip())
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), None, None
+    if parts.scheme not in ("http", "https") or not host or not base_url.isprintable() or " " in base_url:
+        raise InvalidRequest(f"{name}: this is no http or https address; write one such as http://localhost:8000/v1")
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise InvalidRequest(f"{name}: give the address alone, and the key as autofix.api_key")
+    shown = f"[{host}]" if ":" in host else host
+    if parts.netloc.lower() not in (shown.lower(), f"{shown}:{parts.netloc.rpartition(':')[2]}".lower()):
+        raise InvalidRequest(f"{name}: {parts.netloc[:80]!r} is no host with a port; write one such as localhost:8000")
+    return f"{shown}:{port}" if port is not None else shown
+
+
+def _checked_key(key: object) -> str:
+    """Return a key as a header takes it; a library that refuses one says it in its message, with escapes."""
+    stripped = key.strip() if isinstance(key, str) else None
+    if stripped is None or not stripped.isascii() or not stripped.isprintable():
+        raise InvalidRequest("autofix.api_key: this is no key; it is one word of plain characters")
+    return stripped
+
+
+def _is_here(base_url: str) -> bool:
+    """Tell whether an address is this machine's own."""
+    host = urlsplit(base_url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _library() -> Any:  # noqa: ANN401
+    """Import the package when something is asked: that takes most of a second."""
+    return importlib.import_module("openai")
+
+
+async def _bound(response: Any) -> None:  # noqa: ANN401
+    """Let no more of an answer be read than any answer needs, whatever is read of it and by whom."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise _Unbearable(f"the answer is packed ({encoding[:20]!r}), which was not asked for")
+    http = importlib.import_module(type(response).__module__.partition(".")[0])  # httpx, or what came after it
+    stream = response.stream
+
+    class Bounded(http.AsyncByteStream):  # type: ignore[misc, name-defined]  # a library of the extra's choice
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            left = MOST_ANSWER_BYTES
+            async for piece in stream:
+                left -= len(piece)
+                if left < 0:
+                    raise _Unbearable(f"the answer is longer than {MOST_ANSWER_BYTES} bytes")
+                yield piece
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    response.stream = Bounded()
+
+
+def _first(choices: object) -> list[Any]:
+    return choices[:1] if isinstance(choices, list) else []
+
+
+def _text(content: object) -> str:
+    """Return the text of a message, which some endpoints give in parts."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return ""
+
+
+def _tokens(usage: object) -> int:
+    """Return the tokens that an endpoint counts; 0 for what is no number of them."""
+    total = usage.get("total_tokens") if isinstance(usage, dict) else getattr(usage, "total_tokens", None)
+    if not isinstance(total, int) or isinstance(total, bool):
+        return 0
+    return min(max(total, 0), MOST_CLAIMED_TOKENS)
+
+
+def _wait_of(headers: Mapping[str, str]) -> float:
+    """Return for how long an endpoint wants to be left alone."""
+    try:
+        wait_s = float(headers.get("retry-after", "0"))
+    except ValueError:
+        return 0.0
+    return min(wait_s, TOLD_WAIT_S) if wait_s > 0 else 0.0

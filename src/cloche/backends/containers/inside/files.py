@@ -1,0 +1,330 @@
+"""The workspace as the first process of a container sees it: files come in, are looked at, and go out.
+
+The guest left what it liked, so nothing is opened by a path: folders are walked by descriptors, through no link.
+Beside a session it may still be at work: then walks end, and a file is as long as it was when it was looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+import tarfile
+import time
+
+from .link import CHUNK, DATA, DONE, Caller, Outgoing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+WORKSPACE = "/workspace"
+MAX_FILES, MAX_DEPTH = 10_000, 64
+MAX_ENTRIES, MAX_PATH_CHARS = 200_000, 8 << 20  # several times what a workspace holds at the default limits
+UNSEEN = {"time", "entries", "access"}  # why nobody knows what else is there
+WALK_S = 5.0
+ENOSPC, EDQUOT, ELOOP = 28, 122, 40
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names that are no text come through as they are
+
+
+class Refused(Exception):
+    """Say why a request about files was not done: one of `refused`, `not_found`, `too_large`, `full`."""
+
+    def __init__(self, kind: str, path: str, why: str):
+        super().__init__(why)
+        self.kind, self.path, self.why = kind, path, why
+
+
+def open_folder(folder: str, *, make: bool = False) -> int:
+    """Open a folder of the workspace one name at a time, through no link."""
+    here = os.open(WORKSPACE, FOLDER)
+    for name in folder.split("/") if folder else ():
+        try:
+            if make:
+                try:
+                    os.mkdir(name, dir_fd=here)
+                except FileExistsError:
+                    pass
+            # Old versions of gVisor follow a link all the same, so it is looked at first; the guest is dead.
+            if stat.S_ISLNK(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+                raise OSError(ELOOP, os.strerror(ELOOP))
+            there = os.open(name, FOLDER, dir_fd=here)
+        finally:
+            os.close(here)
+        here = there
+    return here
+
+
+def open_file(path: str) -> tuple[int, os.stat_result]:
+    """Open a regular file of the workspace for reading."""
+    folder, _, name = path.rpartition("/")
+    here = open_folder(folder)
+    try:
+        return open_file_in(here, name, path)
+    finally:
+        os.close(here)
+
+
+def open_file_in(here: int, name: str, path: str) -> tuple[int, os.stat_result]:
+    """Open a regular file of a folder for reading."""
+    fd = os.open(name, FILE, dir_fd=here)
+    state = os.fstat(fd)
+    if not stat.S_ISREG(state.st_mode):
+        os.close(fd)
+        raise Refused("refused", path, "it is not a regular file of the workspace")
+    return fd, state
+
+
+class Walk:
+    """Visit the regular files of the workspace, depth first, and each folder once, however it is moved about.
+
+    Nothing but the folders on the way to the current one is held. Time, entries, depth and the length of all paths are
+    bounded; `reasons` say what was left out for, in the words of the caller's `walking.REASONS`.
+    """
+
+    def __init__(self, seconds: float):
+        self.until = time.monotonic() + seconds
+        self.left, self.chars, self.skipped = MAX_ENTRIES, MAX_PATH_CHARS, 0
+        self.visited: set[int] = set()
+        self.reasons: set[str] = set()
+
+    def skip(self, reason: str = "") -> None:
+        """Count what is left out; without a reason where it would be left out in any case: a link, say."""
+        self.skipped += 1
+        if reason:
+            self.reasons.add(reason)
+
+    def files(self) -> Iterator[tuple[int, str, str, os.stat_result]]:
+        """Yield folder, name, path and state of each file; what is done with it meanwhile is not the walk's time."""
+        stack: list[tuple[int, Any, str]] = []
+        try:
+            self._enter(stack, WORKSPACE, None, "")
+            while stack:
+                here, entries, prefix = stack[-1]
+                entry = next(entries, None)
+                if entry is None:
+                    stack.pop()
+                    entries.close()
+                    os.close(here)
+                    continue
+                if self.left <= 0 or time.monotonic() >= self.until:
+                    self.skip("entries" if self.left <= 0 else "time")
+                    return
+                self.left -= 1
+                try:
+                    state = os.stat(entry.name, dir_fd=here, follow_symlinks=False)
+                except OSError:
+                    self.skip("access")
+                    continue
+                if stat.S_ISREG(state.st_mode):
+                    path = prefix + entry.name
+                    self.chars -= len(path)
+                    if self.chars < 0:
+                        self.skip("paths")
+                        continue
+                    handed = time.monotonic()
+                    yield here, entry.name, path, state
+                    self.until += time.monotonic() - handed
+                elif not stat.S_ISDIR(state.st_mode):
+                    self.skip()
+                elif len(stack) > MAX_DEPTH:
+                    self.skip("depth")
+                elif state.st_ino not in self.visited:
+                    # Old versions of gVisor follow a link all the same, so this was looked at first.
+                    self._enter(stack, entry.name, here, f"{prefix}{entry.name}/")
+        finally:
+            for here, entries, _ in stack:
+                entries.close()
+                os.close(here)
+
+    def _enter(self, stack: list[tuple[int, Any, str]], name: str, parent: int | None, prefix: str) -> None:
+        """Open a folder, unless it was visited before: it may have been moved on meanwhile."""
+        try:
+            here = os.open(name, FOLDER, dir_fd=parent)
+        except OSError:
+            self.skip("access")
+            return
+        number = os.fstat(here).st_ino
+        if number in self.visited:
+            os.close(here)
+            return
+        self.visited.add(number)
+        stack.append((here, os.scandir(here), prefix))
+
+
+def identity(state: os.stat_result) -> tuple[int, int, int]:
+    """Return what tells a file as it is from the same one changed."""
+    return state.st_ino, state.st_ctime_ns, state.st_size
+
+
+def survey(walk: Walk | None = None) -> dict[str, tuple[int, int, int]]:
+    """Return the identity of every regular file, which no guest can set."""
+    return {path: identity(state) for _, _, path, state in (walk or Walk(WALK_S)).files()}
+
+
+def take_files(incoming: Any) -> None:
+    """Unpack an archive of regular files into the workspace."""
+    with tarfile.open(fileobj=incoming, mode="r|", **TEXT) as archive:
+        for member in archive:
+            source = archive.extractfile(member)
+            try:
+                place_file(member.name, member.mode, source)
+            except OSError as error:
+                kind = "full" if error.errno in (ENOSPC, EDQUOT) else "refused"
+                raise Refused(kind, member.name, os.strerror(error.errno or 0)) from error
+
+
+def place_file(path: str, mode: int, source: Any) -> None:
+    """Write beside, then rename over, so that a link in the way is replaced and not followed."""
+    folder, _, name = path.rpartition("/")
+    here = open_folder(folder, make=True)
+    temporary = f".{os.urandom(8).hex()}.cloche"
+    try:
+        fd = os.open(temporary, NEW, 0o600, dir_fd=here)
+        try:
+            try:
+                while data := source.read(CHUNK):
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(fd, view) :]
+                os.fchmod(fd, mode & 0o777)
+            finally:
+                os.close(fd)  # also where the disk is full: what is open keeps its room
+            os.rename(temporary, name, src_dir_fd=here, dst_dir_fd=here)
+        except BaseException:
+            os.unlink(temporary, dir_fd=here)
+            raise
+    finally:
+        os.close(here)
+
+
+def hand_files(
+    caller: Caller, before: dict[str, tuple[int, int, int]], max_bytes: int, seconds: float = WALK_S
+) -> None:
+    """Send what is new or changed as an archive; then what was skipped, and what is gone."""
+    walk, left = Walk(seconds), max_bytes
+    seen: set[str] = set()
+    archive: tarfile.TarFile | None = None
+    for here, name, path, state in walk.files():
+        if len(seen) >= MAX_FILES or state.st_size > left:
+            walk.skip("files" if len(seen) >= MAX_FILES else "bytes")
+            continue
+        seen.add(path)
+        if before.get(path) == identity(state):
+            continue
+        try:
+            fd, now = open_file_in(here, name, path)
+        except (OSError, Refused):
+            walk.skip("access")
+            continue
+        if now.st_size > left:
+            os.close(fd)
+            walk.skip("bytes")
+            continue
+        if archive is None:
+            out: Any = Outgoing(caller)
+            archive = tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT, **TEXT)  # noqa: SIM115 - see below
+        left -= now.st_size
+        member = tarfile.TarInfo(path)
+        member.size, member.mode = now.st_size, now.st_mode & 0o777
+        with open(fd, "rb") as file:
+            content: Any = Exactly(file)
+            archive.addfile(member, content)
+    if archive is not None:
+        archive.close()
+    # Or not found in time: the caller then forgets its hash.
+    gone = hand_names(caller, [path for path in before if path not in seen])
+    caller.say_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone_bytes=gone)
+
+
+def hand_names(caller: Caller, paths: list[str]) -> int:
+    """Send paths as data, in which many are cheap to read, and the end of all data; return how many bytes they are."""
+    data = b"\0".join(map(os.fsencode, paths))
+    Outgoing(caller).write(data)
+    caller.say(DATA)
+    return len(data)
+
+
+class Exactly:
+    """Read as much of a file as is asked for, whatever happens to it meanwhile: what is gone is nought."""
+
+    def __init__(self, file: Any):
+        self.file = file
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self.file.read(size)
+        return data.ljust(size, b"\0")
+
+
+class Seen:
+    """Remember how the files were when they were looked at last."""
+
+    def __init__(self, caller: Caller):
+        self.caller = caller
+        self.files: dict[str, tuple[int, int, int]] = {}
+
+    def hand(self, max_bytes: int, seconds: float) -> None:
+        """Send what has changed since. What changes meanwhile is sent once more the next time."""
+        walk = Walk(seconds)
+        before, self.files = self.files, survey(walk)
+        if walk.reasons & UNSEEN:
+            self._keep(before)
+        hand_files(self.caller, before, max_bytes, seconds)
+
+    def _keep(self, before: dict[str, tuple[int, int, int]]) -> None:
+        """Remember what was not reached, so that it does not seem new the next time: the latest that have room.
+
+        What is forgotten is at worst reported as changed once more.
+        """
+        room = MAX_PATH_CHARS - sum(map(len, self.files))
+        for path, state in itertools.islice(before.items(), MAX_FILES):
+            if path not in self.files:
+                room -= len(path)
+                if room < 0:
+                    return
+                self.files[path] = state
+
+
+def hand_file(caller: Caller, path: str, max_bytes: int) -> None:
+    """Hand back one file."""
+    try:
+        fd, _ = open_file(path)
+    except FileNotFoundError:
+        raise Refused("not_found", path, "there is no such file") from None
+    with open(fd, "rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise Refused("too_large", path, f"it is larger than {max_bytes} bytes")
+    Outgoing(caller).write(data)
+    caller.say(DATA)
+    caller.say_json(DONE)
+
+
+def list_files(caller: Caller) -> None:
+    """Say which files there are. Some of them would look like all of them, so too many are refused."""
+    walk = Walk(WALK_S)
+    found = survey(walk)
+    if why := walk.reasons & {"time", "entries", "paths"}:
+        raise Refused("too_large", WORKSPACE, f"there is too much to list it ({', '.join(sorted(why))})")
+    hand_names(caller, sorted(found))
+    caller.say_json(DONE)
+
+
+def remove_file(name: str) -> None:
+    """Remove a file of the workspace itself, unless the guest made something else of it."""
+    try:
+        os.unlink(f"{WORKSPACE}/{name}")
+    except OSError:
+        pass  # what it is now is the guest's own
+
+
+def prepare_workspace() -> None:
+    """Undo what a guest may have done to the folder itself."""
+    try:
+        os.chmod(WORKSPACE, 0o700)
+    except OSError:
+        pass  # it is another's, who lets everybody in

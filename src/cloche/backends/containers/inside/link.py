@@ -1,0 +1,202 @@
+"""How the first process of a container speaks with its caller: frames of a tag, a length of four bytes, and a body.
+
+What the kernel counts for a container, as its first process can see it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ORDER, DATA, KILL, TOLD, WORD = b"O", b"D", b"K", b"L", b"W"  # heard
+SAID = b"l"  # by a session's interpreter, as TOLD is what it is told; the others are ours
+READY, STARTED, OUT, ERR, VALUE, ENDED, DONE, FAILED = b"H", b"s", b"o", b"e", b"v", b"r", b"k", b"x"  # said
+CHUNK = 65_536
+
+
+class Caller:
+    """Speak frames with whoever started the container."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+        self.later: list[tuple[bytes, bytes]] = []
+        self.is_gone = False
+
+    def say(self, tag: bytes, body: bytes = b"") -> None:
+        """Send one frame, however long that takes."""
+        view = memoryview(tag + len(body).to_bytes(4, "big") + body)
+        while view:
+            view = view[os.write(1, view) :]
+
+    def say_json(self, tag: bytes, **body: Any) -> None:
+        self.say(tag, json.dumps(body).encode())
+
+    def hear(self) -> tuple[bytes, bytes]:
+        """Wait for one frame. Ends this process, and with it the container, when nothing more will come."""
+        while True:
+            frame = self.next()
+            if frame is not None:
+                return frame
+            self.read()
+            if self.is_gone:
+                os._exit(0)
+
+    def is_spoken_to(self) -> bool:
+        """Tell whether there is something to hear."""
+        return bool(self.buffer or self.later) or has_come(0)
+
+    def read(self) -> None:
+        data = os.read(0, CHUNK)
+        self.buffer += data
+        self.is_gone = not data
+
+    def hear_piece(self) -> bytes:
+        """Wait for a piece of what follows an order; what else comes meanwhile is heard after that."""
+        kept, self.later = self.later, []
+        while True:
+            tag, body = self.hear()
+            if tag == DATA:
+                self.later = kept
+                return body
+            kept.append((tag, body))
+
+    def next(self) -> tuple[bytes, bytes] | None:
+        """Return a frame that is already here."""
+        if self.later:
+            return self.later.pop(0)
+        if len(self.buffer) < 5:
+            return None
+        end = 5 + int.from_bytes(self.buffer[1:5], "big")
+        if len(self.buffer) < end:
+            return None
+        frame = bytes(self.buffer[:1]), bytes(self.buffer[5:end])
+        del self.buffer[:end]
+        return frame
+
+
+def has_come(fd: int) -> bool:
+    """Tell whether there is something to read; not by `select`, which some gVisor refuses."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class Incoming:
+    """Read the pieces that follow an order like a file; an empty one ends them."""
+
+    def __init__(self, caller: Caller):
+        self.caller, self.rest, self.is_over = caller, b"", False
+
+    def read(self, size: int) -> bytes:
+        while not self.is_over and len(self.rest) < size:
+            piece = self.caller.hear_piece()
+            self.rest += piece
+            self.is_over = not piece
+        found, self.rest = self.rest[:size], self.rest[size:]
+        return found
+
+    def drain(self) -> None:
+        """Leave out what is left."""
+        self.rest = b""
+        while not self.is_over:
+            self.read(1)
+            self.rest = b""
+
+
+class Outgoing:
+    """Write like to a file; it goes out in pieces."""
+
+    def __init__(self, caller: Caller):
+        self.caller = caller
+
+    def write(self, data: bytes) -> int:
+        for at in range(0, len(data), CHUNK):
+            self.caller.say(DATA, data[at : at + CHUNK])
+        return len(data)
+
+
+WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"
+# Of either version of control groups.
+PLACES = {
+    "stat": ("memory/memory.stat", "memory.stat"),
+    "oom": ("memory/memory.oom_control", "memory.events"),
+    "pids": ("pids/pids.events", "pids.events"),
+    "peak": ("memory/memory.max_usage_in_bytes", "memory.peak"),
+}
+ROUTES = {"ipv4": "/proc/net/snmp", "ipv6": "/proc/net/snmp6"}  # what the network namespace counts
+
+
+class Counters:
+    """Read the container's control groups, of either version, where they can be seen."""
+
+    def __init__(self) -> None:
+        self.fds: dict[str, int] = {}
+        for name, places in PLACES.items():
+            for place in places:
+                try:
+                    self.fds[name] = os.open(f"/sys/fs/cgroup/{place}", os.O_RDONLY | os.O_CLOEXEC)
+                    break
+                except OSError:
+                    continue
+        for name, place in ROUTES.items():
+            try:
+                self.fds[name] = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+
+    @property
+    def counts_processes(self) -> bool:
+        return "pids" in self.fds
+
+    def read(self, name: str) -> str:
+        try:
+            return os.pread(self.fds[name], CHUNK, 0).decode("ascii", "replace")
+        except (KeyError, OSError):
+            return ""
+
+    def row(self, name: str, *keys: str) -> int:
+        """Return the first of `keys` that a file of rows has, else 0."""
+        rows = dict(line.split(None, 1) for line in self.read(name).splitlines() if " " in line)
+        return next((int(rows[key]) for key in keys if key in rows), 0)
+
+    def hits(self) -> tuple[int, int]:
+        return self.row("oom", "oom_kill"), self.row("pids", "max")
+
+    def unreachable(self) -> int:
+        """Return how often there was no route to what was to be reached, since the container began."""
+        rows = [row.split() for row in self.read("ipv4").splitlines() if row.startswith("Ip:")]
+        table = dict(zip(*rows, strict=False)) if len(rows) == len(("names", "figures")) else {}
+        return int(table.get("OutNoRoutes", 0)) + self.row("ipv6", "Ip6OutNoRoutes")
+
+    def held(self) -> tuple[int, int]:
+        """Return the bytes of private memory, and of shared memory with all files of a tmpfs."""
+        text = self.read("stat")
+        rows = dict(line.split(None, 1) for line in text.splitlines() if " " in line)
+        return (
+            int(rows.get("total_rss", rows.get("anon", 0))),
+            int(rows.get("total_shmem", rows.get("shmem", 0))),
+        )
+
+
+def stored() -> int:
+    """Return the bytes in the container's own file systems."""
+    total = 0
+    for place in (WORKSPACE, TMP, SHM):
+        try:
+            state = os.statvfs(place)
+        except OSError:
+            continue
+        if os.access(place, os.W_OK):
+            total += (state.f_blocks - state.f_bfree) * state.f_frsize
+    return total
+
+
+def is_full() -> bool:
+    """Tell whether the workspace has no room left."""
+    state = os.statvfs(WORKSPACE)
+    return state.f_bfree == 0 or state.f_ffree == 0

@@ -1,0 +1,412 @@
+"""One conversation with a container, seen from the caller's event loop: a run, or a request about files.
+
+Frames arrive in the container's reading thread. Output is bounded there; everything else is handed to the loop.
+
+What came of a run in a container, put together.
+
+End what must end: first by the first process of its container, and when that does not answer, with the container.
+
+Who kills containers may not answer either: then this one is given up, and nobody knows what becomes of it.
+Both are done in threads of their own: those that a loop shares may all be waiting for other containers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cloche.core.enforcement import Control, Enforcement, State
+from cloche.core.errors import SandboxFileError, SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
+from cloche.core.events import HeadTail, OutputChunk, PlanStep, Sink, Started, Stream, discard
+from cloche.core.frames import Told, ToldReader
+from cloche.core.limits import Limits
+from cloche.core.request import InputFile
+from cloche.core.result import FileRecord, KillCause, Observed, Result, Usage, decide
+from cloche.core.suppressed import noted
+
+from ..results import make_result, run_notes
+from ..saved_files import REASONS, Changes, Until, in_thread
+from .archive import MAX_FILES, MAX_PATH_CHARS, Place, Spool, keep, unpack
+from .container import DATA, DONE, ENDED, FAILED, STARTED, STREAMS, VALUE, Container, read_object
+from .program import Program
+
+MOST = 1 << 53  # that any number in a report can be
+_ERRORS: dict[str, type[SandboxFileError]] = {
+    "not_found": SandboxFileNotFound,
+    "too_large": SandboxFileTooLarge,
+    "refused": SandboxFileRefused,
+    "full": SandboxFileRefused,
+}
+
+
+class Lost(Exception):
+    """Say that the container went away before it had answered."""
+
+
+class Outputs:
+    """Keep what two streams say, within bounds; filled in the reading thread, everything else in the loop."""
+
+    def __init__(self, limits: Limits, sink: Sink, post: Callable[..., None], on_flood: Callable[[], object]):
+        self._limits, self._sink, self._post, self._on_flood = limits, sink, post, on_flood
+        self._turn = threading.Lock()
+        self._kept = self._empty()
+
+    def _empty(self) -> dict[Stream, HeadTail]:
+        return {stream: HeadTail(self._limits.output_bytes) for stream in STREAMS.values()}
+
+    def take(self, stream: Stream, data: bytes) -> None:
+        """Take a piece; in the reading thread."""
+        with self._turn:
+            output = self._kept[stream]
+            was_flooded = output.total > self._limits.flood_bytes
+            output.add(data)
+            if was_flooded:
+                return
+            if self._sink is not discard:
+                self._post(self._sink, OutputChunk(stream=stream, data=data))
+            if output.total > self._limits.flood_bytes:
+                self._post(self._on_flood)
+
+    def hand_on_to(self, sink: Sink) -> None:
+        """Hand on what comes, and first what has come since it was renewed."""
+        with self._turn:
+            self._sink = sink
+            for stream, output in self._kept.items():
+                if output.total and sink is not discard:
+                    sink(OutputChunk(stream=stream, data=output.kept()))
+
+    def renew(self) -> None:
+        """Keep nothing of what has come so far, and hand on nothing of what comes."""
+        with self._turn:
+            self._sink, self._kept = discard, self._empty()
+
+    def kept(self, stream: Stream) -> bytes:
+        """Return what is kept of a stream."""
+        return self._kept[stream].kept()
+
+    @property
+    def is_truncated(self) -> bool:
+        return any(output.is_truncated for output in self._kept.values())
+
+
+class Conversation:
+    """Hear one answer: data, then what was done, or why not."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.spool = Spool(max_bytes)
+        self.answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+
+    def hear(self, tag: bytes, body: bytes) -> None:
+        """Take one frame; in the reading thread. Raises ValueError for one that makes no sense."""
+        if tag == DATA:
+            self.spool.add(body)
+        elif tag == DONE:
+            self.post(self._settle, read_object(body), None)
+        elif tag == FAILED:
+            self.post(self._settle, {}, _error(read_object(body)))
+
+    def lose(self) -> None:
+        """Learn that nothing more will come; in the reading thread."""
+        self.post(self._settle, {}, Lost())
+
+    def post(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function in the loop, unless that is closed."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _settle(self, answer: dict[str, Any], error: Exception | None) -> None:
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(answer)
+        else:
+            self.answer.set_exception(error)
+
+
+class Running(Conversation):
+    """Hear one run. `kill` is called in the loop when the run must end, `on_start` when it begins."""
+
+    def __init__(self, limits: Limits, sink: Sink, kill: Callable[[KillCause], None], on_start: Callable[[], None]):
+        super().__init__(limits.disk_bytes)
+        self._sink, self._on_start = sink, on_start
+        self.outputs = Outputs(limits, sink, self.post, lambda: kill(KillCause.OUTPUT_LIMIT))
+        self._told, self._kill = ToldReader(), kill
+        self.plan: tuple[PlanStep, ...] = ()
+        self.report: dict[str, Any] | None = None
+        self.has_started = False
+
+    def hear(self, tag: bytes, body: bytes) -> None:
+        """Take one frame; in the reading thread."""
+        if tag in STREAMS:
+            self.outputs.take(STREAMS[tag], body)
+        elif tag == STARTED and not self.has_started:
+            self.has_started = True
+            self.post(self._begin)
+        elif tag == VALUE:
+            self._hear_value(body)
+        elif tag == ENDED and self.report is None:
+            self.report = read_report(body)
+        else:
+            super().hear(tag, body)
+
+    def _hear_value(self, data: bytes) -> None:
+        was_refused = bool(self._told.refused)
+        self._told.feed(data)
+        if self._told.refused and not was_refused:
+            self.post(self._kill, KillCause.OUTPUT_LIMIT)
+
+    def _begin(self) -> None:
+        self._on_start()
+        self._sink(Started(plan=self.plan))
+
+    def told(self) -> Told:
+        """Return what the guest told of its value, and what it showed."""
+        return self._told.told()
+
+
+def read_report(body: bytes) -> dict[str, Any]:
+    """Return what a first process says of its program's end, times in seconds. Raises ValueError where it cannot be."""
+    found, counters = read_object(body), ("oom_kills", "pids_hits", "unreachable")
+    status, counts = found.get("wait_status"), [found.get(name) or 0 for name in counters]
+    times = [found.get("wall_s"), *(found.get(name) or 0 for name in ("cpu_user_s", "cpu_system_s"))]
+    is_possible = (
+        isinstance(status, int)
+        and 0 <= status < 1 << 16
+        and all(isinstance(one, int) and abs(one) < MOST for one in counts)
+        and all(isinstance(one, int | float) and abs(one) < MOST for one in times)
+    )
+    if not is_possible:
+        raise ValueError(f"the container tells of an end that cannot be: {found!r:.200}")
+    return found
+
+
+def _error(body: dict[str, Any]) -> SandboxFileError:
+    path = str(body.get("path"))
+    kind = _ERRORS.get(str(body.get("kind")), SandboxFileRefused)
+    return kind(f"{path!r}: {body.get('why')}; links are not followed", path=path)
+
+
+log = logging.getLogger("cloche.containers")
+ASK_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Hold how a run ended, and what it used."""
+
+    observed: Observed
+    usage: Usage
+
+
+class Workspace:
+    """Remember the files of a workspace by their hashes, with paths as bytes: as text these may take four times that.
+
+    Number and bytes are bounded. What is forgotten, the oldest first, is at worst reported as changed once more.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, str] = {}
+
+    def note(self, files: Sequence[InputFile]) -> None:
+        """Take note of files that the caller wrote."""
+        self._known |= {_key(file.path): hashlib.sha256(file.data).hexdigest() for file in files}
+
+    async def changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
+        """Return what a run changed, by what it handed back."""
+        return await in_thread(until, lambda: self._changes(spool, given, answer, until))
+
+    def _changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
+        before = self._known | {_key(path): sha256 for path, sha256 in given.items()}
+        gone = spool.take_names(answer.get("gone_bytes"))
+        places, left_out = unpack(spool, until)
+        changed = [path for path, place in places.items() if before.get(_key(path)) != place.sha256]
+        if answer.get("is_whole") and not until.has_ended:
+            before = {}
+        for path in gone:
+            before.pop(_key(path), None)
+        self._known = _bounded(places, before)
+        records = tuple(
+            FileRecord(path=path, size=places[path].size, sha256=places[path].sha256) for path in sorted(changed)
+        )
+        skipped, partial = answer.get("skipped"), answer.get("partial")
+        told = {one for one in partial if isinstance(one, str)} if isinstance(partial, list) else set[str]()
+        return Changes(
+            records=records,
+            skipped=left_out + (skipped if isinstance(skipped, int) else 0),
+            partial=REASONS & (told | {"time"} if until.has_ended else told),
+            save=keep(spool, places, records),
+        )
+
+
+def _key(path: str) -> bytes:
+    return path.encode("utf-8", "surrogatepass")
+
+
+def _bounded(places: Mapping[str, Place], before: dict[bytes, str]) -> dict[bytes, str]:
+    """Return what is remembered, the latest last: what was found now, and of what was known `before` what has room."""
+    found = {_key(path): place.sha256 for path, place in places.items()}
+    room = MAX_PATH_CHARS - sum(map(len, found))
+    kept: list[tuple[bytes, str]] = []
+    for path, sha256 in reversed(before.items()):
+        if path in found:
+            continue
+        room -= len(path)
+        if room < 0 or len(found) + len(kept) >= MAX_FILES:
+            break
+        kept.append((path, sha256))
+    return dict(reversed(kept)) | found
+
+
+async def observed_end(
+    container: Container[Any], report: Mapping[str, Any] | None, cause: KillCause | None, timeout_s: float = 0.0
+) -> End | None:
+    """Return how a run ended that had so long; None when the container went away and nobody knows why.
+
+    Who was kept from hearing of an end took it for a time-out: then what the first process reports counts.
+    """
+    if report is not None:
+        if cause is KillCause.TIMEOUT and not report.get("cause") and report["wall_s"] <= timeout_s:
+            cause = None
+        return reported_end(report, cause)
+    if container.is_given_up:
+        return None
+    if cause is not None:
+        return End(observed=Observed(cause=cause), usage=Usage())
+    with noted(log, "nobody said in time what a container died of", TimeoutError):
+        async with asyncio.timeout(ASK_S):  # a daemon on its way out may never answer
+            observed = await asyncio.to_thread(container.end_by_guest)
+            if observed is not None:
+                return End(observed=observed, usage=Usage())
+    return None
+
+
+def reported_end(report: Mapping[str, Any], cause: KillCause | None = None) -> End:
+    """Return what the first process says of an end."""
+    return End(observed=_observed(report, cause), usage=_usage(report))
+
+
+def _observed(report: Mapping[str, Any], cause: KillCause | None) -> Observed:
+    status = int(report["wait_status"])
+    signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    own = {"out_of_memory": KillCause.OUT_OF_MEMORY, "timeout": KillCause.TIMEOUT}
+    causes = [one for one in (cause, own.get(str(report.get("cause")))) if one is not None]
+    return Observed(
+        exit_code=os.WEXITSTATUS(status) if signal is None else None,
+        signal=signal,
+        cause=min(causes, key=list(KillCause).index, default=None),
+        oom_kills=max(0, int(report.get("oom_kills") or 0)),
+        pids_hits=max(0, int(report.get("pids_hits") or 0)),
+        workspace_full=bool(report.get("full")),
+        denied=max(0, int(report.get("unreachable") or 0)),
+    )
+
+
+def _usage(report: Mapping[str, Any]) -> Usage:
+    peak = report.get("peak_bytes")
+    return Usage(
+        wall_s=float(report["wall_s"]),
+        cpu_user_s=_number(report.get("cpu_user_s")),
+        cpu_system_s=_number(report.get("cpu_system_s")),
+        peak_memory_bytes=int(peak) if isinstance(peak, int) else None,
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def result_of(
+    end: End,
+    running: Running,
+    found: Changes,
+    *,
+    program: Program,
+    limits: Limits,
+    enforcement: Enforcement,
+    notes: Mapping[str, Any],
+) -> Result:
+    """Put a result together; `notes` is what the backend has to say in `meta`."""
+    told = running.told()
+    seen = end.observed.with_refusal(told.refused)
+    if enforcement[Control.NETWORK].state is not State.ENFORCED:
+        seen = replace(seen, denied=0)  # what was not reached, no policy kept it from
+    common = run_notes(program.engine, program.version, limits, enforcement, end.usage.wall_s)
+    return make_result(
+        decide(seen),
+        stdout=running.outputs.kept("stdout"),
+        stderr=running.outputs.kept("stderr"),
+        is_truncated=running.outputs.is_truncated,
+        value=told.value,
+        value_is_repr=told.is_repr,
+        outputs=told.outputs,
+        usage=end.usage,
+        enforcement=enforcement,
+        found=found,
+        meta={**common, **notes, **told.notes()},
+    )
+
+
+BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
+LIFT_S = 0.25  # for the first process to see the guest out with the processor quota that there is
+SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
+GIVE_UP_S = 10.0  # for the container to be gone when it was to be killed
+
+
+class Ending:
+    """Kill one program for a reason. Use from one event loop, and close in any case."""
+
+    def __init__(self, container: Container[Any]):
+        self._container = container
+        self._loop = asyncio.get_running_loop()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._starting: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self.cause: KillCause | None = None
+
+    def expect_start(self) -> None:
+        """Wait so long for the program to start, and then no longer: its container is killed."""
+        if self._is_closed:
+            return
+        self._starting = self._loop.call_later(BEGIN_S, self._kill_container)
+        self._timers.append(self._starting)
+
+    def expect(self, timeout_s: float) -> None:
+        """Begin to count."""
+        if self._starting is not None:
+            self._starting.cancel()
+        self._timers.append(self._loop.call_later(timeout_s, self.kill, KillCause.TIMEOUT))
+
+    def kill(self, cause: KillCause) -> None:
+        """Kill the program for a reason; the first reason counts."""
+        if self.cause is None:
+            self.cause = cause
+            self._begin(self._container.kill_guest)
+            self._timers.append(self._loop.call_later(LIFT_S, self._begin, self._container.lift_quota))
+            self._timers.append(self._loop.call_later(SETTLE_S, self._kill_container))
+
+    def _kill_container(self) -> None:
+        self._begin(self._container.kill)
+        self._timers.append(self._loop.call_later(GIVE_UP_S, self._container.give_up))
+
+    def _begin(self, kill: Callable[[], None]) -> None:
+        threading.Thread(target=_kill, args=(kill,), name="cloche-container-kill", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop counting."""
+        self._is_closed = True
+        for timer in self._timers:
+            timer.cancel()
+
+
+def _kill(kill: Callable[[], None]) -> None:
+    try:
+        kill()
+    except Exception as error:
+        log.warning("a container that is to end may still run: it could not be killed: %s", error)

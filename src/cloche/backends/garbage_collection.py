@@ -1,0 +1,232 @@
+"""Names of control groups, by which those of dead processes are told from those of the living.
+
+A helper or keeper removes its groups, and a caller those of one that was killed. Where both were killed, empty ones
+stay: whoever comes next removes them. What holds a process cannot be removed, so nothing that lives is at risk.
+
+Whose a thing outside of our processes is, and whether that process is surely dead.
+
+Work that makes sure of what was let go: each piece in a thread, for all of which the process waits at its end.
+
+Folders of the host that stand in for a workspace, and that nobody could remove: caller and helper were killed.
+
+A helper holds a lock on its folder for as long as it lives, which the kernel releases however that ends. So a folder
+of ours without a lock is nobody's any more, unless the guest has left a process behind that still is in it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from cloche import hostfs
+from cloche.core.suppressed import noted
+from cloche.jail.work_folder import WorkFolder
+
+from .host import Host
+
+HOSTS_OWN = "4026531836"  # the number that the kernel gives to its first process namespace
+
+
+@functools.cache
+def _host() -> tuple[str, str]:
+    """Name this host and its boot, as containers may do, without giving either away."""
+
+    def hashed(path: str) -> str:
+        try:
+            text = Path(path).read_bytes()
+        except OSError:
+            text = b""
+        return hashlib.sha256(b"cloche" + text).hexdigest()[:12]
+
+    return hashed("/etc/machine-id"), hashed("/proc/sys/kernel/random/boot_id")
+
+
+def owner() -> str:
+    """Name this process so that another one can tell whether it still lives."""
+    return ":".join([*_host(), namespace(), str(os.getpid()), started_at(os.getpid())])
+
+
+def is_dead(name: str) -> bool:
+    """Tell whether the process that `owner` named is surely gone: of this host, and seen from here.
+
+    That a host has booted since says so of its own processes alone. An image gives one machine-id, or none, to all of
+    its containers, so a caller in one may live on another host, whose boot is another one, too.
+    """
+    words = name.split(":")
+    if len(words) != 5 or words[0] != _host()[0]:
+        return False
+    if words[1] != _host()[1]:
+        return words[2] == namespace() == HOSTS_OWN
+    return words[2] == namespace() and started_at(words[3]) != words[4]
+
+
+def namespace() -> str:
+    """Return the number of this process's own process namespace; empty where that cannot be known."""
+    try:
+        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    except OSError:
+        return ""
+
+
+def started_at(pid: int | str) -> str:
+    """Return when a process started, in the kernel's ticks; empty when there is none."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return line[line.rindex(")") + 2 :].split()[19]
+
+
+def group_name(kind: str) -> str:
+    """Return a name for a control group of this process; `kind` says what it is for, in letters."""
+    return f"{_maker(os.getpid(), kind)}-{os.urandom(6).hex()}"
+
+
+@functools.lru_cache(8)
+def _maker(pid: int, kind: str) -> str:
+    return f"cloche-{pid}-{kind}-{namespace()}-{started_at(pid)}"
+
+
+def is_left_over(name: str, kind: str) -> bool:
+    """Tell whether a group is ours, for such a thing, and who made it is surely dead."""
+    words = name.split("-")
+    if len(words) != 6 or words[0] != "cloche" or words[2] != kind or not (words[1].isdigit() and words[4].isdigit()):
+        return False
+    return words[3] == namespace() and started_at(words[1]) != words[4]
+
+
+def clear_groups(host: Host, kind: str) -> None:
+    """Remove the empty groups of dead processes, once per process."""
+    _clear_once(os.getpid(), _folders(host), kind)
+
+
+def remove_groups(host: Host, kind: str) -> list[str]:
+    """Remove the empty groups of dead processes now; return the name of each, which it has with every controller."""
+    return _remove(_folders(host), kind)
+
+
+def _folders(host: Host) -> tuple[str, ...]:
+    return tuple(sorted(set(host.cgroup_folders.values())))
+
+
+@functools.lru_cache(64)
+def _clear_once(_pid: int, folders: tuple[str, ...], kind: str) -> None:
+    _remove(folders, kind)
+
+
+def _remove(folders: Iterable[str], kind: str) -> list[str]:
+    removed = set()
+    for folder in folders:
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        for name in names:
+            if not is_left_over(name, kind):
+                continue
+            try:
+                os.rmdir(f"{folder}/{name}")
+            except OSError:
+                continue  # it is not empty, or somebody else was faster
+            removed.add(name)
+    return sorted(removed)
+
+
+class Background:
+    """Hold the threads of one backend; a forked child has none of its parent's. For use from any thread."""
+
+    def __init__(self, name: str, patience_s: float):
+        self._name, self._patience_s = name, patience_s
+        self._turn = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.wait_for_all)
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Do some work."""
+        thread = threading.Thread(target=self._do, args=(work,), name=self._name, daemon=True)
+        with self._turn:  # whoever sees it there may join it
+            thread.start()
+            self._threads.add(thread)
+
+    def wait_for_all(self) -> None:
+        """Wait until all of it is done, for a bounded time however much there is."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            with self._turn:
+                threads = list(self._threads)
+            if not threads or time.monotonic() > deadline:
+                return
+            threads[0].join(max(0.0, deadline - time.monotonic()))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            with self._turn:
+                self._threads.discard(threading.current_thread())
+
+    def _forget(self) -> None:
+        self._turn = threading.Lock()
+        self._threads.clear()
+
+
+log = logging.getLogger("cloche.local")
+_NAME = re.compile(r"cloche-[0-9]+-work-[0-9a-f]{12}")
+
+
+def new_folder() -> str:
+    """Return the path of a folder that a helper is to make."""
+    import tempfile
+
+    return os.path.join(tempfile.gettempdir(), f"cloche-{os.getpid()}-work-{os.urandom(6).hex()}")
+
+
+def remove_folders() -> list[str]:
+    """Remove what the dead left of this user's in the temporary folder; return the paths."""
+    import tempfile
+
+    place = os.path.realpath(tempfile.gettempdir())
+    names: list[str] = []
+    with noted(log, f"nobody may look into {place}, or it is gone", OSError):
+        names = os.listdir(place)
+    found = sorted(name for name in names if _NAME.fullmatch(name))
+    return [path for name in found if _remove_unused(path := os.path.join(place, name))]
+
+
+def _remove_unused(path: str) -> bool:
+    """Remove a folder that is ours and not in use, following no link; tell whether it was."""
+    is_removed = False
+    with noted(log, f"{path} stays", OSError):
+        held = hostfs.open_folder(path)
+        try:
+            if os.fstat(held).st_uid == os.geteuid():
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not any(place == path or place.startswith(f"{path}/") for place in _places_in_use()):
+                    WorkFolder(path, "", "", None).remove()
+                    is_removed = True
+        finally:
+            os.close(held)
+    return is_removed
+
+
+def _places_in_use() -> Iterator[str]:
+    """Yield where others' processes are and what they have open, as far as we may look, and what is mounted."""
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        yield line.split()[4]
+    ours = str(os.getpid())
+    for pid in (name for name in os.listdir("/proc") if name.isdigit() and name != ours):
+        with noted(log, f"process {pid} is gone, or another user's", OSError):
+            yield os.readlink(f"/proc/{pid}/cwd")
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with noted(log, f"descriptor {fd} of {pid} is closed", OSError):
+                    yield os.readlink(f"/proc/{pid}/fd/{fd}")

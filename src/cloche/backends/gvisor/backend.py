@@ -1,0 +1,257 @@
+"""The runsc backend: gVisor's own kernel around this host's toolchains, without a daemon or an image.
+
+Whether gVisor works here: a container is run once, within a bounded time, and the answer kept.
+
+That runsc is installed says little: it may lack a right, or a part of the kernel. That it worked is kept in the user's
+cache folder until the program, the user, the boot or the interpreter that containers show is another; that it did not,
+for the life of this process.
+
+One open sandbox of the runsc backend: the workspace belongs to the place, and outlives every container in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from cloche.core.enforcement import Enforcement, Level
+from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.protocols import Capabilities
+from cloche.core.request import Request
+
+from ..containers.pool import close_pool
+from ..containers.program import Program, SessionProgram
+from ..containers.sandbox import SessionSandbox
+from ..enforcement import check_policy, gvisor_controls
+from ..garbage_collection import remove_groups
+from ..host import Host, KeptAnswers, changed_ns, measure_host
+from ..session_languages import DRIVERS
+from ..toolchain import languages_here
+from .container import KIND, Place, RunscContainer, wait_for_all
+from .plan import (
+    INSTALL,
+    PLATFORMS,
+    Engine,
+    Plan,
+    Shown,
+    build_program,
+    build_session_program,
+    find_runsc,
+    ground_for,
+    plain_ground,
+    plan_container,
+    session_ground,
+    version_of,
+    why_no_runsc,
+)
+
+PROBE_S = 20.0
+
+
+def find_engine() -> Engine | str:
+    """Return the runsc that really runs a container here, or why none does."""
+    path = find_runsc()
+    if not path:
+        return why_no_runsc()
+    shown = plain_ground()
+    return _KEPT.find((path, changed_ns(path), shown.python, *shown.binds), lambda: _find(path, shown))
+
+
+def _find(path: str, shown: Shown) -> Engine | str:
+    version = version_of(path, changed_ns(path))
+    if not version:
+        return f"{path} does not say its version"
+    try:
+        host = measure_host()
+    except OSError as error:
+        return f"a process cannot be started here: {error}"
+    whys = []
+    for platform in PLATFORMS:
+        engine = Engine(path=path, version=version, platform=platform, is_rootless=host.uid != 0)
+        why = _try(engine, host, shown)
+        if not why:
+            return engine
+        whys.append(f"{platform}: {why}")
+    return f"no container runs on it ({'; '.join(whys)})"
+
+
+def _try(engine: Engine, host: Host, shown: Shown) -> str:
+    """Run a container; nothing is left of it, whatever comes of that."""
+    plan = plan_container(Policy(), Limits(), engine=engine, shown=shown)
+    try:
+        place = Place(plan, host)
+    except StartFailed as error:
+        return str(error)
+    try:
+        RunscContainer(place, plan).start((), patience_s=PROBE_S)
+    except StartFailed as error:
+        return str(error)
+    finally:
+        place.close()
+    return ""
+
+
+def _from_plain(plain: dict[str, str]) -> Engine | None:
+    # What worked elsewhere on this machine need not work where namespaces are refused: in a plain container, say.
+    engine = Engine(**plain, is_rootless=os.geteuid() != 0)
+    try:
+        is_possible = not measure_host().namespaces
+    except OSError:
+        return None
+    return engine if is_possible and engine.platform in PLATFORMS else None
+
+
+def _to_plain(answer: Engine | str) -> dict[str, str] | None:
+    if isinstance(answer, str):
+        return None
+    return {"path": answer.path, "version": answer.version, "platform": answer.platform}
+
+
+_KEPT = KeptAnswers[Engine | str]("runsc", to_plain=_to_plain, from_plain=_from_plain)
+
+
+class RunscOpenSandbox(SessionSandbox[Shown, RunscContainer]):
+    """Run requests in containers of gVisor, one at a time; see core.protocols.OpenSandbox."""
+
+    _advice = "Something outside killed gVisor, or it failed: see the system's log"
+
+    def __init__(self, *, engine: Engine, host: Host, policy: Policy, limits: Limits, enforcement: Enforcement):
+        super().__init__(policy=policy, limits=limits, enforcement=enforcement)
+        self._engine, self._host = engine, host
+
+    def _find_ground(self, request: Request | None) -> Shown:
+        return ground_for(request)
+
+    def _build_program(self, request: Request, ground: Shown) -> Program:  # noqa: ARG002 - it is the host's
+        return build_program(request)
+
+    def _find_session_ground(self, language: str) -> Shown:
+        return session_ground(language)
+
+    def _build_session_program(
+        self,
+        language: str,
+        env: Mapping[str, str],
+        ground: Shown,  # noqa: ARG002 - it is the host's
+    ) -> SessionProgram:
+        return build_session_program(language, env)
+
+    def _plan(self, ground: Shown) -> Plan:
+        return plan_container(self._policy, self._limits, engine=self._engine, shown=ground)
+
+    def _kind(self, ground: Shown) -> tuple[object, ...]:
+        return "runsc", self._policy.preload, self._plan(ground)
+
+    def _make(self, ground: Shown, after: RunscContainer | None) -> RunscContainer:
+        plan = self._plan(ground)
+        place = Place(plan, self._host) if after is None else after.place
+        if place.is_lost:
+            raise StartFailed("the workspace is gone with its keeper process; open another sandbox", step="keeper")
+        container = RunscContainer(place, plan)
+        try:
+            container.start(self._policy.preload)
+        except BaseException:
+            if after is None:
+                place.close()
+            raise
+        return container
+
+    def _let_go(self, container: RunscContainer, *, with_workspace: bool = False) -> None:
+        if with_workspace:
+            container.see_out()
+        else:
+            container.end()
+
+    def _notes(self, container: RunscContainer) -> dict[str, Any]:  # noqa: ARG002 - they are all alike
+        return {"backend": "gvisor", "engine": f"runsc {self._engine.version} ({self._engine.platform})"}
+
+
+class RunscBackend:
+    """Give sandboxes on gVisor, made of nothing but runsc and this host's system.
+
+    `use_cgroups` set to false leaves control groups aside even where there are some.
+    """
+
+    name = "gvisor"
+
+    def __init__(self, *, use_cgroups: bool = True):
+        self._use_cgroups = use_cgroups
+
+    def capabilities(self) -> Capabilities:
+        """Say what a container enforces here. The first time, one is run; that it works is kept until the next boot."""
+        return self.capabilities_at(Level.GVISOR)
+
+    def capabilities_at(self, level: Level) -> Capabilities:
+        """Return what is enforced at level gvisor, which is the only one."""
+        if level is not Level.GVISOR:
+            return self._unavailable(f"level {level} is not what gVisor gives")
+        engine = find_engine()
+        if isinstance(engine, str):
+            return self._unavailable(engine, INSTALL)
+        found = gvisor_controls(self._host())
+        return Capabilities(backend=self.name, available=True, level=level, controls=found)
+
+    def languages(self) -> tuple[str, ...]:
+        """Return the languages for which this host has a toolchain."""
+        return languages_here()
+
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions, here where their programs are."""
+        return tuple(DRIVERS)
+
+    def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:
+        return Capabilities(backend=self.name, available=False, reason=reason, remedy=remedy)
+
+    @asynccontextmanager
+    async def open(self, policy: Policy, limits: Limits) -> AsyncIterator[RunscOpenSandbox]:
+        """Open a sandbox; nothing is started before its first run.
+
+        Raises BackendUnavailable when runsc does not work here, or cannot give what the policy requires.
+        """
+        engine = await asyncio.to_thread(find_engine)
+        if isinstance(engine, str):
+            raise BackendUnavailable(f"gVisor cannot be used here: {engine}.", remedy=INSTALL)
+        host = self._host()
+        enforcement = Enforcement(level=Level.GVISOR, controls=gvisor_controls(host))
+        _check(policy, enforcement)
+        sandbox = RunscOpenSandbox(engine=engine, host=host, policy=policy, limits=limits, enforcement=enforcement)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    def check(self) -> None:
+        """Raise BackendUnavailable when runsc does not work here."""
+        engine = find_engine()
+        if isinstance(engine, Engine):
+            return
+        raise BackendUnavailable(f"gVisor cannot be used here: {engine}.", remedy=INSTALL)
+
+    def cool_down(self) -> None:
+        """End this process's warm containers, and wait until all that was let go is gone."""
+        close_pool()
+        wait_for_all()
+
+    def clear(self) -> list[str]:
+        """Remove what processes that are dead left, which takes no runsc; return a line for each."""
+        return [f"control group {name}" for name in remove_groups(self._host(), KIND)]
+
+    def _host(self) -> Host:
+        host = measure_host()
+        return host if self._use_cgroups else host.without_cgroups()
+
+
+def _check(policy: Policy, enforcement: Enforcement) -> None:
+    """Raise BackendUnavailable when something asked for would be missing."""
+    check_policy(
+        policy,
+        enforcement,
+        network="gVisor without docker has the network off only",
+        level='gVisor gives; for it, use backend "local"',
+        lacks=lambda missing: BackendUnavailable(f'backend "gvisor": {missing}'),
+    )

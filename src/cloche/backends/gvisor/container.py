@@ -1,0 +1,360 @@
+"""One container of gVisor: how it is started, killed and let go.
+
+The caller's end of a place: namespaces of their own in which containers come and go, with one workspace.
+
+A keeper process outside holds the place for as long as our socket is open; see `jail.container_shim`. So a caller that is
+killed leaves nothing, and one that closes it has nothing left to do but wait, which happens in the background.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from cloche.core.errors import StartFailed
+from cloche.core.result import KillCause, Observed
+from cloche.core.suppressed import noted
+from cloche.jail import messages
+from cloche.jail.cgroups import Cgroup
+from cloche.jail.setup.launch import start_keeper
+
+from ..containers.container import CHUNK_BYTES, OUTPUT, START_S, Container, Link, boot_message
+from ..garbage_collection import Background, clear_groups, group_name
+from ..host import Host
+from ..toolchain import has_customization, user_site
+from .plan import Plan, Shown
+
+OPEN_S, PATIENCE_S = 30.0, 10.0
+KIND = "gvisor"  # of control groups
+log = logging.getLogger("cloche.runsc")
+_background = Background("cloche-runsc-end", 2 * PATIENCE_S)
+wait_for_all = _background.wait_for_all
+KILLED = {"number": 0, "status": 9, "cause": ""}
+OnEnd = Callable[[Mapping[str, Any]], None]
+
+
+class Place:
+    """Hold one place. All methods block, and are for any thread."""
+
+    def __init__(self, plan: Plan, host: Host):
+        """Start it. Raises StartFailed; then nothing is left."""
+        self._host = host
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, OnEnd] = {}
+        self._answers: dict[int, threading.Event] = {0: threading.Event()}
+        self._failed: dict[int, str] = {}
+        self._folders: dict[int, Mapping[str, str]] = {}
+        self._turn = threading.Lock()
+        self.is_lost = False
+        clear_groups(host, KIND)
+        try:
+            self._process, self._link = start_keeper(sys.executable)
+        except OSError as error:
+            raise StartFailed(f"cannot start the keeper process: {error}", step="keeper") from error
+        self._reader = threading.Thread(target=self._read, name="cloche-runsc", daemon=True)
+        self._reader.start()
+        try:
+            inside = 0 if plan.engine.is_rootless else None
+            self._say("open", {"calls": plan.open_calls(), "inside_id": inside})
+            self._await(0, "namespaces for gVisor cannot be made")
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, plan: Plan, streams: Sequence[int], on_end: OnEnd) -> int:
+        """Start a container with these standard streams; `on_end` is called in another thread. Raises StartFailed."""
+        number = next(self._numbers)
+        cgroup = _cgroup(plan, self._host)
+        self._answers[number] = threading.Event()
+        self._waiting[number] = on_end
+        if cgroup is not None:
+            self._folders[number] = cgroup["folders"]
+        body = {
+            "number": number,
+            "calls": plan.start_calls(number),
+            "folder": plan.folder(number),
+            "words": plan.words(number),
+            "env": {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
+            "cgroup": cgroup,
+            "watched_bytes": 0 if cgroup else plan.guest_bytes,
+            "processors": 0 if cgroup else max(1, round(plan.cpus)),
+        }
+        self._say("start", body, streams)
+        self._await(number, "gVisor's runsc cannot be started")
+        return number
+
+    def kill(self, number: int) -> None:
+        """Kill a container, with all that is in it."""
+        with noted(log, "a container goes with its place, which takes no order to kill it", StartFailed):
+            self._say("kill", {"number": number})
+
+    def close(self) -> None:
+        """Let everything go, and in the background make sure that it is gone."""
+        with noted(log, "the keeper process had hung up first", OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        _background.begin(self._make_sure)
+
+    def _say(self, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            with self._turn:
+                if not _can_take(self._link):  # sending waits for ever, and with the interpreter's lock
+                    raise TimeoutError(f"it takes no order within {PATIENCE_S:g} s")
+                messages.send(self._link.fileno(), tag, body, fds)
+        except OSError as error:
+            raise StartFailed(f"the keeper process does not answer: {error}", step="keeper") from error
+
+    def _await(self, number: int, what: str) -> None:
+        has_answered = self._answers[number].wait(OPEN_S)
+        del self._answers[number]
+        if not has_answered:
+            raise StartFailed(f"{what}: no answer within {OPEN_S:g} s", step="runsc")
+        why = self._failed.get(number) or ("the keeper process is gone" if self.is_lost else "")
+        if why:
+            raise StartFailed(f"{what}: {why}", step="runsc")
+
+    def _read(self) -> None:
+        """Take what the keeper says until it is gone."""
+        with noted(log, "the keeper process is not heard any more", OSError):
+            poll = select.poll()
+            poll.register(self._link.fileno(), select.POLLIN)
+            while poll.poll():  # which lets go of the interpreter's lock; receiving would not
+                tag, body, _ = messages.receive(self._link.fileno())
+                if not tag:
+                    break
+                self._hear(tag, body)
+        self.is_lost = True
+        for number in list(self._waiting):
+            self._waiting.pop(number)({**KILLED, "number": number})
+        for answered in list(self._answers.values()):
+            answered.set()
+
+    def _hear(self, tag: str, body: Mapping[str, Any]) -> None:
+        number = body["number"]
+        if tag == "failed":
+            self._failed[number] = str(body["why"])
+        if tag in ("failed", "ended") and number in self._waiting:
+            self._waiting.pop(number)(body)
+        if tag == "ended":
+            self._folders.pop(number, None)
+        answered = self._answers.get(number)
+        if answered is not None:
+            answered.set()
+
+    def _make_sure(self) -> None:
+        try:
+            try:
+                self._process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(PATIENCE_S)
+            self._reader.join(PATIENCE_S)
+            if self._reader.is_alive():
+                log.warning("what a keeper process said is still being read, so its link stays open")
+            else:  # closed before, its number could be another's by the time that it is read from
+                with self._turn:
+                    self._link.close()
+            if self._process.returncode != 0:
+                self._remove_groups()
+        except subprocess.TimeoutExpired:
+            log.warning("the keeper process %d of a gVisor container was killed, and has not ended", self._process.pid)
+
+    def _remove_groups(self) -> None:
+        """Do what a keeper that was killed could not; its processes died with it."""
+        for folders in self._folders.values():
+            Cgroup(self._host.cgroup_version, folders).remove()
+
+
+def _cgroup(plan: Plan, host: Host) -> dict[str, Any] | None:
+    if not host.cgroup_version:
+        return None
+    name = group_name(KIND)
+    folders = {controller: f"{folder}/{name}" for controller, folder in host.cgroup_folders.items()}
+    return {"version": host.cgroup_version, "folders": folders, "amounts": plan.amounts()}
+
+
+def _can_take(link: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLOUT)
+    return bool(poll.poll(PATIENCE_S * 1000))
+
+
+ERROR = 2
+SETTLE_S = 5.0  # for word of a container's end
+STALL_S = 60.0  # for a container to take more of what it is sent
+
+
+# How runsc begins the lines of its log, and how it says in one what ended it, or which of our words it does not know.
+_LOGGED = re.compile(r"[DIWEF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] ?")
+_FATAL = re.compile(r"FATAL ERROR: (.+)|(flag provided but not defined: .+)")
+_MOST_REASON = 300
+
+
+def reason_in(said: str) -> str:
+    """Return the line of what runsc wrote to standard error that says why it ended, without what its log adds."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    fatal = [found[1] or found[2] for line in lines if (found := _FATAL.search(line))]
+    plain = [line for line in lines if not _LOGGED.match(line)]
+    chosen = (fatal or plain or [_LOGGED.sub("", line) for line in lines])[-1:]
+    return "".join(chosen)[:_MOST_REASON]
+
+
+class PipeWire:
+    """Hold the pipes to a container's standard streams; see containers.frames.Wire."""
+
+    def __init__(self, stall_s: float = STALL_S) -> None:
+        """Open the pipes. Raises OSError when there is no room for them; then none is left open."""
+        self.stall_s = stall_s
+        with ExitStack() as on_failure:
+            (theirs_in, self._in), (self._out, theirs_out), (self._err, theirs_err) = (
+                _pipe(on_failure) for _ in range(3)
+            )
+            on_failure.pop_all()
+        os.set_blocking(self._in, False)
+        self.theirs = (theirs_in, theirs_out, theirs_err)
+        self._turn = threading.Lock()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes. Raises OSError when the container is gone, TimeoutError when it takes nothing for a while."""
+        view, poll = memoryview(data), select.poll()
+        with self._turn:
+            if self._in < 0:
+                raise ConnectionError("the container was let go")
+            poll.register(self._in, select.POLLOUT)
+            while view:
+                if not poll.poll(self.stall_s * 1000):
+                    raise TimeoutError(f"it took nothing of what it was sent for {self.stall_s:g} s")
+                with contextlib.suppress(BlockingIOError):
+                    view = view[os.write(self._in, view) :]
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield what the container writes."""
+        poll, streams = select.poll(), {self._out: OUTPUT, self._err: ERROR}
+        for fd in streams:
+            poll.register(fd, select.POLLIN)
+        while streams:
+            for fd, _ in poll.poll():
+                data = os.read(fd, CHUNK_BYTES)
+                if data:
+                    yield streams[fd], data
+                else:
+                    poll.unregister(fd)
+                    del streams[fd]
+
+    def let_go_of_theirs(self) -> None:
+        """Close the container's ends, which it holds itself."""
+        for fd in self.theirs:
+            os.close(fd)
+
+    def hang_up(self) -> None:
+        """End the container's standard input."""
+        with self._turn:
+            if self._in >= 0:
+                os.close(self._in)
+                self._in = -1
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.hang_up()
+        os.close(self._out)
+        os.close(self._err)
+
+
+def _pipe(on_failure: ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for fd in ends:
+        on_failure.callback(os.close, fd)
+    return ends
+
+
+class RunscContainer(Container[Shown]):
+    """Hold one started container in a place, which may hold its predecessor too."""
+
+    def __init__(self, place: Place, plan: Plan):
+        super().__init__()
+        self.place, self.plan, self.ground = place, plan, plan.shown
+        self.number = 0
+        self._end: Mapping[str, Any] = {}
+        self._has_ended = threading.Event()
+
+    def start(self, preload: Sequence[str], *, patience_s: float = START_S) -> None:
+        """Start it, and wait until it listens. Raises StartFailed; then nothing of it is left."""
+        try:
+            wire = PipeWire(min(patience_s, STALL_S))
+        except OSError as error:
+            raise StartFailed(f"there are no pipes for a container of gVisor: {error}", step="runsc") from error
+        try:
+            self.number = self.place.start(self.plan, wire.theirs, self._note_end)
+        except BaseException:
+            wire.let_go_of_theirs()
+            wire.close()
+            raise
+        wire.let_go_of_theirs()
+        self._link = Link(wire, self._hear, self._lose)
+        try:
+            self._link.send_raw(boot_message(preload, extra_paths=user_site(), customizes=has_customization()))
+            self._ready.wait(patience_s)
+            if self.is_lost or not self._ready.is_set():
+                raise StartFailed(f"a container of gVisor did not get ready{self.last_words()}", step="runsc")
+            if self._said.get("kernel") == os.uname().release:
+                raise StartFailed("what runs as runsc is not gVisor: a container saw this host's kernel", step="runsc")
+            self.start_s = time.time() - self.started_at
+        except OSError as error:
+            self.end()
+            raise StartFailed(
+                f"a container of gVisor is gone{self.last_words() or f': {error}'}", step="runsc"
+            ) from error
+        except BaseException:
+            self.end()
+            raise
+
+    def _reason_in(self, said: str) -> str:
+        log.debug("what runsc said: %s", said)
+        return reason_in(said)
+
+    def end(self) -> None:
+        """End this container alone; the place stays, and the workspace in it."""
+        self.place.kill(self.number)
+        self.hang_up()
+
+    def kill(self) -> None:
+        """Kill the container."""
+        self.place.kill(self.number)
+
+    def see_out(self) -> None:
+        """Let it go, with its place."""
+        self.place.close()
+        self.hang_up()
+
+    def words(self) -> Sequence[str]:
+        """Return the words that started it."""
+        return self.plan.words(self.number)
+
+    def end_by_guest(self) -> Observed | None:
+        """Say what it died of: memory, processes, or a signal that the guest sent to our first process."""
+        if not self._has_ended.wait(SETTLE_S):
+            return None
+        end = self._end
+        if end.get("cause") == "out_of_memory" or end.get("oom_kills"):
+            return Observed(cause=KillCause.OUT_OF_MEMORY)
+        if end.get("pids_hits"):
+            return Observed(signal=signal.SIGKILL, pids_hits=int(end["pids_hits"]))
+        status = int(end.get("status", 0))
+        is_killed_inside = os.WIFEXITED(status) and os.WEXITSTATUS(status) == 128 + signal.SIGKILL
+        return Observed(signal=signal.SIGKILL) if is_killed_inside else None
+
+    def _note_end(self, end: Mapping[str, Any]) -> None:
+        self._end = end
+        self._has_ended.set()

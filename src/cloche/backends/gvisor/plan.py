@@ -1,0 +1,430 @@
+"""What a container of gVisor is made of, decided purely: its bundle, and the mounts that must be there before.
+
+The root is the host's own system, read-only, put together as the native jail's is: the same rows make both. It is made
+below a tmpfs in the place's own mount namespace, so nothing of a container is ever a file of the host's.
+
+Which runsc there is, and the words that it is called with.
+
+What of this host a container shows, and the program that it runs: the same toolchains as in the native jail.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import BackendUnavailable
+from cloche.core.languages import Engine as LanguageEngine
+from cloche.core.languages import Language, language_named
+from cloche.core.limits import MIB, Limits
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+from cloche.jail.setup.mounts import chdir, from_rows, mount
+from cloche.jail.setup.seccomp import profile
+from cloche.jail.steps import EEXIST, make
+from cloche.jail.syscalls import AT_FDCWD, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
+
+from .. import layout
+from ..containers.container import ARGUMENTS
+from ..containers.program import (
+    ENVIRONMENT,
+    GVISOR_THREADS,
+    REAPER_BYTES,
+    REAPERS,
+    ULIMITS,
+    Program,
+    SessionProgram,
+    check_variables,
+    driven_session,
+    program_of,
+    python_session,
+)
+from ..layout import is_below
+from ..session_languages import session_language
+from ..toolchain import Toolchain, engine_version, find_toolchain, has_customization, python_toolchain, user_site
+
+if TYPE_CHECKING:
+    from cloche.jail.steps import Call
+
+log = logging.getLogger("cloche.runsc")
+RUNSC = "runsc"
+PATH_VARIABLE, NONE = "CLOCHE_RUNSC", "none"
+# What catches the guest's system calls, the fastest first; kvm needs a device, and is not asked for.
+PLATFORMS = ("systrap", "ptrace")
+ASK_S = 10.0
+INSTALL = (
+    'Install gVisor\'s runsc: "sudo apt-get install runsc", or as https://gvisor.dev/docs/user_guide/install says; '
+    "docker is not needed."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Name one runsc and how it is run."""
+
+    path: str
+    version: str
+    platform: str
+    is_rootless: bool
+
+    def words(self) -> list[str]:
+        """Return the words before the command."""
+        return [
+            self.path,
+            f"--platform={self.platform}",
+            "--network=none",
+            "--ignore-cgroups",
+            "--oci-seccomp",
+            *(["--rootless"] if self.is_rootless else []),
+        ]
+
+
+def find_runsc() -> str:
+    """Return the path of runsc: what CLOCHE_RUNSC names, else the one on PATH; empty when there is none."""
+    named = os.environ.get(PATH_VARIABLE, "")
+    found = None if named == NONE else shutil.which(named or RUNSC)
+    return os.path.realpath(found) if found else ""
+
+
+def why_no_runsc() -> str:
+    """Return why there is no path of runsc."""
+    named = os.environ.get(PATH_VARIABLE, "")
+    if not named:
+        return "there is no program runsc on PATH"
+    return f"{PATH_VARIABLE} is {named!r}, " + (
+        "so there is no program runsc" if named == NONE else "no program to run"
+    )
+
+
+@functools.cache
+def version_of(path: str, age: int) -> str:  # noqa: ARG001 - part of the cache's key
+    """Return what a runsc says of its version, empty when it says nothing."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=ASK_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("%s does not say its version: %s", path, error)
+        return ""
+    first = answer.stdout.decode("utf-8", "replace").splitlines()[:1]
+    return first[0].removeprefix("runsc version ").strip() if first else ""
+
+
+USERS = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+TASKS_EACH = 8  # at most, that gVisor has for each thread of the guest's, on any platform
+# What gVisor itself holds besides the guest's memory.
+SENTRY_BYTES = 64 * MIB
+STAGE_BYTES = 64 * MIB  # for bundles, and what runsc writes down of its containers
+# Folders that are covered in the place; the first that is here, and is above nothing that is shown.
+STAGES = ("/dev/shm", "/mnt", "/media", "/srv", "/opt")
+FOLDERS = ("proc", "sys", "dev", "tmp", "workspace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Say what a container shows of the host: the interpreter of our first process, and paths besides the system."""
+
+    python: str
+    binds: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """Name exactly this one."""
+        return "\0".join((self.python, *self.binds))
+
+    @property
+    def name(self) -> str:
+        """Name it to people."""
+        return "this host's own system"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Describe one container and the place that it is in."""
+
+    engine: Engine
+    shown: Shown
+    user: str
+    memory_bytes: int
+    guest_bytes: int
+    cpus: float
+    pids: int
+    guests: int
+    disk_bytes: int
+    inodes: int
+    tmp_bytes: int
+    is_tmp_writable: bool
+
+    @property
+    def uid(self) -> int:
+        """Return the guest's id, as it sees it itself.
+
+        An ordinary user has one id to give, and runsc wants it to be 0 in its user namespace: files that anybody else
+        makes could not be given to them.
+        """
+        return 0 if self.engine.is_rootless else dict(USERS.values())[self.user]
+
+    @property
+    def stage(self) -> str:
+        """Return the folder that holds everything of a place."""
+        return stage_for(self.shown.binds)
+
+    def folder(self, number: int) -> str:
+        """Return where container `number` of a place is put together."""
+        return f"{self.stage}/{number}"
+
+    def open_calls(self) -> list[Call]:
+        """Return what makes the place: a stage, a /proc of its own, the workspace."""
+        workspace = f"size={self.disk_bytes},nr_inodes={self.inodes},mode=0700,uid={self.uid},gid={self.uid}"
+        return [
+            mount("none", "/", "", MS_REC | MS_PRIVATE),
+            mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC),
+            mount("tmpfs", self.stage, "tmpfs", MS_NOSUID | MS_NODEV, f"size={STAGE_BYTES},mode=0755"),
+            chdir(self.stage),
+            *(_folder(name) for name in ("workspace", "state")),
+            mount("tmpfs", "workspace", "tmpfs", MS_NOSUID | MS_NODEV, workspace),
+        ]
+
+    def start_calls(self, number: int) -> list[Call]:
+        """Return what puts one container together: a root, and the bundle's description of it."""
+        folder = self.folder(number)
+        rows = [row for row in layout.system_rows() if row[0] != "device" and row not in _DEVICE_LINKS]
+        rows += layout.etc_rows(self.user, self.uid)
+        rows += [("bind", path, path[1:]) for path in self.shown.binds]
+        shown: list[Any] = from_rows(rows)
+        return [
+            chdir(self.stage),
+            _folder(str(number)),
+            mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={STAGE_BYTES},mode=0755"),
+            chdir(folder),
+            *_calls(from_rows([("text", "config.json", json.dumps(self.config(number)))])),
+            _folder("root"),
+            chdir(f"{folder}/root"),
+            *(_folder(name) for name in FOLDERS),
+            *_calls(shown),
+            chdir("/"),
+        ]
+
+    def words(self, number: int) -> list[str]:
+        """Return the words that start container `number`."""
+        return [
+            *self.engine.words(),
+            f"--root={self.stage}/state",
+            "run",
+            f"--bundle={self.folder(number)}",
+            f"cloche-{number}",
+        ]
+
+    def config(self, number: int) -> dict[str, Any]:
+        """Return the bundle's description, as the OCI runtime specification has it."""
+        return {
+            "ociVersion": "1.0.2",
+            "process": self._process(),
+            "root": {"path": f"{self.folder(number)}/root", "readonly": True},
+            "hostname": "sandbox",
+            "mounts": [_mount(*row) for row in (*self._mounts(), *self._inner_mounts(number))],
+            "linux": {
+                "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")],
+                "seccomp": _seccomp(),
+            },
+        }
+
+    def _process(self) -> dict[str, Any]:
+        rlimits = {**ULIMITS, "nproc": self.guests + REAPERS}
+        none: dict[str, list[str]] = {
+            kind: [] for kind in ("bounding", "effective", "inheritable", "permitted", "ambient")
+        }
+        return {
+            "terminal": False,
+            "user": {"uid": self.uid, "gid": self.uid},
+            "args": [self.shown.python, *ARGUMENTS],
+            "env": [f"{name}={value}" for name, value in {"PATH": SYSTEM_PATH, **ENVIRONMENT}.items()],
+            "cwd": "/",
+            "capabilities": none,
+            "noNewPrivileges": True,
+            "rlimits": [
+                {"type": f"RLIMIT_{name.upper()}", "soft": most, "hard": most} for name, most in rlimits.items()
+            ],
+        }
+
+    def _mounts(self) -> list[tuple[str, str, str, list[str]]]:
+        sized = ["nosuid", "nodev", f"size={self.tmp_bytes}", f"nr_inodes={self.inodes}", "mode=1777"]
+        return [
+            ("/proc", "proc", "proc", ["nosuid", "noexec", "nodev"]),
+            ("/dev", "tmpfs", "tmpfs", ["nosuid", "size=65536k", "mode=755"]),
+            ("/dev/shm", "tmpfs", "tmpfs", [*sized, "noexec"]),
+            ("/tmp", "tmpfs", "tmpfs", [*sized, "rw" if self.is_tmp_writable else "ro"]),
+            ("/workspace", "bind", f"{self.stage}/workspace", ["bind", "rw", "nosuid", "nodev"]),
+        ]
+
+    def _inner_mounts(self, number: int) -> list[tuple[str, str, str, list[str]]]:
+        """Show once more what those above cover: an environment in /tmp, say."""
+        covers = tuple(f"{target}/" for target, kind, *_ in self._mounts() if kind == "tmpfs")  # empty, so far
+        inner = [path for path in self.shown.binds if path.startswith(covers)]
+        return [
+            (path, "bind", f"{self.folder(number)}/root{path}", ["bind", "ro", "nosuid", "nodev"]) for path in inner
+        ]
+
+    def amounts(self) -> dict[str, float]:
+        """Return the amounts of the control group around gVisor."""
+        return {"memory_bytes": self.memory_bytes, "pids": self.pids, "cpus": self.cpus}
+
+
+def plan_container(policy: Policy, limits: Limits, *, engine: Engine, shown: Shown) -> Plan:
+    """Return the plan of one container.
+
+    gVisor does not tell what a program holds from its files in memory, so the cap leaves room for both.
+    """
+    stored = 2 * limits.tmp_bytes + REAPER_BYTES
+    return Plan(
+        engine=engine,
+        shown=shown,
+        user=USERS[policy.user if policy.user in USERS else None][0],
+        guest_bytes=limits.memory_bytes + stored,
+        memory_bytes=limits.memory_bytes + stored + limits.disk_bytes + SENTRY_BYTES,
+        cpus=limits.cpus,
+        guests=limits.pids,
+        pids=(limits.pids + REAPERS) * TASKS_EACH + GVISOR_THREADS,
+        disk_bytes=limits.disk_bytes,
+        inodes=limits.inodes,
+        tmp_bytes=limits.tmp_bytes,
+        is_tmp_writable="/tmp" in policy.writable_paths,
+    )
+
+
+@functools.cache
+def stage_for(binds: Sequence[str]) -> str:
+    """Return the folder to cover: one that is here, and holds nothing that is to be shown."""
+    for folder in STAGES:
+        if os.path.isdir(folder) and not any(layout.is_below(path, folder) for path in binds):
+            return folder
+    return "/var"
+
+
+_DEVICE_LINKS = tuple(("symlink", points_to, target) for points_to, target in layout.DEVICE_LINKS)
+
+
+def _folder(name: str) -> Call:
+    return make("mkdirat", AT_FDCWD, os.fsencode(name), 0o755, excuse=(EEXIST,))
+
+
+def _calls(mounts: Sequence[Any]) -> list[Call]:
+    """Return the calls that show each of `mounts`, those of a bind with its opening."""
+    return [one for shown in mounts for one in (*getattr(shown, "opening", list)(), *shown.calls())]
+
+
+def _mount(target: str, kind: str, source: str, options: Sequence[str]) -> dict[str, Any]:
+    return {"destination": target, "type": kind, "source": source, "options": list(options)}
+
+
+def _seccomp() -> Mapping[str, Any]:
+    """Return the containers' profile in the words of the OCI specification.
+
+    gVisor answers every refusal with EPERM, whatever a rule says, and the C library takes ENOSYS alone for "not there":
+    so `clone3`, which would get that answer, is left to gVisor's own kernel. So is SO_LINGER, to which the filter would
+    say yes: a socket that lingers is gVisor's own, and nobody outside can be made to close it.
+    """
+    found = profile()
+    return {
+        "defaultAction": found["defaultAction"],
+        "architectures": [row["architecture"] for row in found["archMap"]],
+        "syscalls": [{**_without_answer(rule), "action": "SCMP_ACT_ALLOW"} for rule in found["syscalls"]],
+    }
+
+
+def _without_answer(rule: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in rule.items() if name != "errnoRet"}
+
+
+def plain_ground() -> Shown:
+    """Return what every container shows."""
+    return _shown(())
+
+
+def ground_for(request: Request | None) -> Shown:
+    """Return what the container of a request shows. Raises BackendUnavailable for a missing toolchain."""
+    toolchain = _toolchain(request) if request is not None else None
+    return _shown(toolchain.binds if toolchain is not None else ())
+
+
+def session_ground(name: str) -> Shown:
+    """Return what the container of a session shows. Raises BackendUnavailable for a language without sessions."""
+    language, driver = session_language(name)
+    return _shown(find_toolchain(language).binds if driver is not None else ())
+
+
+def _shown(binds: tuple[str, ...]) -> Shown:
+    python = python_toolchain()
+    all_binds = sorted({*python.binds, *user_site(), *binds})
+    kept = [path for path in all_binds if not any(path != one and is_below(path, one) for one in all_binds)]
+    return Shown(python=python.programs["python3"], binds=tuple(kept))
+
+
+def _toolchain(request: Request) -> Toolchain | None:
+    if request.code is None:
+        return None
+    language = language_named(request.language)
+    return python_toolchain() if language.name == "python" else find_toolchain(language)
+
+
+@dataclass(frozen=True, slots=True)
+class _Equipped:
+    """Say of a toolchain of this host what is asked of an image elsewhere; see containers.program.Equipment."""
+
+    toolchain: Toolchain
+
+    @property
+    def programs(self) -> Mapping[str, str]:
+        return self.toolchain.programs
+
+    def engine(self, language: Language) -> LanguageEngine:  # noqa: ARG002 - it was found for this language
+        return self.toolchain.engine
+
+    def version(self, engine: LanguageEngine) -> str:  # noqa: ARG002 - it has one only
+        if self.toolchain is python_toolchain():
+            return f"{platform.python_implementation()} {platform.python_version()}"
+        return engine_version(self.toolchain)
+
+
+def build_program(request: Request) -> Program:
+    """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain."""
+    toolchain = _toolchain(request)
+    env = _environment(toolchain.env if toolchain is not None else {}, {})
+    return program_of(
+        request,
+        _Equipped(toolchain or python_toolchain()),
+        env,
+        has_interpreter=True,
+        extra_paths=user_site(),
+        customizes=has_customization(),
+    )
+
+
+def build_session_program(name: str, env: Mapping[str, str]) -> SessionProgram:
+    """Return what serves a session. Raises InvalidRequest, or BackendUnavailable where there can be none."""
+    language, driver = session_language(name)
+    if driver is None:
+        check_variables(env)
+        return python_session(
+            language, _environment(python_toolchain().env, env), extra_paths=user_site(), customizes=has_customization()
+        )
+    toolchain = find_toolchain(language)
+    if driver.program not in toolchain.programs:
+        raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {toolchain.engine.name} cannot")
+    return driven_session(language, driver, toolchain.programs[driver.program], _environment(toolchain.env, env))
+
+
+def _environment(toolchain: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    programs = os.path.dirname(sys.executable)
+    path = SYSTEM_PATH if is_below(programs, "/usr") else f"{programs}:{SYSTEM_PATH}"
+    return {"PATH": path, **ENVIRONMENT, **toolchain, **given}

@@ -1,0 +1,122 @@
+"""The list of fonts that matplotlib makes: made once, not in every guest.
+
+Theory of operation: matplotlib looks through all fonts when it is first used, and keeps what it found in its cache. A
+guest's cache is its own and empty, so each guest that draws would look again. Here matplotlib makes its list once, in a
+jail in which nothing else runs; it is kept in this user's own cache, for this interpreter, these packages and these
+fonts, and each guest that seems to draw gets a copy in its own /tmp. No guest writes what another one or the host
+reads, and what the list says is read in guests alone. Wherever that fails, a guest looks for fonts by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import marshal
+import os
+import re
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cloche.core.limits import MIB, Limits
+from cloche.jail.setup.cache import own_cache, read_cache, write_cache
+
+FILE = "fonts"
+# First the name by which matplotlib looks for its list, then the list.
+PROGRAM = f"""
+from matplotlib import font_manager
+
+font_manager.json_dump(font_manager.fontManager, "list")
+with open("list") as made, open({FILE!r}, "w") as file:
+    file.write(f"fontlist-v{{font_manager.FontManager.__version__}}.json\\n" + made.read())
+"""
+LIMITS = Limits(timeout_s=60.0, memory_bytes=512 * MIB, cpus=1.0)
+MOST_BYTES = 8 * MIB
+LEAST_ROOM = 4  # so many times the list must fit into what the guest may write, else there is none
+_LOOKED_AT_BYTES = MIB  # of each file
+_AGAIN_S = 3600  # after which it is tried once more to make what could not be made
+_NAME = re.compile(r"fontlist-v[0-9.]{1,20}\.json")
+# Where matplotlib and fontconfig look in a jail; a folder changes when a font comes or goes.
+_PLACES = (
+    "/etc/fonts", "/usr/share/fonts", "/usr/local/share/fonts", "/usr/share/texmf/fonts", "/usr/X11R6/lib/X11/fonts",
+    "/usr/X11/lib/X11/fonts", "/usr/lib/openoffice/share/fonts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FontList:
+    """Hold the list as text, and the name of its file in matplotlib's cache."""
+
+    name: str
+    text: str
+
+
+def seems_to_draw(data: bytes) -> bool:
+    """Tell whether a program or one of its files is about figures; matplotlib itself need not be named."""
+    return any(data.find(word, 0, _LOOKED_AT_BYTES) >= 0 for word in (b"plot", b"seaborn"))
+
+
+async def find_fonts(shown: Sequence[str], make: Callable[[], Awaitable[bytes]]) -> FontList | None:
+    """Return the list for a jail that shows these paths, from the cache or made now; None where there is none.
+
+    `make` returns what `PROGRAM` wrote, nothing if it failed. That it began is kept first: no other process makes the
+    same beside it, one that failed is not repeated by each, and where nothing can be kept nothing is made.
+    """
+    folder, key = own_cache("fonts"), _key(shown)
+    if not folder or not key:
+        return None
+    name = f"{hashlib.blake2b(os.fsencode(sys.executable), digest_size=8).hexdigest()}.list"
+    found = read_cache(folder, name, key, is_own=True)
+    if found is None:
+        begun, marker = f"{name}.begun", marshal.dumps((key, int(time.time() // _AGAIN_S)))
+        if read_cache(folder, begun, marker, is_own=True) is not None:
+            return None
+        if not write_cache(folder, begun, marker, b"", is_own=True):
+            return None
+        try:
+            found = await make()
+        except BaseException:  # who was interrupted has not failed: the next one makes it
+            write_cache(folder, begun, b"", b"", is_own=True)
+            raise
+        if _parted(found) is not None:
+            write_cache(folder, name, key, found, is_own=True)
+    return _parted(found)
+
+
+def _parted(found: bytes) -> FontList | None:
+    name, _, text = found.partition(b"\n")
+    if not text or len(text) > MOST_BYTES or not found.isascii() or _NAME.fullmatch(name.decode()) is None:
+        return None
+    return FontList(name=name.decode(), text=text.decode())
+
+
+def _key(shown: Sequence[str]) -> bytes:
+    """Return what the list depends on; empty where there is no matplotlib."""
+    import importlib.metadata  # brings what reads mail along, and is needed where something is drawn
+
+    try:
+        folder = str(importlib.metadata.distribution("matplotlib").locate_file(""))
+        version = _version(folder, os.stat(folder).st_mtime_ns)
+    except (importlib.metadata.PackageNotFoundError, OSError):  # or it is in no folder
+        return b""
+    places = [state for place in _PLACES for state in _states(place)]
+    about = (sys.executable, sys.version, version, folder, tuple(shown))
+    return marshal.dumps((about, places))
+
+
+@functools.lru_cache(maxsize=4)
+def _version(folder: str, changed_ns: int) -> str:  # noqa: ARG001 - what the answer depends on
+    """Return matplotlib's version; to read it takes longer than many a run."""
+    import importlib.metadata
+
+    return importlib.metadata.version("matplotlib")
+
+
+def _states(place: str) -> Iterator[tuple[str, int]]:
+    """Yield each folder at and below a place, and when it was last changed."""
+    for folder, _, _ in os.walk(place):
+        try:
+            yield folder, os.stat(folder).st_mtime_ns
+        except OSError:
+            continue  # it is gone

@@ -1,0 +1,337 @@
+"""A session's family as its owner sees it: which interpreters there are, which one runs, and which may be woken.
+
+Theory of operation: see `cloche.jail.fork_tree` for why only leaves run. So a checkpoint is the interpreter that ran
+until then, stopped, and a clone of it goes on; a rollback discards what runs and wakes the checkpoint for as long as
+it takes to clone itself once more. A fork stops the interpreter too, and makes one clone more than was asked for, its
+*reserve*. When the session is to go on and forks of it still live, it goes on in the reserve; when none is left, the
+reserve is dropped and the interpreter woken. Namespaces can be nested some thirty deep, so that matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloche.core.errors import InvalidRequest, StartFailed
+from cloche.core.loops import finish
+from cloche.core.suppressed import noted
+from cloche.jail.setup.plan import compile_rehousing, inner_of
+
+from .helper_link import CLOSE_PATIENCE_S
+from .streams import SessionPipes
+from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from cloche.jail.messages import Spec
+
+    from .helper_link import Connection
+
+ORIGIN = 0
+NOBODY = 0  # for the clone that needs no home yet
+BIRTH_PATIENCE_S = 30.0
+
+log = logging.getLogger("cloche.local")
+
+
+class Kind(enum.Enum):
+    """Say what becomes of a clone."""
+
+    LIKE_IT = enum.auto()  # goes on as if it were the one that it came from
+    FORK = enum.auto()  # goes on by itself
+    RESERVE = enum.auto()  # waits, without a home
+
+
+class Node:
+    """Hold one interpreter of a family: how to talk to it, and its workspace.
+
+    `is_runner` says that an open session goes on in it, `is_held` that a checkpoint's name keeps it, `is_hollow` that
+    only pid 1 is left of it, because others live in its process namespace. `reserve` is where it goes on when it is
+    stopped and its forks live.
+    """
+
+    def __init__(self, number: int, parent: Node | None, pipes: SessionPipes, workspace: Workspace, *, is_fork: bool):
+        self.number, self.parent, self.pipes, self.workspace = number, parent, pipes, workspace
+        workspace.has_node = True
+        self.is_fork = is_fork
+        self.is_runner = self.is_held = self.is_frozen = self.is_hollow = False
+        self.reserve: Node | None = None
+        self.is_exceeded = False
+        self.counters: Mapping[str, int] = {}
+
+    def close(self) -> None:
+        """Let go of our ends."""
+        self.pipes.close()
+        self.workspace.has_node = False
+        self.workspace.drop_unless_needed()
+
+
+class Family:
+    """Hold all nodes of one session and of its forks, and the helper that guards them."""
+
+    def __init__(self, connection: Connection, spec: Spec, first: Node, binds: Sequence[str] = ()):
+        self.connection, self.spec, self._inner = connection, spec, inner_of(binds, spec)
+        self.end: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.nodes: dict[int, Node] = {ORIGIN: first}
+        self.members = 1  # sessions that are open
+        self._last = ORIGIN
+        self._request_id = 1 << 40  # above the numbers of cells
+        self._turn = asyncio.Lock()
+        self._until = 0.0
+        self._rehousing: Mapping[str, Any] | None = None
+
+    async def clone(self, parent: Node, new_pipes: Callable[[], SessionPipes]) -> Node:
+        """Stop `parent`, which may be stopped, and return a clone that goes on.
+
+        Raises InvalidRequest when something in the session cannot be cloned; then it goes on as before.
+        """
+        async with self._turn:
+            was_frozen = parent.is_frozen
+            if was_frozen:
+                await self._thaw(parent)
+            try:
+                (node,) = await self._clones(parent, new_pipes, [Kind.LIKE_IT])
+            except BaseException:
+                if was_frozen:  # a checkpoint, which nobody shall run
+                    await finish(self._ask("freeze", node=parent.number))
+                    parent.is_frozen = True
+                raise
+            return node
+
+    async def fork(self, parent: Node, new_pipes: Callable[[], SessionPipes], count: int) -> list[Node]:
+        """Stop `parent` and return forks of it; raises as `clone` does."""
+        async with self._turn:
+            *forks, reserve = await self._clones(parent, new_pipes, [*[Kind.FORK] * count, Kind.RESERVE])
+            parent.reserve = reserve
+            return forks
+
+    async def _clones(self, parent: Node, new_pipes: Callable[[], SessionPipes], kinds: Sequence[Kind]) -> list[Node]:
+        nodes: list[Node] = []
+        self._be_patient()
+        try:
+            for kind in kinds:  # one after the other: the interpreter can clone itself once at a time
+                node = await self._bear(parent, new_pipes(), kind)
+                nodes.append(node)
+            for node in nodes:
+                await self._is_born(node)
+            await self._settle(parent, nodes, kinds)
+        except BaseException:
+            for node in nodes:
+                self.kill(node)  # the helper may have begun to give it a group
+                self.nodes.pop(node.number, None)
+                node.close()
+            raise
+        return nodes
+
+    async def _bear(self, parent: Node, pipes: SessionPipes, kind: Kind) -> Node:
+        """Let one clone be made; it says when it is born, and waits for its home."""
+        self._last += 1
+        is_fork = kind is Kind.FORK
+        node = Node(self._last, parent, pipes, parent.workspace.twin(), is_fork=is_fork)
+        try:
+            orders = [self._ask("arm", node=parent.number, clone=NOBODY if kind is Kind.RESERVE else node.number)]
+            if is_fork and self.spec.cgroup is not None:  # first: it takes longest, beside all the rest
+                orders.insert(0, self._ask("group", {"cgroup": self._cgroup()}, clone=node.number))
+            await asyncio.gather(*orders)
+            self._request_id += 1
+            asked = await parent.pipes.ask_for_clone(self._request_id, pipes, self._left_s())
+            await self._first_of(asked, parent.pipes.link.lost, self.end)
+            if not asked.done():
+                raise StartFailed(f"the session ended while it was cloned{_last_words(parent.pipes)}")
+            error = asked.result().get("error")
+            if error is not None:
+                why = str(error.get("message"))[:2000] if isinstance(error, dict) else "no reason"
+                raise InvalidRequest(f"this session cannot be cloned: it has {why}")
+        except BaseException:
+            self.kill(node)
+            self.connection.tell("disarm", id=0)
+            node.close()
+            raise
+        self.nodes[node.number] = node
+        return node
+
+    async def _is_born(self, node: Node) -> None:
+        born = node.pipes.born
+        await self._first_of(born, self.end)
+        if not born.done():
+            raise StartFailed(f"a clone of the session was born and did not live{_last_words(node.pipes)}")
+
+    async def _settle(self, parent: Node, nodes: Sequence[Node], kinds: Sequence[Kind]) -> None:
+        """Stop the parent, give the clones their homes, and let them go on, but for a reserve."""
+        clones = [
+            {
+                "node": node.number,
+                "holds": node.pipes.holds(),
+                "is_reserve": kind is Kind.RESERVE,
+            }
+            for node, kind in zip(nodes, kinds, strict=True)
+        ]
+        orders = {"clones": clones, "steps": self._steps(), "bound": self._inner}
+        mounts = await self._ask("settle", orders, node=parent.number)
+        self._be_patient()  # anew: copying a large workspace takes its time
+        parent.is_frozen = True
+        for node in nodes:
+            node.pipes.close_guest_ends()
+        housed = [node for node, kind in zip(nodes, kinds, strict=True) if kind is not Kind.RESERVE]
+        each = len(mounts) // max(1, len(housed))  # the workspace's mount, and what shows it to us, if that is another
+        for number, node in enumerate(housed):
+            node.workspace.take(mounts[number * each : (number + 1) * each])
+            node.pipes.go(is_fork=node.is_fork)
+        for node in housed:
+            await self._is_ready(node)
+
+    def _steps(self) -> Mapping[str, Any]:
+        if self._rehousing is None:
+            outside, inside = compile_rehousing(self.spec, self._inner)
+            self._rehousing = {"outside": outside, "inside": inside}
+        return self._rehousing
+
+    async def _is_ready(self, node: Node) -> None:
+        pipes = node.pipes
+        await self._first_of(pipes.link.ready, pipes.link.lost, self.end)
+        if not pipes.link.ready.done():
+            why = "ended while it began" if pipes.link.lost.done() or self.end.done() else "has not begun in time"
+            raise StartFailed(f"a clone of the session {why}{_last_words(pipes)}")
+
+    def _cgroup(self) -> Mapping[str, Any] | None:
+        """Return a control group of its own for a fork; everything else shares the session's."""
+        given = self.spec.cgroup
+        if given is None:
+            return None
+        name = os.urandom(6).hex()
+        folders = {kind: f"{path.rpartition('-')[0]}-{name}" for kind, path in given["folders"].items()}
+        return {**given, "folders": folders}
+
+    def children(self, node: Node) -> list[Node]:
+        return [one for one in self.nodes.values() if one.parent is node]
+
+    def others_below(self, node: Node, runner: Node) -> bool:
+        """Tell whether another session than that of `runner` lives below `node`."""
+        return any(one.is_runner and one is not runner and _is_below(one, node) for one in self.nodes.values())
+
+    async def go_on(self, node: Node) -> Node:
+        """Return where a session goes on that stands at `node`: there, or in the reserve while forks of it live."""
+        reserve = node.reserve
+        if reserve is None:
+            return node
+        async with self._turn:
+            node.reserve = None
+            if self.children(node) == [reserve]:
+                await self._drop(reserve)
+                await self._thaw(node)
+                return node
+            mounts = await self._ask("house", {"steps": self._steps()}, node=reserve.number)
+            node.is_runner, reserve.is_runner = False, True
+            reserve.workspace.take(mounts)
+            reserve.pipes.go(is_fork=False)
+            self._be_patient()
+            await self._is_ready(reserve)
+        await self.prune()
+        return reserve
+
+    async def _thaw(self, node: Node) -> None:
+        await self._ask("thaw", node=node.number)
+        node.is_frozen = False
+
+    async def prune(self) -> None:
+        """End what nobody needs any more."""
+        async with self._turn:
+            while unneeded := [one for one in self.nodes.values() if self._is_unneeded(one)]:
+                for node in unneeded:
+                    await self._drop(node)
+            for node in list(self.nodes.values()):
+                if not (node.is_runner or node.is_held or node.is_hollow or self._is_reserve(node)):
+                    await self._hollow_out(node)
+
+    def _is_unneeded(self, node: Node) -> bool:
+        is_needed = node.is_runner or node.is_held or node.parent is None or self._is_reserve(node)
+        return not (is_needed or self.children(node))
+
+    def _is_reserve(self, node: Node) -> bool:
+        """Tell whether a session that is stopped above may still go on here."""
+        above = node.parent
+        return above is not None and above.is_runner and above.reserve is node
+
+    async def _drop(self, node: Node) -> None:
+        with noted(log, "an interpreter had ended by itself", OSError):
+            await self.connection.ask("drop", node=node.number, is_guest_only=False)
+        self.nodes.pop(node.number, None)
+        node.close()
+
+    async def _hollow_out(self, node: Node) -> None:
+        """End an interpreter alone: others live in its process namespace."""
+        node.is_hollow = True
+        with noted(log, "an interpreter had ended by itself", OSError):
+            await self.connection.ask("drop", node=node.number, is_guest_only=True)
+        node.close()
+
+    def kill(self, node: Node) -> None:
+        """Kill a node that does not listen; its end is heard on its link."""
+        self.connection.tell("drop", id=0, node=node.number, is_guest_only=False)
+
+    def hear(self, tag: str, body: Mapping[str, Any]) -> None:
+        """Take note of what the helper says of a node."""
+        node = self.nodes.get(body.get("node", -1))
+        if node is None:
+            return
+        if tag == "exceeded":
+            node.is_exceeded = True
+        elif tag == "gone":
+            node.counters = body["counters"]
+            node.pipes.end("the interpreter has ended")
+
+    async def _ask(self, tag: str, payload: Mapping[str, Any] | None = None, **body: int) -> list[int]:
+        try:
+            return await self.connection.ask(tag, payload, **body)
+        except OSError as error:
+            raise InvalidRequest(f"this session cannot be cloned: {error}") from error
+
+    async def leave(self, held: Sequence[Node]) -> None:
+        """Take leave of one session, whose nodes are `held`; with the last one everything ends."""
+        for node in held:
+            node.is_runner = node.is_held = False
+        self.members -= 1
+        if self.members == 0:
+            await self.close()
+        elif not self.end.done():
+            await self.prune()
+
+    def _be_patient(self) -> None:
+        """Begin to count what all the clones of one call together may take; what the helper does is not theirs."""
+        self._until = asyncio.get_running_loop().time() + BIRTH_PATIENCE_S
+
+    async def _first_of(self, *futures: asyncio.Future[Any]) -> None:
+        """Wait until one is done, within reason."""
+        await asyncio.wait(futures, timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _left_s(self) -> float:
+        return max(0.0, self._until - asyncio.get_running_loop().time())
+
+    async def close(self) -> None:
+        """Kill and remove everything."""
+        for node in self.nodes.values():
+            node.close()
+        self.connection.kill("cancelled")
+        try:
+            await finish(asyncio.wait_for(self.end, CLOSE_PATIENCE_S))
+        except TimeoutError:
+            log.warning("a session was not said to have ended within %g s; its helper is hung up on", CLOSE_PATIENCE_S)
+        except Exception as error:  # whoever ran in it was told; here it only matters that it is over
+            log.debug("a session that is closed had ended: %s", error)
+        await finish(self.connection.close())
+
+
+def _last_words(pipes: SessionPipes) -> str:
+    pipes.catch_up()
+    said = pipes.kept("stderr").decode("utf-8", "replace").strip()[-400:]
+    return f": {said}" if said else ""
+
+
+def _is_below(node: Node, other: Node) -> bool:
+    above: Node | None = node
+    while above is not None and above is not other:
+        above = above.parent
+    return above is other

@@ -1,0 +1,241 @@
+"""The pools of this process, and what a warm jail is to the local backend."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.forkserver.pool import LOADED_SLOT_BYTES, SLOT_BYTES, Pool
+from cloche.forkserver.slot import Slot
+from cloche.jail.messages import Building, Run, Spec
+from cloche.jail.setup.plan import compile_building, compile_nursery
+
+from .. import subordinate_ids
+from ..garbage_collection import group_name
+from ..host import Host
+from ..toolchain import has_customization, python_toolchain, user_site
+from .plan import KIND, Places, guest_environment
+
+# What programs import most. Every megabyte of a template costs each run about 0.15 ms, so what is large and rarer
+# (typing, dataclasses, pathlib, subprocess) is loaded by those who want it, by themselves or with `preload`.
+USUAL_MODULES = (
+    "traceback", "re", "math", "json", "random", "datetime", "collections", "itertools", "functools", "string", "copy",
+    "contextlib", "bisect", "heapq",
+)  # fmt: skip
+SLOTS_PER_CORE = 4
+LEAST_SLOTS = 2
+MOST_POOLS = 4  # each set of modules to preload has one; the one that was not used for the longest time makes room
+KEPT_BYTES = 4 * 1024 * 1024  # files of earlier results that a slot's control group may still have to pay for
+
+
+MOST_BUILDINGS = 64
+_buildings: dict[Hashable, Building] = {}
+_jails: dict[Hashable, WarmJail] = {}
+
+
+@dataclass(slots=True)
+class WarmJail:
+    """Be a jail that can be built ahead of the code that will run in it.
+
+    In a nursery, namespaces and tree stay for the next guest. One guest there is one process, so what is compiled first
+    has a jail of its own.
+    """
+
+    key: Hashable
+    spec: Spec
+    run: Run
+    is_nursery: bool
+
+    def building(self) -> Building:
+        """Return the steps that build it; they are compiled once for all of the same kind."""
+        return _remembered(
+            self.key,
+            lambda: (
+                compile_nursery(self.spec, self.run)
+                if self.is_nursery
+                else compile_building(self.spec, self.run, has_workspace=False)
+            ),
+        )
+
+    def prepare(self, slot: Slot) -> None:
+        """Tell the slot's helper whose jail this is to be, and to build it."""
+        slot.open(self.spec)
+        slot.prepare(self.key, self.building(), self._as_body(), is_prefork=self.is_nursery, rebuilds=True)
+
+    @property
+    def key_of_kept(self) -> Hashable:
+        """Return the key of the same jail where it keeps the workspace of one sandbox."""
+        return ("kept", self.key)
+
+    def building_of_kept(self, *, has_workspace: bool) -> Building:
+        """Return the steps that build it where it keeps the workspace, which it makes or has."""
+        return _remembered(
+            (self.key, has_workspace),
+            lambda: compile_nursery(self.spec, self.run, keeps_workspace=True, has_workspace=has_workspace),
+        )
+
+    def prepare_kept(self, slot: Slot, workspace: int) -> None:
+        """Tell the helper of a sandbox to build a jail that keeps its workspace, -1 where there is none yet."""
+        building = self.building_of_kept(has_workspace=workspace >= 0)
+        body = self._as_body()
+        slot.prepare(self.key_of_kept, building, body, is_prefork=True, rebuilds=False, workspace=workspace)
+
+    def _as_body(self) -> dict[str, Any]:
+        return {"private": self.run.private, "wants_python": self.run.python is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Say how a run starts: by the word that its result has for it, and in which kind of jail.
+
+    One is its own alone; one is for the `single` runs of one sandbox after the other; one is `kept` for the runs of one
+    sandbox, with its workspace.
+    """
+
+    word: Literal["cold", "forked", "pooled"]
+    kind: Literal["own", "single", "kept"] = "own"
+
+
+COLD, FORKED = Start("cold"), Start("forked")  # in a helper of the sandbox's own; in a slot's
+FORKED_SINGLE, POOLED_SINGLE = Start("forked", "single"), Start("pooled", "single")
+FORKED_KEPT, POOLED_KEPT = Start("forked", "kept"), Start("pooled", "kept")
+
+
+def choose_start(slot: Slot | None, jail: WarmJail | None, *, is_last: bool = False) -> Start:
+    """Choose how a run starts, with the slot that there is. No I/O.
+
+    `jail` is None for what lives in a jail of its own, a session.
+    """
+    if slot is None:
+        return COLD
+    if jail is None:
+        return FORKED
+    if is_last:
+        return POOLED_SINGLE if slot.key == jail.key else FORKED_SINGLE
+    if jail.is_nursery:
+        return POOLED_KEPT if slot.key == jail.key_of_kept else FORKED_KEPT
+    return FORKED
+
+
+def choose_second_start(slot: Slot | None, failed: Start, *, is_open: bool) -> Start | None:
+    """Choose how a run starts whose first try `failed` before anything of its program ran; None for not at all. No I/O.
+
+    The sandbox `is_open` if the helper had served it before. Then its files may be in the jail that failed, unless that
+    had waited with a guest: another one is given what the caller holds of them.
+    """
+    if slot is None:
+        return None
+    if not is_open:
+        return COLD
+    return FORKED_KEPT if failed is POOLED_KEPT else None
+
+
+def _remembered(key: Hashable, compile_it: Callable[[], Building]) -> Building:
+    found = _buildings.get(key)
+    if found is None:
+        if len(_buildings) >= MOST_BUILDINGS:
+            _buildings.clear()
+        found = _buildings[key] = compile_it()
+    return found
+
+
+def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool = False) -> WarmJail:
+    """Return the jail that a run needs; its key is what two runs must have in common to use the same kind.
+
+    One that `is_kept` has an interpreter ready, whatever the run is: the sandbox's next one may be Python's.
+    """
+    known = (
+        spec.origin, spec.outside is None, spec.cgroup is None, tuple(run.binds), tuple(run.private),
+        tuple(run.covered), run.python is None, len(run.commands) <= 1, is_kept,
+    )  # fmt: skip
+    found = _jails.get(known)
+    if found is None or spec.origin is None:
+        found = _new_jail(policy, limits, spec, run, is_kept=is_kept)
+        if len(_jails) >= MOST_BUILDINGS:
+            _jails.clear()
+        if spec.origin is not None:
+            _jails[known] = found
+    return found
+
+
+def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool) -> WarmJail:
+    has_python = run.python is not None or is_kept
+    # A root with one id owns pid 1's entries in /proc by name, which no other user does: there each run has a jail.
+    is_nursery = len(run.commands) <= 1 and (spec.outside is not None or os.geteuid() != 0)
+    key = (
+        policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
+        tuple(run.binds), tuple(run.private), tuple(run.covered), has_python, is_nursery, spec.landlock_abi,
+        bool(spec.cgroup), spec.cpu_affinity, spec.is_shown,
+    )  # fmt: skip
+    bare = Run(binds=run.binds, covered=run.covered, private=run.private, python={} if has_python else None)
+    mine = spec.copy()  # the sandbox's may be given an identity of its own
+    mine.outside = spec.ids[:2] if spec.outside is not None else None
+    return WarmJail(key, mine, bare, is_nursery)
+
+
+_pools: dict[Hashable, Pool] = {}
+_lock = threading.Lock()
+
+
+def pool_for(policy: Policy, host: Host) -> Pool:
+    """Return this process's pool for what a policy wants loaded."""
+    key = (policy.preload, host.cgroup_version, host.ids is not None)
+    with _lock:
+        found = _pools.pop(key, None) or _new_pool(policy, host)
+        _pools[key] = found  # the last one used is the last one to go
+        surplus = [_pools.pop(next(iter(_pools)))] if len(_pools) > MOST_POOLS else []
+    for pool in surplus:
+        pool.close()
+    return found
+
+
+def _new_pool(policy: Policy, host: Host) -> Pool:
+    settings = {
+        "preload": list(dict.fromkeys((*USUAL_MODULES, *policy.preload))),
+        "extra_paths": list(user_site()),
+        "customizes": has_customization(),
+        "home": "/workspace",
+        "ahead": {
+            "env": guest_environment(Places(), {}, python_toolchain().env),
+            "shown": list(python_toolchain().binds),
+        },
+    }
+    return Pool(
+        settings,
+        cgroup_version=host.cgroup_version,
+        cgroup_folders=host.cgroup_folders,
+        group_name=partial(group_name, KIND),
+        least=LEAST_SLOTS,
+        most=SLOTS_PER_CORE * len(os.sched_getaffinity(0)),
+        slot_bytes=LOADED_SLOT_BYTES if policy.preload else SLOT_BYTES,
+        namespace=host.namespace,
+    )
+
+
+def close_pools() -> None:
+    """End all that is kept warm, and wait until it is gone; the next run starts cold."""
+    with _lock:
+        pools = list(_pools.values())
+        _pools.clear()
+    for pool in pools:
+        pool.close()
+    subordinate_ids.rest()
+
+
+def _forget_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for pool in _pools.values():
+        pool.forget()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+atexit.register(close_pools)

@@ -1,0 +1,172 @@
+"""The end of a run: what three sources tell of it, and which of them is believed. No I/O, no clock.
+
+What a helper reports of an end, read.
+
+How many runs go on at once in this process: more than there are processors are a crowd.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from cloche.core.errors import ClocheError, OutcomeUnknown, StartFailed
+from cloche.core.loops import finish
+from cloche.core.result import KillCause, Observed, Usage
+from cloche.forkserver.slot import UNWATCHED_S
+
+SHORT_S = UNWATCHED_S  # what lasts no longer was not looked at
+LEAST_TIMEOUT_S = 1.0  # far from the clock
+
+
+# Who tells something of a run: the shared status, where a guest writes that its program starts; the prefork jail, at
+# the handoff socket; the helper, on its link. (A member of an enumeration is looked up by a function in Python 3.11.)
+Source = Literal["status", "jail", "helper"]
+
+
+class Ask(enum.Enum):
+    """Say that the end is not decided by what was told."""
+
+    HELPER = enum.auto()  # hand the jail's report on to the helper, whose own decides
+
+
+Conclusion = dict[str, Any] | ClocheError | Ask
+
+
+class RunEnd:
+    """Decide how one run ended.
+
+    Theory of operation: the jail reports an end first, and its report is enough for a short run of which the helper can
+    know no more. Of all others, of one that was killed, and of one whose start nobody told of, the helper's report
+    decides. Before anything of the helper's is taken that ends a run, what lies in the shared status and in the handoff
+    socket must have been: it was told before. Messages of earlier runs may come late, and are known by their number.
+    One of them counts: a jail that ended after an earlier run takes along the orders that went to it.
+    """
+
+    __slots__ = ("_is_counted", "_timeout_s", "generation", "number", "started_at", "was_killed")
+
+    def __init__(self, number: int = 0, timeout_s: float = 0.0, *, generation: int = 0, is_counted: bool = False):
+        """Take what is known when the orders are sent.
+
+        `generation` is that of the prefork jail that they went to, 0 where the helper hands them over. `is_counted`
+        says that a control group counts what was refused to the run.
+        """
+        self.number, self._timeout_s = number, timeout_s
+        self.generation, self._is_counted = generation, is_counted
+        self.started_at = 0.0  # on the monotonic clock, once the program has started
+        self.was_killed = False
+
+    def take(self, source: Source, tag: str, body: dict[str, Any]) -> Conclusion | None:
+        """Take one message, and return what it says of the end: the report, the error, whom to ask; else None.
+
+        A report of the jail's lacks what the caller alone can add: the wall time, and figures of the control group.
+        """
+        if source == "jail":  # whose message of a start is no more than a reason to look at the status
+            is_end = tag == "ended" and body["number"] == self.number
+            return (self._short_report(body) or Ask.HELPER) if is_end else None
+        if tag == "started":
+            self.started_at = self.started_at or body["at"]
+        elif tag == "ended":
+            if body["number"] == self.number:
+                return body
+            if 0 < self.generation < body["generation"]:
+                return self.loss()
+        elif tag == "failed":
+            return None if self.is_of_earlier(body) else self._failure(body)
+        elif tag in ("", "lost"):
+            return self.loss()
+        return None
+
+    def is_of_earlier(self, body: Mapping[str, Any]) -> bool:
+        """Tell whether a message is about a run that was given up for this one."""
+        return bool(body["number"] < self.number)
+
+    def _short_report(self, ended: Mapping[str, Any]) -> dict[str, Any] | None:
+        if self.was_killed or not self.started_at:
+            return None
+        if not is_short(self.started_at, ended, self._timeout_s, is_counted=self._is_counted):
+            return None
+        return {
+            "cause": "",
+            "ended": ended,
+            "cpu_user_s": ended["user_s"],
+            "cpu_system_s": ended["system_s"],
+            "peak_bytes": ended["most_kib"] * 1024,
+            "is_task_limit_seen": False,
+            "is_folder_over": False,
+        }
+
+    def _failure(self, body: Mapping[str, Any]) -> ClocheError:
+        if self.started_at:
+            return OutcomeUnknown(f"{body['message']}; the code had been started, and may have run in part")
+        return StartFailed(body["message"], step=body["step"], index=body["index"], errno=body["errno"])
+
+    def loss(self) -> ClocheError:
+        """Return the error of a run of whose end nobody is left to tell."""
+        if self.started_at:
+            return OutcomeUnknown("the helper process ended while the code was running; it may have run in part")
+        return StartFailed("the helper process ended before the code was started", step="helper")
+
+
+def is_short(started_at: float, ended: Mapping[str, Any], timeout_s: float, *, is_counted: bool) -> bool:
+    """Tell whether the helper can have nothing to add to the end of a run, times on the monotonic clock in seconds.
+
+    It ended by itself, nothing of it is left, and neither clock nor sums had their turn. `is_counted` says that a
+    control group counts what was refused to it, which may be why it failed.
+    """
+    code = ended["wait_status"]
+    is_well = (code == 0 or (is_counted and code & 0x7F == 0)) and ended["is_alone"] and not ended["is_worn"]
+    return is_well and timeout_s >= LEAST_TIMEOUT_S and ended["at"] - started_at < SHORT_S
+
+
+__all__ = ["finish", "observed", "usage"]
+
+
+def observed(ended: dict[str, Any]) -> Observed:
+    """Read the helper's report of an end."""
+    report = ended["ended"]
+    status = report["wait_status"] if report else None
+    signal = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
+    counters = ended["counters"]
+    return Observed(
+        exit_code=os.WEXITSTATUS(status) if status is not None and signal is None else None,
+        signal=signal,
+        cause=KillCause(ended["cause"]) if ended["cause"] else None,
+        oom_kills=counters.get("oom_kills", 0),
+        pids_hits=counters.get("pids_hits", 0) + int(ended["is_task_limit_seen"]),
+        workspace_full=bool(ended["is_folder_over"] or (report and report["full"])),
+        denied=report.get("denied", 0) if report else 0,
+    )
+
+
+def usage(ended: dict[str, Any]) -> Usage:
+    """Read what a run used."""
+    return Usage(
+        wall_s=ended["wall_s"],
+        cpu_user_s=ended["cpu_user_s"],
+        cpu_system_s=ended["cpu_system_s"],
+        peak_memory_bytes=ended["peak_bytes"],
+        processes=max(1, ended["tasks"]),
+    )
+
+
+_PROCESSORS = len(os.sched_getaffinity(0))
+_running: set[object] = set()  # changing it by one is a single step for all threads
+os.register_at_fork(after_in_child=_running.clear)
+
+
+def enter(sandbox: object) -> None:
+    """Count a sandbox that begins a run."""
+    _running.add(sandbox)
+
+
+def leave(sandbox: object) -> None:
+    """Count a sandbox no more whose run is over."""
+    _running.discard(sandbox)
+
+
+def is_here() -> bool:
+    """Tell whether some run has to wait for a processor."""
+    return len(_running) > _PROCESSORS

@@ -1,0 +1,509 @@
+"""Build a kernel and a root disk of a distribution's packages: `cloche images build`.
+
+A distribution's packages: fetched and checked by its own tools, and unpacked into a folder without being installed.
+
+An ordinary user can do it: nothing of this machine's own packages is touched.
+
+What a distribution's kernel package holds, made fit for a virtual machine: an ELF image, and a first file system.
+
+Decompressing a kernel takes an emulated machine seconds, so it is done here, once; and an ELF image is what every
+monitor can load. The modules that the root disk needs go into the first file system with a busybox that loads them.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import platform
+import re
+import shutil
+import stat
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from cloche.core.errors import BackendUnavailable, StartFailed
+from cloche.core.events import Progress, tell
+from cloche.core.languages import LANGUAGES
+from cloche.core.limits import MIB
+
+from .plan import DISK, FORMAT, INITRD, KERNEL, MANIFEST, Image, find_image, place_of_images, point_to
+
+KERNEL_PACKAGE = "linux-image-cloud-amd64"
+BUSYBOX = "busybox-static"
+USERLAND = ("bash", "coreutils", "dash", "diffutils", "findutils", "grep", "gzip", "python3", "sed", "tar")
+TOOLS = {"apt-get": "apt", "apt-cache": "apt", "dpkg-deb": "dpkg", "tar": "tar", "mke2fs": "e2fsprogs"}
+PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+UPDATE = 'Refresh the lists first: "sudo apt-get update".'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """Name a fetched package: its archive, name and version."""
+
+    file: Path
+    name: str
+    version: str
+
+
+def tool(name: str) -> str:
+    """Return the path of a program that a build needs. Raises BackendUnavailable naming its package."""
+    found = shutil.which(name, path=":".join(PLACES))
+    if found is None:
+        raise BackendUnavailable(
+            f"an image is built with {name}, which is not here.",
+            remedy=f'On Debian and Ubuntu: "apt-get install {TOOLS.get(name, name)}"; elsewhere, build it there and '
+            "name its folder in CLOCHE_MICROVM_IMAGE.",
+        )
+    return found
+
+
+def check_tools() -> None:
+    """Raise BackendUnavailable when a program is missing that a build needs."""
+    for name in TOOLS:
+        tool(name)
+
+
+def called(words: Sequence[str], *, cwd: Path | None = None) -> str:
+    """Run one of the distribution's programs and return what it says. Raises StartFailed with its last words."""
+    done = subprocess.run(list(words), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+        raise StartFailed(f"{Path(words[0]).name} failed with exit code {done.returncode}: {said[-600:]}")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def real_kernel_package() -> str:
+    """Return the package that the distribution's kernel for virtual machines is in. Raises StartFailed."""
+    said = called([tool("apt-cache"), "depends", KERNEL_PACKAGE])
+    found = re.search(r"Depends: (linux-image-\S+)", said)
+    if found is None:
+        raise StartFailed(f"the package lists of this machine have no {KERNEL_PACKAGE}. {UPDATE}")
+    return found[1]
+
+
+def fetch_alone(names: Sequence[str], folder: Path) -> list[Package]:
+    """Fetch packages without what they depend on. Raises StartFailed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    called([tool("apt-get"), "-q", "-o", "APT::Sandbox::User=root", "download", *names], cwd=folder)
+    return _fetched(folder)
+
+
+def fetch_closure(names: Sequence[str], folder: Path) -> list[Package]:
+    """Fetch packages with all that they depend on, as if nothing was installed. Raises StartFailed."""
+    archives = folder / "archives"
+    (archives / "partial").mkdir(parents=True, exist_ok=True)
+    nothing = folder / "status"
+    nothing.touch()
+    settings = {
+        "Dir::State::status": nothing,
+        "Dir::Cache": folder,
+        "Dir::Cache::archives": archives,
+        "Debug::NoLocking": "true",
+        "APT::Sandbox::User": "root",
+        "APT::Install-Recommends": "false",
+    }
+    words = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    called([tool("apt-get"), "-q", "-y", *words, "--download-only", "install", *names])
+    return _fetched(archives)
+
+
+def _fetched(folder: Path) -> list[Package]:
+    found = []
+    for file in sorted(folder.glob("*.deb")):
+        said = called([tool("dpkg-deb"), "--show", "--showformat=${Package} ${Version}", str(file)])
+        name, _, version = said.partition(" ")
+        found.append(Package(file=file, name=name, version=version))
+    if not found:
+        raise StartFailed(f"nothing was fetched. {UPDATE}")
+    return found
+
+
+def unpack(packages: Sequence[Package], folder: Path) -> None:
+    """Unpack archives into a folder; links that stand for folders stay. Raises StartFailed."""
+    for package in packages:
+        reading = subprocess.Popen([tool("dpkg-deb"), "--fsys-tarfile", str(package.file)], stdout=subprocess.PIPE)
+        words = [tool("tar"), "-x", "-f", "-", "-C", str(folder), "--keep-directory-symlink", "--no-same-owner"]
+        done = subprocess.run(words, stdin=reading.stdout, capture_output=True, check=False)
+        if reading.stdout is not None:
+            reading.stdout.close()
+        if reading.wait() != 0 or done.returncode != 0:
+            raise StartFailed(f"package {package.name} cannot be unpacked: {done.stderr.decode(errors='replace')}")
+
+
+def upstream(version: str) -> str:
+    """Return the version without what the distribution adds to it.
+
+    >>> upstream("2:1.19~1")
+    '1.19'
+    """
+    found = re.match(r"[0-9.]*[0-9]", version.partition(":")[2] or version)
+    return found[0] if found else version
+
+
+SECTOR = 512
+SETUP_SECTORS_AT, MAGIC_AT, PAYLOAD_AT = 0x1F1, 0x202, 0x248
+ELF = b"\x7fELF"
+# The note by which a kernel says where a monitor may enter it: owner "Xen", type 18.
+ENTRY_NOTES = tuple(struct.pack("<III", 4, size, 18) + b"Xen\0" for size in (4, 8))
+# In the order in which they are loaded; what they depend on comes before them.
+WANTED_MODULES = (
+    "virtio_mmio", "virtio_blk", "virtio_console", "vmw_vsock_virtio_transport", "crc32c_generic", "ext4",
+)  # fmt: skip
+_DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
+TRAILER = "TRAILER!!!"
+
+# The first program: it loads modules, finds the root disk, and goes there. What fails is said in the kernel's log, as
+# critical: what is written to a terminal may not have left the machine when it restarts.
+INIT = """\
+#!/bin/busybox sh
+export PATH=/bin
+say() { echo "<2>cloche: $*" > /dev/kmsg; }
+busybox mount -t proc proc /proc
+busybox mount -t sysfs sysfs /sys
+busybox mount -t devtmpfs devtmpfs /dev
+while read -r module; do busybox insmod "/modules/$module" || say "cannot load $module"; done < /modules/order
+tries=0
+while [ ! -b /dev/vda ] && [ $tries -lt 500 ]; do tries=$((tries+1)); busybox usleep 10000; done
+busybox mount -t ext4 -o ro,nosuid,nodev,noatime /dev/vda /root || { say "no root disk"; busybox reboot -f; }
+for place in proc sys dev; do busybox mount --move /$place /root/$place; done
+exec busybox switch_root /root /usr/bin/python3 -I -S -B /usr/lib/cloche/guest.py
+"""
+
+
+def _by_zstd(data: bytes) -> bytes:
+    program = shutil.which("zstd")
+    if program is None:
+        raise StartFailed('this kernel is packed with zstd, which is not here; install it: "apt-get install zstd"')
+    return subprocess.run([program, "-dcq"], input=data, capture_output=True, check=False).stdout
+
+
+def _by_xz(data: bytes) -> bytes:
+    return lzma.LZMADecompressor().decompress(data)
+
+
+def _by_lz4(data: bytes) -> bytes:
+    """Unpack the old format of `lz4`, in which kernels are packed: blocks, each after its length."""
+    found, at = bytearray(), 4
+    while at + 4 <= len(data):
+        (size,) = struct.unpack_from("<I", data, at)
+        if size == 0 or at + 4 + size > len(data):  # behind the last block comes the length of it all
+            break
+        _unpack_block(data, at + 4, at + 4 + size, found)
+        at += 4 + size
+    return bytes(found)
+
+
+def _unpack_block(data: bytes, at: int, end: int, found: bytearray) -> None:
+    """Unpack one block of `lz4`: literals, then a copy of what came so far back, again and again."""
+    while at < end:
+        token = data[at]
+        size, at = _length(data, at + 1, token >> 4)
+        found += data[at : at + size]
+        at += size
+        if at >= end:
+            return
+        back = data[at] | data[at + 1] << 8
+        size, at = _length(data, at + 2, token & 15)
+        size += 4
+        start = len(found) - back
+        if back >= size:
+            found += found[start : start + size]
+        else:  # it reaches into what it makes
+            found += (found[start:] * (size // back + 1))[:size]
+
+
+def _length(data: bytes, at: int, size: int) -> tuple[int, int]:
+    """Return a length that begins in four bits, and where what follows it is."""
+    if size == 15:
+        while data[at] == 255:
+            size += 255
+            at += 1
+        size += data[at]
+        at += 1
+    return size, at
+
+
+# By their first bytes.
+UNPACKERS: Mapping[bytes, Callable[[bytes], bytes]] = {
+    b"\xfd7zXZ": _by_xz,
+    b"\x5d\0\0": _by_xz,
+    b"\x1f\x8b": gzip.decompress,
+    b"BZh": bz2.decompress,
+    b"\x28\xb5\x2f\xfd": _by_zstd,
+    b"\x02\x21\x4c\x18": _by_lz4,
+}
+
+
+def unpack_kernel(image: bytes) -> bytes:
+    """Return the ELF image inside of a bootable one, where monitors can enter it; else the image as it is.
+
+    Raises StartFailed when it needs a program that is not here.
+    """
+    if image[MAGIC_AT : MAGIC_AT + 4] != b"HdrS" or len(image) < PAYLOAD_AT + 8:
+        return image
+    start = (image[SETUP_SECTORS_AT] + 1) * SECTOR
+    offset, length = struct.unpack_from("<II", image, PAYLOAD_AT)
+    payload = image[start + offset : start + offset + length]
+    for magic, unpack in UNPACKERS.items():
+        if payload.startswith(magic):
+            found = unpack(payload)
+            is_fit = found.startswith(ELF) and any(note in found for note in ENTRY_NOTES)
+            return found if is_fit else image
+    return image
+
+
+def module_order(folder: Path, wanted: Iterable[str] = WANTED_MODULES) -> list[Path]:
+    """Return the files of modules in an order in which they can be loaded; what is built in needs no file.
+
+    Raises StartFailed for one that is neither there nor built in.
+    """
+    there = {_name(path): path for path in sorted(folder.rglob("*.ko*"))}
+    listed = folder / "modules.builtin"
+    built_in = {_name(Path(line)) for line in listed.read_text().split()} if listed.exists() else set[str]()
+    found: dict[str, Path] = {}
+
+    def add(name: str) -> None:
+        if name in found or name in built_in:
+            return
+        if name not in there:
+            raise StartFailed(f"this kernel has no module {name!r}; build with the package of another one")
+        depends = _DEPENDS.search(module_bytes(there[name]))
+        for other in depends[1].decode().split(",") if depends else ():
+            if other:
+                add(other)
+        found[name] = there[name]
+
+    for name in wanted:
+        add(name)
+    return list(found.values())
+
+
+def _name(path: Path) -> str:
+    return path.name.partition(".")[0].replace("-", "_")
+
+
+def module_bytes(path: Path) -> bytes:
+    """Return a module as the kernel loads it, unpacked."""
+    data = path.read_bytes()
+    unpack = next((unpack for magic, unpack in UNPACKERS.items() if data.startswith(magic)), None)
+    return unpack(data) if unpack is not None else data
+
+
+def first_file_system(busybox: bytes, modules: Iterable[Path]) -> bytes:
+    """Return the archive that a kernel unpacks into memory and starts from."""
+    order = list(modules)
+    entries: list[tuple[str, int, bytes]] = [
+        *((name, stat.S_IFDIR | 0o755, b"") for name in ("bin", "dev", "modules", "proc", "root", "sys")),
+        ("dev/console", stat.S_IFCHR | 0o600, bytes((5, 1))),
+        ("bin/busybox", stat.S_IFREG | 0o755, busybox),
+        ("init", stat.S_IFREG | 0o755, INIT.encode()),
+        ("modules/order", stat.S_IFREG | 0o644, "".join(f"{_name(path)}.ko\n" for path in order).encode()),
+        *((f"modules/{_name(path)}.ko", stat.S_IFREG | 0o644, module_bytes(path)) for path in order),
+    ]
+    return pack_archive(entries)
+
+
+def pack_archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
+    """Return a `newc` archive of names, modes and contents; a device's content is its two numbers."""
+    packed = bytearray()
+    rows = [*entries, (TRAILER, 0, b"")]
+    for number, (name, mode, content) in enumerate(rows, 1):
+        is_device = stat.S_ISCHR(mode)
+        data = b"" if is_device else content
+        major, minor = content if is_device else (0, 0)
+        links = 2 if stat.S_ISDIR(mode) else 1
+        fields = (number, mode, 0, 0, links, 0, len(data), 0, 0, major, minor, len(name) + 1, 0)
+        packed += b"070701" + b"".join(b"%08x" % one for one in fields) + name.encode() + b"\0"
+        packed += bytes(-len(packed) % 4)
+        packed += data
+        packed += bytes(-len(packed) % 4)
+    return bytes(packed)
+
+
+FOLDERS = ("dev", "proc", "sys", "run", "tmp", "workspace", "root", "home", "usr/lib/cloche", "var/tmp")
+LINKED_FOLDERS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
+FILES = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nsandbox:x:1000:1000:sandbox:/workspace:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/:/bin/sh\n",
+    "etc/group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+    "etc/hosts": "127.0.0.1 localhost sandbox\n",
+    "etc/hostname": "sandbox\n",
+    "etc/resolv.conf": "",
+}
+# What no program needs to run.
+LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "boot",
+            "usr/share/bash-completion", "var/lib/dpkg", "var/cache")  # fmt: skip
+SPARE_BYTES = 8 * MIB
+INODES_SPARE = 512
+
+
+def build_image(packages: Sequence[str] = ()) -> Image:
+    """Build the image, with `packages` besides the usual ones, and use it from now on.
+
+    Raises BackendUnavailable when a program for it is missing, StartFailed when a package cannot be had.
+    """
+    if platform.machine() != "x86_64":
+        raise BackendUnavailable(f"images are built for x86-64 only in this version, and this is {platform.machine()}.")
+    check_tools()
+    place = place_of_images()
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=place) as folder:
+        try:
+            _build(Path(folder), packages)
+        finally:
+            tell(Progress(what="building", is_over=True))
+        return _take_over(place, Path(folder) / "image")
+
+
+def _build(folder: Path, extra: Sequence[str]) -> None:
+    """Do the steps, each into the folder that the next one reads."""
+    ready, root, boot = folder / "image", folder / "root", folder / "boot"
+    ready.mkdir()
+    _say("fetching the kernel")
+    kernel = fetch_alone([real_kernel_package(), BUSYBOX], folder / "kernel")
+    _say("fetching packages")
+    userland = fetch_closure([*USERLAND, *extra], folder / "packages")
+    _say("unpacking")
+    boot.mkdir()
+    unpack(kernel, boot)
+    _make_boot_files(boot, ready)
+    _make_root(root, userland)
+    _say("compiling the standard library")
+    python = _compile(root)
+    _say("writing the disk")
+    _write_disk(root, ready / DISK)
+    _write_manifest(ready, root, [*kernel, *userland], python)
+
+
+def _say(what: str) -> None:
+    tell(Progress(what=what))
+
+
+def _make_boot_files(boot: Path, ready: Path) -> None:
+    """Make the kernel's image and its first file system."""
+    image = next(iter(sorted((boot / "boot").glob("vmlinuz-*"))), None)
+    modules = next(iter(sorted((boot / "lib" / "modules").glob("*"))), None)
+    if modules is None:
+        modules = next(iter(sorted((boot / "usr" / "lib" / "modules").glob("*"))), None)
+    if image is None or modules is None:
+        raise StartFailed("the kernel's package holds no kernel; is it a signed one with its files?")
+    busybox = next(path for path in (boot / "bin" / "busybox", boot / "usr" / "bin" / "busybox") if path.exists())
+    (ready / KERNEL).write_bytes(unpack_kernel(image.read_bytes()))
+    (ready / INITRD).write_bytes(first_file_system(busybox.read_bytes(), module_order(modules)))
+
+
+def _make_root(root: Path, packages: Sequence[Package]) -> None:
+    """Unpack the packages, and add what their installation would have made."""
+    root.mkdir(mode=0o755)
+    for target in (*LINKED_FOLDERS.values(), *FOLDERS):
+        (root / target).mkdir(parents=True, exist_ok=True)
+    for name, target in LINKED_FOLDERS.items():
+        (root / name).symlink_to(target)
+    unpack(packages, root)
+    for name in LEFT_OUT:
+        shutil.rmtree(root / name, ignore_errors=True)
+    for name, text in FILES.items():
+        (root / name).write_text(text)
+    shell = root / "usr/bin/sh"
+    if not shell.is_symlink() and not shell.exists():
+        shell.symlink_to("dash")
+    guest = root / "usr/lib/cloche/guest.py"
+    guest.write_text((files("cloche.backends.microvm") / "guest_init.py").read_text(encoding="utf-8"))
+
+
+def _compile(root: Path) -> str:
+    """Compile the standard library with the image's own interpreter, as installing it would; return its version.
+
+    The disk cannot be written to, so what is not compiled now would be compiled anew in each machine.
+    """
+    library = next(iter(sorted((root / "usr/lib").glob("python3.*"))), None)
+    if library is None:
+        raise StartFailed("the packages hold no Python 3")
+    loader = root / "usr/lib64/ld-linux-x86-64.so.2"
+    if not loader.exists():
+        loader = root / "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
+    libraries = ":".join(str(root / place) for place in ("usr/lib/x86_64-linux-gnu", "usr/lib"))
+    interpreter = [str(loader), "--library-path", libraries, str(root / "usr/bin" / library.name)]
+    words = [*interpreter, "-s", "-S", "-m", "compileall", "-q", "-s", str(root), "-p", "/",
+             "--invalidation-mode", "unchecked-hash", "-x", r"/(test|idlelib|lib2to3/tests)/",
+             str(library), str(root / "usr/lib/cloche")]  # fmt: skip
+    env = {"PYTHONHOME": str(root / "usr"), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+    done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if not next(iter((library / "__pycache__").glob("os.*.pyc")), None):
+        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+        raise StartFailed(f"the image's own Python does not run here: {said[-600:]}")
+    return library.name.removeprefix("python")
+
+
+def _write_disk(root: Path, disk: Path) -> None:
+    """Write a file system that is never written to again: no journal, no room to spare."""
+    size, count = 0, INODES_SPARE
+    for folder, names, others in os.walk(root):
+        count += len(names) + len(others)
+        size += 4096 + sum(-(-os.lstat(os.path.join(folder, name)).st_size // 4096) * 4096 for name in others)
+    blocks = (size + count * 256 + size // 32 + SPARE_BYTES) // 4096
+    features = "^has_journal,^resize_inode,^metadata_csum,^64bit"
+    called(
+        [tool("mke2fs"), "-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-N", str(count), "-O", features,
+         "-E", "root_owner=0:0,no_copy_xattrs", "-L", "cloche", "-d", str(root), str(disk), str(blocks)]
+    )  # fmt: skip
+
+
+def _write_manifest(ready: Path, root: Path, packages: Sequence[Package], python: str) -> None:
+    """Write down what the image holds, and its name: that of its contents."""
+    digest = hashlib.sha256()
+    for name in (KERNEL, INITRD, DISK):
+        (ready / name).chmod(0o644)  # a monitor may be somebody else
+        with (ready / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    programs = _programs(root)
+    versions = {package.name: upstream(package.version) for package in packages}
+    manifest: Mapping[str, Any] = {
+        "format": FORMAT,
+        "id": digest.hexdigest(),
+        "python": python,
+        "programs": programs,
+        "versions": {name: version for name in programs if (version := _version(name, versions))},
+        "packages": {package.name: package.version for package in packages},
+    }
+    (ready / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def _programs(root: Path) -> dict[str, str]:
+    """Return the programs that run languages, with their paths inside."""
+    names = {name for language in LANGUAGES.values() for engine in language.engines for name in engine.programs}
+    places = ("usr/local/bin", "usr/bin")
+    return {
+        name: f"/{place}/{name}" for name in sorted(names) for place in places if os.path.lexists(root / place / name)
+    }
+
+
+# Where a program's package has another name.
+_PACKAGE_OF = {"node": "nodejs", "go": "golang-go", "mcs": "mono-mcs", "mono": "mono-runtime", "sh": "dash"}
+
+
+def _version(program: str, versions: Mapping[str, str]) -> str:
+    return versions.get(_PACKAGE_OF.get(program, program), "")
+
+
+def _take_over(place: Path, ready: Path) -> Image:
+    """Put a finished image in its place, and point to it; those before it go."""
+    name = json.loads((ready / MANIFEST).read_text())["id"][:16]
+    target = place / name
+    if not target.exists():
+        ready.rename(target)
+    point_to(name)
+    for other in place.iterdir():
+        if other.is_dir() and other.name != name and not other.name.startswith("."):
+            shutil.rmtree(other, ignore_errors=True)  # a machine that runs holds its files open
+    return find_image()

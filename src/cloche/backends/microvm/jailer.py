@@ -1,0 +1,135 @@
+"""Start a virtual machine's monitor with as little as it needs, and end it when whoever asked is gone.
+
+Run as `python -I -S jailer.py ORDER` by the caller, with nothing of Cloche's around it. Standard input is a pipe that
+the caller holds: a byte, or its end, means that the monitor is to be killed. So does the end of the caller, which may
+leave forked children behind that hold the pipe. The monitor dies with this process, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import stat
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_DUMPABLE = 1, 38, 4
+NEWNS, NEWUSER, NEWIPC, NEWNET = 0x20000, 0x10000000, 0x8000000, 0x40000000
+NO_SUID, NO_EXEC, RECURSIVE, PRIVATE = 2, 8, 1 << 14, 1 << 18
+CANNOT_START = 127
+
+
+def become_monitor(order: dict[str, Any], keeper: int) -> None:
+    """Become the monitor, unless the keeper at this descriptor is dead already; never returns."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        user = order["user"]
+        if "cell" in order:
+            if user:
+                become_user(user)
+        elif user:
+            is_apart = libc.unshare(NEWNS | NEWNET | NEWIPC) == 0  # a root without that power has its id left to give
+            if is_apart and order["devices"]:
+                show_devices(libc, order["devices"], user)
+            become_user(user)
+        else:
+            libc.unshare(NEWUSER | NEWNET | NEWIPC)  # where an ordinary user may not, QEMU's own filter is left
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # last: a change of id forgets it
+        if select.select([keeper], [], [], 0)[0]:  # its number cannot be asked for in another process namespace
+            os._exit(1)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execve(order["argv"][0], order["argv"], {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})  # noqa: S606 - the order's words
+    except OSError as error:
+        os.write(2, f"cannot start {order['argv'][0]}: {error}\n".encode())
+    finally:
+        os._exit(CANNOT_START)
+
+
+def become_user(user: int) -> None:
+    """Become somebody who has no other groups."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def show_devices(libc: Any, devices: dict[str, int], user: int) -> None:
+    """Put a folder in place of /dev that holds these devices alone, and give them to the monitor."""
+    calls = (
+        (b"none", b"/", None, ctypes.c_ulong(RECURSIVE | PRIVATE), None),
+        (b"tmpfs", b"/dev", b"tmpfs", ctypes.c_ulong(NO_SUID | NO_EXEC), b"size=64k,mode=0755"),
+    )
+    for call in calls:
+        if libc.mount(*call) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"mount: {os.strerror(number)}")
+    for name, device in devices.items():
+        os.mknod(f"/dev/{name}", stat.S_IFCHR | 0o600, device)
+        os.chown(f"/dev/{name}", user, user)
+
+
+def caller_watch() -> list[int]:
+    """Return a descriptor that tells when the caller is gone; none where it is out of sight."""
+    try:
+        return [os.pidfd_open(os.getppid())]
+    except OSError:
+        return []
+
+
+def has_cell(order: dict[str, Any]) -> bool:
+    """Make the root that the monitor is to have; tell whether it was made."""
+    import runpy  # nobody else's start should wait for it
+
+    place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cell.py")
+    try:
+        runpy.run_path(place)["enter"](ctypes.CDLL(None, use_errno=True), order)
+    except OSError as error:
+        os.write(2, f"cannot make a root for {order['argv'][0]}: {error}\n".encode())
+        return False
+    return True
+
+
+def main() -> int:
+    """Start the monitor and wait for its end, or the caller's."""
+    order = json.loads(sys.argv[1])
+    keeper = os.pidfd_open(os.getpid())
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the caller's to decide about
+    watched = [0, *caller_watch()]
+    if "cell" in order and not has_cell(order):  # before this process is nobody's to look at, for then not even its own
+        return CANNOT_START
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    child = os.fork()
+    if child == 0:
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        become_monitor(order, keeper)
+    monitor = os.pidfd_open(child)
+    watched.append(monitor)
+    poll = select.poll()
+    for fd in watched:
+        poll.register(fd, select.POLLIN)
+    for fd in range(3, 1024):
+        if fd not in watched:
+            os.closerange(fd, fd + 1)
+    ready = {fd for fd, _ in poll.poll()}
+    if monitor not in ready:
+        signal.pidfd_send_signal(monitor, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+if __name__ == "__main__":
+    sys.exit(main())

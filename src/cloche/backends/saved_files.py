@@ -1,0 +1,296 @@
+"""What a run changed, and how its files are copied into a folder of the caller's: through no link, whatever waits.
+
+How long a look at a guest's files may take, and what is said when it was not enough.
+
+A guest decides how many files there are, and beside a session it may move them about while they are looked at. The
+guest's own time-out has ended by then, so the look has a time of its own, which begins with its thread. There are as
+many of these as runs and cells go on at once, as far as descriptors allow; what had to wait for one for too long looks
+no further than it gets at once, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import resource
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+
+from cloche import hostfs
+from cloche.core.errors import SandboxFileError, SandboxFileRefused
+from cloche.core.loops import finish
+from cloche.core.result import FileRecord, SaveFiles
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Hold the files that a run created or changed, how many others were left out, and how to save them.
+
+    `partial` says why files may be missing: words of `walking.REASONS`.
+    """
+
+    records: tuple[FileRecord, ...] = ()
+    skipped: int = 0
+    partial: frozenset[str] = frozenset()
+    save: SaveFiles | None = None
+
+    def meta(self) -> dict[str, Any]:
+        """Return what a result's meta says of what was left out."""
+        told: dict[str, Any] = {"files_skipped": self.skipped} if self.skipped else {}
+        return told | ({"files_partial": ", ".join(sorted(self.partial))} if self.partial else {})
+
+
+class Source(Protocol):
+    """Give a recorded file's content piece by piece; empty at its end."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+OpenSource = Callable[[FileRecord], AbstractContextManager[Source]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Hold where a file's content waits for its name."""
+
+    folder: str
+    temporary: str
+    name: str
+
+
+def changed_since(record: FileRecord) -> SandboxFileRefused:
+    """Return the error for a file that is not any more what its record says."""
+    return SandboxFileRefused(
+        f"{record.path!r} has changed since the result was made: what ran there since has written to it; save the "
+        "files of a cell before the next one, or pass out=DIR to the cell",
+        path=record.path,
+    )
+
+
+def copy_out(
+    open_source: OpenSource, directory: str | os.PathLike[str], records: tuple[FileRecord, ...]
+) -> tuple[str, ...]:
+    """Copy the recorded files into `directory`, replacing regular files, through no link: all of them, or none.
+
+    Each is written beside its place, and takes it once all of them were found to be what their records say. Raises
+    SandboxFileNotFound and SandboxFileRefused, and SandboxFileError where one cannot take its place: what was there
+    before may then have been replaced, and nothing new is left.
+    """
+    _check_places(records)
+    os.makedirs(directory, exist_ok=True)
+    target_fd = hostfs.open_folder(directory, follows_link=True)
+    made: list[str] = []
+    written: list[_Written] = []
+    new: list[_Written] = []
+    try:
+        for record in records:
+            written.append(_write_one(open_source, target_fd, record, made))  # noqa: PERF401 - known when one fails
+        while written:
+            if _name_one(target_fd, written[-1]):
+                new.append(written[-1])
+            written.pop()
+    except BaseException:
+        left = [(one.folder, one.temporary) for one in written] + [(one.folder, one.name) for one in new]
+        _undo(target_fd, left, made)
+        raise
+    finally:
+        os.close(target_fd)
+    return tuple(record.path for record in records)
+
+
+def _check_places(records: tuple[FileRecord, ...]) -> None:
+    """Refuse a file that is the folder of another one, as what is moved about during a look may seem to be."""
+    paths = sorted(record.path.replace("/", "\0") for record in records)  # so what is below a path follows it at once
+    for path, below in pairwise(paths):
+        if below.startswith(f"{path}\0"):
+            first, second = path.replace("\0", "/"), below.replace("\0", "/")
+            raise SandboxFileRefused(
+                f"cannot write both {first!r} and {second!r}: one is the folder of the other, since what runs there "
+                "has moved them meanwhile; end that, and save the files of a later cell",
+                path=second,
+            )
+
+
+def _write_one(open_source: OpenSource, target_fd: int, record: FileRecord, made: list[str]) -> _Written:
+    folder, _, name = record.path.rpartition("/")
+    here = _make_folder(target_fd, folder, made)
+    try:
+        if _is_folder(name, here):
+            raise SandboxFileRefused(f"cannot write {record.path!r}: a folder is in its place", path=record.path)
+        with open_source(record) as source:
+            return _Written(folder, _write_beside(here, source, record), name)
+    finally:
+        os.close(here)
+
+
+def _is_folder(name: str, here: int) -> bool:
+    with contextlib.suppress(OSError):
+        there = hostfs.look(name, here)
+        return there is not None and stat.S_ISDIR(there.st_mode)
+    return False
+
+
+def _write_beside(here: int, source: Source, record: FileRecord) -> str:
+    """Write what the record says, and return under which name: no reader sees half a file."""
+    with hostfs.new_file(here) as (temporary, target), target:
+        digest, left = hashlib.sha256(), record.size
+        while left > 0 and (data := source.read(min(CHUNK_BYTES, left))):
+            digest.update(data)
+            target.write(data)
+            left -= len(data)
+        if left or digest.hexdigest() != record.sha256:
+            raise changed_since(record)
+    return temporary
+
+
+def _name_one(target_fd: int, one: _Written) -> bool:
+    """Rename over what is there: a link in the way is replaced, not followed. Tell whether nothing was there."""
+    try:
+        here = _make_folder(target_fd, one.folder, [])
+        try:
+            is_new = hostfs.look(one.name, here) is None
+            os.rename(one.temporary, one.name, src_dir_fd=here, dst_dir_fd=here)
+        finally:
+            os.close(here)
+    except OSError as error:
+        path = f"{one.folder}/{one.name}" if one.folder else one.name
+        raise SandboxFileError(
+            f"cannot write {path!r}: {error.strerror or error}; what was there has changed meanwhile. New files were "
+            "removed again, others may have been replaced; save into a folder that nobody else writes to",
+            path=path,
+        ) from error
+    return is_new
+
+
+def _undo(target_fd: int, names: list[tuple[str, str]], made: list[str]) -> None:
+    """Remove files by folder and name, and the folders that were made for them."""
+    for folder, name in names:
+        with contextlib.suppress(OSError, SandboxFileRefused):
+            here = _make_folder(target_fd, folder, [])
+            try:
+                os.unlink(name, dir_fd=here)
+            finally:
+                os.close(here)
+    for folder in reversed(made):
+        with contextlib.suppress(OSError, SandboxFileRefused):
+            above, _, last = folder.rpartition("/")
+            here = _make_folder(target_fd, above, [])
+            try:
+                os.rmdir(last, dir_fd=here)
+            finally:
+                os.close(here)
+
+
+def _make_folder(target_fd: int, folder: str, made: list[str]) -> int:
+    """Open a folder below, through no link; what must be `made` for that is noted there."""
+    try:
+        return hostfs.descend(target_fd, folder.split("/") if folder else [], mode=0o777, made=made)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # nothing is in the way, but there is no room
+            raise
+        raise SandboxFileRefused(f"cannot write below {folder!r}: {error.strerror}", path=folder) from error
+
+
+class Slice:
+    """Read on from a place without moving the shared position of the descriptor."""
+
+    def __init__(self, fd: int, place: int):
+        self._fd, self._place = fd, place
+
+    def read(self, size: int, /) -> bytes:
+        data = os.pread(self._fd, size, self._place)
+        self._place += len(data)
+        return data
+
+
+T = TypeVar("T")
+
+# Why files may be missing from a result, as `meta["files_partial"]` says it; docs/api.md explains each.
+REASONS = frozenset({"time", "entries", "files", "bytes", "paths", "depth", "access"})
+SHARE, LEAST_S, MOST_S = 0.5, 1.0, 5.0
+LONGEST_QUEUE_S = 2 * MOST_S
+LOOKS_PER_CORE = 4  # as many as runs, see `execution.concurrency`
+LEAST_AT_ONCE = 2
+DESCRIPTORS_OF_A_LOOK = 128  # two for every level of folders; all looks together leave half of them to the rest
+
+_threads: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def most_at_once() -> int:
+    """Return how many looks go on at once in this process."""
+    by_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // DESCRIPTORS_OF_A_LOOK
+    return max(LEAST_AT_ONCE, min(LOOKS_PER_CORE * len(os.sched_getaffinity(0)), by_descriptors))
+
+
+def _executor() -> ThreadPoolExecutor:
+    """Return this process's threads for looks at files; those of a parent do not live in a forked child."""
+    global _threads
+    if _threads is None or _threads[0] != os.getpid():
+        _threads = (os.getpid(), ThreadPoolExecutor(most_at_once(), thread_name_prefix="cloche-files"))
+    return _threads[1]
+
+
+def time_for_files(timeout_s: float) -> float:
+    """Return how many seconds may be spent on the files of a run, or a cell, that had so long itself."""
+    return min(MOST_S, max(LEAST_S, timeout_s * SHARE))
+
+
+class Until:
+    """Tell a walk in another thread when it shall end: its time is over, or nobody waits for it any more."""
+
+    def __init__(self, seconds: float):
+        self._seconds, self._is_cancelled = seconds, False
+        self._deadline = monotonic() + seconds
+        self.has_ended = False  # somebody was told to end
+
+    def begin(self) -> None:
+        """Have its time begin now."""
+        self._deadline = monotonic() + self._seconds
+
+    def cancel(self) -> None:
+        """Have it end now."""
+        self._is_cancelled = True
+
+    def is_over(self) -> bool:
+        """Tell whether it shall end."""
+        self.has_ended = self.has_ended or self._is_cancelled or monotonic() >= self._deadline
+        return self.has_ended
+
+
+async def in_thread(until: Until, work: Callable[[], T]) -> T:
+    """Do in a thread what heeds `until`, whose time begins there.
+
+    When cancelled, it never begins, or is told to end and waited for: it holds what is not ours. Where no thread is
+    free for too long, it is done here, and told at once that its time is over.
+    """
+
+    def begin() -> T:
+        until.begin()
+        return work()
+
+    job = _executor().submit(begin)
+    task = asyncio.wrap_future(job)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody else asks for it
+    try:
+        await asyncio.wait([task], timeout=LONGEST_QUEUE_S)
+        if job.cancel():
+            until.cancel()
+            return work()
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        until.cancel()
+        if not job.cancel():
+            await finish(asyncio.wait([task]))
+        raise
+    return task.result()

@@ -1,0 +1,186 @@
+"""The caller's end of its range of subordinate ids: find it, take it once, have workspaces shown as its own.
+
+See `cloche.jail.subordinate_ids` for how. Whatever is missing or wrong is a reason, and then guests have the caller's own id.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pwd
+import select
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from cloche.jail import messages
+from cloche.jail.setup.launch import start_mapper
+from cloche.jail.user_namespaces import claim_outside_id
+
+FILES = {"newgidmap": "/etc/subgid", "newuidmap": "/etc/subuid"}
+PROGRAM_PATH = "/usr/bin:/bin:/usr/local/bin:/run/wrappers/bin"
+LEAST_IDS = 256  # two for each jail; who has fewer would soon have none left
+PATIENCE_S = 10.0
+
+
+class SubordinateIds:
+    """Hold a range of ids in a user namespace of ours, and the mapper that shows us what is theirs.
+
+    `places` are where the locks of ids in use may lie. `namespace` is the descriptor that helpers enter.
+    """
+
+    def __init__(self, first: int, count: int, places: tuple[str, ...], programs: list[list[str]]):
+        """Take the range. Raises OSError saying what is in the way."""
+        self.first, self.count, self.places = first, count, places
+        self.namespace = -1
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        os.close(claim_outside_id(first, count, places).held)
+        self.namespace = self._start(programs)
+        _taken.append(self)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def show(self, inside_id: int, mount: int) -> None:
+        """Have a mount that is attached nowhere show the files of `inside_id` as ours. Raises OSError."""
+        with self._turn:
+            try:
+                why = self._ask(inside_id, mount)
+            except OSError:  # it was ended from outside
+                why = self._ask(inside_id, mount)
+        if why:
+            raise OSError(0, why)
+
+    def showing(self, inside_id: int) -> Callable[[int], None]:
+        """Return `show` for one id."""
+        return partial(self.show, inside_id)
+
+    def rest(self) -> None:
+        """End the mapper, which is started again when it is needed; the range stays ours."""
+        with self._turn:
+            self._stop()
+
+    def _ask(self, inside_id: int, mount: int) -> str:
+        """Ask the mapper, which is started where there is none; return what it says is in the way."""
+        if self._link is None:
+            os.close(self._start([]))
+        try:
+            messages.send(self._fileno(), "show", {"inside_id": inside_id}, [mount])
+            return self._hear()[0]
+        except BaseException:
+            self._stop()  # its answer may be yet to come, and would be taken for another
+            raise
+
+    def _start(self, programs: list[list[str]]) -> int:
+        """Start a mapper, in the namespace that we have or in a new one, and return the descriptor of that."""
+        self._process, self._link = start_mapper(programs, self.namespace)
+        try:
+            why, fds = self._hear()
+            if why:
+                raise OSError(0, why)
+        except BaseException:
+            self._stop()
+            raise
+        return fds[0]
+
+    def _hear(self) -> tuple[str, list[int]]:
+        """Return what the mapper says is in the way, empty for nothing, and what it hands over."""
+        waiting = select.poll()
+        waiting.register(self._fileno(), select.POLLIN)
+        if not waiting.poll(PATIENCE_S * 1000):
+            raise TimeoutError("the process that maps ids does not answer")
+        tag, body, fds = messages.receive(self._fileno())
+        if not tag:
+            raise ConnectionResetError("the process that maps ids has ended")
+        return body["message"] if tag == "failed" else "", fds
+
+    def _fileno(self) -> int:
+        return self._link.fileno() if self._link is not None else -1
+
+    def _stop(self) -> None:
+        process, link, self._process, self._link = self._process, self._link, None, None
+        if link is not None:
+            link.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _forget(self) -> None:
+        """Let go of the mapper in a forked child, whose it is not."""
+        self._turn = threading.Lock()
+        if self._link is not None:
+            self._link.close()
+        if self._process is not None:
+            self._process.returncode = 0  # nobody's child here: there is nothing to wait for
+        self._process = self._link = None
+
+
+_taken: list[SubordinateIds] = []
+
+
+def rest() -> None:
+    """End the mappers of this process, until they are needed again."""
+    for one in _taken:
+        one.rest()
+
+
+atexit.register(rest)
+
+
+def take_range(uid: int, gid: int, *, hindrance: Callable[[], str]) -> SubordinateIds | str:
+    """Take this user's range of subordinate ids, or return the reason why there is none.
+
+    `hindrance` says what else is in the way, empty for nothing; it is asked where there is a range.
+    """
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return f"uid {uid} has no name, and so no line in {FILES['newuidmap']}"
+    ranges = {}
+    for program, path in FILES.items():
+        found = _read_range(path, user.pw_name, uid, gid if program == "newgidmap" else uid)
+        if found is None:
+            return f"{path} has no range of {LEAST_IDS} ids or more for {user.pw_name}"
+        ranges[program] = found
+    first, count = ranges["newuidmap"][0], min(found[1] for found in ranges.values())
+    words = []
+    for program, own in (("newgidmap", gid), ("newuidmap", uid)):
+        place = shutil.which(program, path=PROGRAM_PATH)
+        if place is None:
+            return f"{program} is missing (`uidmap`)"
+        words.append([place, "0", str(own), "1", str(first), str(ranges[program][0]), str(count)])
+    if why := hindrance():
+        return why
+    try:
+        return SubordinateIds(first, count, _places(user), words)
+    except OSError as error:
+        return f"the ids of {FILES['newuidmap']} cannot be used: {error.strerror or error}"
+
+
+def _read_range(path: str, name: str, uid: int, own: int) -> tuple[int, int] | None:
+    """Return the first range of a user's that is large enough and holds neither root's id nor `own`."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            rows = [line.strip().split(":") for line in file]
+    except OSError:
+        return None
+    for row in rows:
+        if len(row) == 3 and row[0] in (name, str(uid)) and row[1].isdecimal() and row[2].isdecimal():
+            first, count = int(row[1]), int(row[2])
+            if count >= LEAST_IDS and 0 < first < first + count < 1 << 32 and not first <= own < first + count:
+                return first, count
+    return None
+
+
+def _places(user: pwd.struct_passwd) -> tuple[str, ...]:
+    """Return where the locks may lie: always the same for one user, whatever the environment says."""
+    cache = os.path.join(user.pw_dir, ".cache")
+    try:
+        if os.stat(user.pw_dir).st_uid == user.pw_uid:
+            os.makedirs(cache, 0o700, exist_ok=True)
+    except OSError:
+        pass  # then there is the other place
+    return cache, f"/run/user/{user.pw_uid}"

@@ -1,0 +1,349 @@
+"""Taking turns with a reference, so that a slow moment of the machine hits both, and the ratio is what counts.
+
+Absolute times say more about the machine than about anyone. Before every turn the reference takes one: whoever is
+compared to it finds the machine as the reference left it, not as the one who happened to be before did, some of whose
+work the kernel may do after its turn. Each takes several turns in a row, for nobody who runs programs runs one in ten
+different ways; and comes several times, for the machine has slow whiles, too.
+
+What the contest costs besides time: memory that waits between runs, and what would be left behind.
+
+This process adopts orphans while it measures, so that nothing which Cloche started can end up as somebody else's child.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from cloche.execution.registry import backend_named
+from cloche.jail.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from cloche.testing.conformance.subject import leftovers, status_of
+
+from .peer_process import burst
+
+THREADS = 4
+STINTS = 5  # into which all turns are cut, and the runs from several threads
+WARM_UP_ROUNDS = 3
+Did = TypeVar("Did")
+
+
+class ContestFailed(Exception):
+    """Report that a contestant which must work did not do what was asked."""
+
+
+class Turn(NamedTuple):
+    """Hold what one turn took, in milliseconds, what it printed, and how it started, if that is told."""
+
+    ms: float
+    output: bytes
+    start: str = ""
+
+
+def no_preparation() -> None:
+    """Prepare nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """Describe who takes turns. `call` is for readers: exactly what is done in a turn.
+
+    `prepare` is called once, untimed, before the first turn. One that is optional is left out when it fails, with its
+    own words as the reason; the failure of any other one ends the contest. `at_full_speed(runs, threads, limit_s)`
+    returns runs and seconds, for a contestant that lives in a process of its own.
+    """
+
+    name: str
+    call: str
+    take_turn: Callable[[], Turn]
+    expected: bytes = b"1\n"
+    prepare: Callable[[], None] = no_preparation
+    is_optional: bool = False
+    at_full_speed: Callable[[int, int, float], tuple[int, float]] | None = None
+
+    def turn(self) -> Turn:
+        """Take one turn and check what it printed. Raises ContestFailed."""
+        done = self.take_turn()
+        if done.output != self.expected:
+            raise ContestFailed(f"{self.name} printed {done.output[:200]!r}")
+        return done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Name a contestant that cannot take part here, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Times:
+    """Collect the milliseconds of one contestant's counted turns, by how much each took longer than the reference.
+
+    And how they started. The reference's own are of all its turns.
+    """
+
+    ms: list[float] = field(default_factory=list)
+    over: list[float] = field(default_factory=list)
+    starts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, done: Turn, reference: Turn | None) -> None:
+        """Add a turn, and what is known of it beside that of the reference before it."""
+        self.ms.append(done.ms)
+        self.over.extend([done.ms - reference.ms] if reference else [])
+        self.starts.update([done.start] if done.start else [])
+
+
+def timed(work: Callable[[], bytes]) -> Callable[[], Turn]:
+    """Return `work` as a turn that is timed from here."""
+
+    def take_turn() -> Turn:
+        started = time.perf_counter()
+        output = work()
+        return Turn((time.perf_counter() - started) * 1000, output)
+
+    return take_turn
+
+
+def take_turns(
+    contestants: Sequence[Contestant], rounds: int, *, reference: str = "", warm_up: int = WARM_UP_ROUNDS
+) -> tuple[dict[str, Times], dict[str, str]]:
+    """Return the times of every contestant that came through, and why each of the others did not.
+
+    The one named `reference` takes a turn before each turn of another one. These take theirs in stints, a fifth of all
+    in a row, and each time in another order.
+    """
+    times = {contestant.name: Times() for contestant in contestants}
+    left_out: dict[str, str] = {}
+    first = next((one for one in contestants if one.name == reference and len(contestants) > 1), None)
+    chance = random.Random(len(contestants))  # noqa: S311 - the same orders every time
+    order = [one for one in contestants if one is not first]
+    for contestant in contestants:
+        _attempt(contestant, left_out, contestant.prepare)
+    for _ in range(warm_up):
+        for contestant in contestants:
+            _attempt(contestant, left_out, contestant.turn)
+    for stint in range(STINTS):
+        chance.shuffle(order)
+        for contestant in order:
+            for _ in range(rounds // STINTS + (stint < rounds % STINTS)):
+                before = _attempt(first, left_out, first.turn) if first else None
+                done = _attempt(contestant, left_out, contestant.turn)
+                if first and before:
+                    times[first.name].add(before, before)
+                if done:
+                    times[contestant.name].add(done, done if contestant.name == reference else before)
+    return {name: found for name, found in times.items() if name not in left_out}, left_out
+
+
+def _attempt(contestant: Contestant, left_out: dict[str, str], work: Callable[[], Did]) -> Did | None:
+    """Let a contestant do something, unless it is left out; one that is optional is when it fails."""
+    if contestant.name in left_out:
+        return None
+    try:
+        return work()
+    except Exception as error:
+        if not contestant.is_optional:
+            raise
+        left_out[contestant.name] = reason_of(error)
+        return None
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error as one line of bounded length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def row(times: Times, reference: Times | None) -> dict[str, Any]:
+    """Return the figures of one contestant; `over` is the median difference to the reference's turn just before."""
+    ordered = sorted(times.ms)
+    found: dict[str, Any] = {
+        "p50": statistics.median(ordered),
+        "p95": percentile(ordered, 0.95),
+        "p99": percentile(ordered, 0.99),
+        "min": ordered[0],
+        "rounds": len(ordered),
+    }
+    if reference is not None:
+        found["ratio"] = found["p50"] / statistics.median(reference.ms)
+        found["over"] = statistics.median(times.over)
+    if times.starts:
+        found["starts"] = dict(times.starts)
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return the value below which `share` of the sorted values lie; with few values the largest one."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def full_speed(
+    contestants: Sequence[Contestant], runs: int, limit_s: float, *, threads: int = THREADS
+) -> dict[str, dict[str, Any]]:
+    """Return how many runs a second several threads of one process get done, or why it could not be measured.
+
+    Their stints take turns, so that a slow while of the machine hits all of them. Raises ContestFailed.
+    """
+    sums = {contestant.name: (0, 0.0) for contestant in contestants}
+    failed: dict[str, dict[str, Any]] = {}
+    chance, order = random.Random(len(contestants)), list(contestants)  # noqa: S311 - the same orders every time
+    for stint in range(STINTS):
+        chance.shuffle(order)
+        for contestant in order:
+            share = runs // STINTS + (stint < runs % STINTS)
+            if contestant.name in failed or not share:
+                continue
+            measure = contestant.at_full_speed or _from_here(contestant)
+            try:
+                for _ in range(WARM_UP_ROUNDS if stint == 0 else 1):
+                    contestant.turn()
+                done, seconds = measure(share, threads, limit_s / STINTS)
+            except Exception as error:
+                if not contestant.is_optional:
+                    raise
+                failed[contestant.name] = {"reason": reason_of(error)}
+                continue
+            before = sums[contestant.name]
+            sums[contestant.name] = before[0] + done, before[1] + seconds
+    found: dict[str, dict[str, Any]] = {}
+    for name, (done, seconds) in sums.items():
+        if name in failed or not done:
+            found[name] = failed.get(name, {"reason": f"no run was done within {limit_s:.0f} s"})
+        else:
+            found[name] = {"runs": done, "seconds": round(seconds, 3), "per_second": round(done / seconds, 1)}
+    return found
+
+
+def _from_here(contestant: Contestant) -> Callable[[int, int, float], tuple[int, float]]:
+    return lambda runs, threads, limit_s: burst(contestant.turn, runs, threads, limit_s)
+
+
+SETTLE_S = 0.5  # slots build their next jail, and the last guest's end is cleared up
+PATIENCE_S = 10.0
+KIB = 1024
+
+
+class _CoolsDown(Protocol):
+    """Be a backend that can end what it keeps warm."""
+
+    def cool_down(self) -> None: ...
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever loses its own below this process."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def memory_of_pool() -> dict[str, Any]:
+    """Return what waits for the next run, in MiB of PSS: shared pages count in parts, so that sums are true.
+
+    The template is the one direct child; what it forked are slots, each a helper with what is below it.
+    """
+    time.sleep(SETTLE_S)
+    children = _children()
+    templates = [pid for pid in children.get(os.getpid(), []) if children.get(pid)]
+    slots = [slot for template in templates for slot in children[template]]
+    if not slots:
+        return {"reason": "nothing is kept warm here"}
+    try:
+        own = {pid: _memory(pid) for template in templates for pid in _tree(template, children)}
+    except PermissionError:
+        return {"reason": "only root may look into these processes (they are closed to others on purpose)"}
+    per_slot = [[own[pid] for pid in _tree(slot, children)] for slot in slots]
+    return {
+        "slots": len(slots),
+        "processes_per_slot": round(sum(map(len, per_slot)) / len(slots), 1),
+        "slot_mib": _mib(sum(pss for slot in per_slot for pss, _ in slot) / len(slots)),
+        "slot_private_mib": _mib(sum(private for slot in per_slot for _, private in slot) / len(slots)),
+        "template_mib": _mib(sum(own[template][0] for template in templates)),
+        "all_mib": _mib(sum(pss for pss, _ in own.values())),
+    }
+
+
+def processes_below(root: int) -> list[int]:
+    """Return the processes that descend from `root`."""
+    return _tree(root, _children())[1:]
+
+
+def memory_of(others: frozenset[int]) -> dict[str, float]:
+    """Return how many processes are below this one besides `others`, and their memory in MiB of PSS."""
+    own = [_memory(pid) for pid in processes_below(os.getpid()) if pid not in others]
+    return {
+        "processes": len(own),
+        "pss_mib": _mib(sum(pss for pss, _ in own)),
+        "private_mib": _mib(sum(private for _, private in own)),
+    }
+
+
+def available_bytes() -> int:
+    """Return the memory that can still be had on this machine."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        rows = dict(line.split(":", 1) for line in file)
+    return int(rows["MemAvailable"].split()[0]) * KIB
+
+
+def _mib(kib: float) -> float:
+    return round(kib / KIB, 2)
+
+
+def _memory(pid: int) -> tuple[int, int]:
+    """Return a process's PSS and what is its alone, in KiB; zeros when it is gone."""
+    rows: dict[str, int] = {}
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii", errors="replace") as file:
+            for line in file:
+                words = line.split()
+                if len(words) == 3 and words[2] == "kB":
+                    rows[words[0]] = int(words[1])
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return rows.get("Pss:", 0), rows.get("Private_Clean:", 0) + rows.get("Private_Dirty:", 0)
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (status := status_of(int(name))):
+            found.setdefault(int(status["PPid"]), []).append(int(name))
+    return found
+
+
+def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
+    return [root, *(pid for child in children.get(root, []) for pid in _tree(child, children))]
+
+
+def cool_down(name: str = "local") -> None:
+    """End what is kept warm, so that the next event does not pay for the one before."""
+    backend = backend_named(name)
+    cast(_CoolsDown, backend).cool_down()
+
+
+def leaks_after(before: frozenset[str]) -> list[str]:
+    """End what is kept warm and return what is still there after ten seconds and was not before.
+
+    Looked at are processes below this one, mounts, control groups and folders that bear this process's name.
+    """
+    cool_down()
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        _bury()
+        left = leftovers() - before
+        if not left or time.monotonic() > deadline:
+            return sorted(left)
+        time.sleep(0.05)
+
+
+def _bury() -> None:
+    """Take note of the end of adopted children: nobody else waits for them."""
+    for pid in _children().get(os.getpid(), []):
+        if status_of(pid).get("State", "").startswith("Z"):
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass  # somebody waited for it meanwhile

@@ -1,0 +1,355 @@
+"""The peers: other people's sandboxes, each called as its own documents say it is fastest, none of them required.
+
+Theory of operation: a peer that is a command is run like any other command. One that is a library lives in an
+interpreter of its own (`peer_driver.py`, `srt_driver.mjs`), in the environment that scripts/bench_peers.sh made for
+it, and times itself there. One that cannot be had or does not work is left out, with its own words as the reason.
+
+The process that a peer's library lives in, spoken to line by line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from cloche.config.keys import SandboxOptions
+
+from .harness import Contestant, ContestFailed, LeftOut, Turn, cool_down, reason_of, timed
+from .scenarios import (
+    CODE,
+    PLAIN,
+    WARM,
+    Entrants,
+    Event,
+    Setting,
+    bubblewrap,
+    cell,
+    cold,
+    library_call,
+    output_of,
+    plain,
+    warm,
+    whole_command,
+)
+
+ANSWER_S = 60.0
+CLOSING_S = 30.0
+
+
+class PeerFailed(Exception):
+    """Report a peer's own words about why it did not run."""
+
+
+class Driver:
+    """Start a driver program and give it orders; the stack that it is given ends it."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], stack: ExitStack) -> None:
+        self._words = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peer-"))
+        self._link, theirs = socket.socketpair()
+        stack.callback(self._link.close)
+        self._answers = stack.enter_context(self._link.makefile("rb"))
+        with theirs:
+            self._process = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._words, env=dict(env), cwd=folder
+            )
+        stack.callback(self._close)
+
+    def wait_until_set_up(self) -> None:
+        """Wait for the first answer. Raises PeerFailed with the peer's own words."""
+        self._answer(ANSWER_S)
+
+    def turn(self) -> Turn:
+        """Let it run once; the time is its own measurement."""
+        said = self._ask("turn", ANSWER_S)
+        return Turn(said["ms"], said["output"].encode())
+
+    def burst(self, runs: int, threads: int, limit_s: float) -> tuple[int, float]:
+        """Let it run from several threads of its own; return runs and seconds."""
+        said = self._ask(f"burst {runs} {threads} {limit_s}", limit_s + ANSWER_S)
+        return said["runs"], said["seconds"]
+
+    def _ask(self, order: str, patience_s: float) -> dict[str, Any]:
+        try:
+            self._link.sendall(f"{order}\n".encode())
+        except OSError:
+            raise PeerFailed(self._last_words()) from None
+        return self._answer(patience_s)
+
+    def _answer(self, patience_s: float) -> dict[str, Any]:
+        self._link.settimeout(patience_s)
+        try:
+            line = self._answers.readline()
+        except TimeoutError:
+            raise PeerFailed(f"no answer within {patience_s:.0f} s") from None
+        if not line:
+            raise PeerFailed(self._last_words())
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise PeerFailed(said["error"])
+        return said
+
+    def _last_words(self) -> str:
+        self._words.seek(0)
+        return self._words.read().decode(errors="replace").strip()[-300:] or "ended without a word"
+
+    def _close(self) -> None:
+        """Hang up, which is the order to end; a driver that does not is killed."""
+        self._link.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(CLOSING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+DOCKER_RUN, DOCKER_RUN_GVISOR = "docker run", "docker run, gVisor"
+LLM_DOCKER = ("llm-sandbox, docker", "llm-sandbox, docker pool")
+DOCKER_COLD, DOCKER_WARM, GVISOR_WARM = "cloche, docker cold", "cloche, docker warm", "cloche, gVisor warm"
+SLOTS = 4  # what a peer may keep ready ahead
+HERE = Path(__file__).resolve().parent
+IMAGE_NAME = "image.name"
+NEED_IMAGE = ("kern-fresh", "kern-prewarmed", "kern-kernel", "llm-fresh", "llm-pooled")
+SRT_PACKAGE = Path("npm/node_modules/@anthropic-ai/sandbox-runtime")
+SRT_SETTINGS = {
+    "network": {"allowedDomains": [], "deniedDomains": []},
+    "filesystem": {"denyRead": [], "allowWrite": ["."], "denyWrite": []},
+}
+# The limits and closed doors that a run of Cloche has by default, as far as docker has them.
+DOCKER_OPTIONS = (
+    "--rm", "--pull=never", "--network=none", "--memory=256m", "--pids-limit=64", "--cap-drop=ALL", "--read-only",
+    "--security-opt=no-new-privileges", "--tmpfs=/tmp", "--tmpfs=/workspace", "--workdir=/workspace",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Describe one peer: `call` is for readers, `command` starts what runs it, or raises PeerFailed.
+
+    `threads_reason` says why it cannot be measured from several threads.
+    """
+
+    name: str
+    call: str
+    command: Callable[[Setting], list[str]]
+    is_driven: bool = True
+    threads_reason: str = ""
+
+
+def _python_driver(name: str, setting: Setting) -> list[str]:
+    folder = _folder(setting)
+    python = folder / "venv" / "bin" / "python"
+    if not python.exists():
+        raise PeerFailed(f"not installed in {folder}; scripts/bench_peers.sh does that")
+    if name in NEED_IMAGE:
+        _check_image(setting)
+    shown = list(dict.fromkeys([sys.prefix, sys.base_prefix]))
+    settings = {"python": sys.executable, "shown": shown, "image": setting.image, "slots": SLOTS}
+    return [str(python), str(HERE / "peer_driver.py"), name, json.dumps(settings)]
+
+
+def _srt_library(setting: Setting) -> list[str]:
+    return [_program("node"), str(HERE / "srt_driver.mjs"), str(_srt(setting) / "dist" / "index.js"), sys.executable]
+
+
+def _srt_command(setting: Setting) -> list[str]:
+    settings = _folder(setting) / "srt-settings.json"
+    program = _srt(setting) / "dist" / "cli.js"
+    settings.write_text(json.dumps(SRT_SETTINGS), encoding="utf-8")
+    return [_program("node"), str(program), "--settings", str(settings), "-c", f"'{sys.executable}' -c 'print(1)'"]
+
+
+def _srt(setting: Setting) -> Path:
+    package = _folder(setting) / SRT_PACKAGE
+    if not package.exists():
+        raise PeerFailed(f"not installed in {_folder(setting)}; scripts/bench_peers.sh does that")
+    return package
+
+
+def _docker(setting: Setting) -> list[str]:
+    return [_docker_client(setting), "run", *DOCKER_OPTIONS, setting.image, "python3", "-c", CODE]
+
+
+def _docker_on_gvisor(setting: Setting) -> list[str]:
+    docker = _docker_client(setting)
+    if "runsc" not in output_of([docker, "info", "--format", "{{json .Runtimes}}"]).decode():
+        raise PeerFailed("this docker daemon does not know gVisor's runsc")
+    return [docker, "run", "--runtime=runsc", *DOCKER_OPTIONS, setting.image, "python3", "-c", CODE]
+
+
+def _docker_client(setting: Setting) -> str:
+    """Return docker's client. Raises PeerFailed, or ContestFailed with its words where no daemon answers it."""
+    _check_image(setting)
+    docker = _program("docker")
+    output_of([docker, "version", "--format", "{{.Server.Version}}"])
+    return docker
+
+
+def _check_image(setting: Setting) -> None:
+    """Raise PeerFailed when the image was never built here: nobody may go and look for it elsewhere."""
+    kept = _folder(setting) / IMAGE_NAME
+    if not kept.exists() or kept.read_text(encoding="utf-8").strip() != setting.image:
+        raise PeerFailed(f"no image {setting.image} in {_folder(setting)}; scripts/bench_peers.sh builds one")
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise PeerFailed(f"{name} is not installed here")
+    return found
+
+
+def _folder(setting: Setting) -> Path:
+    if setting.peers_folder is None:
+        raise PeerFailed("no folder with peers was named")
+    return setting.peers_folder
+
+
+PEERS = (
+    Peer(name=DOCKER_RUN, call=f"docker run {' '.join(DOCKER_OPTIONS)} IMAGE python3 -c 'print(1)'",
+         command=_docker, is_driven=False),
+    Peer(name="sandlock", call="sandlock.Sandbox(fs_readable=..., clean_env=True, max_memory='256M', max_processes=64)"
+         ".run([python, '-c', 'print(1)'])", command=partial(_python_driver, "sandlock")),
+    Peer(name="sandlock, fork", call="Sandbox(init_fn=..., work_fn=lambda _: exec('print(1)')).fork(1), then "
+         "Sandbox.reduce(['cat']): a fork of the caller", command=partial(_python_driver, "sandlock-fork"),
+         threads_reason="it forks its caller, which hangs in one with several threads"),
+    Peer(name="kern, fresh box", call="kern_sandbox.run_code('print(1)', image=IMAGE, memory_mb=256, pids=64)",
+         command=partial(_python_driver, "kern-fresh")),
+    Peer(name="kern, prewarmed", call=f"run_code('print(1)') of one kern_sandbox.Sandbox(..., prewarm={SLOTS})",
+         command=partial(_python_driver, "kern-prewarmed")),
+    Peer(name="llm-sandbox, docker", call="SandboxSession(backend=DOCKER, image=IMAGE, skip_environment_setup=True, "
+         "runtime_configs={..., 'stop_signal': 'SIGKILL'}).run('print(1)'), opened and closed",
+         command=partial(_python_driver, "llm-fresh")),
+    Peer(name="llm-sandbox, docker pool", call=f"SandboxSession(pool=a pool of {SLOTS} containers).run('print(1)'), "
+         "opened and closed; containers are used again", command=partial(_python_driver, "llm-pooled")),
+    Peer(name="llm-sandbox, bubblewrap", call="SandboxSession(backend=BUBBLEWRAP, skip_environment_setup=True)"
+         ".run('print(1)'), opened and closed", command=partial(_python_driver, "llm-bubblewrap")),
+    Peer(name="sandbox-runtime, command", call="srt --settings FILE -c \"python -c 'print(1)'\"",
+         command=_srt_command, is_driven=False),
+    Peer(name="sandbox-runtime, library", call="SandboxManager.wrapWithSandbox(\"python -c 'print(1)'\") and spawn, in "
+         "a Node process that stays", command=_srt_library),
+)  # fmt: skip
+
+
+ON_GVISOR = Peer(
+    name=DOCKER_RUN_GVISOR, call=f"docker run --runtime=runsc {' '.join(DOCKER_OPTIONS)} IMAGE python3 -c 'print(1)'",
+    command=_docker_on_gvisor, is_driven=False,
+)  # fmt: skip
+CONTAINER_PEERS = tuple(
+    peer for peer in (*PEERS, ON_GVISOR) if peer.name in (DOCKER_RUN, DOCKER_RUN_GVISOR, *LLM_DOCKER)
+)
+CELL_PEERS = (
+    Peer(name="kern, warm kernel cell", call="run_code('x = 1; x') of one kern_sandbox.Sandbox(...).kernel()",
+         command=partial(_python_driver, "kern-kernel")),
+)  # fmt: skip
+
+
+def peers(setting: Setting, stack: ExitStack) -> Entrants:
+    """Enter every peer beside the plain subprocess, bubblewrap and Cloche."""
+    yield plain()
+    yield bubblewrap()
+    yield cold()
+    yield warm()
+    yield from _present(PEERS, setting, stack)
+
+
+def containers(setting: Setting, stack: ExitStack) -> Entrants:
+    """Enter Cloche's containers, cold and warm, on the daemon's own runtime and on gVisor, beside others."""
+    yield plain()
+    present = list(_present(CONTAINER_PEERS, setting, stack))
+    there = {one.name for one in present if isinstance(one, Contestant)}
+    yield from present
+    if DOCKER_RUN in there:
+        stack.callback(cool_down, "docker")
+        yield whole_command(setting)
+    for name, runtime, asked in (
+        (DOCKER_COLD, DOCKER_RUN, {"backend": "docker", "level": "jail", "warm": False}),
+        (DOCKER_WARM, DOCKER_RUN, {"backend": "docker", "level": "jail"}),
+        (GVISOR_WARM, DOCKER_RUN_GVISOR, {"backend": "gvisor"}),
+    ):
+        if runtime not in there:
+            yield LeftOut(name=name, reason=f'"{runtime}", which it would be held against, cannot run here')
+            continue
+        words = "".join(f", {key}={value!r}" for key, value in asked.items())
+        options = cast(SandboxOptions, {**asked, "image": setting.image})
+        ours = library_call(name, f"cloche.run('print(1)', image=IMAGE{words})", CODE, b"1\n", options)
+        yield replace(ours, is_optional=True)  # a daemon that goes away shall not cost what was measured without it
+
+
+def peer_cells(setting: Setting, stack: ExitStack) -> Entrants:
+    """Enter every peer whose interpreter lives on between cells beside the plain subprocess and Cloche's session."""
+    yield plain()
+    yield cell(stack)
+    yield from _present(CELL_PEERS, setting, stack)
+
+
+def _present(known: tuple[Peer, ...], setting: Setting, stack: ExitStack) -> Entrants:
+    env = _env(setting)
+    for peer in known:
+        try:
+            command = peer.command(setting)
+            yield _driven(peer, command, env, stack) if peer.is_driven else _command(peer, command, env)
+        except (PeerFailed, ContestFailed, OSError, subprocess.TimeoutExpired) as error:
+            yield LeftOut(name=peer.name, reason=f"cannot run here: {reason_of(error)}")
+
+
+PEERS_EVENT = Event(
+    name="peers", title="print(1), peers side by side", enter=peers, share=0.5, least=5,
+    at_full_speed=(PLAIN, WARM, *(peer.name for peer in PEERS)), speed_limit_s=8.0,
+)  # fmt: skip
+PEER_EVENTS = (
+    PEERS_EVENT,
+    Event(
+        name="containers",
+        title="print(1), containers of one image",
+        enter=containers,
+        reference=DOCKER_RUN,
+        share=0.5,
+        least=5,
+    ),
+    Event(name="peer cells", title="a cell of a live session, peers side by side", enter=peer_cells, least=5),
+)
+
+
+def _env(setting: Setting) -> dict[str, str]:
+    """Let peers keep what they keep in the folder that they were installed in."""
+    kept = {} if setting.peers_folder is None else {"XDG_CACHE_HOME": str(setting.peers_folder / "cache")}
+    return {**os.environ, **kept}
+
+
+def _command(peer: Peer, command: list[str], env: dict[str, str]) -> Contestant:
+    return Contestant(
+        name=peer.name, call=peer.call, take_turn=timed(partial(_in_own_folder, command, env)), is_optional=True
+    )
+
+
+def _in_own_folder(command: list[str], env: dict[str, str]) -> bytes:
+    """Run where nothing else is: sandbox-runtime puts files into the folder it is called in, and takes them out."""
+    with tempfile.TemporaryDirectory(prefix="bench-peer-") as folder:
+        return output_of(command, env, folder)
+
+
+def _driven(peer: Peer, command: list[str], env: dict[str, str], stack: ExitStack) -> Contestant:
+    driver = Driver(command, env, stack)
+    return Contestant(
+        name=peer.name, call=peer.call, take_turn=driver.turn, prepare=driver.wait_until_set_up,
+        at_full_speed=_refusing(peer) if peer.threads_reason else driver.burst, is_optional=True,
+    )  # fmt: skip
+
+
+def _refusing(peer: Peer) -> Callable[[int, int, float], tuple[int, float]]:
+    def refuse(_runs: int, _threads: int, _limit_s: float) -> tuple[int, float]:
+        raise PeerFailed(peer.threads_reason)
+
+    return refuse

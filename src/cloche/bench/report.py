@@ -1,0 +1,177 @@
+"""The whole contest, event by event, as one report of plain values; and the report as tables.
+
+A report as one picture: the median of every contestant, with its 95th and 99th percentile.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import os
+import platform
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import cloche
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.hostfs import open_named
+from cloche.testing.conformance.subject import leftovers
+
+from .harness import (
+    THREADS,
+    Contestant,
+    LeftOut,
+    adopt_orphans,
+    cool_down,
+    full_speed,
+    leaks_after,
+    memory_of_pool,
+    row,
+    take_turns,
+)
+from .peers import PEER_EVENTS
+from .scenarios import CODE, EVENTS, SESSION_EVENTS, Event, Setting
+
+Report = dict[str, Any]
+Tell = Callable[[str], None]
+PEER_RUNS = 200
+_MEMORY = (
+    "{slot_mib} MiB PSS per idle slot ({slot_private_mib} MiB its own, {processes_per_slot} processes, {slots} slots), "
+    "template {template_mib} MiB, all {all_mib} MiB"
+)
+
+
+def measure(
+    setting: Setting, report: Report, tell: Tell, show_event: Callable[[Report], None] = lambda _: None
+) -> None:
+    """Hold every event of a setting and put it into `report` as soon as it is over, the head before the first one.
+
+    `tell` is told what is being measured, `show_event` gets each event.
+    """
+    adopt_orphans()
+    report |= {"cloche": cloche.__version__, "rounds": setting.rounds, "host": _host(), "events": []}
+
+    def hold(events: Iterable[Event], runs: int) -> None:
+        for event in events:
+            report["events"].append(_hold(event, setting, runs, tell))
+            show_event(report["events"][-1])
+
+    def named(events: Iterable[Event]) -> list[Event]:
+        return [event for event in events if setting.events is not None and event.name in setting.events]
+
+    own = (*EVENTS, *SESSION_EVENTS)
+    before = leftovers()
+    hold(own if setting.events is None else named(own), setting.runs)
+    report["leaks"] = leaks_after(before)
+    if setting.peers_folder is not None:
+        # Last: what a peer leaves behind is not taken for Cloche's.
+        hold(named(PEER_EVENTS) or PEER_EVENTS, min(setting.runs, PEER_RUNS))
+        report["left_after_peers"] = leaks_after(before)
+
+
+def _host() -> dict[str, Any]:
+    enforcement = cloche.run(CODE, warm=False).enforcement
+    has_version_2 = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
+    return {
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "processors": os.cpu_count(),
+        "cgroups": 2 if has_version_2 else 1,
+        "is_root": os.geteuid() == 0,
+        "level": str(enforcement.level),
+    }
+
+
+def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
+    rounds = event.rounds(setting.rounds)
+    tell(f"{event.title}: {rounds} rounds")
+    cool_down()
+    with ExitStack() as stack:
+        entrants = list(event.enter(setting, stack))
+        present = [entrant for entrant in entrants if isinstance(entrant, Contestant)]
+        left_out = {entrant.name: entrant.reason for entrant in entrants if isinstance(entrant, LeftOut)}
+        times, failed = take_turns(present, rounds, reference=event.reference)
+        reference = times.get(event.reference)
+        rows = {one.name: {"call": one.call, **row(times[one.name], reference)} for one in present if one.name in times}
+        for name, one in rows.items():
+            one["ms"] = [round(ms, 3) for ms in times[name].ms]
+        fit = [one for one in present if one.name in event.at_full_speed and one.name in times]
+        if fit:
+            tell(f"{', '.join(one.name for one in fit)}: up to {runs} runs from {THREADS} threads, in stints")
+        speeds = full_speed(fit, runs, event.speed_limit_s)
+    memory = {"memory": memory_of_pool()} if event.looks_at_memory and rows else {}
+    also = {name: look(setting) for name, look in event.also.items()} if rows else {}
+    return {
+        "name": event.name,
+        "title": event.title,
+        "reference": event.reference,
+        "rows": rows,
+        "left_out": {**left_out, **failed},
+        "full_speed": speeds,
+        **memory,
+        **also,
+    }
+
+
+Axes: TypeAlias = Any  # matplotlib, and so its types, need not be there
+
+KINDS = (".png", ".svg")
+OURS, OTHERS = "#2f6f4f", "#52606d"
+
+
+def check_plot(name: str) -> None:
+    """Raise what is wrong with a file to plot to, before anything is measured."""
+    if Path(name).suffix.lower() not in KINDS:
+        raise InvalidRequest(f"--plot {name}: the name must end in .png or .svg")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BackendUnavailable("--plot needs the package matplotlib (pip install matplotlib)")
+
+
+def write_plot(report: dict[str, Any], name: str) -> None:
+    """Draw every event of a report that has rows, one below the other, on logarithmic scales. Raises OSError."""
+    check_plot(name)
+    matplotlib = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    # Text stays text and names stay the same, so that a picture in a repository is small and changes little.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "cloche", "font.size": 9})
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    events = [event for event in report["events"] if event["rows"]]
+    heights = [len(event["rows"]) + 1.5 for event in events]
+    figure, places = pyplot.subplots(
+        len(events), 1, figsize=(9, 0.38 * sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
+    )
+    for place, event in zip(places[:, 0], events, strict=True):
+        _draw(place, event)
+    suffix = Path(name).suffix.lower()[1:]
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+    pyplot.close(figure)
+    open_named(name, drawn.getvalue()).close()
+
+
+def _draw(place: Axes, event: dict[str, Any]) -> None:
+    """Draw one event as dots: on a logarithmic scale a bar's length would mean nothing."""
+    ticker = importlib.import_module("matplotlib.ticker")
+    names = list(event["rows"])
+    rows = [event["rows"][name] for name in names]
+    for height, (name, times) in enumerate(zip(names, rows, strict=True)):
+        colour = OURS if "cloche" in name else OTHERS
+        place.plot([times["p50"], times["p99"]], [height, height], color=colour, linewidth=1.5)
+        place.plot([times["p95"]], [height], marker="|", color=colour)
+        place.plot([times["p50"]], [height], marker="o", color=colour)
+        place.text(times["p99"] * 1.06, height, f"{times['p50']:.1f}", va="center", color=colour)
+    place.set_yticks(range(len(names)), names)
+    place.set_ylim(len(names) - 0.5, -0.5)
+    place.set_xscale("log")
+    place.set_xlim(min(row["p50"] for row in rows) / 1.5, max(row["p99"] for row in rows) * 1.8)
+    place.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    place.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    place.xaxis.set_minor_locator(ticker.NullLocator())
+    place.grid(axis="x", color="#e4e7eb")
+    place.set_axisbelow(True)
+    place.set_title(f"{event['title']}: ms, median (dot), p95 (tick), p99 (line's end)", loc="left", fontsize=9)
+    for side in ("top", "right"):
+        place.spines[side].set_visible(False)

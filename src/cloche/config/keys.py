@@ -1,0 +1,605 @@
+"""Every configuration key: one row says how it is spelled and read, what it is by default, when a new value is looser
+than an old one, where it goes in the settings, and how it is shown.
+
+Theory of operation: a source (a file, the environment, the arguments) becomes a `Layer`, a mapping from keys to wishes.
+Some spellings set several keys at once (`require` is a level and controls), so reading a spelling gives a mapping.
+Within one source two spellings may set the same key only to the same value. Whatever else needs to know the keys is
+derived from `KEYS`, from the fields of `Settings`, which give types and defaults, and from the keywords of
+`SandboxOptions`, which say what is an argument. All three stand here, so that a new key is written in this file alone.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from os import PathLike
+from types import MappingProxyType
+from typing import Any, Literal, Self, TypedDict, get_args
+from urllib.parse import urlsplit
+
+from cloche.core.enforcement import Level
+from cloche.core.errors import InvalidRequest
+from cloche.core.languages import LANGUAGES
+from cloche.core.limits import (
+    Limits,
+    format_size,
+    parse_count,
+    parse_cpu_percent,
+    parse_cpus,
+    parse_duration,
+    parse_memory,
+    parse_size,
+)
+from cloche.core.policy import Fallback, Policy, ScreenMode, parse_backend, parse_tier
+from cloche.core.protocols import Backend
+
+from . import readers as config_readers
+from .readers import ANY_LANGUAGE, Parser, Reader, Secret, Values
+
+Prefer = Literal["strongest", "fastest"]
+AUTO = "auto"
+# Whose own variable may be taken for a key: that of this host alone, over TLS, so that it goes nowhere else.
+OPENAI_HOST, OPENAI_KEY = "api.openai.com", "OPENAI_API_KEY"
+_USER = re.compile(r"//[^/]*@")  # a name and a password, which are refused where the address is used
+
+
+OriginKind = Literal["default", "tier", "preset", "file", "environment", "argument", "ceiling", "several"]
+
+
+class Origin(str):
+    """Be the text that says where a value came from, and know its parts.
+
+    Text alone is the path of a file. `first` is who asked for the value in the first place: the argument behind
+    `preset minimal (argument)`, and behind a ceiling that lowered what an argument asked for.
+    """
+
+    __slots__ = ("_behind", "kind")
+    kind: OriginKind
+    _behind: Origin | None
+
+    def __new__(cls, text: str, kind: OriginKind = "file", behind: Origin | None = None) -> Self:
+        made = super().__new__(cls, text)
+        made.kind, made._behind = kind, behind
+        return made
+
+    @classmethod
+    def variable(cls, name: str) -> Self:
+        return cls(f"environment {name}", "environment")
+
+    @classmethod
+    def tier(cls, number: int) -> Self:
+        return cls(f"tier {number}", "tier")
+
+    @classmethod
+    def preset(cls, name: str, chosen_by: Origin) -> Self:
+        return cls(f"preset {name} ({chosen_by})", "preset", chosen_by)
+
+    @classmethod
+    def ceiling(cls, file: Origin, asked_by: Origin) -> Self:
+        return cls(f"ceiling in {file} (asked by {asked_by})", "ceiling", asked_by)
+
+    @classmethod
+    def joined(cls, origins: Iterable[Origin]) -> Origin:
+        """Return one origin for the parts of what is shown as one key; parts that nobody set do not count."""
+        said = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT]
+        return said[0] if len(said) == 1 else cls("; ".join(said), "several") if said else DEFAULT
+
+    @property
+    def first(self) -> Origin:
+        return self if self._behind is None else self._behind.first
+
+
+DEFAULT, ARGUMENT = Origin("default", "default"), Origin("argument", "argument")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Hold what one source says about one key: the value, the source, and the key as it is written there."""
+
+    value: Any
+    origin: Origin
+    key: str
+
+
+Layer = Mapping[str, Wish]
+
+
+class SandboxOptions(TypedDict, total=False):
+    """Name every keyword that `run`, `arun`, `Sandbox`, `AsyncSandbox` and `get_sandbox` take; None means
+    "not given".
+
+    - timeout: seconds of wall clock, or text such as "30s" or "500ms".
+    - memory, disk, output_limit: bytes, or text such as "256m". `output_limit` is what is kept per stream.
+    - cpus: CPUs, for example 0.5. pids: how many processes and threads may exist at once.
+    - network: "off", "allowlist" or "open" (False and True are off and open).
+    - network_allow: the hosts that "allowlist" may reach.
+    - preset: a name of `cloche presets`. tier: 1 to 4. config: a configuration file.
+    - backend: a name of `cloche backends`, or an object that implements `cloche.core.protocols.Backend`.
+    - runtime: "runc" demands docker's own runtime, never gVisor's; else another word for `backend`.
+    - prefer: "strongest" or "fastest": let `auto` choose among the backends that are here and meet the policy.
+    - fallback: "process" lets `trusted` code run in the local jail, else as a child process, where the backend that was
+      chosen is missing; "none". trusted: this code is the operator's own, never a model's.
+    - image: the container image, for backends that use images.
+    - require: a level, names of controls, or both ("jail,memory"); less is an error, never a fallback.
+    - best_effort: names of controls that may be absent. level: ask for exactly one level.
+    - packages: what to install first; "auto" resolves imports.
+    - languages: the names that may be run; csharp is not among the default ones.
+    - warm: start in a sandbox that was made ready ahead, where there is one; false starts everything afresh.
+    - preload: modules that are already loaded when the code starts ("numpy", "pandas").
+    - audit: true writes an audit log, and a path does so in that folder; false does not.
+    - screen: the look at Python's syntax tree before a run: "off", "warn" or "block", which level `process` has by
+      itself.
+    """
+
+    timeout: float | str | None
+    memory: int | str | None
+    cpus: float | str | None
+    pids: int | None
+    disk: int | str | None
+    output_limit: int | str | None
+    network: bool | str | None
+    network_allow: Sequence[str] | None
+    preset: str | None
+    tier: int | None
+    backend: str | Backend | None
+    runtime: str | None
+    image: str | None
+    require: str | Sequence[str] | None
+    best_effort: str | Sequence[str] | None
+    packages: Sequence[str] | Literal["auto"] | None
+    languages: Sequence[str] | None
+    screen: ScreenMode | None
+    warm: bool | None
+    preload: Sequence[str] | None
+    level: Level | str | None
+    prefer: Prefer | None
+    fallback: Fallback | None
+    trusted: bool | None
+    audit: bool | str | PathLike[str] | None
+    config: str | PathLike[str] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoFixSettings:
+    """Hold whom auto-fix asks and what it may cost: seconds and tokens, of all rounds together."""
+
+    base_url: str = ""
+    model: str = ""
+    api_key: Secret = field(default=Secret(), repr=False)
+    max_rounds: int = 4
+    token_budget: int = 100_000
+    time_budget_s: float = 300.0
+
+    def key_for_endpoint(self) -> str:
+        """Return the key, that of the environment's OPENAI_API_KEY where none is set and the endpoint is OpenAI's."""
+        if self.api_key or not _is_openai(self.base_url):
+            return self.api_key.reveal()
+        return os.environ.get(OPENAI_KEY, "")
+
+
+def _is_openai(base_url: str) -> bool:
+    try:
+        parts = urlsplit(base_url)
+    except ValueError:
+        return False  # whoever asks there refuses the address
+    return parts.scheme == "https" and parts.hostname == OPENAI_HOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Hold what was configured.
+
+    `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other), `roots` by those of
+    `memory` and `configs` that have a folder of the host. `skill_path` names folders with skills, besides the
+    platform's. `audit` None leaves it to the door. `origins` says for every key, as one writes it in a file, which
+    source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path, "environment
+    SANDBOX_TYPE" or "argument".
+    """
+
+    backend: str = "local"
+    prefer: Prefer = "strongest"
+    tier: int | None = None
+    preset: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    policy: Policy = field(default_factory=Policy)
+    autofix: AutoFixSettings = field(default_factory=AutoFixSettings)
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+    images: Mapping[str, str] = field(default_factory=dict)
+    audit: bool | None = None
+    audit_folder: str | None = None
+    audit_keep: tuple[str, ...] = ()
+    audit_keep_age_s: float | None = None
+    audit_keep_bytes: int | None = None
+    skill_path: tuple[str, ...] = ()
+    roots: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    def image_for(self, language: str) -> str | None:
+        """Return the image configured for `language`; None leaves it to the table of languages."""
+        return self.images.get(language, self.images.get(ANY_LANGUAGE))
+
+    def as_rows(self) -> list[tuple[str, str, str]]:
+        """Return key, value and origin of everything that holds, as text for `cloche config show`."""
+        parts: dict[str, list[str]] = {}
+        nothing: dict[str, str] = {}
+        for key in KEYS:
+            value = key.value_in(self) if key.goes_to and key.is_listed else ABSENT
+            if value is not ABSENT:
+                said = [key.show(value, self)] if value not in (None, "", ()) else []
+                parts.setdefault(key.label, []).extend(said)
+                nothing[key.label] = key.nothing
+        shown = {label: ", ".join(said) or nothing[label] for label, said in parts.items()}
+        limits = {where: name for name, where in LIMIT_FIELDS.items()}
+        most = {limits[where]: amount for where, amount in self.ceilings.items()}
+        shown |= {f"ceilings.{limit}": shown_limit(limit, amount) for limit, amount in most.items()}
+        return [(label, text, self.origins.get(label, DEFAULT)) for label, text in shown.items()]
+
+
+ABSENT = object()
+
+
+def _text_of(value: Any, _: Settings) -> str:  # noqa: ANN401  # as many types as there are keys
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Key:
+    """Say everything about one key.
+
+    - `name`: how files spell it, and arguments where `SandboxOptions` has that keyword. After a dot it is the key of a
+      section, as in `autofix.model`. `also` are further spellings in files, `variable` is one of the environment.
+    - `parse` returns its value; `read`, instead, the values of several keys. With neither, only other keys set it.
+      `json` reads it in JSON, `otherwise` under spellings that mean something else. `is_in_files` is false for what no
+      file may say.
+    - `goes_to`: the field of `Settings`, such as `limits.pids`, that takes its value and has its default, unless
+      `default` says another one. Empty for a key that only sets other keys.
+    - `is_looser(new, old)`: whether a file that nobody vetted would get more by it. None refuses every value there.
+      `join(one, other)` is what two such files come to, without it the tighter one. With `is_added` a value joins what
+      holds already instead of replacing it.
+    - `shown_as`: the key in `cloche config show`, where it is not the name; keys with the same one are shown together.
+      `show` writes a value there, and `nothing` stands for None, empty text and an empty list.
+    """
+
+    name: str
+    also: tuple[str, ...] = ()
+    variable: str = ""
+    parse: Parser | None = None
+    read: Reader | None = None
+    json: Reader | None = None
+    otherwise: Mapping[str, Reader] = field(default_factory=dict)
+    is_in_files: bool = True
+    goes_to: str = ""
+    default: Any = ABSENT
+    is_looser: Callable[[Any, Any], bool] | None = None
+    join: Callable[[Wish, Wish], Wish] | None = None
+    is_added: bool = False
+    shown_as: str = ""
+    is_listed: bool = True
+    show: Callable[[Any, Settings], str] = _text_of
+    nothing: str = "none"
+
+    @property
+    def label(self) -> str:
+        return self.shown_as or self.name
+
+    @property
+    def section(self) -> str:
+        return self.name.rpartition(".")[0]
+
+    @property
+    def reader(self) -> Reader | None:
+        parse, name = self.parse, self.name
+        return self.read if parse is None else lambda value, **named: {name: parse(value, **named)}
+
+    def readers(self, *, is_json: bool = False) -> dict[str, Reader]:
+        """Return how each spelling is read in files."""
+        if self.reader is None or not self.is_in_files:
+            return {}
+        own = self.json if is_json and self.json is not None else self.reader
+        return {self.name.rpartition(".")[2]: own, **dict.fromkeys(self.also, self.reader), **self.otherwise}
+
+    def value_in(self, settings: Settings) -> Any:  # noqa: ANN401  # as many types as there are keys
+        """Return what holds, ABSENT where a mapping does not have it."""
+        part, _, name = self.goes_to.rpartition(".")
+        holder = getattr(settings, part) if part else settings
+        return holder.get(name, ABSENT) if isinstance(holder, Mapping) else getattr(holder, name)
+
+
+def _is_never_looser(_new: object, _old: object) -> bool:
+    return False
+
+
+def _is_wider(new: Iterable[object], old: Iterable[object]) -> bool:
+    return not set(new) <= set(old)
+
+
+def _is_another(new: object, old: object) -> bool:
+    return new != old
+
+
+def _is_before(*order: object) -> Callable[[object, object], bool]:
+    """Return the rule of words that stand here from the loosest to the tightest."""
+    return lambda new, old: order.index(new) < order.index(old)
+
+
+def _in_both(one: Wish, other: Wish) -> Wish:
+    """Join two lists to what is in both; `auto` is a list that nobody can shorten."""
+    if AUTO in (one.value, other.value):
+        return one if other.value == AUTO else other
+    return with_value(other, tuple(item for item in one.value if item in other.value))
+
+
+def _in_either(one: Wish, other: Wish) -> Wish:
+    return with_value(other, tuple(dict.fromkeys((*one.value, *other.value))))
+
+
+def _highest(one: Wish, other: Wish) -> Wish:
+    return other if one.value is None or other.value > one.value else one
+
+
+def with_value(wish: Wish, value: object) -> Wish:
+    """Return the wish for another value."""
+    return Wish(value=value, origin=wish.origin, key=wish.key)
+
+
+def _limit(name: str, where: str, parse: Parser, *also: str, **more: Any) -> Key:  # noqa: ANN401 - fields of Key
+    return Key(
+        name=name, also=(*also, *((where,) if where != name else ())), parse=parse, goes_to=f"limits.{where}",
+        is_looser=operator.gt, show=lambda amount, _: shown_limit(name, amount), **more,
+    )  # fmt: skip
+
+
+def _amount(name: str, parse: Parser, **more: Any) -> Reader:  # noqa: ANN401 - whatever the parser takes
+    return lambda value, **named: {name: parse(value, **named, **more)}
+
+
+def _image(language: str) -> Key:
+    variable = "" if language == ANY_LANGUAGE else f"CLOCHE_IMAGE_{language.upper()}"
+    return Key(
+        name=f"image.{language}", variable=variable, parse=config_readers.parse_image, goes_to=f"images.{language}",
+        is_looser=_is_another, shown_as=f"images.{language}",
+    )  # fmt: skip
+
+
+def _root(name: str) -> Key:
+    return Key(
+        name=f"roots.{name}", variable=f"CLOCHE_ROOT_{name.upper()}", parse=partial(config_readers.parse_root, root=name),
+        goes_to=f"roots.{name}", is_looser=lambda new, old: bool(new) and new != old,
+    )  # fmt: skip
+
+
+def _autofix(name: str, parse: Parser, where: str = "", **more: Any) -> Key:  # noqa: ANN401 - fields of Key
+    return Key(
+        name=f"autofix.{name}", variable=f"CLOCHE_AUTOFIX_{name.upper()}", parse=parse,
+        goes_to=f"autofix.{where or name}", **more,
+    )  # fmt: skip
+
+
+def _read_ceilings(value: object, name: str, readers: Mapping[str, Reader]) -> Values:
+    known = {spelling: readers[spelling] for limit in LIMIT_FIELDS for spelling in BY_NAME[limit].readers()}
+    return config_readers.read_ceilings(value, name=name, readers=known, limits=LIMIT_FIELDS)
+
+
+def shown_limit(limit: str, value: float) -> str:
+    """Return a limit as one would write it: `256MiB`, `30s`, `0.5`."""
+    if LIMIT_FIELDS[limit].endswith("_bytes"):
+        return format_size(int(value))
+    return f"{value:g}s" if limit == "timeout" else f"{value:g}"
+
+
+def _seconds(value: float, _: Settings) -> str:
+    return f"{value:g}s"
+
+
+# In the order in which `cloche config show` lists them.
+KEYS: tuple[Key, ...] = (
+    # The rule of `backend` stands in `config_tighten`: it depends on the tier.
+    Key(name="backend", variable="SANDBOX_TYPE", parse=parse_backend, goes_to="backend"),
+    Key(
+        name="prefer", variable="CLOCHE_PREFER", parse=config_readers.one_of(get_args(Prefer)), goes_to="prefer",
+        is_looser=lambda new, old: new == "fastest" != old,
+    ),
+    # No tier stands between 4 (the host) and 3 (a jail or stronger).
+    Key(name="tier", variable="CLOCHE_TIER", parse=parse_tier, goes_to="tier", is_looser=_is_before(4, None, 3, 2, 1)),
+    # A name; what it stands for is judged key by key.
+    Key(name="preset", variable="CLOCHE_PRESET", parse=config_readers.parse_preset, goes_to="preset", is_looser=_is_never_looser),
+    # Where the log is and what is kept beside it is the owner's choice alone.
+    Key(
+        name="audit", variable="CLOCHE_AUDIT", read=config_readers.read_audit, goes_to="audit", nothing="on in the command line",
+        is_looser=lambda new, old: not new and old is not False,
+        show=lambda is_on, held: held.audit_folder or "on" if is_on else "off",
+    ),
+    Key(name="audit_folder", goes_to="audit_folder", is_listed=False),
+    Key(name="audit_keep", variable="CLOCHE_AUDIT_KEEP", parse=config_readers.parse_audit_keep, goes_to="audit_keep"),
+    Key(
+        name="audit_keep_age", variable="CLOCHE_AUDIT_KEEP_AGE", parse=config_readers.parse_age, goes_to="audit_keep_age_s",
+        default=30 * 24 * 3600.0, show=_seconds,
+    ),
+    Key(
+        name="audit_keep_size", variable="CLOCHE_AUDIT_KEEP_SIZE", parse=config_readers.parse_total, goes_to="audit_keep_bytes",
+        default=1 << 30, show=lambda size, _: format_size(size),
+    ),
+    Key(name="skill_path", parse=config_readers.parse_list, goes_to="skill_path"),
+    # C8: a bare `timeout` is in milliseconds in JSON, and only there.
+    _limit(
+        "timeout", "timeout_s", parse_duration, "Timeout",
+        json=_amount("timeout", parse_duration, bare_unit_s=0.001),
+    ),
+    _limit(
+        "memory", "memory_bytes", parse_memory, "memory_limit", "memoryLimit", "MemoryLimitBytes",
+        variable="CLOCHE_MEMORY",
+    ),
+    _limit(
+        "cpus", "cpus", parse_cpus, "cpu_limit", variable="CLOCHE_CPUS",
+        otherwise={"CpuLimitPercent": _amount("cpus", parse_cpu_percent)},
+    ),
+    _limit("pids", "pids", parse_count, variable="CLOCHE_PIDS"),
+    _limit("disk", "disk_bytes", parse_size, variable="CLOCHE_DISK"),
+    _limit("inodes", "inodes", parse_count),
+    _limit("tmp", "tmp_bytes", parse_size),
+    _limit("output_limit", "output_bytes", parse_size, "outputLimit", "maxOutputBytes", variable="CLOCHE_OUTPUT_LIMIT"),
+    _limit("flood_limit", "flood_bytes", parse_size),
+    Key(name="timeout_override", variable="SANDBOX_TIMEOUT_SEC", parse=parse_duration, is_in_files=False),
+    # Mode and hosts are judged together, in `config_tighten`: neither says alone what can be reached.
+    Key(
+        name="network", also=("NetworkEnabled",), variable="CLOCHE_NETWORK", read=config_readers.read_network,
+        goes_to="policy.network",
+    ),
+    Key(name="network_allow", also=("NetworkAllowList",), parse=config_readers.parse_hosts, goes_to="policy.network_allow"),
+    Key(name="require", variable="CLOCHE_REQUIRE", read=config_readers.read_require),
+    Key(
+        name="require_level", goes_to="policy.require_level", shown_as="require",
+        is_looser=_is_never_looser, join=_highest, is_added=True,
+    ),
+    Key(
+        name="require_controls", goes_to="policy.require_controls", shown_as="require",
+        is_looser=_is_never_looser, join=_in_either, is_added=True,
+    ),
+    Key(
+        name="best_effort", parse=config_readers.parse_controls, goes_to="policy.best_effort",
+        is_looser=_is_wider, join=_in_both,
+    ),
+    Key(
+        name="fallback", variable="CLOCHE_FALLBACK", parse=config_readers.one_of(get_args(Fallback), if_false="none"),
+        goes_to="policy.fallback", is_looser=lambda new, old: new != "none" and new != old,
+    ),
+    Key(name="trusted", parse=config_readers.parse_trusted, is_in_files=False, goes_to="policy.trusted"),
+    Key(
+        name="screen", variable="CLOCHE_SCREEN", parse=config_readers.one_of(get_args(ScreenMode), if_false="off"),
+        goes_to="policy.screen", is_looser=_is_before("off", "warn", "block"),
+    ),
+    Key(
+        name="packages", also=("PythonPackages",), parse=config_readers.parse_packages, goes_to="policy.packages",
+        is_looser=lambda new, old: new != old and new != () and (old == AUTO or _is_wider(new, old)), join=_in_both,
+    ),
+    Key(name="languages", parse=config_readers.parse_languages, goes_to="policy.languages", is_looser=_is_wider, join=_in_both),
+    # Fewer things shared between runs is the tighter choice.
+    Key(
+        name="warm", variable="CLOCHE_WARM", parse=config_readers.parse_switch, goes_to="policy.warm",
+        is_looser=lambda new, old: new and not old,
+    ),
+    Key(
+        name="preload", variable="CLOCHE_PRELOAD", parse=config_readers.parse_modules, goes_to="policy.preload",
+        is_looser=_is_wider, join=_in_both,
+    ),
+    Key(
+        name="user", goes_to="policy.user", nothing="unprivileged",
+        is_looser=lambda new, old: old is not None and new != old,
+    ),
+    Key(name="seccomp", goes_to="policy.seccomp", is_looser=lambda new, old: old and not new, is_listed=False),
+    Key(name="level", parse=config_readers.parse_level, is_in_files=False, goes_to="policy.level", nothing="strongest"),
+    # Docker's own runtime shuts gVisor out.
+    Key(name="runtime", read=config_readers.read_runtime, goes_to="policy.runtime", nothing="any", is_looser=_is_another),
+    Key(name="autofix", read=lambda value, *, name: config_readers.read_autofix(value, name=name, readers=SECTIONS["autofix"])),
+    _autofix("base_url", config_readers.parse_line, show=lambda url, _: _USER.sub("//(hidden)@", url)),
+    _autofix("model", config_readers.parse_line),
+    _autofix("api_key", config_readers.parse_secret, show=lambda _key, _: "set (hidden)"),
+    _autofix("max_rounds", config_readers.parse_rounds, also=("maxRounds",), is_looser=operator.gt),
+    _autofix("token_budget", parse_count, is_looser=operator.gt),
+    _autofix("time_budget", parse_duration, "time_budget_s", is_looser=operator.gt, show=_seconds),
+    Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": config_readers.parse_image(value, name=name)}),
+    Key(name="images", read=config_readers.read_images),
+    *map(_image, (ANY_LANGUAGE, *LANGUAGES)),
+    Key(name="roots", read=lambda value, *, name: config_readers.read_roots(value, name=name, readers=SECTIONS["roots"])),
+    *map(_root, ("memory", "configs")),
+    Key(
+        name="ceilings",
+        read=lambda value, *, name: _read_ceilings(value, name, YAML_READERS),
+        json=lambda value, *, name: _read_ceilings(value, name, JSON_READERS),
+    ),
+)  # fmt: skip
+
+BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
+# The key of each limit, with its field in `Limits`.
+LIMIT_FIELDS: Mapping[str, str] = {
+    key.name: key.goes_to.removeprefix("limits.") for key in KEYS if key.goes_to.startswith("limits.")
+}
+
+
+def _file_readers(*, is_json: bool) -> dict[str, dict[str, Reader]]:
+    """Return the readers of each section's spellings; the section without a name is the file itself."""
+    sections: dict[str, dict[str, Reader]] = {}
+    for key in KEYS:
+        sections.setdefault(key.section, {}).update(key.readers(is_json=is_json))
+    return sections
+
+
+SECTIONS: Mapping[str, Mapping[str, Reader]] = _file_readers(is_json=False)
+YAML_READERS: Mapping[str, Reader] = SECTIONS[""]
+JSON_READERS: Mapping[str, Reader] = _file_readers(is_json=True)[""]
+VARIABLE_READERS: Mapping[str, Reader] = {
+    key.variable: key.reader for key in KEYS if key.variable and key.reader is not None
+}
+ARGUMENT_READERS: Mapping[str, Reader] = {
+    name: reader
+    for name in SandboxOptions.__annotations__
+    if name != "config" and (reader := BY_NAME[name].reader) is not None
+}
+
+
+def _defaults() -> Layer:
+    """Return what holds where nobody says anything: what the fields of the settings have, or the rows say."""
+    plain = Settings()
+    values = {key.name: key.value_in(plain) if key.default is ABSENT else key.default for key in KEYS if key.goes_to}
+    return {name: Wish(value=v, origin=DEFAULT, key=name) for name, v in values.items() if v is not ABSENT}
+
+
+DEFAULTS: Layer = MappingProxyType(_defaults())
+
+
+def read_words(
+    pairs: Iterable[tuple[str, object]], readers: Mapping[str, Reader], *, origin: Origin, where: str
+) -> Layer:
+    """Return the layer that `pairs` of key and value say; `where` is put before keys in messages.
+
+    A key may be dotted (`sandbox.memory`): its last part is the spelling. A value of None says nothing.
+    Raises InvalidRequest naming the key, both keys where two of them disagree.
+    """
+    layer: dict[str, Wish] = {}
+    for key, value in pairs:
+        if value is None:
+            continue
+        name = f"{where}{key}"
+        values = readers[key.rpartition(".")[2]](config_readers.short(value, name=name), name=name)
+        for held, found in values.items():
+            _refuse_conflict(layer.get(held), found, key=key, where=where)
+            layer[held] = Wish(value=found, origin=origin, key=key)
+    return with_choice(_with_reach(layer, where=where), where=where)
+
+
+def _refuse_conflict(earlier: Wish | None, value: object, *, key: str, where: str) -> None:
+    if earlier is not None and earlier.value != value:
+        raise InvalidRequest(f"{where}{earlier.key} and {key} say different things about the same; keep one of them")
+
+
+def _with_reach(layer: dict[str, Wish], *, where: str) -> Layer:
+    """Make a network that is on and a list of hosts in one source mean the list; `open` beside a list is a
+    mistake.
+    """
+    network, hosts = layer.get("network"), layer.get("network_allow")
+    if network is None or hosts is None or network.value in {"off", "allowlist"}:
+        return layer
+    if network.value == "open":
+        raise InvalidRequest(
+            f"{where}{network.key} is open but {hosts.key} lists hosts; use allowlist, or drop the list"
+        )
+    return {**layer, "network": Wish(value="allowlist", origin=network.origin, key=network.key)}
+
+
+def with_choice(layer: Layer, *, where: str) -> Layer:
+    """Make a preference in a source mean the backend `auto`; beside another backend it is a mistake."""
+    prefer, backend = layer.get("prefer"), layer.get("backend")
+    if prefer is None:
+        return layer
+    if backend is not None and backend.value != AUTO:
+        raise InvalidRequest(
+            f"{where}{prefer.key} is for a choice among backends but {backend.key} names {backend.value}; "
+            f"drop one of them, or let {backend.key} be {AUTO}"
+        )
+    return {**layer, "backend": backend or Wish(value=AUTO, origin=prefer.origin, key=prefer.key)}

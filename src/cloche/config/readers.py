@@ -1,0 +1,345 @@
+"""How the value of a configuration key is read: text or plain data in, a checked value out. Pure.
+
+A parser returns one value. A reader returns a mapping from keys to values, for what sets several keys at once
+(`require` is a level and controls; a network may bring its hosts). Both are given `name`, which every message begins
+with, and raise InvalidRequest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, get_args
+
+from cloche.core.enforcement import Control, Level, parse_requirements
+from cloche.core.errors import InvalidRequest
+from cloche.core.languages import LANGUAGES, language_named
+from cloche.core.limits import parse_count, parse_duration, parse_size
+from cloche.core.policy import ContainerRuntime, parse_backend, parse_network, preset_named
+
+Parser = Callable[..., Any]
+Values = Mapping[str, Any]
+Reader = Callable[..., Values]
+
+ANY_LANGUAGE = "*"
+MAX_TEXT_CHARS = 4096
+MOST_ROUNDS = 100
+
+_HOST = re.compile(r"(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_PACKAGE = re.compile(r"[A-Za-z0-9][^\x00-\x1f\x7f]*")
+_SWITCH: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": False}
+
+
+class Secret(str):
+    """Be text that shows itself to nobody; `reveal` is the only way to it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "(hidden)" if len(self) else "none"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+    def reveal(self) -> str:
+        """Return the text."""
+        return "".join(self)
+
+
+def parse_list(value: object, *, name: str) -> tuple[str, ...]:
+    """Return texts from a list, or from text with commas."""
+    items: Iterable[object] = value.split(",") if isinstance(value, str) else _items(value, name=name)
+    return tuple(dict.fromkeys(_text(item, name=name) for item in items if item != ""))
+
+
+def one_of(known: tuple[str, ...], *, if_false: str = "") -> Parser:
+    """Return a parser of one word of `known`; `if_false` is what false means, as YAML reads `off` and `no`."""
+
+    def parse(value: object, *, name: str) -> str:
+        return _one_of(known, if_false if if_false and value is False else value, name=name)
+
+    return parse
+
+
+def parse_preset(value: object, *, name: str) -> str:
+    """Return the name of a preset."""
+    text = _text(value, name=name)
+    try:
+        return preset_named(text).name
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}: {error}") from None
+
+
+def parse_hosts(value: object, *, name: str) -> tuple[str, ...]:
+    """Return the names of hosts, in lower case."""
+    hosts = (host.lower() for host in parse_list(value, name=name))
+    return _matching(_HOST, hosts, name=name, what="a host name")
+
+
+def parse_packages(value: object, *, name: str) -> tuple[str, ...] | str:
+    """Return the names of packages, or `auto`."""
+    if isinstance(value, str) and value.strip().lower() in {"auto", "none", ""}:
+        return "auto" if value.strip().lower() == "auto" else ()
+    return _matching(_PACKAGE, parse_list(value, name=name), name=name, what="the name of a package")
+
+
+def parse_modules(value: object, *, name: str) -> tuple[str, ...]:
+    """Return the names of modules."""
+    return _matching(_MODULE, parse_list(value, name=name), name=name, what="the name of a module")
+
+
+def parse_languages(value: object, *, name: str) -> tuple[str, ...]:
+    """Return the names of languages, at least one."""
+    listed = dict.fromkeys(_language(text, name=name) for text in parse_list(value, name=name))
+    if not listed:
+        raise InvalidRequest(f"{name}: no language is named; known languages: {', '.join(LANGUAGES)}")
+    return tuple(listed)
+
+
+def parse_image(value: object, *, name: str) -> str:
+    """Return the name of a container image."""
+    text = _text(value, name=name)
+    _matching(_IMAGE, [text], name=name, what="the name of an image")
+    return text
+
+
+def parse_root(value: object, *, name: str, root: str) -> str:
+    """Return the folder of the host behind `/memory` or `/configs`; `none` is no folder."""
+    text = _text(value, name=name)
+    folder = "" if text.lower() == "none" else os.path.expanduser(text)
+    if folder and (not os.path.isabs(folder) or "\0" in folder):
+        raise InvalidRequest(f"{name}: {text!r} is no absolute path; write one, such as ~/agent/{root}")
+    return os.path.normpath(folder) if folder else ""
+
+
+def parse_switch(value: object, *, name: str) -> bool:
+    """Return true or false, also from `on` and `off`."""
+    found = _SWITCH.get(str(value).strip().lower())
+    if found is None or not isinstance(value, bool | str):
+        raise InvalidRequest(f"{name}: {_shown(value)} is neither true nor false")
+    return found
+
+
+def parse_trusted(value: object, *, name: str) -> bool:
+    """Return whether code is trusted, which only a program says, and with a real boolean."""
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name}: {_shown(value)} is neither True nor False")
+    return value
+
+
+def parse_audit_keep(value: object, *, name: str) -> tuple[str, ...]:
+    """Return what is kept beside the audit log."""
+    listed = [] if value is False or value == "none" else parse_list(value, name=name)
+    return tuple(_one_of(("code", "output"), what, name=name) for what in listed)
+
+
+def parse_age(value: object, *, name: str) -> float | None:
+    """Return seconds; `none` is no bound."""
+    return None if value == "none" else parse_duration(value, name=name)
+
+
+def parse_total(value: object, *, name: str) -> int | None:
+    """Return bytes; `none` is no bound."""
+    return None if value == "none" else parse_size(value, name=name)
+
+
+def parse_controls(value: object, *, name: str) -> tuple[Control, ...]:
+    """Return controls from their names."""
+    names = parse_list(value, name=name)
+    unknown = [control for control in names if control.lower() not in set(Control)]
+    if unknown:
+        raise InvalidRequest(f"{name}: unknown control {unknown[0]!r}; known controls: {', '.join(Control)}")
+    return tuple(Control(control.lower()) for control in names)
+
+
+def parse_level(value: object, *, name: str) -> Level:
+    """Return a level, from itself or its name."""
+    text = str(value) if isinstance(value, Level) else _text(value, name=name)
+    try:
+        return Level.parse(text)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}: {error}") from None
+
+
+def parse_rounds(value: object, *, name: str) -> int:
+    """Return how often a model may be asked."""
+    rounds = parse_count(value, name=name)
+    if rounds > MOST_ROUNDS:
+        raise InvalidRequest(f"{name}: {rounds} rounds are more than the most, {MOST_ROUNDS}")
+    return rounds
+
+
+def parse_line(value: object, *, name: str) -> str:
+    """Return text of one line; a message does not repeat it."""
+    if not isinstance(value, str) or not value.strip() or not value.strip().isprintable():
+        raise InvalidRequest(f"{name}: this is no text of one line")
+    return value.strip()
+
+
+def parse_secret(value: object, *, name: str) -> Secret:
+    """Return a key of an endpoint; a message does not repeat it."""
+    if not isinstance(value, str) or not value.strip().isascii() or not value.strip().isprintable():
+        raise InvalidRequest(f"{name}: this is no key; it is one word of plain characters")
+    return Secret(value.strip())
+
+
+def read_runtime(value: object, *, name: str) -> Values:
+    """Read the name of a backend, or docker's own runtime, which is docker and never gVisor (C3)."""
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in get_args(ContainerRuntime):
+        return {"backend": "docker", "runtime": word}
+    try:
+        return {"backend": parse_backend(value, name=name)}
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error}; or {', '.join(get_args(ContainerRuntime))}: docker's own runtime") from None
+
+
+def read_network(value: object, *, name: str) -> Values:
+    """Read a mode; a list of hosts, or `allowlist:host,host` in text, is the mode `allowlist` with these hosts."""
+    if isinstance(value, str) and value.strip().lower().startswith("allowlist:"):
+        return read_network(parse_list(value.partition(":")[2], name=name), name=name)
+    if isinstance(value, list | tuple | set | frozenset):
+        return {"network": "allowlist", "network_allow": parse_hosts(value, name=name)}
+    is_word_on = value is True or (isinstance(value, str) and value.strip().lower() in {"true", "on"})
+    return {"network": "on" if is_word_on else parse_network(value, name=name)}
+
+
+def read_require(value: object, *, name: str) -> Values:
+    """Read a level, controls or both; what is not named is left as it was."""
+    names = (value,) if isinstance(value, Level) else value
+    listed = names if isinstance(names, str) else [str(item) for item in _items(names, name=name)]
+    try:
+        level, controls = parse_requirements(listed)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}: {str(error).removeprefix('require: ')}") from None
+    values = {"require_level": level, "require_controls": controls}
+    return {key: found for key, found in values.items() if found not in (None, ())}
+
+
+def read_audit(value: object, *, name: str) -> Values:
+    """Read on or off; a folder means on, in that folder."""
+    is_on = _SWITCH.get(str(value).strip().lower())
+    if is_on is not None and isinstance(value, bool | str):
+        return {"audit": is_on}
+    folder = os.path.expanduser(_text(os.fspath(value) if isinstance(value, os.PathLike) else value, name=name))
+    if not os.path.isabs(folder) or "\0" in folder:
+        raise InvalidRequest(f"{name}: {_shown(value)} is neither on nor off, nor the absolute path of a folder")
+    return {"audit": True, "audit_folder": os.path.normpath(folder)}
+
+
+def read_images(value: object, *, name: str) -> Values:
+    """Read a mapping of languages to images."""
+    values: dict[str, Any] = {}
+    for language, image in _entries(value, name=name):
+        known = ANY_LANGUAGE if language == ANY_LANGUAGE else _language(language, name=name)
+        values[f"image.{known}"] = parse_image(image, name=f"{name}.{language}")
+    return values
+
+
+def read_roots(value: object, *, name: str, readers: Mapping[str, Reader]) -> Values:
+    """Read a mapping of the agent's own folders to folders of the host."""
+    values: dict[str, Any] = {}
+    for key, folder in _entries(value, name=name):
+        root = key.removeprefix("/")
+        if root not in readers:
+            raise InvalidRequest(f"{name}: unknown root {key!r}; known roots: {', '.join(readers)}")
+        values.update(readers[root](folder, name=f"{name}.{key}"))
+    return values
+
+
+def read_autofix(value: object, *, name: str, readers: Mapping[str, Reader]) -> Values:
+    """Read whom auto-fix asks and what it may cost; a message does not repeat a value, which may be a key."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{name}: this is not a mapping of names to values")
+    values: dict[str, Any] = {}
+    for key, item in value.items():
+        if key not in readers:
+            raise InvalidRequest(f"{name}: unknown key {str(key)[:80]!r}; known keys: {', '.join(readers)}")
+        values.update(readers[key](item, name=f"{name}.{key}"))
+    return values
+
+
+def read_ceilings(value: object, *, name: str, readers: Mapping[str, Reader], limits: Iterable[str]) -> Values:
+    """Read a mapping of limits, under any spelling, to the most that any source may ask for; the lowest holds."""
+    values: dict[str, Any] = {}
+    for spelling, most in _entries(value, name=name):
+        if spelling not in readers:
+            raise InvalidRequest(f"{name}: unknown limit {spelling!r}; known limits: {', '.join(limits)}")
+        where = f"{name}.{spelling}"
+        for key, amount in readers[spelling](short(most, name=where), name=where).items():
+            values[f"ceiling.{key}"] = min(amount, values.get(f"ceiling.{key}", amount))
+    return values
+
+
+def short(value: object, *, name: str) -> object:
+    """Refuse text so long that it can only be a mistake or an attack on the reader of the message."""
+    if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
+        raise InvalidRequest(f"{name}: the text has {len(value)} characters; at most {MAX_TEXT_CHARS} make sense")
+    return value
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """Return the known key that was probably meant, empty for none."""
+    import difflib  # only where a key is wrong
+
+    return next(iter(difflib.get_close_matches(key[:80], list(known), n=1, cutoff=0.7)), "")
+
+
+def advice(key: str, known: Collection[str]) -> str:
+    """Return what to say about an unknown key: the one that was probably meant, else all of them."""
+    near = nearest(key, known)
+    return f"did you mean {near!r}?" if near else f"known keys: {', '.join(known)}"
+
+
+def _text(value: object, *, name: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidRequest(f"{name}: {_shown(value)} is not text")
+    return value.strip()
+
+
+def _one_of(known: tuple[str, ...], value: object, *, name: str) -> str:
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word not in known:
+        raise InvalidRequest(f"{name}: {_shown(value)} is unknown; use one of {', '.join(known)}")
+    return word
+
+
+def _matching(pattern: re.Pattern[str], texts: Iterable[str], *, name: str, what: str) -> tuple[str, ...]:
+    checked = tuple(texts)
+    for text in checked:
+        if not pattern.fullmatch(text):
+            raise InvalidRequest(f"{name}: {text!r} is not {what}")
+    return checked
+
+
+def _language(text: str, *, name: str) -> str:
+    try:
+        return language_named(text).name
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{name}: {error}") from None
+
+
+def _items(value: object, *, name: str) -> Iterable[object]:
+    if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"{name}: {_shown(value)} is not a list")
+    return value
+
+
+def _entries(value: object, *, name: str) -> Iterator[tuple[str, object]]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{name}: {_shown(value)} is not a mapping of names to values")
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise InvalidRequest(f"{name}: the key {_shown(key)} is not text")
+        yield key, item
+
+
+def _shown(value: object) -> str:
+    """Return a short repr; a container from a file may be built to have an endless one."""
+    is_short = isinstance(value, str | int | float | bool) or value is None
+    return repr(value)[:200] if is_short else f"a {type(value).__name__}"

@@ -1,0 +1,480 @@
+"""Where configuration is read from: which files exist, what is in them, and what the environment says.
+
+A file is read once and kept, by path, time of change, size and inode; where there is none, a look costs one
+`stat` each. Files in the working directory are anybody's: they are bounded, regular files only, and never
+waited for.
+
+The few lines of a `.env` that speak to Cloche; the rest belongs to somebody else and is not even
+parsed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cloche.core.errors import InvalidRequest
+
+from .keys import (
+    ARGUMENT,
+    ARGUMENT_READERS,
+    JSON_READERS,
+    VARIABLE_READERS,
+    YAML_READERS,
+    Layer,
+    Origin,
+    Wish,
+    read_words,
+    with_choice,
+)
+from .readers import Reader, advice, nearest
+
+_LINE = re.compile(r"[ \t]*(?:export[ \t]+)?(?P<key>(?:SANDBOX|CLOCHE)_[A-Za-z0-9_]*)[ \t]*=[ \t]*(?P<rest>.*)")
+_VALUE = re.compile(r"""(?:'(?P<single>[^']*)'|"(?P<double>[^"\\]*)"|(?P<bare>[^\s'"#][^\s#]*)?)[ \t]*(?:#.*)?""")
+# What names another file, and the option that does so as well.
+OTHER_FILES: Mapping[str, str] = {"CLOCHE_CONFIG": "--config", "CLOCHE_ENV_FILE": "--env-file"}
+
+
+def read_dotenv(text: str, *, file: str, known: Container[str]) -> dict[str, str]:
+    """Return the variables of `text` that are in `known`, empty ones left out.
+
+    Raises InvalidRequest naming file, line and key for a value that is not one word, given twice differently,
+    or for one of OTHER_FILES, which only the real environment may set.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = _LINE.fullmatch(line)
+        if match is None or match["key"] not in known:
+            continue
+        key, value = match["key"], _read_value(match["rest"], where=f"{file}, line {number}: {match['key']}")
+        if key in OTHER_FILES:
+            raise InvalidRequest(
+                f"{file}, line {number}: {key} cannot be set here, as no .env may name another file; "
+                f"set it in the environment, or name the file with {OTHER_FILES[key]}"
+            )
+        if found.get(key, value) != value:
+            raise InvalidRequest(f"{file}, line {number}: {key} is given twice with different values; keep one of them")
+        found[key] = value
+    return {key: value for key, value in found.items() if value}
+
+
+def _read_value(rest: str, *, where: str) -> str:
+    match = _VALUE.fullmatch(rest.rstrip())
+    if match is None:
+        raise InvalidRequest(f"{where}: the value is not one word; put quotes around it, without escapes")
+    return next((part for part in match.groups() if part is not None), "").strip()
+
+
+log = logging.getLogger("cloche.config")
+MAX_FILE_BYTES = 1 << 20
+_MAX_CACHED = 64
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for the writer of a fifo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """Say how one kind of file becomes a layer.
+
+    `is_ours` is false for a name that other programs use too. `is_strict` makes unknown keys errors outside
+    `sandbox`.
+    """
+
+    parse: Callable[[str, str], object]
+    readers: Mapping[str, Reader]
+    is_ours: bool = True
+    is_strict: bool = False
+
+
+def _parse_yaml(text: str, file: str) -> object:
+    from .plain_yaml import parse_yaml  # yaml is imported only where a YAML file exists
+
+    return parse_yaml(text, file)
+
+
+def _parse_json(text: str, file: str) -> object:
+    import json
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: set[str] = set()
+        for key, _ in items:
+            if key in seen:
+                raise InvalidRequest(f"{file}: the key {key[:80]!r} is given twice; keep one of them")
+            seen.add(key)
+        return dict(items)
+
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"{file}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InvalidRequest):
+            raise
+        raise InvalidRequest(f"{file}: not usable JSON: {type(error).__name__}") from None
+
+
+_YAML = Format(parse=_parse_yaml, readers=YAML_READERS)
+_CLOCHE_YAML = Format(parse=_parse_yaml, readers=YAML_READERS, is_strict=True)
+_JSON = Format(parse=_parse_json, readers=JSON_READERS)
+_SHARED_YAML = Format(parse=_parse_yaml, readers=YAML_READERS, is_ours=False)
+
+# Weakest first: what a later file says wins.
+_FOLDER_FILES: Mapping[str, Format] = {
+    "config.json": _JSON,
+    "cloche.yaml": _CLOCHE_YAML,
+    "config.yaml": _YAML,
+}
+_CHECKOUT_FILES: Mapping[str, Format] = {"config.yaml": _SHARED_YAML, "cloche.yaml": _CLOCHE_YAML}
+# Who asks for one of these asks for isolation, and never gets less because something else is wrong in the same file.
+_ISOLATION = ("backend", "require")
+_ASKS_FOR_ISOLATION = re.compile(rf"""(^[ \t]+|[{{,]\s*)["']?({"|".join(_ISOLATION)})["']?\s*:""", re.MULTILINE)
+_MOST_LOOKED_AT = 100  # keys of a section; each is compared with all that Cloche has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Say where to look; None means the real thing (the process's environment, folder, home)."""
+
+    environ: Mapping[str, str]
+    cwd: Path | None = None
+    home: Path | None = None
+    config_file: str | os.PathLike[str] | None = None
+
+    @property
+    def named(self) -> str | None:
+        """Return the path of the file that the caller, else the environment, names."""
+        name = self.config_file or self.environ.get("CLOCHE_CONFIG")
+        return self._absolute(name) if name else None
+
+    @property
+    def env_file(self) -> str | None:
+        """Return the path of the `.env` that the environment names."""
+        name = self.environ.get("CLOCHE_ENV_FILE")
+        return self._absolute(name) if name else None
+
+    def _absolute(self, name: str | os.PathLike[str]) -> str:
+        return os.path.abspath(os.path.join(self.cwd or "", name))
+
+
+def fingerprint(places: Places) -> Hashable:
+    """Return what tells whether any source says something else than before: the variables, and facts of each file."""
+    try:
+        folder = os.fspath(places.cwd) if places.cwd is not None else os.getcwd()
+    except FileNotFoundError:
+        folder = ""
+    environ = places.environ
+    raw: Mapping[bytes, bytes] | None = getattr(os.environ, "_data", None) if environ is os.environ else None
+    if raw is not None:  # it is asked at every run, and would decode each value
+        variables: tuple[object, ...] = tuple([raw.get(name) for name in _ENCODED])
+    else:
+        variables = (*(environ.get(name) for name in _WATCHED), *(os.environ.get(name) for name in _OF_PROCESS))
+    files = _watched_files(variables, folder, places)
+    return variables, folder, str(places.config_file), tuple([_facts(path) for path in files])
+
+
+_OF_PROCESS = ("HOME", "XDG_CONFIG_HOME")
+_WATCHED = (*VARIABLE_READERS, *OTHER_FILES, *_OF_PROCESS)
+_ENCODED = tuple(os.fsencode(name) for name in _WATCHED)
+_files: dict[Hashable, tuple[str, ...]] = {}
+MOST_FILES = 16
+
+
+def _watched_files(variables: Hashable, folder: str, places: Places) -> tuple[str, ...]:
+    """Return the paths that may hold settings; they depend on nothing else than what is given."""
+    key = (variables, folder, places.cwd, places.home, str(places.config_file))
+    found = _files.get(key)
+    if found is None:
+        if len(_files) >= MOST_FILES:
+            _files.clear()
+        found = _files[key] = (
+            *(path for path, _ in _standing_files(places.environ, places.home)),
+            *((os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")) if folder else ()),
+            *(named for named in (places.named, places.env_file) if named is not None),
+        )
+    return found
+
+
+def _facts(path: str) -> tuple[int, ...] | str:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return str(error.errno)
+    return found.st_mode, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+def operator_layers(places: Places) -> list[Layer]:
+    """Return the layers of the files that their owner put in place, weakest first."""
+    paths = _standing_files(places.environ, places.home)
+    layers = [found for path, format_ in paths if (found := _load(path, format_)) is not None]
+    named = places.named
+    if named is None:
+        return layers
+    explicit = _load(named, _format_of(named))
+    if explicit is None:
+        said_by = "config" if places.config_file else "environment CLOCHE_CONFIG"
+        raise InvalidRequest(f"{said_by}: there is no file {named}; correct the path, or leave it out")
+    return [*layers, explicit]
+
+
+def env_file_layer(places: Places) -> Layer:
+    """Return the layer of the `.env` that the user named: their own word, like the environment."""
+    path = places.env_file
+    if path is None:
+        return {}
+    layer = _load_dotenv(path, is_named=True)
+    if layer is None:
+        raise InvalidRequest(
+            f"--env-file (CLOCHE_ENV_FILE): there is no file {path}; correct the path, or leave it out"
+        )
+    return layer
+
+
+def _standing_files(environ: Mapping[str, str], home: Path | None) -> Iterator[tuple[str, Format]]:
+    base = _home_folder(home)
+    if base is not None:
+        yield os.path.join(base, ".cloche", "config.json"), _JSON
+    folder = _config_folder(environ, base, is_given=home is not None)
+    for name, format_ in _FOLDER_FILES.items() if folder is not None else ():
+        yield os.path.join(folder or "", name), format_
+
+
+def _home_folder(home: Path | None) -> str | None:
+    if home is not None:
+        return os.fspath(home)
+    found = os.path.expanduser("~")
+    return found if os.path.isabs(found) else None
+
+
+def _config_folder(environ: Mapping[str, str], base: str | None, *, is_given: bool) -> str | None:
+    """Return the platform's folder; below a given home, that of the XDG rules."""
+    if not is_given:
+        return _platform_folder(os.environ.get("XDG_CONFIG_HOME"), base)
+    asked = environ.get("XDG_CONFIG_HOME", "")
+    return os.path.join(asked if os.path.isabs(asked) else os.path.join(base or "/", ".config"), "cloche")
+
+
+@lru_cache(maxsize=4)
+def _platform_folder(xdg: str | None, base: str | None) -> str | None:
+    """Ask platformdirs, once per value of what its answer depends on."""
+    if base is None and not xdg:
+        return None
+    from platformdirs import user_config_dir
+
+    try:
+        return user_config_dir("cloche", appauthor=False)
+    except RuntimeError:  # HOME is set, and empty
+        return None
+
+
+def _format_of(path: str) -> Format:
+    if os.path.basename(path) == "cloche.yaml":
+        return _CLOCHE_YAML
+    formats = {".json": _JSON, ".yaml": _YAML, ".yml": _YAML}
+    try:
+        return formats[os.path.splitext(path)[1].lower()]
+    except KeyError:
+        raise InvalidRequest(f"{path}: a configuration file's name ends in .yaml, .yml or .json") from None
+
+
+def checkout_layers(places: Places) -> list[Layer]:
+    """Return the layers of the files in the working directory, weakest first.
+
+    What the owner named, or keeps in their own folders, is not read a second time as a stranger's.
+    """
+    try:
+        folder = os.fspath(places.cwd) if places.cwd is not None else os.getcwd()
+    except FileNotFoundError:  # the working directory was removed
+        return []
+    paths = [os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")]
+    present = [path for path in paths if os.path.lexists(path)]
+    own = _own_files(places) if present else set()
+    found = [path for path in present if os.path.realpath(path) not in own]
+    layers = [_load_found(path) for path in found]
+    return [layer for layer in layers if layer]
+
+
+def _load_found(path: str) -> Layer | None:
+    format_ = _CHECKOUT_FILES.get(os.path.basename(path))
+    return _load_dotenv(path, is_named=False) if format_ is None else _load(path, format_)
+
+
+def stranger_origins(places: Places) -> frozenset[Origin]:
+    """Return the origins of what the working directory's files say, as settings name them."""
+    return frozenset(wish.origin for layer in checkout_layers(places) for wish in layer.values())
+
+
+def _own_files(places: Places) -> set[str]:
+    paths = [path for path, _ in _standing_files(places.environ, places.home)]
+    return {os.path.realpath(path) for path in (*paths, places.named, places.env_file) if path is not None}
+
+
+_cache: dict[tuple[str, bool], tuple[tuple[int, int, int, int], Layer]] = {}
+
+
+def _load(path: str, format_: Format) -> Layer | None:
+    """Return a file's layer, from the cache where it did not change; None where there is no such file."""
+    return _cached(path, format_.is_ours, lambda text: _read_layer(text, path, format_))
+
+
+def _load_dotenv(path: str, *, is_named: bool) -> Layer | None:
+    def read(text: str) -> Layer:
+        variables = read_dotenv(text, file=path, known={*VARIABLE_READERS, *OTHER_FILES})
+        return read_words(variables.items(), VARIABLE_READERS, origin=Origin(path), where=f"{path}: ")
+
+    return _cached(path, is_named, read)
+
+
+def _cached(path: str, is_ours: bool, read: Callable[[str], Layer]) -> Layer | None:
+    try:
+        facts = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None  # without permission to look, the folder is not this user's to configure by
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(facts.st_mode):
+        if not is_ours:
+            return None  # a virtual environment called .env, say
+        raise InvalidRequest(f"{path}: is not a regular file; remove it, or put a file in its place")
+    known = _cache.get((path, is_ours))
+    if known is not None and known[0] == (facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size, facts.st_ino):
+        return known[1]
+    try:
+        text, facts = _read_text(path)
+    except InvalidRequest as error:
+        if is_ours or os.path.basename(path) == ".env":
+            raise
+        _pass_over(f"{error}; it is ignored")
+        return None
+    layer = read(text)
+    if len(_cache) >= _MAX_CACHED:
+        _cache.clear()
+    _cache[path, is_ours] = ((facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size, facts.st_ino), layer)
+    return layer
+
+
+def _read_text(path: str) -> tuple[str, os.stat_result]:
+    try:
+        with open(path, "rb", opener=lambda name, _: os.open(name, _OPEN_FLAGS)) as opened:
+            facts = os.fstat(opened.fileno())
+            data = opened.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror}; correct its permissions") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidRequest(f"{path}: is larger than {MAX_FILE_BYTES} bytes, which no configuration needs")
+    try:
+        return data.decode("utf-8-sig"), facts
+    except UnicodeDecodeError as error:
+        if os.path.basename(path) == ".env":
+            return data.decode("utf-8", "replace"), facts
+        raise InvalidRequest(f"{path}: is not UTF-8 (byte {error.start})") from None
+
+
+def _read_layer(text: str, path: str, format_: Format) -> Layer:
+    document = format_.parse(text, path) if format_.is_ours else _shared_part(text, path, format_)
+    if document is None:
+        return {}
+    if not isinstance(document, Mapping):
+        raise InvalidRequest(f"{path}: the whole file must be a mapping of keys to values")
+    return read_words(_pairs(document, path, format_), format_.readers, origin=Origin(path), where=f"{path}: ")
+
+
+def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, object] | None:
+    """Return what is Cloche's in a file that may be another program's; the rest is passed over, with a warning.
+
+    A section with a key that Cloche has nothing like is another program's, unless it asks for isolation.
+    """
+    if not re.search(r"\b(tier|sandbox)\b", text):
+        return None  # it need not even be YAML to us
+    try:
+        document = format_.parse(text, path)
+    except InvalidRequest as error:
+        if _ASKS_FOR_ISOLATION.search(text):
+            raise
+        _pass_over(f"{error}; the file is taken for another program's and ignored")
+        return None
+    if not isinstance(document, Mapping):
+        return None
+    kept: dict[object, object] = {}
+    if "tier" in document:
+        if str(document["tier"]).strip().isdigit():
+            kept["tier"] = document["tier"]
+        else:
+            _pass_over(f"{path}: the key 'tier' is taken for another program's and ignored: it is no number")
+    section = document.get("sandbox")
+    if isinstance(section, Mapping):
+        unknown = islice((str(key) for key in section if key not in format_.readers), _MOST_LOOKED_AT)
+        foreign = next((key for key in unknown if not nearest(key, format_.readers)), None)
+        if foreign is None or any(key in section for key in _ISOLATION):
+            kept["sandbox"] = section
+        else:
+            told = f"Cloche has no key like {foreign[:80]!r}"
+            _pass_over(f"{path}: the section 'sandbox' is taken for another program's and ignored: {told}")
+    return kept
+
+
+@lru_cache(maxsize=_MAX_CACHED)
+def _pass_over(what: str) -> None:
+    """Warn of what is ignored, once."""
+    log.warning("%s", what)
+
+
+def _pairs(document: Mapping[object, object], path: str, format_: Format) -> Iterator[tuple[str, object]]:
+    """Yield every known key with its value, those of `sandbox` with the section before their name."""
+    for key, value in document.items():
+        if key == "sandbox":
+            yield from _section(value, path, format_)
+        elif isinstance(key, str) and key in format_.readers:
+            yield key, value
+        elif format_.is_strict:
+            raise _unknown_key(path, str(key), str(key), format_)
+
+
+def _section(section: object, path: str, format_: Format) -> Iterator[tuple[str, object]]:
+    if section is None:
+        return
+    if not isinstance(section, Mapping):
+        raise InvalidRequest(f"{path}: sandbox must be a mapping of keys to values")
+    for key, value in section.items():
+        if not isinstance(key, str) or key not in format_.readers:
+            raise _unknown_key(path, f"sandbox.{key}", str(key), format_)
+        yield f"sandbox.{key}", value
+
+
+def _unknown_key(path: str, name: str, key: str, format_: Format) -> InvalidRequest:
+    return InvalidRequest(f"{path}: unknown key {name[:80]!r}; {advice(key, format_.readers)}")
+
+
+def variable_layer(environ: Mapping[str, str]) -> Layer:
+    """Return what the environment says; an empty variable says nothing."""
+    given = {name: environ[name] for name in VARIABLE_READERS if environ.get(name, "").strip()}
+    layers = [
+        read_words([(name, value)], VARIABLE_READERS, origin=Origin.variable(name), where="environment ")
+        for name, value in given.items()
+    ]
+    by_word: dict[str, Wish] = {}
+    for layer in layers:
+        chosen = by_word.get("backend")
+        by_word.update(layer)
+        if chosen is not None and "prefer" in layer:
+            with_choice({**by_word, "backend": chosen}, where="environment ")
+    return by_word
+
+
+def argument_layer(arguments: Mapping[str, Any]) -> Layer:
+    """Return what the caller's keywords say; None, and an empty list, say nothing."""
+    given = {name: value for name, value in arguments.items() if value is not None and not _is_empty_list(value)}
+    unknown = [name for name in given if name not in ARGUMENT_READERS]
+    if unknown:
+        raise InvalidRequest(f"unknown argument {unknown[0]!r}; known arguments: {', '.join(ARGUMENT_READERS)}")
+    return read_words(given.items(), ARGUMENT_READERS, origin=ARGUMENT, where="")
+
+
+def _is_empty_list(value: object) -> bool:
+    return isinstance(value, tuple | list) and not value

@@ -1,0 +1,307 @@
+"""JSON that a guest wrote, read strictly and in bounded time.
+
+Theory of operation: the scanner of `json` holds the interpreter's lock from the first character to the last, so a
+thread would not keep its work from the event loop. What bounds it is what it is given. Long texts (pictures, pages)
+are cheap, values cost some hundred nanoseconds each, and more where the collector of garbage is behind: so the values
+are counted before they are parsed, without those bytes that only look like some because they stand inside a text; and
+of what is large, each long text is read by itself. What is accepted can be written as JSON again: no NaN, nothing
+infinite, no half of a character, no number that is too long to be printed, nothing nested so deeply that a writer would
+give up.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .limits import KIB, MIB
+
+MAX_BYTES = 9 * MIB  # of one text: a bundle of 8 MiB, as drivers write it, and what comes with it
+MAX_WIDE_BYTES = MAX_BYTES // 2  # of one that is not ASCII: in memory it may take four times as much
+MAX_PARTS = 40_000  # commas, lists and objects outside of texts; a value of 64 KiB has at most 32,768
+FEW_PARTS = 32  # that are not looked at twice, whether they stand in texts or not
+MAX_BESIDE_BYTES = 320 * KIB  # of what is parsed at once
+MAX_OUTSIDE_CHARS = 128 * KIB  # of it, that stand in no text: a value and metadata of 64 KiB each, mostly numbers, say
+MAX_MEMBERS, MAX_PIECES = 1000, 16  # of an object that is larger: its members, and the lists and objects there
+MAX_ESCAPES = 1 << 20  # in all texts together
+MAX_HALVES = 65_536  # of characters, to be replaced
+MAX_DEPTH = 200
+MAX_DIGITS = 4300  # of an integer, which is read in time with their square: what CPython reads unless told otherwise
+MAX_FLOAT_CHARS = 32  # of any other number, of which the hardest take long to read; a repr has 25 at most
+_BLOCK_CHARS = 256 * KIB
+_MENDED_CHARS = 64 * KIB  # at a time
+_decoder: Any = json.decoder  # whose scanner of texts has no type
+_BLANKS = re.compile(r"[ \t\n\r]*")
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class TooMuch(ValueError):
+    """Say that a guest told more than any value needs."""
+
+
+def as_text(body: bytes | bytearray | memoryview) -> str:
+    """Return what UTF-8 spells. Raises ValueError for what is none, TooMuch for more than is ever parsed."""
+    if len(body) > MAX_BYTES:
+        raise TooMuch(f"{len(body)} bytes of JSON are more than {MAX_BYTES}")
+    try:
+        return str(body, "ascii")
+    except UnicodeDecodeError:
+        if len(body) > MAX_WIDE_BYTES:
+            raise TooMuch(f"{len(body)} bytes of JSON that is not ASCII are more than {MAX_WIDE_BYTES}") from None
+        return str(body, "utf-8")
+
+
+def decode(text: str, most_parts: int = MAX_PARTS, *, mends_text: bool = False) -> tuple[Any, int]:
+    """Return the value that a text spells, and of how many parts it is.
+
+    Raises TooMuch for more than `most_parts`, else ValueError for whatever could not be written as JSON again.
+    Halves of characters become U+FFFD where it `mends_text`.
+    """
+    has_escapes = "\\" in text
+    if has_escapes and len(text) > MAX_ESCAPES and text.count("\\") > MAX_ESCAPES:
+        raise TooMuch(f"JSON has more than {MAX_ESCAPES} escapes")
+    may_have_halves = has_escapes and _SURROGATE_ESCAPE.search(text) is not None
+    if len(text) > MAX_BESIDE_BYTES:
+        return _Large(text, most_parts, mends_text=mends_text, may_have_halves=may_have_halves).read()
+    value, parts = _read_at_once(text, most_parts)
+    return (_whole(value, mends_text=mends_text) if may_have_halves else value), parts
+
+
+def _read_at_once(text: str, most: int) -> tuple[Any, int]:
+    brackets = text.count("[") + text.count("{")
+    parts = _count(text, brackets, most)
+    value = _parsed(text)
+    if brackets > MAX_DEPTH and _is_deep(value):
+        raise ValueError("JSON is nested too deeply")
+    return value, parts
+
+
+def _count(text: str, brackets: int, most: int) -> int:
+    """Return how many parts a text has, or a few more. Raises TooMuch."""
+    parts = text.count(",") + brackets
+    if parts > FEW_PARTS:
+        beside = _outside_of_texts(text, 4 * most + 4)  # a name and a text for each part, and two quotes for each
+        parts = beside.count(",") + beside.count("[") + beside.count("{")
+        if len(beside) > MAX_OUTSIDE_CHARS:
+            raise TooMuch(f"JSON has more than {MAX_OUTSIDE_CHARS} characters outside of texts")
+    if parts > most:
+        raise TooMuch(f"JSON has more than {most} parts")
+    return parts
+
+
+def _outside_of_texts(text: str, most_quotes: int) -> str:
+    """Return JSON without what is in quotes. Raises TooMuch."""
+    kept, quotes, at = [], 0, 0
+    while at < len(text):
+        end = at + _BLOCK_CHARS
+        while end < len(text) and text[end - 1] == "\\":  # no block ends within an escape
+            end += 1
+        block = text[at:end]
+        if "\\" in block:
+            block = block.replace("\\\\", "").replace('\\"', "")
+        pieces = block.split('"')
+        found = pieces[quotes % 2 :: 2]
+        quotes += len(pieces) - 1
+        if quotes > most_quotes:
+            raise TooMuch("JSON has more texts than any value needs")
+        kept += found
+        at = end
+    return "".join(kept)
+
+
+def _refuse(word: str) -> Any:  # noqa: ANN401 - the shape of json's hook
+    raise ValueError(f"{word} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    if len(digits) > MAX_FLOAT_CHARS:
+        raise ValueError(f"a number with a fraction or an exponent has more than {MAX_FLOAT_CHARS} characters")
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:40]} is no number a float can hold")
+    return number
+
+
+def _short(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+# `json.dumps` and `json.loads` would make them, or parts of them, anew for every frame.
+_WRITER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+_COUNTING_READER: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_short)
+
+
+def _scan_text(text: str, at: int) -> tuple[str, int]:
+    """Return the text that begins behind a quote, and where it ends. Raises ValueError."""
+    found, end = _decoder.scanstring(text, at, True)
+    return str(found), int(end)
+
+
+def _reader() -> Any:  # noqa: ANN401 - the decoder's scanner has no type
+    """Return what reads JSON; where the interpreter does not count digits, it does, which takes longer."""
+    return _READER if 0 < sys.get_int_max_str_digits() <= MAX_DIGITS else _COUNTING_READER
+
+
+def _parsed(text: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return what a text spells. Raises ValueError."""
+    reader = _reader()
+    try:
+        value, end = reader.scan_once(text, 0)
+        return value if end == len(text) else reader.decode(text)  # with blanks around it, or with what is wrong
+    except StopIteration:
+        return reader.decode(text)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
+
+
+class _Large:
+    """Read an object with long texts: those in it, and in its `data`, one by one, and all else in small pieces."""
+
+    def __init__(self, text: str, most_parts: int, *, mends_text: bool, may_have_halves: bool):
+        self._text, self._most_parts = text, most_parts
+        self._mends_text, self._may_have_halves, self._halves_left = mends_text, may_have_halves, MAX_HALVES
+        self._members_left, self._pieces_left, self._parts = MAX_MEMBERS, MAX_PIECES, 0
+        self._bytes_left = MAX_BESIDE_BYTES
+
+    def read(self) -> tuple[dict[str, Any], int]:
+        """Return the object, and of how many parts it is. Raises ValueError."""
+        message, at = self._object(self._after_blanks(0), is_outer=True)
+        if self._after_blanks(at) != len(self._text):
+            raise ValueError("there is more behind a JSON object")
+        return message, self._parts
+
+    def _after_blanks(self, at: int) -> int:
+        found = _BLANKS.match(self._text, at)
+        return found.end() if found is not None else at
+
+    def _expect(self, at: int, wanted: str) -> str:
+        found = self._text[at : at + 1]
+        if not found or found not in wanted:
+            raise ValueError(f"there is no {' or '.join(wanted)} at character {at} of a JSON object")
+        return found
+
+    def _object(self, at: int, *, is_outer: bool) -> tuple[dict[str, Any], int]:
+        """Return the object that begins at a character, and where it ends."""
+        self._expect(at, "{")
+        members: dict[str, Any] = {}
+        at = self._after_blanks(at + 1)
+        if self._text[at : at + 1] == "}":
+            return members, at + 1
+        while True:
+            self._members_left -= 1
+            if self._members_left < 0:
+                raise TooMuch(f"a large JSON object has more than {MAX_MEMBERS} members")
+            self._expect(at, '"')
+            name, at = self._scan_whole_text(at + 1)
+            at = self._after_blanks(at)
+            self._expect(at, ":")
+            members[name], at = self._value(self._after_blanks(at + 1), name if is_outer else "")
+            at = self._after_blanks(at)
+            if self._expect(at, ",}") == "}":
+                return members, at + 1
+            at = self._after_blanks(at + 1)
+
+    def _value(self, at: int, name: str) -> tuple[Any, int]:
+        first = self._text[at : at + 1]
+        if first == '"':
+            return self._scan_whole_text(at + 1)
+        if first == "{" and name == "data":
+            return self._object(at, is_outer=False)
+        is_list = first in ("[", "{")
+        self._pieces_left -= is_list
+        if self._pieces_left < 0:
+            raise TooMuch(f"a large JSON object has more than {MAX_PIECES} lists and objects")
+        most = self._bytes_left if is_list else min(self._bytes_left, 2 * MAX_DIGITS)
+        piece = self._text[at : at + most]
+        brackets = piece.count("[") + piece.count("{") if is_list else 0
+        if brackets:
+            self._parts += _count(piece, brackets, self._most_parts - self._parts)
+        try:
+            value, end = _reader().scan_once(piece, 0)
+        except (ValueError, StopIteration, RecursionError):
+            if at + most < len(self._text):
+                raise TooMuch(f"a JSON object has more than {MAX_BESIDE_BYTES} bytes beside its texts") from None
+            raise ValueError("a part of a JSON object is none") from None
+        self._bytes_left -= end
+        if brackets > MAX_DEPTH and _is_deep(value):
+            raise ValueError("JSON is nested too deeply")
+        if self._may_have_halves and is_list and _SURROGATE_ESCAPE.search(piece, 0, end):
+            value = _whole(value, mends_text=self._mends_text)
+        return value, at + end
+
+    def _scan_whole_text(self, at: int) -> tuple[str, int]:
+        """Return the text that begins behind a quote, without halves of characters, and where it ends."""
+        text, end = _scan_text(self._text, at)
+        if not self._may_have_halves or text.isascii():
+            return text, end
+        blocks = [self._mended(text[at : at + _MENDED_CHARS]) for at in range(0, len(text), _MENDED_CHARS)]
+        del text  # before it is in memory once more; one half makes all of it take twice its size
+        return "".join(blocks), end
+
+    def _mended(self, block: str) -> str:
+        if block.isascii():
+            return block
+        mended = block.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # fastest of all ways
+        if mended == block:
+            return block
+        if not self._mends_text:
+            raise ValueError("a text holds half of a character")
+        self._halves_left -= mended.count("\ufffd") - block.count("\ufffd")
+        if self._halves_left < 0:
+            raise TooMuch(f"texts hold more than {MAX_HALVES} halves of characters")
+        return mended
+
+
+def _is_deep(value: object) -> bool:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _whole(value: Any, *, mends_text: bool) -> Any:  # noqa: ANN401 - any JSON
+    """Return a value in which no character is a half, which no encoding could carry. Raises ValueError."""
+    text = _WRITER.encode(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        if not mends_text:
+            raise ValueError("a text holds half of a character") from None
+    else:
+        return value
+    mended, count = _LONE_SURROGATE.subn("\ufffd", text, MAX_HALVES + 1)
+    if count > MAX_HALVES:
+        raise TooMuch(f"texts hold more than {MAX_HALVES} halves of characters")
+    return _parsed(mended)
+
+
+def json_writer() -> Callable[[Mapping[str, Any]], str]:
+    """Return what writes an object as ASCII, without blanks. It raises ValueError for what JSON cannot say."""
+    writer = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return writer.encode
+    in_pieces = make(None, writer.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False)
+
+    def write(message: Mapping[str, Any]) -> str:
+        try:
+            return "".join(in_pieces(message, 0))
+        except RecursionError:
+            return writer.encode(message)  # which looks for what holds itself, and says so
+
+    return write

@@ -1,0 +1,138 @@
+"""A first-in-first-out bound on how many runs work at once, across threads and event loops.
+
+Theory of operation: a lock guards a counter and a queue of waiters; it is never held while anything waits. A
+slot that is given back goes straight to the oldest waiter, so nobody overtakes. A waiter lives in its own
+event loop and is woken there; one that was cancelled, or whose loop is gone, passes its slot on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
+from types import TracebackType
+
+from cloche.blocking.calls import blocks_a_loop
+
+RUNS_PER_CORE = 4
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    loop: asyncio.AbstractEventLoop
+    ready: asyncio.Future[None]
+    is_granted: bool = False
+
+
+class Slots:
+    """Bound concurrency to `count`; time spent in the queue is nobody's wall clock."""
+
+    def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
+        self._free = count
+        self._queue: deque[_Waiter] = deque()
+
+    def hold(self) -> _Hold:
+        """Wait for a slot, hold it for the body, then hand it to the oldest waiter."""
+        return _Hold(self)
+
+    @property
+    def waiting(self) -> int:
+        """Count the waiters."""
+        return len(self._queue)
+
+    async def acquire(self) -> None:
+        """Wait for a slot; whoever has one must release it."""
+        with self._lock:
+            if self._free > 0:  # implies an empty queue: a released slot goes to a waiter before it becomes free
+                self._free -= 1
+                return
+            loop = asyncio.get_running_loop()
+            waiter = _Waiter(loop, loop.create_future())
+            self._queue.append(waiter)
+        try:
+            await waiter.ready
+        except BaseException:
+            self._abandon(waiter)
+            raise
+
+    def _abandon(self, waiter: _Waiter) -> None:
+        with self._lock:
+            if not waiter.is_granted:
+                self._queue.remove(waiter)
+                return
+        self.release()
+
+    def release(self) -> None:
+        """Hand a slot to the oldest waiter."""
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._free += 1
+                    return
+                waiter = self._queue.popleft()
+                waiter.is_granted = True
+            if _wake(waiter):
+                return
+
+
+class _Hold:
+    """Hold a slot, as a block; a generator would take its time at every run."""
+
+    __slots__ = ("_is_held", "_slots")
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots, self._is_held = slots, False
+
+    async def __aenter__(self) -> None:
+        if not blocks_a_loop.get():
+            await self._slots.acquire()
+            self._is_held = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_held:
+            self._slots.release()
+
+
+def _wake(waiter: _Waiter) -> bool:
+    """Wake a waiter in its own loop; tell whether that loop still lives."""
+    try:
+        waiter.loop.call_soon_threadsafe(_set_ready, waiter.ready)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _set_ready(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def default_count() -> int:
+    """Return 4 runs per core that this process may use."""
+    return RUNS_PER_CORE * len(os.sched_getaffinity(0))
+
+
+_shared: Slots | None = None
+_shared_lock = threading.Lock()
+
+
+def shared_slots() -> Slots:
+    """Return the process-wide slots; a forked child starts with its own."""
+    global _shared
+    with _shared_lock:
+        if _shared is None:
+            _shared = Slots(default_count())
+        return _shared
+
+
+def _forget_after_fork() -> None:
+    global _shared, _shared_lock
+    _shared, _shared_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

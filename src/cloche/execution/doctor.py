@@ -1,0 +1,385 @@
+"""What this host can enforce, why not more, and what to do about it: measured, never guessed.
+
+Theory of operation: every kernel feature is tried on its own in a throwaway process (`jail.setup.probe`), every
+language's toolchain is looked for and asked its version, and one real program is run at each level. The level
+that is reported is the strongest one at which that program really ran. Configuration has no say in this: a
+doctor looks at the host, not at what somebody wishes.
+"""
+
+from __future__ import annotations
+
+import functools
+import marshal
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from cloche.blocking import calls
+from cloche.core.enforcement import Control, Level, Measure, State
+from cloche.core.errors import BackendUnavailable, ClocheError
+from cloche.core.languages import LANGUAGES, Engine, Language
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend, Capabilities
+from cloche.core.request import Request
+from cloche.jail.setup.launch import EMPTY_ENVIRONMENT, PACKAGE
+
+from .registry import backend_named, gvisor_alone
+
+SURVEY_TIMEOUT_S = 20
+TRIED_LEVELS = (Level.JAIL, Level.CONFINED, Level.PROCESS)
+LEAST_LEVEL = Level.CONFINED
+_BOOT_SURVEY = f"import sys; sys.path.insert(0, {PACKAGE!r}); from jail.setup import probe; probe.main_of_survey()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """Say whether one feature of the kernel works here; `needed_for` names the level or the purpose it serves."""
+
+    name: str
+    works: bool
+    needed_for: str
+    detail: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundToolchain:
+    """Say what runs a language here: engine, its version and path; without them, `note` says what is missing."""
+
+    language: str
+    engine: str = ""
+    version: str = ""
+    path: str = ""
+    shown: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """Describe the interpreter that runs this, and with it every Python guest."""
+
+    path: str
+    real_path: str
+    version: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Hold what came of `print(1)` at one level: a status, or why there was none. `seconds` is the whole call."""
+
+    level: Level
+    status: str
+    seconds: float = 0.0
+    detail: str = ""
+    controls: Mapping[Control, Measure] = field(default_factory=dict)
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Hold everything that was measured. `level` is the strongest at which a program really ran."""
+
+    level: Level
+    reason: str
+    remedy: str
+    kernel: str
+    user: str
+    controls: Mapping[Control, Measure]
+    features: tuple[Feature, ...]
+    interpreter: Interpreter
+    toolchains: tuple[FoundToolchain, ...]
+    trials: tuple[Trial, ...]
+
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether code that nobody vetted may run here at all."""
+        return self.level >= LEAST_LEVEL
+
+    @property
+    def weak_points(self) -> tuple[str, ...]:
+        """Say, one sentence each, which controls are less than enforced at `level`, and why."""
+        return tuple(
+            f"{control} is {measure.state}: {measure.reason or 'nothing enforces it'}"
+            for control, measure in self.controls.items()
+            if measure.state is not State.ENFORCED
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for JSON."""
+        return {
+            "level": str(self.level),
+            "usable": self.is_usable,
+            "reason": self.reason,
+            "remedy": self.remedy,
+            "kernel": self.kernel,
+            "user": self.user,
+            "weak_points": list(self.weak_points),
+            "controls": _plain(self.controls),
+            "features": [asdict(feature) for feature in self.features],
+            "interpreter": asdict(self.interpreter),
+            "toolchains": [asdict(toolchain) for toolchain in self.toolchains],
+            "trials": [
+                {
+                    "level": str(trial.level),
+                    "status": trial.status,
+                    "seconds": trial.seconds,
+                    "detail": trial.detail,
+                    "controls": _plain(trial.controls),
+                }
+                for trial in self.trials
+            ],
+        }
+
+
+class LocalToolchain(Protocol):
+    """Describe a toolchain as the local backend finds it."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def programs(self) -> Mapping[str, str]: ...
+    @property
+    def binds(self) -> tuple[str, ...]: ...
+    @property
+    def version(self) -> str: ...
+
+
+@runtime_checkable
+class SupportsToolchains(Protocol):
+    """Find what runs a language on this host."""
+
+    def toolchain(self, language: Language) -> LocalToolchain:
+        """Return it, or raise BackendUnavailable saying which package brings it."""
+        ...
+
+
+def diagnose() -> Diagnosis:
+    """Measure this host; takes a second or two and leaves nothing behind."""
+    backend = backend_named("local")
+    capabilities = backend.capabilities()
+    with ThreadPoolExecutor(1) as pool:
+        gvisor = pool.submit(find_gvisor)  # which may have to run a container first
+        return _diagnose(backend, capabilities, gvisor)
+
+
+def _diagnose(backend: Backend, capabilities: Capabilities, gvisor: Future[Feature]) -> Diagnosis:
+    trials = tuple(try_level(backend, level) for level in TRIED_LEVELS)
+    found = survey()
+    toolchains = find_toolchains()
+    best = next((trial for trial in trials if trial.is_ok), None)
+    level = best.level if best else Level.NONE
+    return Diagnosis(
+        level=level,
+        reason=why_not_more(level, capabilities.reason, trials),
+        remedy=remedy_for(level, found, capabilities.remedy),
+        kernel=f"{platform.system()} {platform.release()} on {platform.machine()}",
+        user=f"uid {os.geteuid()}",
+        controls=best.controls if best else capabilities.controls,
+        features=(*features_of(found, namespace_remedy=capabilities.remedy), gvisor.result()),
+        interpreter=describe_interpreter(toolchains),
+        toolchains=toolchains,
+        trials=trials,
+    )
+
+
+def find_gvisor() -> Feature:
+    """Say whether gVisor works here without docker; the first time, that takes a container."""
+    found = gvisor_alone()
+    detail = found.reason if not found.available else ""
+    remedy = "" if found.available else found.remedy
+    return Feature(name="runsc", works=found.available, needed_for="gvisor", detail=detail, remedy=remedy)
+
+
+def try_level(backend: Backend, level: Level) -> Trial:
+    """Run `print(1)` at exactly this level."""
+
+    async def run() -> Trial:
+        async with backend.open(Policy(level=level), Limits()) as opened:
+            result = await opened.run(Request(code="print(1)"))
+        is_right = result.stdout == "1\n" and result.enforcement.level is level
+        return Trial(
+            level=level,
+            status=str(result.status) if is_right else "wrong",
+            seconds=time.perf_counter() - started,
+            detail=(result.stderr or result.stdout).strip()[-200:] if not is_right else "",
+            controls=result.enforcement.controls,
+        )
+
+    started = time.perf_counter()
+    try:
+        return calls.call(run)
+    except BackendUnavailable as error:
+        return Trial(level=level, status="refused", detail=str(error).partition(". To fix it")[0])
+    except ClocheError as error:
+        return Trial(level=level, status="failed", detail=str(error))
+
+
+def survey() -> Mapping[str, tuple[bool, str]]:
+    """Run the survey process and return its findings: whether each thing works, and the kernel's answer."""
+    command = [sys.executable, "-I", "-S", "-c", _BOOT_SURVEY]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=EMPTY_ENVIRONMENT,
+        timeout=SURVEY_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0 or not done.stdout:
+        return {"survey": (False, done.stderr.decode("utf-8", "replace").strip()[-200:])}
+    findings: Mapping[str, tuple[bool, str]] = marshal.loads(done.stdout)  # noqa: S302  # our own process wrote it
+    return findings
+
+
+# What each feature is for, and what to do where it is missing; an empty remedy stands for the namespaces' own.
+_JAIL, _CONFINED, _LIMITS = "jail", "jail, confined", "limits"
+_LINUX_512 = "use Linux 5.12 or later"
+_FEATURES: Mapping[str, tuple[str, str]] = {
+    **{f"{name} namespace": (_JAIL, "") for name in ("user", "mount", "pid", "network", "ipc", "uts", "cgroup")},
+    "own /proc": (_JAIL, "inside a container, unmask /proc (docker: --security-opt systempaths=unconfined)"),
+    "detached mounts": (_JAIL, _LINUX_512),
+    "all namespaces together": (_JAIL, ""),
+    "id-mapped mounts": ("root, with an interpreter below a private home", _LINUX_512),
+    "outside id": ("identity", "needed by root alone"),
+    "no new privileges": (_CONFINED, "allow prctl in the container's seccomp profile"),
+    "seccomp filter": (_CONFINED, "use a kernel with CONFIG_SECCOMP_FILTER"),
+    "seccomp listener": ("jail, confined: locks", "use Linux 5.5 or later"),
+    "landlock": ("confined; a second wall at jail", "use Linux 5.13 or later, with landlock in the kernel's lsm= list"),
+    "landlock scopes": ("a second wall", "use Linux 6.12 or later"),
+    "control groups": (_LIMITS, ""),
+    "memory controller": (_LIMITS, ""),
+    "pids controller": (_LIMITS, ""),
+    "cpu controller": (_LIMITS, ""),
+    "birth in a group": ("speed of limits", "needs control groups of version 2"),
+    "close_range": (_CONFINED, "use Linux 5.9 or later"),
+    "pidfd": ("every level", "use Linux 5.3 or later"),
+    "children in /proc": ("confined, process", "use a kernel with CONFIG_PROC_CHILDREN"),
+}  # fmt: skip
+_GROUP_FEATURES = ("control groups", "memory controller", "pids controller", "cpu controller")
+_ROOT_ONLY = ("id-mapped mounts", "outside id")
+
+
+def features_of(
+    found: Mapping[str, tuple[bool, str]],
+    *,
+    namespace_remedy: str,
+    uid: int | None = None,
+    is_unified: bool | None = None,
+) -> tuple[Feature, ...]:
+    """Turn findings into features with their remedies. Pure when `uid` and `is_unified` are given."""
+    uid = os.geteuid() if uid is None else uid
+    unified = os.path.exists("/sys/fs/cgroup/cgroup.controllers") if is_unified is None else is_unified
+    features = []
+    for name, (works, detail) in found.items():
+        needed_for, remedy = _FEATURES.get(name, ("", ""))
+        if name in _GROUP_FEATURES:
+            remedy = group_remedy(uid, is_unified=unified)
+        elif name in _ROOT_ONLY and uid != 0:
+            remedy = "nothing to do for an ordinary user"
+        text = "" if works else remedy or namespace_remedy
+        features.append(Feature(name=name, works=works, needed_for=needed_for, detail=detail, remedy=text))
+    return tuple(features)
+
+
+def group_remedy(uid: int, *, is_unified: bool) -> str:
+    """Say how to get control groups. Pure."""
+    if uid == 0:
+        return "mount /sys/fs/cgroup writable (docker: a private cgroup namespace and no read-only mount)"
+    if is_unified:
+        return 'start it with "systemd-run --user --scope -p Delegate=yes", which gives this user a group of its own'
+    return "control groups of version 1 are root's; run as root, or boot with systemd.unified_cgroup_hierarchy=1"
+
+
+def why_not_more(level: Level, reason: str, trials: tuple[Trial, ...]) -> str:
+    """Say why the level is not higher; a level that should work and did not says so itself. Pure."""
+    if level >= Level.JAIL:
+        return ""
+    if reason:
+        return reason
+    return next((trial.detail for trial in trials if not trial.is_ok), "")
+
+
+def remedy_for(level: Level, found: Mapping[str, tuple[bool, str]], namespace_remedy: str) -> str:
+    """Choose the one line to do first for a higher level. Pure but for the identity map it reads."""
+    if level >= Level.JAIL:
+        return ""
+    if not found.get("detached mounts", (True, ""))[0] and found.get("mount namespace", (False, ""))[0]:
+        return _LINUX_512
+    if os.geteuid() == 0 and not found.get("outside id", (True, ""))[0]:
+        return "root here has no other ids to give (a rootless container); run Cloche as an ordinary user in it"
+    return namespace_remedy
+
+
+def find_toolchains() -> tuple[FoundToolchain, ...]:
+    """Look for what runs each language, all at once: most of the time goes into asking programs for versions."""
+    backend = backend_named("local")
+    with ThreadPoolExecutor() as pool:
+        return tuple(pool.map(functools.partial(find_toolchain, backend), LANGUAGES.values()))
+
+
+def find_toolchain(backend: Backend, language: Language) -> FoundToolchain:
+    """Look for what runs a language, and ask its version."""
+    if not isinstance(backend, SupportsToolchains):
+        return FoundToolchain(language=language.name, note=f"backend {backend.name!r} does not say")
+    try:
+        toolchain = backend.toolchain(language)
+    except BackendUnavailable as error:
+        return FoundToolchain(language=language.name, note=str(error))
+    engine = toolchain.engine
+    return FoundToolchain(
+        language=language.name,
+        engine=engine.name,
+        version=toolchain.version,
+        path=toolchain.programs[engine.programs[0]],
+        shown=toolchain.binds,
+        note=engine.stand_in,
+    )
+
+
+def describe_interpreter(toolchains: tuple[FoundToolchain, ...]) -> Interpreter:
+    """Say where the interpreter is and how a jail comes to see it."""
+    python = next((found for found in toolchains if found.language == "python"), FoundToolchain(language="python"))
+    return Interpreter(
+        path=sys.executable,
+        real_path=os.path.realpath(sys.executable),
+        version=f"{platform.python_implementation()} {platform.python_version()}",
+        notes=tuple(_interpreter_notes(python.shown)),
+    )
+
+
+def _interpreter_notes(shown: tuple[str, ...]) -> list[str]:
+    notes = [f"shown besides the system: {path}" for path in shown] or ["part of the system's own trees"]
+    private = [path for path in shown if not _is_open_to_all(path)]
+    if private and os.geteuid() == 0:
+        notes.append(f"others may not reach {', '.join(private)}: root shows it by other means (id-mapped mounts)")
+    on_path = shutil.which("python3") or ""
+    if "/shims/" in on_path:
+        notes.append(f"python3 on PATH is a shim ({on_path}); Cloche uses the real program, which starts far faster")
+    return notes
+
+
+def _is_open_to_all(path: str) -> bool:
+    """Tell whether any user may walk to `path` and read it."""
+    if os.stat(path).st_mode & 0o005 != 0o005:
+        return False
+    while path != "/":
+        path = os.path.dirname(path)
+        if not os.stat(path).st_mode & 0o001:
+            return False
+    return True
+
+
+def _plain(controls: Mapping[Control, Measure]) -> dict[str, dict[str, str]]:
+    return {str(control): measure.as_dict() for control, measure in controls.items()}

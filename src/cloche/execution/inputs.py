@@ -1,0 +1,198 @@
+"""Arguments as callers write them, turned into the values of a Request.
+
+Files: a mapping gives the sandbox's path for each content, where `bytes` and `str` are the content itself and
+a path object (`pathlib.Path`) names a host file or directory to copy. A list holds host paths, text or path
+objects, which keep their last name. Directories are copied with what is below them; links that lead out of
+them, and what is neither file nor directory, are left out and listed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cloche.core.errors import InvalidRequest
+from cloche.core.limits import format_size
+from cloche.core.request import InputFile
+
+Content = bytes | bytearray | memoryview | str | os.PathLike[str]
+Files = Mapping[str, Content] | Sequence[str | os.PathLike[str]]
+
+MOST_WALKED = 200_000  # many times what may be given: other programs may move folders about meanwhile
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # never wait for the writer of a fifo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Hold the files to give, and the host paths below given directories that were left out."""
+
+    files: tuple[InputFile, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Count what was read, so that a huge tree is refused before it is in memory."""
+
+    bytes_left: int
+    files_left: int
+    max_bytes: int
+
+    def spend(self, size: int, *, source: str) -> None:
+        self.bytes_left -= size
+        self.files_left -= 1
+        if self.bytes_left < 0:
+            limit = format_size(self.max_bytes)
+            raise InvalidRequest(
+                f"files: up to {source!r} they exceed the workspace's {limit}; raise disk or give fewer"
+            )
+        if self.files_left < 0:
+            raise InvalidRequest(f"files: {source!r} is one file too many for the workspace; give fewer files")
+
+
+def gather_files(files: Files | None, *, max_bytes: int, max_files: int = 32_768) -> Inputs:
+    """Read `files` into memory, within bounds. Raises InvalidRequest naming the file that cannot be given."""
+    budget = _Budget(bytes_left=max_bytes, files_left=max_files, max_bytes=max_bytes)
+    gathered: list[InputFile] = []
+    left_out: list[str] = []
+    for path, content in _pairs(files):
+        if isinstance(content, os.PathLike):
+            gathered.extend(_copy(path, os.fspath(content), budget, left_out))
+        else:
+            data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else bytes(content)
+            budget.spend(len(data), source=path)
+            gathered.append(InputFile(path=path, data=data))
+    return Inputs(files=tuple(gathered), left_out=tuple(left_out))
+
+
+def has_host_files(files: Files | None) -> bool:
+    """Tell whether gathering `files` reads the host's disk."""
+    return any(isinstance(content, os.PathLike) for _, content in _pairs(files))
+
+
+def _pairs(files: object) -> Iterator[tuple[str, Content]]:
+    if files is None:
+        return
+    if isinstance(files, str | bytes | os.PathLike) or not isinstance(files, Iterable):
+        raise InvalidRequest(f"files: {files!r} is neither a mapping nor a list; put a single path in a list")
+    if isinstance(files, Mapping):
+        for name, content in files.items():
+            if not isinstance(name, str) or not isinstance(content, bytes | bytearray | memoryview | str | os.PathLike):
+                kind = type(content).__name__
+                raise InvalidRequest(f"files: {name!r} must map a name to bytes, text or a path object, not {kind}")
+            yield name, content
+        return
+    for source in files:
+        if not isinstance(source, str | os.PathLike):
+            raise InvalidRequest(f"files: {source!r} in a list must be a host path; use a mapping to give content")
+        text = os.fspath(source)
+        yield os.path.basename(os.path.abspath(text)), _HostPath(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _HostPath:
+    """Mark text from a list as a path."""
+
+    text: str
+
+    def __fspath__(self) -> str:
+        return self.text
+
+
+def _copy(path: str, source: str, budget: _Budget, left_out: list[str]) -> Iterator[InputFile]:
+    try:
+        if os.path.isdir(source):
+            yield from _copy_directory(path, source, budget, left_out)
+            return
+        found = _read(path, source, budget)
+    except OSError as error:
+        raise InvalidRequest(f"files: cannot read {source!r}: {error.strerror}") from error
+    if found is None:
+        raise InvalidRequest(f"files: {source!r} is neither a regular file nor a directory")
+    yield found
+
+
+def _copy_directory(path: str, source: str, budget: _Budget, left_out: list[str]) -> Iterator[InputFile]:
+    root = os.path.realpath(source)
+    walked = 0
+    for folder, folders, names in os.walk(root, onerror=_raise):
+        walked += 1 + len(names)
+        if walked > MOST_WALKED:
+            raise InvalidRequest(f"files: {source!r} has more than {MOST_WALKED} files and folders; give a part of it")
+        folders.sort()
+        for name in sorted([*names, *(f for f in folders if os.path.islink(os.path.join(folder, f)))]):
+            host = os.path.join(folder, name)
+            inside = (
+                os.path.join(path, os.path.relpath(host, root))
+                if path not in ("", ".")
+                else os.path.relpath(host, root)
+            )
+            found = _read(inside, host, budget, root) if _stays_below(host, root) else None
+            if found is None:
+                left_out.append(host)
+            else:
+                yield found
+
+
+def _stays_below(host: str, root: str) -> bool:
+    """Tell whether `host`, its links followed, is still in the directory the caller named."""
+    return os.path.realpath(host).startswith(root.rstrip("/") + "/")
+
+
+def _read(path: str, host: str, budget: _Budget, root: str = "") -> InputFile | None:
+    """Read one file; None when it is not a regular one (a dangling link included), or not below `root`."""
+    try:
+        fd = os.open(host, _OPEN_FLAGS)
+    except FileNotFoundError:
+        if os.path.islink(host):
+            return None
+        raise
+    with open(fd, "rb") as opened:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            return None
+        if root and not _stays_below(f"/proc/self/fd/{fd}", root):
+            return None  # whoever owns the folder has made it a link since it was looked at
+        budget.spend(facts.st_size, source=host)
+        data = opened.read(facts.st_size)
+    return InputFile(path=path, data=data, mode=0o755 if facts.st_mode & 0o100 else 0o644)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def read_stdin(value: object) -> bytes:
+    """Return standard input as bytes; text is encoded as UTF-8, None is empty."""
+    if value is None:
+        return b""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidRequest(f"stdin: give bytes or text, not {type(value).__name__}")
+
+
+def read_argv(words: Iterable[object]) -> tuple[str, ...]:
+    """Return arguments as text; path objects are allowed, a bare string is not."""
+    if isinstance(words, str | bytes):
+        raise InvalidRequest(f"argv: {words!r} is one string; give a list of words")
+    checked = []
+    for word in words:
+        if not isinstance(word, str | os.PathLike):
+            raise InvalidRequest(f"argv: {word!r} must be text, not {type(word).__name__}")
+        checked.append(os.fsdecode(word))
+    return tuple(checked)
+
+
+def read_env(env: object) -> dict[str, str]:
+    """Return the guest's variables, or raise InvalidRequest naming the one that is not text."""
+    pairs = {} if env is None else env
+    if not isinstance(pairs, Mapping):
+        raise InvalidRequest(f"env: give a mapping of names to values, not {type(env).__name__}")
+    for name, value in pairs.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidRequest(f"env: {name!r} must map text to text, not {type(value).__name__}")
+    return dict(pairs)

@@ -1,0 +1,220 @@
+"""Backends by name. The only file that names concrete ones; each is imported when it is first used."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import cast
+
+from cloche.core.enforcement import Level
+from cloche.core.errors import BackendUnavailable, InvalidRequest
+from cloche.core.limits import Limits
+from cloche.core.policy import BACKEND_ROWS, BackendRow, Policy
+from cloche.core.protocols import (
+    Backend,
+    Capabilities,
+    SupportsBuilding,
+    SupportsCheck,
+    SupportsClearing,
+    SupportsImages,
+    SupportsLevels,
+    SupportsReadiness,
+    SupportsWorkspaceContainers,
+)
+from cloche.core.request import WorkspaceContainer
+
+log = logging.getLogger("cloche.runtime")
+USE_LOCAL = 'Use the default backend "local", which needs nothing to be set up.'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Name one thing that `auto` may choose: a backend, at one level where it has several."""
+
+    backend: str
+    level: Level | None = None
+    most: Level
+
+
+# What `auto` may choose, the fastest first. Services are not here: code leaves this machine only when it is told to.
+OPTIONS: Sequence[Option] = tuple(
+    Option(backend=name, level=row.auto_level, most=row.auto_most)
+    for name, row in BACKEND_ROWS.items()
+    if row.auto_most is not None
+)
+
+
+def row_of(name: str) -> BackendRow:
+    """Return the row of the backend called `name` (any case), or raise InvalidRequest naming the known ones."""
+    found = BACKEND_ROWS.get(name) or BACKEND_ROWS.get(name.strip().lower())
+    if found is None:
+        raise InvalidRequest(f"unknown backend {name!r}; known backends: {', '.join(BACKEND_ROWS)}")
+    return found
+
+
+def backend_named(name: str, *, images: Mapping[str, str] | None = None, needs_image: bool = False) -> Backend:
+    """Return the backend called `name`, with these images where it uses any.
+
+    Of a name with two places behind it, the first that works; `needs_image` leaves out the one without images. Raises
+    InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had here.
+    """
+    found = [with_images(one, images or {}) for one in _backends_of(name, needs_image=needs_image)]
+    if len(found) == 1:
+        _check(found[0])
+        return found[0]
+    measured = [_measure(one, name, row_of(name).level) for one in found]
+    for backend, can in zip(found, measured, strict=True):
+        if can.available:
+            return backend
+    none = _none_of(name, measured)
+    try:
+        _check(found[0])
+    except BackendUnavailable as error:
+        raise BackendUnavailable(f"backend {name!r}: {none.reason}.", remedy=none.remedy) from error
+    return found[0]  # it is there; what it lacks, an image say, it gets itself, or says so
+
+
+def _check(backend: Backend) -> None:
+    if _has(type(backend), SupportsCheck):
+        cast("SupportsCheck", backend).check()
+
+
+@cache
+def _has(kind: type, power: type) -> bool:
+    """Tell whether a class has the methods of a protocol; looked up once, for each run asks."""
+    return issubclass(kind, power)
+
+
+def _backends_of(name: str, *, needs_image: bool = False) -> list[Backend]:
+    """Return the backends behind a name, best first, without asking them whether they work here."""
+    instead = None if needs_image else row_of(name).instead
+    return [_backend_of(name), *([_load(instead, os.getpid())] if instead else [])]
+
+
+def _backend_of(name: str) -> Backend:
+    """Return a backend without asking it whether it works here."""
+    row = row_of(name)
+    if row.provider is None and not row.needs:
+        raise BackendUnavailable(f"backend {name!r} is a choice among the others.", remedy="Name one of them here.")
+    if row.provider is None:
+        reason = f"backend {name!r} ({row.needs}) is not part of this version of Cloche."
+        raise BackendUnavailable(reason, remedy=USE_LOCAL)
+    return _load(row.provider, os.getpid())
+
+
+def clear_remains() -> Mapping[str, Sequence[str]]:
+    """Remove what dead processes left, by backend; those that cannot be had have nothing of ours to remove."""
+    found: dict[str, Sequence[str]] = {}
+    tried: set[str] = set()
+    for row in BACKEND_ROWS.values():
+        for target in (row.provider, row.instead):
+            if target is None or target in tried:
+                continue
+            tried.add(target)
+            try:
+                backend = _load(target, os.getpid())
+                if isinstance(backend, SupportsClearing):
+                    found[backend.name] = backend.clear()
+            except BackendUnavailable as error:
+                log.debug("%s", error)
+    return found
+
+
+def build_image(name: str, packages: Sequence[str]) -> str:
+    """Build the image that a backend runs in, and return a line that names it.
+
+    Raises InvalidRequest for a backend that has none to build, BackendUnavailable for a program that is missing,
+    StartFailed for what could not be had.
+    """
+    backend = _backend_of(name)
+    if not isinstance(backend, SupportsBuilding):
+        raise InvalidRequest(f"backend {name!r} runs in no image that is built here; microvm does")
+    return backend.build_image(packages)
+
+
+def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
+    """Return the argument list that starts an agent's container. Raises BackendUnavailable."""
+    return cast("SupportsWorkspaceContainers", _backend_of("docker")).workspace_arguments(wanted, policy, limits)
+
+
+@cache
+def _load(target: str, _pid: int) -> Backend:
+    """Make a backend once per process; a forked child measures for itself."""
+    module, _, attribute = target.partition(":")
+    try:
+        return cast(Backend, getattr(importlib.import_module(module), attribute)())
+    except ImportError as error:
+        reason = f"{module} cannot be imported: {error}."
+        raise BackendUnavailable(reason, remedy="Install the extra that brings it.") from error
+
+
+def policy_for(name: str, policy: Policy) -> Policy:
+    """Return the policy with the level that the name stands for (`subprocess` is always `process`)."""
+    level = row_of(name).level
+    if level is None:
+        return policy
+    if policy.level not in (None, level):
+        raise InvalidRequest(f"backend {name!r} runs at level {level}, but level {policy.level} is asked for; drop one")
+    return policy.with_changes(level=level)
+
+
+def capabilities_of(
+    name: str, *, level: Level | None = None, images: Mapping[str, str] | None = None, needs_image: bool = False
+) -> Capabilities:
+    """Say what a backend can do here, without raising: what is missing becomes `reason`.
+
+    `level` asks for one exactly, as names do that stand for one; None for the strongest.
+    """
+    try:
+        backends = [with_images(one, images or {}) for one in _backends_of(name, needs_image=needs_image)]
+    except BackendUnavailable as error:
+        return Capabilities(backend=name, available=False, reason=error.reason, remedy=error.remedy)
+    wanted = row_of(name).level if level is None else level
+    measured = []
+    for backend in backends:
+        measured.append(_measure(backend, name, wanted))
+        if measured[-1].available:
+            return measured[-1]
+    return _none_of(name, measured)
+
+
+def gvisor_alone() -> Capabilities:
+    """Say what gVisor can do here without docker."""
+    return _load(str(row_of("gvisor").instead), os.getpid()).capabilities()
+
+
+def _measure(backend: Backend, name: str, wanted: Level | None) -> Capabilities:
+    if wanted is None:
+        return backend.capabilities()
+    if isinstance(backend, SupportsLevels):
+        return replace(backend.capabilities_at(wanted), backend=name)
+    found = backend.capabilities()
+    if found.available and found.level is not wanted:
+        reason = f"it gives level {found.level}, and level {wanted} is asked for"
+        return Capabilities(backend=name, available=False, reason=reason)
+    return found
+
+
+def _none_of(name: str, measured: Sequence[Capabilities]) -> Capabilities:
+    """Say why none of the backends behind a name can be used, and what to do about each."""
+    reasons = "; and without it, ".join(one.reason.rstrip(".") for one in measured)
+    remedies = " Or: ".join(one.remedy for one in measured if one.remedy)
+    return Capabilities(backend=name, available=False, reason=reasons, remedy=remedies)
+
+
+def lacks_of(name: str, images: Mapping[str, str], *, needs_image: bool = False) -> str:
+    """Say what a run in a backend that is there would have to fetch first, or why it cannot say that."""
+    try:
+        backend = backend_named(name, images=images, needs_image=needs_image)
+        return backend.lacks() if isinstance(backend, SupportsReadiness) else ""
+    except BackendUnavailable as error:
+        return str(error)
+
+
+def with_images(backend: Backend, images: Mapping[str, str]) -> Backend:
+    """Return the backend with these images, where it uses any."""
+    return cast("SupportsImages", backend).with_images(images) if _has(type(backend), SupportsImages) else backend

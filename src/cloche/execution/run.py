@@ -1,0 +1,442 @@
+"""One call, one throwaway sandbox: settings, rules, request, queue, run.
+
+Every door goes through `prepare` and `run_in`, so that rules hold the same wherever a run comes from.
+
+Auto-fix, seen from the runtime: somebody else decides on code, and only code can be decided on.
+
+Theory of operation: request, policy and limits are settled before the first run and stay. What a fixer may call takes
+text and runs it in the place of the first program's; there is no way to pass anything else.
+
+Write the full output of a run to files of the host while it runs; the result itself keeps head and tail.
+
+A run as a stream of what happens in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, Unpack, cast
+
+from cloche.audit.log import sha256_of
+from cloche.audit.recording import Execution, is_wanted, note_fallback, recorded, refusals
+from cloche.config.keys import SandboxOptions
+from cloche.config.settings import spelled_out
+from cloche.core.enforcement import Level
+from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.events import Ended, Event, OutputChunk, Sink, Started, Stream
+from cloche.core.languages import language_named
+from cloche.core.limits import Limits
+from cloche.core.loops import become_task
+from cloche.core.policy import ON_HOST, Policy
+from cloche.core.protocols import OpenSandbox, SupportsSingleRun, SupportsStreaming
+from cloche.core.request import Request
+from cloche.core.result import Result
+from cloche.core.screen import apply_screen
+from cloche.hostfs import open_in_place_of
+
+from .concurrency import shared_slots
+from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
+from .prepare import Prepared, prepare_beside
+
+if TYPE_CHECKING:
+    from cloche.core.fixing import Fixer
+
+
+def check_fixer(fixer: object, prepared: Prepared, code: str | None) -> Fixer:
+    """Return what was given as `autofix`, or raise InvalidRequest, also where a model's code must not run."""
+    from cloche.core.fixing import Fixer
+
+    if not isinstance(fixer, Fixer):
+        raise InvalidRequest(
+            f"autofix: give an AutoFix, not {type(fixer).__name__}: "
+            "from cloche.autofix.loop import AutoFix; autofix=AutoFix(...)"
+        )
+    if code is None:
+        raise InvalidRequest("autofix repairs code; a command in argv alone has none")
+    policy = prepared.policy
+    if policy.trusted:
+        raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for auto-fix")
+    is_weak = policy.level is not None and policy.level < Level.CONFINED
+    if is_weak or prepared.settings.backend in ON_HOST:
+        raise InvalidRequest(
+            "auto-fix runs what a model answers, so it needs a sandbox; drop --no-sandbox, or use a backend "
+            "that isolates (cloche backends)"
+        )
+    return fixer
+
+
+async def run_fixing(
+    fixer: Fixer,
+    prepared: Prepared,
+    job: Job,
+    run: Callable[[Job], Awaitable[Result]],
+    out: str | PathLike[str] | None,
+) -> Result:
+    """Let `fixer` run the job with its own code and with other code; the files of the last run go to `out`."""
+    request, tried = job.request, 0
+
+    async def attempt(code: str) -> Result:
+        nonlocal tried
+        if not isinstance(code, str):
+            raise InvalidRequest(f"code: give text, not {type(code).__name__}")
+        findings = apply_screen(prepared.policy.screen, request.language, code)
+        notes = {name: value for name, value in job.notes.items() if name != "screen"}
+        if findings:
+            notes["screen"] = [str(finding) for finding in findings]
+        result = await run(replace(job, request=replace(request, code=code), notes=notes))
+        if prepared.audit is not None and tried:
+            prepared.audit.note(
+                "fix_round",
+                round=tried,
+                code_sha256=sha256_of(code),
+                status=str(result.status),
+                is_fixed=result.ok,
+            )
+        tried += 1
+        return result
+
+    limits = prepared.limits.with_changes(timeout_s=request.timeout_s)
+    notes = {"network": prepared.policy.network}
+    from cloche.core.fixing import FixTask
+
+    task = FixTask(code=request.code or "", language=request.language, limits=limits, notes=notes)
+    result = await fixer.fix(task, attempt)
+    if out is not None:
+        await copy_out(result, out)
+    return result
+
+
+NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}
+
+
+class Spill:
+    """Hold the two files open during one run; a sink of its own, in front of another."""
+
+    def __init__(self, folder: str | os.PathLike[str], behind: Sink | None):
+        self._paths: dict[Stream, str] = {stream: os.path.join(folder, name) for stream, name in NAMES.items()}
+        self._behind = behind
+        self._files: dict[Stream, BinaryIO] = {}
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequest(f"spill: cannot make the folder {os.fspath(folder)!r}: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        path = ""
+        try:
+            for stream, path in self._paths.items():
+                self._files[stream] = open_in_place_of(*os.path.split(path))
+        except OSError as error:
+            self._close()
+            raise InvalidRequest(f"spill: cannot write {path!r}: {error.strerror}") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def __call__(self, event: Event) -> None:
+        """Write output down, then hand the event on."""
+        if isinstance(event, OutputChunk):
+            self._files[event.stream].write(event.data)
+        if self._behind is not None:
+            self._behind(event)
+
+    def paths(self) -> dict[str, str]:
+        """Return the file of each stream, for the result's meta."""
+        return {str(stream): path for stream, path in self._paths.items()}
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+OnOutput = Callable[[Stream, bytes], None]
+
+NO_WORDS: tuple[str, ...] = ()
+NO_INPUTS = Inputs()
+ALWAYS_TOLD = frozenset(("backend", "level", "limits", "duration"))  # in the meta of a result
+COMMAND_LANGUAGE = "bash"  # a bare command can do what a shell can, so it is allowed where a shell is
+
+log = logging.getLogger("cloche.runtime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Hold one checked request, and what has to be said about it in the result's meta."""
+
+    request: Request
+    notes: Mapping[str, Any]
+
+
+@spelled_out
+async def arun(
+    code: str | None = None,
+    *,
+    language: str = "python",
+    argv: Sequence[str | PathLike[str]] = (),
+    stdin: bytes | str = b"",
+    env: Mapping[str, str] | None = None,
+    files: Files | None = None,
+    on_output: OnOutput | None = None,
+    on_event: Sink | None = None,
+    out: str | PathLike[str] | None = None,
+    spill: str | PathLike[str] | None = None,
+    autofix: Fixer | None = None,
+    **options: Unpack[SandboxOptions],
+) -> Result:
+    """Run `code` in a throwaway sandbox and return what came of it.
+
+    With `code`, `argv` holds the program's arguments; without it, `argv` is the whole command. `files` is a
+    mapping of paths below /workspace to content (`bytes`, or `str` as text) or to host files and directories
+    (path objects), or a list of host paths. The code itself runs beside them, under a name that no file of theirs may
+    have and no listing shows: `cloche-main.py`, `.cloche-main.js` and so on. `stdin` is bytes or text. `env` is the
+    program's environment besides a fixed minimum. `on_output(stream, data)` gets each piece of output as bytes while
+    the code runs, `on_event` every event of `cloche.core.events`. `out` is a host directory that receives the files
+    the run created or changed, `spill` one that receives the full output as stdout.txt and stderr.txt; in both, what
+    has the name of a file before is replaced, and a link never followed. With `autofix` (see
+    `cloche.autofix.loop.AutoFix`) a program that fails is repaired by a language model and run again, each time in a
+    sandbox of its own; the result is that of the last run and its `fix` says what was done, while callbacks hear every
+    run. The other keywords are those of `SandboxOptions`. Cancelling the call kills the run.
+
+    What the code did is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
+    StartFailed.
+    """
+    prepared = await prepare_beside(**options)
+    if autofix is not None or not vars(type(prepared.backend)).get("begins_by_hand", False):
+        await become_task()
+    fixer = None if autofix is None else check_fixer(autofix, prepared, code)
+    job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)
+    sink = make_sink(on_output, on_event)
+    note_fallback(prepared.audit, prepared.notes)
+    if fixer is None:
+        return await run_once(prepared, job, sink=sink, out=out, spill=spill)
+    return await run_fixing(fixer, prepared, job, lambda one: run_once(prepared, one, sink=sink, spill=spill), out)
+
+
+async def run_once(
+    prepared: Prepared,
+    job: Job,
+    *,
+    sink: Sink | None = None,
+    out: str | PathLike[str] | None = None,
+    spill: str | PathLike[str] | None = None,
+) -> Result:
+    """Run a job in a sandbox of its own."""
+    async with shared_slots().hold(), prepared.backend.open(prepared.policy, prepared.limits) as opened:
+        if _supports_single_run(type(opened)):
+            cast("SupportsSingleRun", opened).expect_single_run()
+        return await run_in(opened, prepared, job, sink=sink, out=out, spill=spill)
+
+
+@functools.cache
+def _supports_single_run(kind: type) -> bool:
+    """Look once per class: protocols are slow to ask for."""
+    return issubclass(kind, SupportsSingleRun)
+
+
+async def make_job(
+    prepared: Prepared,
+    code: str | None,
+    *,
+    language: str,
+    argv: Sequence[str | PathLike[str]],
+    stdin: bytes | str,
+    env: Mapping[str, str] | None,
+    files: Files | None,
+    timeout_s: float | None = None,
+) -> Job:
+    """Check the arguments of one run against the rules, and read what they name."""
+    if code is not None and not isinstance(code, str):
+        raise InvalidRequest(f"code: give text, not {type(code).__name__}")
+    with refusals(prepared.settings, language=language, code=code):
+        name = check_language(prepared.policy, language if code is not None else COMMAND_LANGUAGE)
+        findings = apply_screen(prepared.policy.screen, name, code) if code is not None else ()
+    inputs = NO_INPUTS if files is None else await _gather(files, prepared.limits)
+    request = Request(
+        code=code,
+        language=name,
+        argv=NO_WORDS if argv is NO_WORDS else read_argv(argv),
+        stdin=stdin if type(stdin) is bytes else read_stdin(stdin),
+        env={} if env is None else read_env(env),
+        files=inputs.files,
+        timeout_s=timeout_s,
+    )
+    notes: dict[str, Any] = {}
+    if findings:
+        notes["screen"] = [str(finding) for finding in findings]
+    if inputs.left_out:
+        notes["files_left_out"] = list(inputs.left_out)
+    return Job(request=request, notes=notes)
+
+
+async def _gather(files: Files | None, limits: Limits) -> Inputs:
+    """Read given files; in a thread where that means the host's disk, so that no other run waits for it."""
+    if not has_host_files(files):
+        return gather_files(files, max_bytes=limits.disk_bytes, max_files=limits.inodes)
+    return await asyncio.to_thread(gather_files, files, max_bytes=limits.disk_bytes, max_files=limits.inodes)
+
+
+def check_language(policy: Policy, language: str) -> str:
+    """Return a language's own name. Raises InvalidRequest for an unknown one, PolicyDenied for one not allowed."""
+    name = language_named(language).name
+    if name not in policy.languages:
+        allowed = ", ".join(policy.languages)
+        raise PolicyDenied(f'language "{name}" is not allowed here (allowed: {allowed}); name it in sandbox.languages')
+    return name
+
+
+def make_sink(on_output: OnOutput | None, on_event: Sink | None) -> Sink | None:
+    """Join the caller's two callbacks to one sink; None when there is neither."""
+    if on_output is None:
+        return on_event
+
+    def deliver(event: Event) -> None:
+        if on_event is not None:
+            on_event(event)
+        if isinstance(event, OutputChunk):
+            on_output(event.stream, event.data)
+
+    return deliver
+
+
+async def run_in(
+    opened: OpenSandbox,
+    prepared: Prepared,
+    job: Job,
+    *,
+    sink: Sink | None = None,
+    out: str | PathLike[str] | None = None,
+    spill: str | PathLike[str] | None = None,
+) -> Result:
+    """Run a job in an open sandbox, complete the result's meta, and copy its files to `out` when given.
+
+    Raises AuditFailed, with nothing run, where the audit is on and cannot be written.
+    """
+    if is_wanted(prepared.audit):
+        running = functools.partial(_run_job, opened, prepared, job, sink, spill)
+        result = await recorded(running, prepared.audit, _execution(prepared, job.request))
+    else:
+        result = await _run_job(opened, prepared, job, sink, spill)
+    if out is not None:
+        await copy_out(result, out)
+    return result
+
+
+def _execution(prepared: Prepared, request: Request) -> Execution:
+    return Execution(
+        kind="run", backend=prepared.backend.name, language=request.language, code=request.code, argv=request.argv,
+        env=request.env, limits=prepared.limits, timeout_s=request.timeout_s, policy=prepared.policy,
+    )  # fmt: skip
+
+
+async def _run_job(
+    opened: OpenSandbox, prepared: Prepared, job: Job, sink: Sink | None, spill: str | PathLike[str] | None
+) -> Result:
+    notes = dict(job.notes)
+    if spill is not None:
+        with Spill(spill, sink) as spilling:
+            result = await run_with_sink(opened, job.request, spilling)
+        notes["spilled"] = spilling.paths()
+    else:
+        result = await (opened.run(job.request) if sink is None else run_with_sink(opened, job.request, sink))
+    told = result.meta
+    if not told.keys() >= ALWAYS_TOLD:
+        shown = {"level": str(result.enforcement.level), "limits": prepared.limits.as_dict()}
+        told = {"backend": prepared.backend.name, **shown, "duration": result.duration, **told}
+    result.meta = {**prepared.notes, **notes, **told}
+    log.debug(
+        "%s: %s, exit code %d, %.3f s",
+        prepared.backend.name,
+        result.status,
+        result.exit_code,
+        result.duration,
+    )
+    return result
+
+
+async def copy_out(result: Result, folder: str | PathLike[str]) -> None:
+    """Copy a result's files to a folder of the host."""
+    await _finish_in_thread(result.save, folder)
+
+
+async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
+    """Run a request and hand events to `sink`."""
+    return await with_sink(lambda guarded: _run_reporting(opened, request, guarded), sink)
+
+
+async def with_sink(run: Callable[[Sink], Coroutine[Any, Any, Result]], sink: Sink) -> Result:
+    """Run and hand events to `sink`. If it raises, that ends the run and is raised once all is killed."""
+    failures: list[BaseException] = []
+
+    def guarded(event: Event) -> None:
+        try:
+            if not failures:
+                sink(event)
+        except BaseException as error:  # a sink is the caller's code: nothing it raises may end up in the backend
+            failures.append(error)
+            task.cancel()
+
+    task = asyncio.ensure_future(run(guarded))
+    try:
+        result = await task
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if failures and not (current and current.cancelling()):
+            raise failures[0] from None
+        raise
+    if failures:
+        raise failures[0]
+    return result
+
+
+async def _run_reporting(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
+    """Stream where the backend can; else report the output once it is there."""
+    if isinstance(opened, SupportsStreaming):
+        return await opened.run_streaming(request, sink)
+    sink(Started())
+    result = await opened.run(request)
+    report_output(result, sink)
+    return result
+
+
+def report_output(result: Result, sink: Sink) -> None:
+    """Hand the whole output of a run that has ended to `sink`, one chunk per stream."""
+    outputs: tuple[tuple[Stream, bytes], ...] = (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes))
+    for stream, data in outputs:
+        if data:
+            sink(OutputChunk(stream=stream, data=data))
+
+
+async def _finish_in_thread(work: Callable[..., object], *arguments: object) -> None:
+    """Do blocking work in a thread, and when cancelled let it finish first: its files must outlive it."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def streamed(run: Callable[[Sink], Coroutine[Any, Any, Result]]) -> AsyncIterator[Event]:
+    """Begin a run, yield what it hands to its sink, at last Ended; raise what it raises. Closing it cancels the run."""
+    events: asyncio.Queue[Event | None] = asyncio.Queue()
+    running = asyncio.ensure_future(run(events.put_nowait))
+    running.add_done_callback(lambda _: events.put_nowait(None))
+    try:
+        while (event := await events.get()) is not None:
+            yield event
+        yield Ended(result=await running)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        if not running.cancelled() and (error := running.exception()) is not None:
+            log.debug("a run whose stream is over had failed: %s", error)

@@ -1,0 +1,628 @@
+"""A workspace that lives: every run in it is a fresh process that sees the files of the ones before.
+
+A session: an interpreter that lives in a sandbox, with a history, a clock of idleness, and a way to begin again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, runtime_checkable
+
+from cloche.audit.log import Audit
+from cloche.audit.recording import Execution, is_wanted, note_fallback, recorded, refusals
+from cloche.config.keys import SandboxOptions
+from cloche.core.errors import BackendUnavailable, InternalError, InvalidRequest
+from cloche.core.events import Event, Sink, discard
+from cloche.core.limits import MIB, Limits, parse_duration
+from cloche.core.policy import Policy
+from cloche.core.protocols import (
+    OpenSandbox,
+    OpenSession,
+    SupportsBatchFiles,
+    SupportsFork,
+    SupportsLanguageNames,
+    SupportsSessionNames,
+    SupportsSessions,
+)
+from cloche.core.request import InputFile
+from cloche.core.result import Result
+from cloche.core.screen import Finding, apply_screen
+
+from .concurrency import shared_slots
+from .inputs import Files, gather_files, read_env
+from .prepare import Prepared, prepare
+from .run import (
+    Job,
+    OnOutput,
+    check_fixer,
+    check_language,
+    copy_out,
+    make_job,
+    make_sink,
+    run_fixing,
+    run_in,
+    streamed,
+    with_sink,
+)
+
+if TYPE_CHECKING:
+    from cloche.core.fixing import Fixer
+
+MOST_KEPT = 1000
+MOST_KEPT_CHARS = 4_000_000  # of code: who sends cells may be somebody else than whose memory this is
+MOST_FORKS = 64  # at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """Remember one run of a session: its code, and what came of it in one line."""
+
+    code: str
+    status: str
+    summary: str
+    duration: float
+
+
+class AsyncSession:
+    """Run cells in one interpreter that keeps its state; made by `AsyncSandbox.session`.
+
+        async with AsyncSandbox() as sandbox:
+            session = await sandbox.session()
+            await session.run("x = 20")
+            result = await session.run("x + 1")
+
+    Cells take turns. A cell that is over its time-out is interrupted, and the state is kept unless it resists: then
+    `result.meta["state"]` is `lost`, and `restart` begins anew. So it is when the interpreter ends by itself.
+    """
+
+    def __init__(
+        self,
+        sandbox: AsyncSandbox,
+        opened: OpenSession,
+        *,
+        language: str,
+        env: Mapping[str, str],
+        idle_timeout_s: float | None,
+    ) -> None:
+        self._sandbox, self._opened, self._env = sandbox, opened, env
+        self._language, self._idle_timeout_s = language, idle_timeout_s
+        self._history: deque[HistoryEntry] = deque()
+        self._history_chars = 0
+        self._is_closed = self._is_expired = False
+        self._running = 0
+        self._last_used = time.monotonic()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._watch_idleness()
+
+    @property
+    def sandbox(self) -> AsyncSandbox:
+        """Return the sandbox whose workspace this session works in."""
+        return self._sandbox
+
+    @property
+    def language(self) -> str:
+        """Return the language of the cells."""
+        return self._language
+
+    @property
+    def runtime(self) -> str:
+        """Name the engine with its version, as it calls itself."""
+        return self._opened.runtime
+
+    @property
+    def is_alive(self) -> bool:
+        """Tell whether the next run will find the state of the last one."""
+        return not self._is_closed and not self._is_expired and self._opened.is_alive
+
+    @property
+    def why_ended(self) -> str:
+        """Say why the next run will not find the state of the last one, as far as that is known; empty if it will."""
+        if self._is_expired:
+            return f"it was not used for {self._idle_timeout_s:g} s"
+        why = self._opened.why_ended
+        return f"it has ended ({why})" if why else ""
+
+    @property
+    def history(self) -> tuple[HistoryEntry, ...]:
+        """Return what was run, oldest first: the last thousand cells, of four million characters at most."""
+        return tuple(self._history)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(
+        self,
+        code: str,
+        *,
+        timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+        on_output: OnOutput | None = None,
+        on_event: Sink | None = None,
+        out: str | PathLike[str] | None = None,
+        autofix: Fixer | None = None,
+    ) -> Result:
+        """Run one cell and return what came of it.
+
+        `result.value` is the last expression; `result.outputs` holds what was displayed, figures and the last
+        expression's own look among it, as MIME bundles. `timeout`, `on_output`, `on_event` and `out` are those of
+        `Sandbox.run`; `on_event` also gets `Displayed`. Cancelling the call interrupts the cell; one that goes on all
+        the same is killed, with the session. With `autofix` a cell that fails is repaired and run again, in the state
+        that it left.
+
+        Raises InvalidRequest when the session is closed, has expired, or has ended.
+        """
+        if not isinstance(code, str):
+            raise InvalidRequest(f"code: give text, not {type(code).__name__}")
+        self._check_open()
+        if autofix is not None:
+            return await self._run_fixing(autofix, code, timeout, make_sink(on_output, on_event), out)
+        limit = self._sandbox.timeout_s(timeout)
+        findings = self._sandbox.screened(code, self._language)
+        sink = make_sink(on_output, on_event)
+        async with shared_slots().hold():
+            self._running += 1
+            try:
+                result = await self._sandbox.run_cell(
+                    lambda: self._run(code, limit, sink), code, self._language, self._env, limit
+                )
+            finally:
+                self._running -= 1
+                self._last_used = time.monotonic()
+        result.meta.update(self._sandbox.notes)
+        if findings:
+            result.meta["screen"] = [str(finding) for finding in findings]
+        self._remember(code, result)
+        if out is not None:
+            await copy_out(result, out)
+        return result
+
+    async def _run_fixing(
+        self,
+        autofix: Fixer,
+        code: str,
+        timeout: float | str | None,  # noqa: ASYNC109 - as in `run`
+        sink: Sink | None,
+        out: str | PathLike[str] | None,
+    ) -> Result:
+        """Run a cell until it works; every try is a cell of the history."""
+        from cloche.core.fixing import FixTask, StateLost
+
+        sandbox = self._sandbox
+        fixer = sandbox.checked_fixer(autofix, code)
+
+        async def attempt(other: str) -> Result:
+            if not self.is_alive:
+                raise StateLost("the interpreter has ended, and its state is lost; restart the session")
+            return await self.run(other, timeout=timeout, on_event=sink)
+
+        limits = sandbox.limits.with_changes(timeout_s=sandbox.timeout_s(timeout))
+        notes = {"network": sandbox.policy.network}
+        result = await fixer.fix(
+            FixTask(code=code, language=self._language, limits=limits, keeps_state=True, notes=notes), attempt
+        )
+        if out is not None:
+            await copy_out(result, out)
+        return result
+
+    def _run(self, code: str, timeout_s: float, sink: Sink | None) -> Awaitable[Result]:
+        opened = self._opened
+        if sink is None:
+            return opened.run(code, timeout_s=timeout_s, sink=discard)
+        return with_sink(lambda guarded: opened.run(code, timeout_s=timeout_s, sink=guarded), sink)
+
+    def stream(
+        self,
+        code: str,
+        *,
+        timeout: float | str | None = None,
+    ) -> AsyncIterator[Event]:
+        """Run as `run` does and yield Started, OutputChunk and Displayed, at last Ended."""
+        return streamed(lambda sink: self.run(code, timeout=timeout, on_event=sink))
+
+    async def interrupt(self) -> None:
+        """Interrupt the cell that runs, as Ctrl-C does; its result then has the status `signaled`."""
+        await self._opened.interrupt()
+
+    async def checkpoint(self, name: str) -> None:
+        """Remember memory and workspace under `name`.
+
+        Raises InvalidRequest naming what cannot be remembered (a running thread or process, a file open for writing,
+        a socket, shared memory, a timer), and BackendUnavailable where there are no checkpoints. Either way nothing is
+        lost.
+        """
+        if not name or not isinstance(name, str):
+            raise InvalidRequest(f"checkpoint: {name!r} is no name; give text")
+        self._check_open()
+        await self._forkable().checkpoint(name)
+        self._last_used = time.monotonic()
+
+    async def rollback(self, name: str) -> None:
+        """Go back to how memory and workspace were at a checkpoint, as often as you like; later ones are forgotten.
+
+        A session whose interpreter has ended comes to life again.
+        """
+        self._check_open()
+        await self._forkable().rollback(name)
+        self._last_used = time.monotonic()
+
+    async def fork(self, count: int = 1) -> list[AsyncSession]:
+        """Return `count` sessions that begin with this one's memory and workspace, each in a sandbox of its own.
+
+        They can neither see nor signal one another, and are closed with this session's sandbox at the latest. Raises
+        as `checkpoint` does.
+        """
+        if not 1 <= count <= MOST_FORKS:
+            raise InvalidRequest(f"fork: {count!r} is no number of forks from 1 to {MOST_FORKS}")
+        self._check_open()
+        forks = await self._forkable().fork(count)
+        self._last_used = time.monotonic()
+        return [self._sandbox.adopt(self, one) for one in forks]
+
+    def twin(self, sandbox: AsyncSandbox, opened: OpenSession) -> AsyncSession:
+        """Return a session like this one for what was forked from it."""
+        twin = AsyncSession(
+            sandbox, opened, language=self._language, env=self._env, idle_timeout_s=self._idle_timeout_s
+        )
+        twin._history, twin._history_chars = self._history.copy(), self._history_chars
+        return twin
+
+    def _forkable(self) -> SupportsFork:
+        if not isinstance(self._opened, SupportsFork):
+            raise BackendUnavailable(
+                f"backend {self._sandbox.backend!r} has no checkpoints and no forks; Python sessions of backend "
+                '"local" have, at level jail'
+            )
+        return self._opened
+
+    async def restart(self) -> None:
+        """Begin again with an interpreter that knows nothing; the workspace and the history stay."""
+        if self._is_closed:
+            raise InvalidRequest("this session is closed; open another one")
+        await self.end()
+        self._opened = await self._sandbox.open_interpreter(self._language, self._env)
+        self._is_expired = False
+        self._last_used = time.monotonic()
+        self._watch_idleness()
+
+    async def end(self) -> None:
+        """End the interpreter and everything it started, as an idle time-out does; `restart` begins again."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        await self._opened.close()
+
+    async def close(self) -> None:
+        """End the interpreter for good, and everything it started; the sandbox and its workspace stay."""
+        self._is_closed = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._closing is not None:
+            await self._closing
+        await self._opened.close()
+
+    async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """Return a file of the workspace; see `AsyncSandbox.read_file`."""
+        return await (
+            self._sandbox.read_file(path) if max_bytes is None else self._sandbox.read_file(path, max_bytes=max_bytes)
+        )
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Create or replace a file of the workspace; see `AsyncSandbox.write_file`."""
+        await self._sandbox.write_file(path, data)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidRequest("this session is closed; open another one")
+        if self._is_expired:
+            raise InvalidRequest(
+                f"this session was not used for {self._idle_timeout_s:g} s and has expired; call restart, "
+                "or open it with a longer idle_timeout"
+            )
+
+    def _remember(self, code: str, result: Result) -> None:
+        entry = HistoryEntry(
+            code=code, status=str(result.status), summary=result.summary(max_chars=200), duration=result.duration
+        )
+        self._history.append(entry)
+        self._history_chars += len(code)
+        while len(self._history) > MOST_KEPT or (self._history_chars > MOST_KEPT_CHARS and len(self._history) > 1):
+            self._history_chars -= len(self._history.popleft().code)
+
+    def _watch_idleness(self) -> None:
+        """Look again when the session may have been idle for too long."""
+        if self._idle_timeout_s is None or self._is_closed or self._is_expired:
+            return
+        left = self._last_used + self._idle_timeout_s - time.monotonic()
+        if self._running or left > 0:
+            pause = self._idle_timeout_s if self._running else left
+            self._expiry = asyncio.get_running_loop().call_later(max(pause, 0.01), self._watch_idleness)
+            return
+        self._is_expired = True
+        self._closing = asyncio.ensure_future(self._opened.close())
+
+
+READ_BYTES = 16 * MIB
+
+
+@runtime_checkable
+class SupportsListing(Protocol):
+    """List the workspace."""
+
+    async def list_files(self, path: str = ".") -> Sequence[str]:
+        """Return the paths of the files below `path`, relative to the workspace."""
+        ...
+
+
+class AsyncSandbox:
+    """Open a sandbox for several runs.
+
+        async with AsyncSandbox(preset="standard") as sandbox:
+            await sandbox.write_file("in.csv", data)
+            result = await sandbox.run("...")
+
+    Takes the keywords of SandboxOptions; `env` holds for every run, `files` (as in `run`) are there from the
+    start. Runs of one sandbox take turns. Leaving the block kills what is left and removes the workspace.
+    """
+
+    def __init__(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        **options: Unpack[SandboxOptions],
+    ) -> None:
+        self._options = options
+        self._env = read_env(env)
+        self._files = files
+        self._prepared: Prepared = prepare(**options)
+        self._stack = AsyncExitStack()
+        self._opened: OpenSandbox | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def limits(self) -> Limits:
+        """Return the limits that hold for each run."""
+        return self._prepared.limits
+
+    @property
+    def policy(self) -> Policy:
+        """Return the rules that hold for each run."""
+        return self._prepared.policy
+
+    @property
+    def backend(self) -> str:
+        """Return the backend's name."""
+        return self._prepared.backend.name
+
+    def hide_package_managers(self) -> None:
+        """Show no programs that install packages from the first run on, unless the policy names packages."""
+        policy = self.policy.with_changes(package_managers=bool(self.policy.packages))
+        self._prepared = replace(self._prepared, policy=policy)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Return the languages that the policy allows and that can run here, as far as that is known before a run."""
+        backend, allowed = self._prepared.backend, self.policy.languages
+        if not isinstance(backend, SupportsLanguageNames):
+            return allowed
+        here = backend.languages()
+        return tuple(name for name in allowed if name in here)
+
+    @property
+    def session_languages(self) -> tuple[str, ...]:
+        """Return the languages that may have sessions here, as far as that is known before one is opened."""
+        backend = self._prepared.backend
+        return backend.session_languages() if isinstance(backend, SupportsSessionNames) else ()
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """Return what results say of how the backend was found: `choice` of `auto`, `fallback`."""
+        return self._prepared.notes
+
+    @property
+    def audit(self) -> Audit | None:
+        """Return the log in which runs are recorded, None where that is off."""
+        return self._prepared.audit
+
+    async def __aenter__(self) -> Self:
+        if self._opened is not None:
+            raise InvalidRequest("this sandbox is already open; make another one")
+        note_fallback(self.audit, self.notes)
+        async with AsyncExitStack() as on_failure:
+            prepared = self._prepared
+            opened = await on_failure.enter_async_context(prepared.backend.open(prepared.policy, prepared.limits))
+            await _write_all(opened, gather_files(self._files, max_bytes=self.limits.disk_bytes).files)
+            self._stack = on_failure.pop_all()
+        self._opened = opened
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened = None
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def run(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        argv: Sequence[str | PathLike[str]] = (),
+        stdin: bytes | str = b"",
+        env: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        timeout: float | str | None = None,  # noqa: ASYNC109 - the sandbox's, not the caller's
+        on_output: OnOutput | None = None,
+        on_event: Sink | None = None,
+        out: str | PathLike[str] | None = None,
+        spill: str | PathLike[str] | None = None,
+        autofix: Fixer | None = None,
+    ) -> Result:
+        """Run `code`, or the command `argv`, as `cloche.run` does, in this sandbox's workspace.
+
+        With `autofix` every round finds the workspace as the failed one left it.
+        """
+        opened = self._require_open()
+        fixer = None if autofix is None else self.checked_fixer(autofix, code)
+        job = await make_job(
+            self._prepared, code, language=language, argv=argv, stdin=stdin, env={**self._env, **(env or {})},
+            files=files, timeout_s=self.timeout_s(timeout) if timeout is not None else None,
+        )  # fmt: skip
+        sink = make_sink(on_output, on_event)
+        if fixer is None:
+            return await self._take_turn(opened, job, sink, out, spill)
+        return await run_fixing(
+            fixer, self._prepared, job, lambda one: self._take_turn(opened, one, sink, spill=spill), out
+        )
+
+    def stream(
+        self,
+        code: str | None = None,
+        *,
+        language: str = "python",
+        argv: Sequence[str | PathLike[str]] = (),
+        stdin: bytes | str = b"",
+        env: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        timeout: float | str | None = None,
+    ) -> AsyncIterator[Event]:
+        """Run as `run` does and yield Started, OutputChunk, at last Ended. Closing it kills the run."""
+        return streamed(
+            lambda sink: self.run(
+                code, language=language, argv=argv, stdin=stdin, env=env, files=files, timeout=timeout, on_event=sink
+            )
+        )
+
+    async def read_file(self, path: str, *, max_bytes: int = READ_BYTES) -> bytes:
+        """Return a file of the workspace. Raises SandboxFileError, also for one larger than `max_bytes`."""
+        return await self._require_open().read_file(path, max_bytes=max_bytes)
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Create or replace a file of the workspace, with its folders; text is written as UTF-8.
+
+        Raises SandboxFileError, and InvalidRequest for a path that leaves the workspace or is a program's own.
+        """
+        content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
+        await self._require_open().write_file(path, content)
+
+    async def list_files(self, path: str = ".") -> tuple[str, ...]:
+        """Return the paths of the files below `path`, relative to the workspace, if the backend can.
+
+        Raises SandboxFileError where there is too much to list it whole.
+        """
+        opened = self._require_open()
+        if not isinstance(opened, SupportsListing):
+            raise BackendUnavailable(f"backend {self.backend!r} cannot list files; run a command that lists them")
+        return tuple(await opened.list_files(path))
+
+    async def _take_turn(
+        self,
+        opened: OpenSandbox,
+        job: Job,
+        sink: Sink | None,
+        out: str | PathLike[str] | None = None,
+        spill: str | PathLike[str] | None = None,
+    ) -> Result:
+        async with self._turn, shared_slots().hold():
+            return await run_in(opened, self._prepared, job, sink=sink, out=out, spill=spill)
+
+    async def session(
+        self,
+        language: str = "python",
+        *,
+        env: Mapping[str, str] | None = None,
+        idle_timeout: float | str | None = None,
+    ) -> AsyncSession:
+        """Start an interpreter that keeps its state between runs, in this sandbox's workspace.
+
+        `language` is python, javascript or bash. `env` comes on top of the sandbox's own. A session that was not used
+        for `idle_timeout` (seconds, or text such as `30m`) is ended. It is ended with the sandbox in any case.
+
+        Raises PolicyDenied, InvalidRequest, BackendUnavailable, StartFailed.
+        """
+        with refusals(self._prepared.settings, language=language):
+            name = check_language(self.policy, language)
+        variables = {**self._env, **read_env(env)}
+        limit = None if idle_timeout is None else parse_duration(idle_timeout, name="idle_timeout")
+        opened = await self.open_interpreter(name, variables)
+        session = AsyncSession(self, opened, language=name, env=variables, idle_timeout_s=limit)
+        self._stack.push_async_callback(session.close)
+        return session
+
+    async def open_interpreter(self, language: str, env: Mapping[str, str]) -> OpenSession:
+        """Start what a session talks to; `session` is what one usually wants."""
+        opened = self._require_open()
+        if not isinstance(opened, SupportsSessions):
+            raise BackendUnavailable(f"backend {self.backend!r} has no sessions; use run, or another backend")
+        return await opened.open_session(language, env)
+
+    def screened(self, code: str, language: str) -> Sequence[Finding]:
+        """Return what the screen finds in a session's cell. Raises PolicyDenied."""
+        if self.policy.screen == "off":
+            return ()
+        with refusals(self._prepared.settings, language=language, code=code):
+            return apply_screen(self.policy.screen, language, code)
+
+    def run_cell(
+        self, run: Callable[[], Awaitable[Result]], code: str, language: str, env: Mapping[str, str], timeout_s: float
+    ) -> Awaitable[Result]:
+        """Run a session's cell and record it, where anybody wants to know."""
+        if not is_wanted(self._prepared.audit):
+            return run()
+        execution = Execution(
+            kind="cell", backend=self.backend, language=language, code=code, env=env, limits=self.limits,
+            timeout_s=timeout_s, policy=self.policy,
+        )  # fmt: skip
+        return recorded(run, self.audit, execution)
+
+    def adopt(self, session: AsyncSession, fork: OpenSession) -> AsyncSession:
+        """Return the session of a fork, in a sandbox that closes with this one."""
+        if not isinstance(fork, SupportsFork):
+            raise InternalError("what was forked cannot say which sandbox it is in")
+        twin = AsyncSandbox.__new__(AsyncSandbox)
+        twin.__dict__.update(self.__dict__)
+        twin._opened, twin._stack, twin._turn = fork.sandbox, AsyncExitStack(), asyncio.Lock()
+        found = session.twin(twin, fork)
+        closing = getattr(fork.sandbox, "close", None)
+        if closing is not None:
+            twin._stack.push_async_callback(closing)
+        twin._stack.push_async_callback(found.close)
+        self._stack.push_async_exit(twin)  # with all that was opened or forked in it
+        return found
+
+    def checked_fixer(self, autofix: object, code: str | None) -> Fixer:
+        """Return what was given as `autofix`. Raises InvalidRequest, also where a model's code must not run."""
+        return check_fixer(autofix, self._prepared, code)
+
+    def timeout_s(self, timeout: float | str | None) -> float:
+        """Settle one run's own time-out as settings do: ceilings and the global override hold for it too."""
+        if timeout is None:
+            return self.limits.timeout_s
+        options: SandboxOptions = {**self._options, "timeout": timeout}
+        return prepare(**options).limits.timeout_s
+
+    def _require_open(self) -> OpenSandbox:
+        if self._opened is None:
+            raise InvalidRequest("this sandbox is not open; use it inside its with block")
+        return self._opened
+
+
+async def _write_all(opened: OpenSandbox, files: Sequence[InputFile]) -> None:
+    if not files:
+        return
+    if isinstance(opened, SupportsBatchFiles):
+        await opened.write_files(files)
+        return
+    for file in files:
+        await opened.write_file(file.path, file.data)

@@ -1,0 +1,251 @@
+"""Which backend a run gets: the one that is named, or the best of those that are here.
+
+Theory of operation: `choose` is pure but for `look`, which measures one option and is called for no more of them than
+the answer needs: a daemon is not even looked for where it could not be chosen. An option fits when what it enforces
+leaves nothing of the policy unmet; the same words that a backend itself would refuse with say why another one does not.
+Nothing is fetched for a choice, and services are not among the options. Where nothing fits, that is an error with every
+reason in it; whether something less may run then is decided in `fallback`, and nowhere else.
+
+What runs the operator's own code where the backend that was chosen is missing (S12).
+
+Theory of operation: nothing falls back unless the policy says `fallback: process` *and* the caller marked this code as
+trusted; what a model wrote never is. Then the local backend is tried, at its strongest. Where even that does not give
+what the policy asks for, a child process with limits does, unless the policy asks for more than that: a level, a
+control, or a network that is off because somebody said so. The screen reads what such a process is to run. The result,
+the log and the command line say that it happened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from cloche.config.keys import ARGUMENT, AUTO, DEFAULT, Origin, Prefer, Settings
+from cloche.core.enforcement import Control, Level, shortfalls
+from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
+from cloche.core.policy import Policy, ScreenMode
+from cloche.core.protocols import Backend, Capabilities
+
+from .registry import OPTIONS, Option, backend_named, capabilities_of, lacks_of, policy_for, row_of
+
+log = logging.getLogger("cloche.runtime")
+ON_REQUEST = (Level.PROCESS, Level.NONE)  # whoever asks for these by name knows what they lack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Hold what the choice of a backend depends on. `wants_image`: an image was named for this very run."""
+
+    policy: Policy
+    prefer: Prefer = "strongest"
+    images: Mapping[str, str] = field(default_factory=dict)
+    wants_image: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Hold a backend, the policy it is to be opened with, and what results have to say of how it was found."""
+
+    backend: Backend
+    policy: Policy
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Hold the option that was chosen, None where nothing fits, and why each of the others was not."""
+
+    option: Option | None
+    passed_over: Mapping[str, str]
+
+
+Look = Callable[[Option], "str | Capabilities"]
+
+
+def find(name: str, wish: Wish) -> Found:
+    """Return the backend of that name, or the one that `auto` chooses. May wait some seconds for a daemon's answer.
+
+    Raises BackendUnavailable when it cannot be had, with the remedy; InvalidRequest for a contradiction.
+    """
+    if name == AUTO:
+        return _found_by_choice(wish)
+    policy = policy_for(name, wish.policy)
+    if wish.wants_image and not row_of(name).takes_image:
+        raise InvalidRequest(f"image: backend {name!r} runs the host's own toolchains and takes no image; drop it")
+    backend = backend_named(name, images=wish.images, needs_image=wish.wants_image)
+    return Found(backend=backend, policy=policy)
+
+
+def _found_by_choice(wish: Wish) -> Found:
+    choice = choose(OPTIONS, wish, _looker(wish))
+    if choice.option is None:
+        raise BackendUnavailable(
+            f'backend "auto": nothing here gives what is asked for. {_listed(choice.passed_over)}.',
+            remedy='Ask for less, set up one of these, or name a backend; "cloche backends" says what each needs.',
+        )
+    name, level = choice.option.backend, choice.option.level
+    log.debug("auto takes the %s: %s; not %s", wish.prefer, name, choice.passed_over)
+    return Found(
+        backend=backend_named(name, images=wish.images, needs_image=wish.wants_image),
+        policy=wish.policy.with_changes(level=level),
+        notes={"choice": {"backend": name, "prefer": wish.prefer, "passed_over": dict(choice.passed_over)}},
+    )
+
+
+def choose(options: Sequence[Option], wish: Wish, look: Look) -> Choice:
+    """Choose among options that are sorted by speed, the fastest first. Pure, but for what `look` finds."""
+    is_by_level = wish.prefer == "strongest"
+    ordered = sorted(options, key=lambda option: -option.most) if is_by_level else options
+    best: tuple[Level, Option] | None = None
+    passed_over: dict[str, str] = {}
+    for option in ordered:
+        if best is not None and (not is_by_level or option.most <= best[0]):
+            continue
+        found = _without_looking(option, wish) or look_at(option, wish, look)
+        if isinstance(found, str):
+            passed_over[option.backend] = found
+        elif best is None or found > best[0]:
+            best = found, option
+    return Choice(option=best[1] if best else None, passed_over=passed_over)
+
+
+def look_at(option: Option, wish: Wish, look: Look) -> str | Level:
+    """Measure an option: return the level it would run at, or why it does not fit."""
+    found = look(option)
+    if isinstance(found, str):
+        return found
+    return misfit(found, wish.policy) or found.level
+
+
+def _without_looking(option: Option, wish: Wish) -> str:
+    """Return why an option cannot fit, whatever this machine has; empty when it might."""
+    row, policy = row_of(option.backend), wish.policy
+    wanted = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
+    if wanted > option.most:
+        return f"level {wanted} is asked for, and it gives {option.most} at most"
+    if policy.level is not None and option.level not in (None, policy.level):
+        return f"level {policy.level} is asked for, and it gives {option.level}"
+    if wish.wants_image and row.provider is not None and not row.takes_image:
+        return "an image is asked for, and it takes none"
+    return ""
+
+
+def misfit(found: Capabilities, policy: Policy) -> str:
+    """Return what a backend lacks of what a policy asks for, empty when nothing. Pure."""
+    if not found.available:
+        return f"{found.reason.rstrip('.')}; {found.remedy}" if found.remedy else found.reason
+    missing = shortfalls(
+        found.as_enforcement(),
+        level=policy.require_level,
+        controls=policy.require_controls,
+        best_effort=tuple(Control) if policy.level in ON_REQUEST else policy.best_effort,
+    )
+    if policy.network not in found.networks:
+        missing.append(f"network {policy.network!r} is asked for, and it has {' or '.join(found.networks)} only")
+    if missing and found.reason:
+        missing.append(found.reason)
+    return "; ".join(missing)
+
+
+def _looker(wish: Wish) -> Look:
+    """Return what measures an option on this machine."""
+
+    def look(option: Option) -> str | Capabilities:
+        level = option.level if option.level is not None else wish.policy.level
+        asked: Any = {"images": wish.images, "needs_image": wish.wants_image}
+        found = capabilities_of(option.backend, level=level, **asked)
+        return (lacks_of(option.backend, **asked) if found.available else "") or found
+
+    return look
+
+
+def _listed(passed_over: Mapping[str, str]) -> str:
+    return ". ".join(f"{name}: {why.rstrip('.')}" for name, why in passed_over.items())
+
+
+def describe(name: str, wish: Wish) -> Capabilities:
+    """Say what a backend can do here; of `auto`, what it would choose now."""
+    if name != AUTO:
+        return capabilities_of(name, images=wish.images)
+    choice = choose(OPTIONS, wish, _looker(wish))
+    if choice.option is None:
+        return Capabilities(backend=AUTO, available=False, reason=_listed(choice.passed_over))
+    found = capabilities_of(choice.option.backend, level=choice.option.level, images=wish.images)
+    return replace(found, backend=AUTO, reason=f"it would choose {choice.option.backend}", remedy="")
+
+
+LOCAL = "local"
+
+
+def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -> Found:
+    """Return what may run trusted code instead of what is missing.
+
+    Raises `missing` where there is no fallback, or none that gives what the policy asks for; PolicyDenied where the
+    network has to be off and would not be.
+    """
+    if policy.fallback == "none":
+        raise missing
+    if not policy.trusted:
+        _refuse(missing, f"fallback {policy.fallback!r} ({_origin(settings, 'fallback')}) is for trusted code only")
+    if policy.runtime is not None:
+        _refuse(missing, f"runtime {policy.runtime} ({_origin(settings, 'runtime')}) is demanded, so nothing else runs")
+    local = capabilities_of(LOCAL, level=policy.level)
+    why_not_local = misfit(local, policy)
+    if not why_not_local and local.level > Level.PROCESS:
+        return _found(missing, settings, policy, local.level)
+    if policy.level not in (None, Level.PROCESS):
+        _refuse(missing, f"level {policy.level} is asked for, so nothing less runs ({why_not_local})")
+    if policy.require_level is not None and policy.require_level > Level.PROCESS:
+        _refuse(missing, f"level {policy.require_level} is required, so nothing less runs ({why_not_local})")
+    _check_network(settings, policy)
+    as_process = policy.with_changes(level=Level.PROCESS, screen=_screen(settings))
+    why_no_process = misfit(capabilities_of(LOCAL, level=Level.PROCESS), as_process)
+    if why_no_process:
+        _refuse(missing, f"a child process does not do instead: {why_no_process}")
+    return _found(missing, settings, as_process, Level.PROCESS)
+
+
+def check_local(policy: Policy) -> None:
+    """Raise BackendUnavailable where the local backend does not give what the policy asks for."""
+    why_not = misfit(capabilities_of(LOCAL, level=policy.level), policy)
+    if why_not:
+        raise BackendUnavailable(
+            f'backend "local": {why_not}.', remedy='Run "cloche doctor" to see what this host has.'
+        )
+
+
+def _check_network(settings: Settings, policy: Policy) -> None:
+    """Raise PolicyDenied where the network was said to be off or narrow: a child process has all of the host's."""
+    origin = _origin(settings, "network")
+    if Control.NETWORK in policy.require_controls:
+        said = f"the policy requires the control network ({_origin(settings, 'require')})"
+    elif policy.network != "open" and origin != DEFAULT:
+        said = f"the policy says network {policy.network} ({origin})"
+    else:
+        return
+    raise PolicyDenied(
+        f"{said}, and backend {settings.backend!r} is missing. Even trusted code does not fall back to a child process "
+        "then, which would have the host's network. Start the backend, or take the network out of the policy"
+    )
+
+
+def _screen(settings: Settings) -> ScreenMode:
+    """Return the screen of a child process: the one that was asked for, else the strict one; never none."""
+    asked = settings.policy.screen
+    return "block" if asked == "off" else asked
+
+
+def _found(missing: BackendUnavailable, settings: Settings, policy: Policy, level: Level) -> Found:
+    note = {"asked": settings.backend, "used": LOCAL, "level": str(level), "reason": missing.reason}
+    log.info("backend %s is missing, trusted code falls back to level %s: %s", settings.backend, level, missing)
+    return Found(backend=backend_named(LOCAL), policy=policy, notes={"fallback": note})
+
+
+def _refuse(missing: BackendUnavailable, why: str) -> NoReturn:
+    raise BackendUnavailable(f"{missing.reason} There is no fallback: {why}.", remedy=missing.remedy) from missing
+
+
+def _origin(settings: Settings, word: str) -> Origin:
+    return settings.origins.get(word, ARGUMENT)

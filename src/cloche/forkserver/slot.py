@@ -1,0 +1,426 @@
+"""The caller's end of a template process: start it, let it fork helpers, end it.
+
+Everything here is a message that does not wait, so it may be called from any thread and any event loop.
+
+The caller's end of the door of a nursery: where its guests take their orders, and where their ends are heard of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloche.jail import messages, shared_status
+from cloche.jail.cgroups import PERIOD_US, Cgroup, Gauges
+from cloche.jail.setup.launch import make_cgroup, start_template
+
+if TYPE_CHECKING:
+    from cloche.jail.messages import Building, Spec
+
+log = logging.getLogger("cloche.zygote")
+
+MOST_FORKS = 5_000
+OLDEST_S = 3600.0
+LEAST_LIFE_S = 1.0
+
+
+class Template:
+    """Hold one template. `failed` says, once it is ready, which modules could not be loaded and why."""
+
+    def __init__(self, settings: Mapping[str, Any], executable: str = sys.executable, namespace: int = -1):
+        self._process, self._link = start_template(settings, executable, namespace=namespace)
+        self._link.setblocking(False)
+        self._is_ready = self._is_gone = False
+        self._forks = 0
+        self._born_at = time.monotonic()
+        self.reason = ""
+        self.failed: Mapping[str, str] = {}
+
+    def is_ready(self) -> bool:
+        """Tell whether it can fork by now; once `is_gone`, never."""
+        if not self._is_ready and not self._is_gone:
+            with contextlib.suppress(BlockingIOError):
+                self._hear(*messages.receive(self._link.fileno()))
+        return self._is_ready and not self._is_gone
+
+    @property
+    def is_gone(self) -> bool:
+        """Tell whether it has ended, or must not be used; `reason` says why."""
+        return self._is_gone
+
+    @property
+    def was_well(self) -> bool:
+        """Tell whether it had been of use, so that its end was an accident and another one may be started at once."""
+        return self._is_ready and time.monotonic() - self._born_at > LEAST_LIFE_S
+
+    @property
+    def is_worn(self) -> bool:
+        """Tell whether it should be replaced: all its children share the layout of its memory."""
+        return self._forks >= MOST_FORKS or time.monotonic() - self._born_at > OLDEST_S
+
+    def _hear(self, tag: str, body: Mapping[str, Any], _fds: list[int]) -> None:
+        if tag != "ready":
+            self._is_gone, self.reason = True, "the template process ended while it was loading"
+        elif body["threads"] != 1:
+            self._is_gone, self.reason = True, f"loading started {body['threads'] - 1} threads, which no fork survives"
+        else:
+            self._is_ready = True
+            self.failed = body["failed"]
+            for name, reason in self.failed.items():
+                log.warning("preload: %s cannot be loaded ahead: %s", name, reason)
+
+    def fork_helper(self, version: int, folders: Mapping[str, str]) -> socket.socket:
+        """Return our end of a new helper's socket; the helper says `here` on it. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            messages.send(
+                self._link.fileno(), "fork", {"version": version, "folders": dict(folders)}, [theirs.fileno()]
+            )
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                self._is_gone, self.reason = True, f"the template process cannot be reached: {error}"
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._forks += 1
+        ours.setblocking(False)
+        return ours
+
+    def close(self) -> subprocess.Popen[bytes]:
+        """Let it end, and return its process to be waited for; helpers that it forked live on."""
+        if not self._is_ready:
+            self._process.kill()  # it is still loading, and would not hear us
+        self._is_gone = True
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_WR)  # a forked child of ours may hold it, too
+        self._link.close()
+        return self._process
+
+    def forget(self) -> None:
+        """Let go of it in a forked child, whose it is not."""
+        self._is_gone = True
+        self._link.close()
+        self._process.returncode = 0  # nobody's child here: there is nothing to wait for
+
+
+_ROOM = socket.CMSG_SPACE(4 * messages.MAX_DESCRIPTORS)
+UNWATCHED_S = 0.02  # how long a run goes on before its helper looks at it
+_generations = itertools.count(1, 1 << 32)  # with room for the nurseries of each door
+
+
+class Door:
+    """Hold a socket whose other end a helper hands to one nursery after the other, counted by `generation`.
+
+    No two nurseries of this process have the same number: a later one has a higher one, at whatever door.
+
+    A guest that is ready waits at it: `seconds` are those that its jail took to build, step by step. With a door comes
+    a slate, for all its nurseries. Raises OSError.
+    """
+
+    def __init__(self) -> None:
+        self._link, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._slate, self._timer = shared_status.make()
+        except BaseException:
+            self._link.close()
+            self._theirs.close()
+            raise
+        self._link.setblocking(False)
+        self._waiting = select.poll()
+        self._waiting.register(self._link, select.POLLIN)
+        self.generation = next(_generations)
+        self.seconds: Sequence[float] = ()
+        self.has_guest = False
+        self._workspace: list[int] = []
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+        return self._link.fileno()
+
+    @property
+    def other_ends(self) -> tuple[int, int, int]:
+        """Return what is for the helper, which keeps copies: the other end of the socket, the slate and its timer."""
+        return self._theirs.fileno(), self._slate, self._timer
+
+    def hand_over(self) -> None:
+        """Let go of the other end: the helper has it."""
+        self._theirs.close()
+
+    def order(
+        self,
+        body: dict[str, Any],
+        fds: Sequence[int],
+        *,
+        number: int,
+        timeout_s: float,
+        rebuilds: bool,
+        is_crowded: bool = False,
+        has_company: bool = False,
+    ) -> None:
+        """Send the orders of run `number`, which a guest of the present nursery takes and no other. Raises OSError.
+
+        The helper looks at it when it may have lasted too long to be left alone. It builds anew, or waits to be told
+        to, where this run turns out to be the last one in its nursery. Where it `is_crowded`, the next guest saves
+        what it would only do to answer sooner. Where a live session `has_company` of it in the same files, or it is
+        crowded, the guest's end is not told before the kernel is through with it.
+        """
+        shared_status.note_order(
+            self._slate, number, timeout_s, rebuilds=rebuilds, is_crowded=is_crowded, has_company=has_company
+        )
+        shared_status.wind(self._timer, min(timeout_s, UNWATCHED_S))
+        body |= {"number": number, "generation": self.generation, "says_farewell": not (is_crowded or has_company)}
+        messages.send_by(self._pass_on, "order", body, fds)
+
+    def start_of(self, number: int) -> float:
+        """Return when the program of run `number` started, 0.0 if it has not: seconds on the monotonic clock."""
+        return shared_status.start_of(self._slate, number)
+
+    def hear(self) -> tuple[str, dict[str, Any]]:
+        """Return one word; an empty one for what need not be known. Raises BlockingIOError when nothing was said."""
+        tag, body, fds = self._receive()
+        if not tag:
+            raise ConnectionResetError("the other end of the door is gone")
+        if body["generation"] < self.generation:  # of a nursery that is no more
+            _close_all(fds)
+            return "", {}
+        self.generation = body["generation"]
+        if tag == "ready":
+            _close_all(self._workspace)
+            self._workspace, self.has_guest = fds, True
+            self.seconds = body.get("seconds", self.seconds)
+        return tag, body
+
+    def _pass_on(self, data: bytes, fds: Sequence[int]) -> None:
+        control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+        self._link.sendmsg([data], control, socket.MSG_NOSIGNAL)
+
+    def _receive(self) -> tuple[str, dict[str, Any], list[int]]:
+        """Do what `wire.receive` does by the socket's own methods, which the caller has at hand."""
+        try:
+            data, control, _, _ = self._link.recvmsg(messages.INLINE_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return "", {}, []
+        fds = array("i")
+        for level, kind, words in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(words[: len(words) - len(words) % fds.itemsize])
+        return messages.read(data, fds.tolist())
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until something is said, and tell whether it was; not when time is up or the other end is gone."""
+        found = self._waiting.poll(seconds * 1000) if seconds > 0 else []
+        return bool(found) and found[0][1] == select.POLLIN
+
+    def look(self) -> bool:
+        """Tell whether a guest is known to wait; raises nothing."""
+        try:
+            while not self.has_guest:
+                self.hear()
+        except OSError:
+            pass
+        return self.has_guest
+
+    def take_guest(self) -> list[int]:
+        """Return the mount of the workspace of the guest that waited, to be owned by who asks; none if it is kept."""
+        found, self._workspace, self.has_guest = self._workspace, [], False
+        return found
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if self._link.fileno() < 0:
+            return
+        _close_all((*self.take_guest(), self._slate, self._timer))
+        self._link.close()
+        self._theirs.close()
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+START_S = 0.005  # of processor time, at least, that it takes to have another guest ready
+MOST_SPENT = 0.5  # of a quota
+
+
+class Slot:
+    """Hold one helper of a template, and what is known of it, which only the methods here change.
+
+    `key` names the jail that it has built ahead, None for none. `door` is where its guests take their orders, None
+    where that is the helper's to hand over. `spec` is what the helper was told last of a sandbox. Unless it `rebuilds`,
+    its helper waits to be told what to build where a run was the last one in a jail. `kept_bytes` are files of earlier
+    results that its control group still pays for. It `is_dying` where the kernel still takes apart what ran in it; its
+    helper waits for that. `pid` is the helper's, 0 until it has told.
+    """
+
+    def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
+        self.link, self.cgroup, self.template = link, cgroup, template
+        self.key: Hashable = None
+        self.spec: Mapping[str, Any] | None = None
+        self._origin: Spec | None = None  # of which `spec` says the same
+        self.door: Door | None = None
+        self._counted: dict[str, int] = {}  # the figures of the control group that are no longer any run's own
+        self._gauges = Gauges(Cgroup(cgroup["version"], cgroup["folders"])) if cgroup is not None else None
+        self._spent_s = 0.0  # of processor time, since the quota was filled
+        self.rebuilds = True
+        self.kept_bytes = 0
+        self.is_dying = self.is_dead = False
+        self.pid = 0
+        self.idle_since = time.monotonic()
+
+    @property
+    def is_well(self) -> bool:
+        """Tell whether it was there and well when it was last heard of."""
+        return self.pid != 0 and not self.is_dead
+
+    def has_guest(self) -> bool:
+        """Tell whether a guest waits at the door, or who knows, for there is none."""
+        return self.door is None or self.door.look()
+
+    def look(self) -> bool:
+        """Tell whether the helper is there and well; raises nothing."""
+        try:
+            while not self.is_dead:
+                tag, body, fds = messages.receive(self.link.fileno())
+                for fd in fds:
+                    os.close(fd)
+                self.hear(tag, body)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_dead = True
+        return self.is_well
+
+    def hear(self, tag: str, body: Mapping[str, Any]) -> None:
+        """Take note of the helper's first word, of what it says of a run whose end was known before, or of its end."""
+        if tag == "here":
+            self.pid = body["pid"]
+        elif tag == "ended" and self.door is not None:
+            if body["generation"] > self.door.generation:
+                self.door.generation = body["generation"]
+                self.key = self.key if self.rebuilds else None
+        else:  # any other word, while it waits, is a fault
+            self.is_dead = True
+
+    def open(self, spec: Spec, claim: Sequence[int] = ()) -> None:
+        """Give the helper the amounts of a sandbox, where they are not the same as before. Raises OSError.
+
+        `claim` is empty, or the descriptor that holds the sandbox's outside id, for a helper that shall not use its
+        own.
+        """
+        if not claim and spec.is_as(self._origin):
+            return
+        told = spec.as_wire()
+        if spec.cgroup is not None and self.cgroup is not None:
+            told["cgroup"] = {**self.cgroup, "amounts": spec.cgroup["amounts"]}  # the slot's own, not the sandbox's
+        if told == self.spec and not claim:
+            self._origin = spec.origin if spec.is_as(spec.origin) else None
+            return
+        self._origin = None
+        if told["cgroup"] is not None:
+            make_cgroup(told["cgroup"], is_there=self.spec is not None)
+        send_packed(self.link.fileno(), "open", {}, told, claim)
+        self.spec = told
+
+    def prepare(
+        self, key: Hashable, building: Building, body: Mapping[str, Any], *, is_prefork: bool, rebuilds: bool,
+        workspace: int = -1,
+    ) -> None:  # fmt: skip
+        """Have the helper build the jail that `key` names, with the mount of a workspace where there is one.
+
+        In a prefork jail one guest follows the other. Raises OSError when the helper is gone.
+        """
+        self.change_door(Door() if is_prefork else None)
+        fds: tuple[int, ...] = self.door.other_ends if self.door is not None else ()
+        generation = self.door.generation if self.door is not None else 0
+        how = {"is_nursing": is_prefork, "generation": generation, "has_workspace": workspace >= 0}
+        fds += (workspace,) if workspace >= 0 else ()
+        send_packed(self.link.fileno(), "prepare", {**body, **how}, building.as_wire(), fds)
+        if self.door is not None:
+            self.door.hand_over()
+        self.key, self.rebuilds = key, rebuilds
+
+    def invalidate(self) -> None:
+        """Let nobody use the jail that was built ahead."""
+        self.key = None
+
+    def account(self, report: dict[str, Any], *, is_watched: bool) -> None:
+        """Take note of how a run ended, and add to its report its own part in the figures of the control group.
+
+        One that `is_watched` by the helper is one for which the helper has filled the quota.
+        """
+        if not is_watched:
+            self._spent_s += report["cpu_user_s"] + report["cpu_system_s"] + START_S
+        before = self._counted
+        now = self._count()
+        most = now.get("tasks", 0)
+        report["tasks"] = most if most > before.get("tasks", 0) else 0
+        figures = now.items() if now != before else ()  # nearly always as before
+        report["counters"] = {name: number - before.get(name, 0) for name, number in figures if name != "tasks"}
+        self.is_dying = bool(report.get("is_quiet"))
+
+    def account_failure(self) -> None:
+        """Take note that a run failed before its program started; a jail that keeps a workspace ends by that."""
+        self._count()
+        if not self.rebuilds:
+            self.invalidate()
+
+    def account_files(self, stored_bytes: int) -> None:
+        """Take note that a result lives on with files that the control group pays for."""
+        self.kept_bytes += stored_bytes
+
+    def refill_quota(self, spec: Spec) -> None:
+        """Fill the processor quota before it runs out: a run shall not pay for those before. Raises OSError."""
+        if self.cgroup is None or spec.cgroup is None:
+            return
+        cpus = spec.cgroup["amounts"]["cpus"]
+        if self._spent_s > MOST_SPENT * cpus * PERIOD_US / 1e6:
+            self._spent_s = 0.0
+            Cgroup(self.cgroup["version"], self.cgroup["folders"]).renew_quota(cpus)
+
+    def _count(self) -> dict[str, int]:
+        """Return the figures of the control group, and remember them: what comes on top is a later run's."""
+        if self._gauges is not None:
+            self._counted = self._gauges.read()
+        return self._counted
+
+    def rest(self) -> None:
+        """Take note that nobody uses it from now on."""
+        self.idle_since = time.monotonic()
+
+    def change_door(self, door: Door | None) -> None:
+        """Use another door; the one before is closed."""
+        if self.door is not None:
+            self.door.close()
+        self.door = door
+
+    def stop_counting(self) -> None:
+        """Let go of the control group's figures; whoever asks for them again has them."""
+        if self._gauges is not None:
+            self._gauges.close()
+
+    def let_go(self) -> None:
+        """Close our ends; the helper ends by that."""
+        self.stop_counting()
+        self.change_door(None)
+        self.link.close()
+
+
+def send_packed(link: int, tag: str, body: Mapping[str, Any], payload: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send a message with a payload in a memory file. Raises OSError when the helper is gone."""
+    packed = messages.pack(payload)
+    try:
+        messages.send(link, tag, dict(body), [packed, *fds])
+    finally:
+        os.close(packed)

@@ -1,0 +1,128 @@
+"""What a template does ahead for all its forks, and each fork for the run to come. Standard library only."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+from . import oneshot, result_value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType
+    from typing import Any
+
+_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# What a template does with a module once, so that its children find it set up; and they too, as they wait.
+_FIRST_USES = {
+    "numpy": "import numpy; str(numpy.arange(3.0) @ numpy.arange(3.0))",
+    "pandas": "import pandas; str(pandas.DataFrame({'a': [1, 2], 'b': [0.5, 1.5], 'c': ['x', 'y']}).describe())",
+    "matplotlib": "import matplotlib; matplotlib.use('agg')",
+}
+_NOWHERE = "/dev/null/main.py"
+_OFTEN = 20  # CPython rewrites code that runs often: better here, once, than in the memory of each child
+
+_uses: list[CodeType] = []  # of what is preloaded
+
+
+def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
+    """Become, in a template, what a plain interpreter is after its start; load `settings["preload"]`, and use it once.
+
+    Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
+    for packages of the user there, and must not find the caller's. `ahead` is None, or what can be told ahead of most
+    runs, whose standard input is a file, and whose output goes to pipes: their environment `env`, and the folders
+    `shown` that all of them see as they are here.
+    """
+    os.environ["HOME"] = settings["home"]
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # numpy's libraries would start threads
+    oneshot.prepare()
+    oneshot.built_in_paths = len(sys.path)
+    oneshot.restore_paths({**settings, "path": ""})
+    del sys.path[0]
+    failed = {}
+    for name in settings["preload"]:
+        try:
+            __import__(name)
+            use = compile(_FIRST_USES.get(name, ""), "<first use>", "exec")
+            exec(use, {})
+            _uses.append(use)
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {error}"
+    compile("1", "", "exec", oneshot.ONLY_AST)
+    traceback = sys.modules.get("traceback")
+    if traceback is not None:
+        traceback.format_exception(ValueError("x"))
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # what loading said is no guest's output
+    os.environ.clear()
+    sys.path_importer_cache.clear()
+    oneshot.telling = result_value
+    oneshot.warming = sys.modules[__name__]
+    oneshot.of_template.update(sys.modules)
+    oneshot.libraries_of_template = oneshot.count_libraries() if "ctypes" in sys.modules else 0
+    if settings["ahead"] is not None:
+        _look_ahead(**settings["ahead"])
+    return {"failed": failed}
+
+
+def _look_ahead(env: dict[str, str], shown: list[str]) -> None:
+    """Take the environment and streams that the children will have, and rehearse until that leaves nothing to learn.
+
+    The streams are of the same kinds as a run's, so that they serve it, too. Nothing is remembered of what lies in
+    folders that not all children will see.
+    """
+    import _frozen_importlib_external
+
+    gc.collect()
+    gc.freeze()  # else each rehearsal would look at everything
+    paths = sys.path[:]
+    oneshot.paths_ahead = [path for path in paths if any(f"{path}/".startswith(f"{one}/") for one in shown)]
+    kept = [os.dup(number) for number in range(3)]
+    null = os.open(os.devnull, os.O_RDWR)
+    reading, writing = os.pipe()
+    try:
+        for number, fd in enumerate((null, writing, writing)):
+            os.dup2(fd, number)
+        oneshot.take_over(env)
+        _frozen_importlib_external.PathFinder.find_spec("cloche_rehearses", oneshot.paths_ahead)
+        for _ in range(_OFTEN):
+            _go_through()
+    finally:
+        sys.path[:], oneshot.paths_ahead = paths, None
+        for number, fd in enumerate(kept):
+            os.dup2(fd, number)
+        for fd in (*kept, null, reading, writing):
+            os.close(fd)
+
+
+def rehearse() -> None:
+    """Go through a run of nothing while nothing waits: what it touches is then this process's own, and at hand.
+
+    The import path, and random numbers of one's own, serve the run too.
+    """
+    oneshot.paths_ahead = oneshot.visible_paths()
+    oneshot.reseed()
+    for use in _uses:
+        try:
+            exec(use, {})
+        except Exception:  # it worked in the template; a run that uses it will say itself what is wrong here
+            _uses.clear()
+            break
+    _go_through()
+    gc.freeze()
+
+
+def _go_through() -> None:
+    """Do what a run does from its orders to its end, but for leaving."""
+    oneshot.settle_paths({"path": _NOWHERE, "extra_paths": [], "customizes": False})
+    oneshot.main_module(_NOWHERE)
+    oneshot.read_source(os.devnull)
+    source = b"import sys\nprint(len(sys.path), file=sys.stdout)"
+    body, last = oneshot.compile_at_last_line(source, "<rehearsal>") or ("", "")
+    namespace: dict[str, Any] = {}
+    exec(body, namespace)
+    eval(last, namespace)
+    oneshot.flush()
+    del sys.modules["__main__"]
+    oneshot.let_go(_NOWHERE)

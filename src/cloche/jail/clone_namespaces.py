@@ -1,0 +1,320 @@
+"""Give a clone of a live session a home of its own: ids, /workspace, /tmp, /dev/shm, /proc and a loopback device.
+
+A clone is born with namespaces in which nobody can do anything yet: its ids are not mapped, and it sees its parent's
+files. Two short-lived processes of the helper's put that right while both are stopped. The first enters the parent's
+user namespace, which owns all that the clone's will, and copies the host's mounts, because a file system such as
+/proc can only be made where a whole one is to be seen. The second is its child in the clone's process namespace,
+since a /proc shows the namespace of who made it.
+
+Copy a tree of files, by descriptors alone: the names in it are a guest's, and it may have meant them.
+
+Folders, regular files with their holes, links and fifos are copied, with modes and times. Sockets and devices are
+left out, and of what is mounted there only the mount point is made. The target is a file system with a size, which
+bounds it all.
+
+What a clone of a live session could have kept of its parent, and what it does: seen from outside, in /proc.
+
+What is checked is asked of processes that stand still. A process names itself as it likes, so that no line of these
+files may be ended by anything but the kernel's own ends of lines.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from . import messages, procfs
+from .procfs import text_of
+from .steps import perform
+from .syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, call, socketpair, unshare, wait4
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from .messages import Spec
+    from .steps import Step
+
+FOLDER = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC
+FILE = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_CLOEXEC | posix.O_NONBLOCK
+NEW_FILE = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+KIND, DIRECTORY, REGULAR, LINK, FIFO = 0o170000, 0o040000, 0o100000, 0o120000, 0o010000
+MODES = 0o7777
+MAX_DEPTH, ELOOP, ENXIO = 200, 40, 6
+CHUNK_BYTES = 1 << 24
+SEEK_DATA, SEEK_HOLE = 3, 4
+
+
+def copy_tree(source: int, target: int, depth: int = 0) -> None:
+    """Copy everything below folder `source` into the empty folder `target`. Raises OSError."""
+    device = posix.fstat(source).st_dev
+    if depth > MAX_DEPTH:
+        raise OSError(ELOOP, f"folders are nested more than {MAX_DEPTH} deep")
+    for name in posix.listdir(source):
+        state = posix.stat(name, dir_fd=source, follow_symlinks=False)
+        kind = state.st_mode & KIND
+        if state.st_dev != device:  # mounted
+            if kind == DIRECTORY:
+                posix.mkdir(name, 0o755, dir_fd=target)
+            else:
+                posix.close(posix.open(name, NEW_FILE, 0o600, dir_fd=target))
+            continue
+        if kind == DIRECTORY:
+            _copy_folder(name, source, target, depth)
+        elif kind == REGULAR:
+            _copy_file(name, source, target)
+        elif kind == LINK:
+            posix.symlink(posix.readlink(name, dir_fd=source), name, dir_fd=target)
+            continue
+        elif kind == FIFO:
+            posix.mkfifo(name, 0o600, dir_fd=target)
+        else:
+            continue
+        posix.chmod(name, state.st_mode & MODES, dir_fd=target)
+        posix.utime(name, ns=(state.st_atime_ns, state.st_mtime_ns), dir_fd=target, follow_symlinks=False)
+
+
+def _copy_folder(name: str, source: int, target: int, depth: int) -> None:
+    posix.mkdir(name, 0o700, dir_fd=target)
+    ours = theirs = -1
+    try:
+        ours, theirs = posix.open(name, FOLDER, dir_fd=source), posix.open(name, FOLDER, dir_fd=target)
+        copy_tree(ours, theirs, depth + 1)
+    finally:
+        _close(ours, theirs)
+
+
+def _copy_file(name: str, source: int, target: int) -> None:
+    ours = theirs = -1
+    try:
+        ours, theirs = posix.open(name, FILE, dir_fd=source), posix.open(name, NEW_FILE, 0o600, dir_fd=target)
+        size = posix.fstat(ours).st_size
+        posix.ftruncate(theirs, size)
+        at = 0
+        while at < size:
+            try:
+                at = posix.lseek(ours, at, SEEK_DATA)
+            except OSError as error:
+                if error.errno == ENXIO:  # nothing but a hole is left
+                    return
+                raise
+            end = posix.lseek(ours, at, SEEK_HOLE)
+            posix.lseek(theirs, at, 0)
+            while at < end:
+                sent = posix.sendfile(theirs, ours, at, min(CHUNK_BYTES, end - at))
+                if sent == 0:
+                    return
+                at += sent
+    finally:
+        _close(ours, theirs)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        if fd >= 0:
+            posix.close(fd)
+
+
+SIGKILL = 9
+PLACES = {"workspace": "workspace", "tmp": "tmp", "shm": "dev/shm"}  # by register: where each is, in the parent
+
+
+class Errand:
+    """Let a process of its own do some work, while the caller goes on; `finish` must be called, or its two parts.
+
+    `link` can be read from when it is done.
+    """
+
+    def __init__(self, work: Callable[[int], list[int] | None]):
+        """Start the work, which is given its end of a link to us, and may return descriptors."""
+        self.link, theirs = socketpair()
+        try:
+            self._pid = posix.fork()
+        except BaseException:
+            posix.close(self.link)
+            posix.close(theirs)
+            raise
+        if self._pid == 0:
+            posix.close(self.link)
+            _tell(theirs, work)
+        posix.close(theirs)
+
+    def tell(self, tag: str, body: dict[str, Any] | None = None) -> None:
+        """Send it a word; what came of it `finish` will know."""
+        try:
+            messages.send(self.link, tag, body)
+        except OSError:
+            pass
+
+    def abandon(self) -> None:
+        """End it where it is; what it brings nobody needs any more."""
+        posix.kill(self._pid, SIGKILL)
+        posix.close(self.link)
+        wait4(self._pid, 0)
+
+    def finish(self) -> list[int]:
+        """Wait until it is done and gone, and return its descriptor, if it has one. Raises OSError with what failed."""
+        try:
+            return self.hear()
+        finally:
+            self.bury()
+
+    def bury(self) -> None:
+        """Wait until a process whose end was heard of is gone, which takes a moment."""
+        wait4(self._pid, 0)
+
+    def hear(self) -> list[int]:
+        """Wait until it is done, and return its descriptor; `bury` must follow. Raises OSError with what failed."""
+        tag, body, fds = messages.receive(self.link)
+        posix.close(self.link)
+        if tag != "done":
+            raise OSError(body.get("errno", 0), body.get("message", "the builder died"))
+        return fds
+
+
+def new_builder(spec: Spec) -> Errand:
+    """Start who will build a clone's home, while it is yet to be born; `rehouse` must follow, or `abandon`."""
+    return Errand(lambda link: _build(spec, link))
+
+
+def rehouse(builder: Errand, steps: dict[str, list[Step]], parent: int, clone: int) -> None:
+    """Begin to build the home of `clone` after that of `parent`, both stopped; it ends with the new workspace's mounts.
+
+    `steps` are those of `enter.compile_rehousing`. Raises OSError where it cannot be told.
+    """
+    messages.send(builder.link, "build", {"steps": steps, "parent": parent, "clone": clone})
+
+
+def _tell(link: int, work: Callable[[int], list[int] | None]) -> None:
+    """Do the work of a child process, tell what came of it, and end."""
+    try:
+        found = work(link)
+        messages.send(link, "done", fds=found or [])
+    except BaseException as error:
+        messages.send(link, "failed", {"message": str(error)[:500], "errno": getattr(error, "errno", 0) or 0})
+    finally:
+        posix._exit(0)
+
+
+def _build(spec: Spec, link: int) -> list[int]:
+    tag, body, _ = messages.receive(link)
+    if tag != "build":
+        posix._exit(0)  # the helper is gone
+    return _outside(spec, body["steps"], body["parent"], body["clone"])
+
+
+def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> list[int]:
+    """Enter what owns the clone's namespaces, map its ids, make its places and fill them."""
+    registers = {
+        "network": _open(f"/proc/{clone}/ns/net"),
+        "mounts": _open(f"/proc/{clone}/ns/mnt"),
+    }
+    processes = _open(f"/proc/{clone}/ns/pid")
+    call("setns", _open(f"/proc/{parent}/ns/user"), 0)
+    inside = spec.inside_id
+    for name in ("gid_map", "uid_map"):
+        _write(f"/proc/{clone}/{name}", f"{inside} {inside} 1")
+    call("setresgid", inside, inside, inside)
+    call("setresuid", inside, inside, inside)
+    unshare(CLONE_NEWNS)
+    call("mount", b"none", b"/", b"", MS_REC | MS_PRIVATE, None)
+    posix.umask(0)
+    perform(steps["outside"], registers)
+    for register, place in PLACES.items():
+        source = posix.open(f"/proc/{parent}/root/{place}", FOLDER)
+        copy_tree(source, registers[register])
+        posix.close(source)
+    call("setns", processes, 0)
+    # A child alone is in the process namespace that was entered.
+    return Errand(lambda _: _inside(steps, registers)).finish()
+
+
+def _inside(steps: dict[str, list[Step]], registers: dict[str, int]) -> list[int]:
+    perform(steps["inside"], registers)
+    return [registers[name] for name in ("kept", "shown") if name in registers]
+
+
+def _open(path: str) -> int:
+    return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+
+
+def _write(path: str, text: str) -> None:
+    fd = posix.open(path, posix.O_WRONLY | posix.O_CLOEXEC)
+    try:
+        posix.write(fd, text.encode())
+    finally:
+        posix.close(fd)
+
+
+SYSTEM = ("/usr/", "/lib", "/opt/")  # read-only mounts, of which a shared mapping tells nobody anything
+OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
+POWERS = ("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")
+
+
+class FamilyError(Exception):
+    """Say why a clone cannot be, in words for the caller."""
+
+
+def check_is_apart(pid: int) -> None:
+    """Check that a clone leads a session of its own, which it cannot undo: else kill(0, …) reaches who is in it too."""
+    if posix.getpgid(pid) != pid or posix.getsid(pid) != pid:
+        raise FamilyError("the clone is in a process group with others")
+
+
+def check_rest(pid: int, bound: Sequence[str] = ()) -> None:
+    """Check what a clone could keep beside descriptors: folders, its program's file, memory, company, powers.
+
+    `bound` are the paths of the host that are shown in its places, read-only: what is mapped of these is nobody's.
+    """
+    if posix.readlink(f"/proc/{pid}/cwd") != "/" or posix.readlink(f"/proc/{pid}/root") != "/":
+        raise FamilyError("the clone has kept its parent's working directory")
+    if len(posix.listdir(f"/proc/{pid}/task")) != 1:
+        raise FamilyError("the clone has threads")
+    if procfs.children(pid):
+        raise FamilyError("the clone has started a process")
+    program = posix.readlink(f"/proc/{pid}/exe")
+    if program.startswith(OWN_PLACES) and not _is_bound(pid, program, _device(f"/proc/{pid}/exe"), bound):
+        raise FamilyError("the clone runs a file of its parent's")
+    powers = [line.split()[1] for line in text_of(f"/proc/{pid}/status").split("\n") if line.startswith(POWERS)]
+    if len(powers) != len(POWERS) or any(int(power, 16) for power in powers):
+        raise FamilyError("the clone has kept capabilities")
+    maps = text_of(f"/proc/{pid}/maps")
+    if not maps:
+        raise FamilyError("the clone's memory cannot be looked at")
+    if _are_all_private(maps):
+        return  # as is usual: then no single line needs to be looked at
+    for line in maps.rstrip("\n").split("\n"):
+        words = line.split(maxsplit=5)
+        name = words[5] if len(words) > 5 else ""
+        if words[1][3] == "s" and not name.startswith(SYSTEM):
+            raise FamilyError(f"the clone shares memory with its parent: {name or 'an anonymous mapping'}")
+        if name.startswith(OWN_PLACES) and not _is_bound(pid, name, words[3], bound):
+            raise FamilyError(f"the clone has a file of its parent's mapped: {name}")
+
+
+def _is_bound(pid: int, name: str, device: str, bound: Sequence[str]) -> bool:
+    """Tell whether a file is one of the host's: by its name, and since it is on none of the places' file systems."""
+    is_below = any(name == path or name.startswith(f"{path}/") for path in bound)
+    return is_below and device not in {_device(f"/proc/{pid}/root{place}") for place in OWN_PLACES}
+
+
+def _device(path: str) -> str:
+    """Return the number of a file's file system as the list of mappings has it."""
+    number = posix.stat(path).st_dev
+    return f"{posix.major(number):02x}:{posix.minor(number):02x}"
+
+
+def _are_all_private(maps: str) -> bool:
+    """Tell whether no memory is shared and none is of a home's file, as the kernel lists it."""
+    lines = maps.rstrip("\n").split("\n")
+    if {line.partition(" ")[2][3:4] for line in lines} != {"p"}:
+        return False
+    return not any(path.startswith(OWN_PLACES) for path in {line[line.find("/") :] for line in lines})
+
+
+def number_inside(pid: int) -> int:
+    """Return the number that pid 1 of the first node knows a process by."""
+    for line in text_of(f"/proc/{pid}/status").split("\n"):
+        if line.startswith("NSpid:"):
+            return int(line.split()[2])
+    raise FamilyError("the kernel does not tell process numbers of namespaces")

@@ -1,0 +1,327 @@
+"""A place: namespaces in which programs of the host's run, one after the other, and that take everything along.
+
+Two processes make it. The *keeper* is a helper outside: it makes the control groups, hands on what the caller orders,
+and clears up. The *first* is pid 1 of new namespaces: it makes the mounts, starts the programs and reaps what
+ends there. End of file on the caller's socket, however it comes about, means that the caller is gone: the first is
+killed, and with it, by the kernel, every process and mount of the place. Should the keeper itself be killed, the first
+dies with it. The guest is never one of these programs: it lives behind the wall that they are.
+
+What the caller says: "open" with the set-up, "start" with a program, "kill" with its number. What it hears: "opened",
+"failed", "started", and "ended" with the wait status, why we killed it if we did, and how often it ran out of memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import posix
+
+from . import messages, user_namespaces
+from .cgroups import Cgroup
+from .steps import perform_calls
+from .syscalls import (
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+    MNT_DETACH,
+    PR_SET_DUMPABLE,
+    PR_SET_PDEATHSIG,
+    WNOHANG,
+    call,
+    clone,
+    close_range,
+    ppoll,
+    prctl,
+    socketpair,
+    wait4,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_signal: Any = __import__("_signal")
+
+SIGINT, SIGKILL, SIGCHLD = 2, 9, 17
+NAMESPACES = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+LOOK_S = 0.05
+BLOCK = 512
+GO = b"g"
+NOT_STARTED = 127
+
+
+def main(fd: int) -> None:
+    """Keep one place for the caller at socket `fd`."""
+    _signal.signal(SIGINT, _signal.SIG_DFL)
+    posix.umask(0o077)
+    gc.freeze()
+    gc.enable()
+    Keeper(fd).serve()
+
+
+class Keeper:
+    """Hold what lies outside of the place: its first process, and a control group for each program."""
+
+    def __init__(self, caller: int):
+        self.caller, self.link, self.first = caller, -1, 0
+        self.groups: dict[int, Cgroup] = {}
+
+    def serve(self) -> NoReturn:
+        """Hand on orders and answers until either end is gone; then leave nothing."""
+        try:
+            while True:
+                ready = {fd for fd, _ in ppoll((self.caller, *((self.link,) if self.link >= 0 else ())), None)}
+                if self.caller in ready and not self._obey(*messages.receive(self.caller)):
+                    break
+                if self.link in ready and not self._report(*messages.receive(self.link)):
+                    break
+        finally:
+            self._clear_up()
+            posix._exit(0)
+
+    def _obey(self, tag: str, body: dict[str, Any], fds: list[int]) -> bool:
+        if tag == "open":
+            self._open(body)
+        elif tag:
+            self._forward(tag, body, fds)
+        for fd in fds:
+            posix.close(fd)
+        return bool(tag)
+
+    def _open(self, body: dict[str, Any]) -> None:
+        ours, theirs = socketpair()
+        waiting, go = posix.pipe()
+        has_users = body["inside_id"] is not None
+        try:
+            self.first = clone(NAMESPACES | (CLONE_NEWUSER if has_users else 0))
+        except OSError as error:
+            self._tell("failed", {"number": 0, "why": f"clone: {error.strerror}", "errno": error.errno})
+            return
+        if self.first == 0:
+            posix.close(go)
+            posix.close(ours)
+            posix.close(self.caller)
+            First(theirs).live(waiting, body)
+        posix.close(theirs)
+        posix.close(waiting)
+        self.link = ours
+        try:
+            if has_users:
+                ids = {"outside_uid": posix.geteuid(), "outside_gid": posix.getegid()}
+                user_namespaces.write_maps(self.first, inside_id=body["inside_id"], **ids, privileged=False)
+            prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+            posix.write(go, GO)
+        except OSError as error:
+            self._tell("failed", {"number": 0, "why": f"cannot map ids: {error}", "errno": error.errno})
+        finally:
+            posix.close(go)
+
+    def _forward(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
+        number, cgroup = body["number"], body.get("cgroup")
+        try:
+            if cgroup is not None:
+                group = self.groups[number] = Cgroup(cgroup["version"], cgroup["folders"])
+                group.create(**cgroup["amounts"])
+            messages.send(self.link, tag, body, fds)
+        except OSError as error:
+            self._tell("failed", {"number": number, "why": str(error), "errno": error.errno})
+
+    def _report(self, tag: str, body: dict[str, Any], fds: list[int]) -> bool:  # noqa: ARG002 - none ever come
+        group = self.groups.pop(body["number"], None) if tag in ("ended", "failed") else None
+        if group is not None:
+            body |= _counted(group)
+            _empty(group)
+            group.remove()
+        if tag:
+            self._tell(tag, body)
+        return bool(tag)
+
+    def _tell(self, tag: str, body: dict[str, Any]) -> None:
+        try:
+            messages.send(self.caller, tag, body)
+        except OSError:
+            pass  # the caller is gone, which the loop will notice
+
+    def _clear_up(self) -> None:
+        if self.first > 0:
+            posix.kill(self.first, SIGKILL)
+            wait4(self.first, 0)
+        for group in self.groups.values():
+            _empty(group)
+            group.remove()
+
+
+def _counted(group: Cgroup) -> dict[str, int]:
+    try:
+        return group.counters()
+    except OSError:
+        return {}
+
+
+def _empty(group: Cgroup) -> None:
+    """Kill what is left in a group; what is on its way out already does no harm."""
+    for pid in group.members():
+        try:
+            if pid > 0:
+                posix.kill(pid, SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+class First:
+    """Be pid 1 of the place."""
+
+    def __init__(self, link: int):
+        self.link = link
+        self.wake, self.waker = posix.pipe()
+        self.programs: dict[int, int] = {}  # number by pid
+        self.folders: dict[int, str] = {}
+        self.memory: dict[int, int] = {}  # what each may hold, where no control group says so
+        self.causes: dict[int, str] = {}
+
+    def live(self, waiting: int, body: dict[str, Any]) -> NoReturn:
+        """Make the mounts, then do what comes over the link until its other end is gone."""
+        try:
+            prctl(PR_SET_PDEATHSIG, SIGKILL)
+            if posix.read(waiting, 1) != GO:
+                posix._exit(1)
+            posix.close(waiting)
+            posix.umask(0o022)
+            for fd in (self.wake, self.waker):
+                posix.set_blocking(fd, False)
+            _signal.set_wakeup_fd(self.waker, warn_on_full_buffer=False)
+            _signal.signal(SIGCHLD, lambda *_: None)
+            perform_calls(body["calls"])
+            messages.send(self.link, "opened", {"number": 0})
+            self._serve()
+        except Exception as error:
+            say = {"number": 0, "why": f"{type(error).__name__}: {error}", "errno": getattr(error, "errno", 0)}
+            messages.send(self.link, "failed", say)
+        finally:
+            posix._exit(1)
+
+    def _serve(self) -> None:
+        while True:
+            ready = {fd for fd, _ in ppoll((self.link, self.wake), LOOK_S if self.memory else None)}
+            if self.wake in ready:
+                posix.read(self.wake, 4096)
+            self._reap()
+            if self.memory:
+                self._look()
+            if self.link in ready:
+                tag, body, fds = messages.receive(self.link)
+                if not tag:
+                    return
+                self._obey(tag, body, fds)
+                for fd in fds:
+                    posix.close(fd)
+
+    def _obey(self, tag: str, body: dict[str, Any], fds: list[int]) -> None:
+        number = body["number"]
+        if tag == "kill":
+            self._kill(number, "asked")
+            return
+        try:
+            self.folders[number] = body["folder"]
+            perform_calls(body["calls"])
+            pid = posix.fork()
+            if pid == 0:
+                _become(body, fds)
+            self.programs[pid] = number
+            if body["watched_bytes"]:
+                self.memory[number] = body["watched_bytes"]
+            messages.send(self.link, "started", {"number": number})
+        except OSError as error:
+            self._leave(number)
+            messages.send(self.link, "failed", {"number": number, "why": str(error), "errno": error.errno})
+
+    def _kill(self, number: int, cause: str) -> None:
+        for pid, one in self.programs.items():
+            if one == number:
+                self.causes.setdefault(number, cause)
+                posix.kill(pid, SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, _ = wait4(-1, WNOHANG)
+            except OSError:  # there are no children
+                return
+            if pid == 0:
+                return
+            number = self.programs.pop(pid, None)
+            if number is not None:
+                self.memory.pop(number, None)
+                self._leave(number)
+                messages.send(
+                    self.link, "ended", {"number": number, "status": status, "cause": self.causes.pop(number, "")}
+                )
+
+    def _leave(self, number: int) -> None:
+        """Take down what was put up for one program."""
+        folder = self.folders.pop(number, "")
+        try:
+            if folder:
+                call("umount2", folder.encode(), MNT_DETACH)
+                posix.rmdir(folder)
+        except OSError:
+            pass  # it never came to be, or goes with the place
+
+    def _look(self) -> None:
+        """Kill the programs that together hold too much in files of memory, the youngest first."""
+        number = max(self.memory)
+        if held_in_memory_files() > sum(self.memory.values()):
+            self._kill(number, "out_of_memory")
+
+
+def held_in_memory_files() -> int:
+    """Return the bytes in all files of memory that processes of this namespace have open: a guest's memory is there."""
+    found: dict[int, int] = {}
+    for name in posix.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            try:
+                _add_memory_files(f"/proc/{name}/fd", found)
+            except OSError:
+                continue  # it has ended
+    return sum(found.values())
+
+
+def _add_memory_files(folder: str, found: dict[int, int]) -> None:
+    for name in posix.listdir(folder):
+        path = f"{folder}/{name}"
+        try:
+            if posix.readlink(path).startswith("/memfd:"):
+                state = posix.stat(path)
+                found[state.st_ino] = state.st_blocks * BLOCK
+        except OSError:
+            continue  # it was closed
+
+
+def _become(body: dict[str, Any], fds: list[int]) -> NoReturn:
+    """Become a program."""
+    try:
+        prctl(PR_SET_PDEATHSIG, SIGKILL)
+        _signal.set_wakeup_fd(-1)
+        _signal.signal(SIGCHLD, _signal.SIG_DFL)
+        _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+        posix.setsid()
+        cgroup = body["cgroup"]
+        if cgroup is not None:
+            group = Cgroup(cgroup["version"], cgroup["folders"])
+            if group.version == 1:
+                group.enter()
+            else:
+                group.attach(0)
+        if body["processors"]:
+            posix.sched_setaffinity(0, sorted(posix.sched_getaffinity(0))[: body["processors"]])
+        posix.chdir("/")
+        for number, fd in enumerate(fds):  # all above these three
+            posix.dup2(fd, number)
+        close_range(3)
+        posix.execve(body["words"][0], body["words"], body["env"])
+    except Exception as error:
+        posix.write(2, f"cloche: cannot start {body['words'][0]}: {error}\n".encode())
+    finally:
+        posix._exit(NOT_STARTED)

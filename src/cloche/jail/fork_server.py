@@ -1,0 +1,67 @@
+"""The template: an interpreter with everything loaded that forks helpers, and nothing else.
+
+It is a fresh `python -I -S` process of the caller's, never a fork of the caller. It hears from the caller which
+sockets new helpers shall serve, and learns nothing else: what a run is about goes to its reaper and guest directly, so
+that nothing of one run can be found in the memory of the next. It has one thread, which is checked: a fork with
+others would leave their locks held for ever.
+"""
+
+from __future__ import annotations
+
+import gc
+import posix
+
+from . import messages, shared_status
+from .cgroups import Cgroup
+from .guest import kept
+from .helper import Helper
+from .syscalls import PR_SET_DUMPABLE, prctl
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_signal: Any = __import__("_signal")
+SIGINT, SIGCHLD = 2, 17
+LOADING_S = 60
+
+
+def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[str], Any]) -> Callable[[], None] | None:
+    """Serve the caller at socket `fd`; returns only in a guest, with what it must call, or None at the end.
+
+    `settings` are those of the interpreter's `warm_up`; `load_interpreter` returns its modules by name.
+    """
+    _signal.signal(SIGINT, _signal.SIG_DFL)
+    _signal.signal(SIGCHLD, _signal.SIG_IGN)  # helpers that end leave nothing to wait for
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    posix.umask(0o077)
+    shared_status.copying.serve_children()
+    _signal.alarm(LOADING_S)  # a module that never finishes loading must not outlive the caller
+    said = load_interpreter("preload").warm_up(settings)
+    said["threads"] = len(posix.listdir("/proc/self/task"))
+    _signal.alarm(0)
+    gc.collect()
+    gc.freeze()  # collecting what is here now would copy its pages in every child
+    messages.send(fd, "ready", said)
+    while True:
+        tag, body, fds = messages.receive(fd)
+        if tag != "fork":
+            posix._exit(0)
+        if posix.fork() == 0:
+            posix.close(fd)
+            _signal.signal(SIGCHLD, _signal.SIG_DFL)
+            cgroup = Cgroup(body["version"], body["folders"]) if body["folders"] else None
+            _say_here(fds[0])
+            kept.extend((said, settings, body, fds, cgroup))
+            return Helper(fds[0], cgroup, load_interpreter).serve()
+        for one in fds:
+            posix.close(one)
+
+
+def _say_here(link: int) -> None:
+    """Tell the caller who serves this socket; one who is gone has left a control group to be removed all the same."""
+    try:
+        messages.send(link, "here", {"pid": posix.getpid()})
+    except OSError:
+        pass  # the helper will hear that nothing more comes

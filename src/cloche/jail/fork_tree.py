@@ -1,0 +1,501 @@
+"""A family of live sessions: the first one, its checkpoints and its forks, as the helper outside sees them.
+
+A *node* is one interpreter with the process that is pid 1 around it. A clone's process namespace lies inside that of
+the node it was cloned from, so whoever is above could see, signal and read whoever is below; and every node is the
+guest's, pid 1 of a clone too. What keeps them apart is that only leaves ever run: a node is stopped before its
+clones are let go, and stays so until none of them is left. Here is checked what a guest could have arranged before:
+nobody else may be in its process namespace, and a clone may hold nothing of the parent's open.
+
+How a clone of a live session gets into a control group of its own.
+"""
+
+from __future__ import annotations
+
+import posix
+from time import monotonic
+
+from . import messages, procfs
+from .cgroups import Cgroup
+from .clone_namespaces import Errand, FamilyError, check_is_apart, check_rest, new_builder, number_inside, rehouse
+from .procfs import descriptors, is_dead, state_of, states_of
+from .syscalls import ppoll
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .pause import Halt
+    from .sandbox_state import SandboxState
+
+
+class Move:
+    """Make a control group for a clone that is yet to be born, and move the clone in when it is told which that is.
+
+    To move another process the kernel takes a lock, and when nobody took it for a while it waits for an RCU grace
+    period first: ten milliseconds. So whoever does this takes the lock once, by moving itself, while others build. As
+    long no other group can be made, so its own is made first. A clone could move itself without that lock; but until it
+    was looked at it may share memory with its parent, and what it touched inside would count nowhere when it is gone.
+    """
+
+    def __init__(self, cgroup: dict[str, Any]):
+        self.group, self._amounts = Cgroup(cgroup["version"], cgroup["folders"]), cgroup["amounts"]
+        self._errand: Errand | None = Errand(self._work)
+
+    def _work(self, link: int) -> None:
+        self.group.create(**self._amounts)
+        self.group.attach(posix.getpid())
+        tag, body, _ = messages.receive(link)
+        if tag == "move":
+            self.group.attach(body["pid"])
+
+    def begin(self, pid: int) -> None:
+        """Say which process is to be moved: one that cannot end, or whose parent has no chance to bury it."""
+        if self._errand is not None:
+            self._errand.tell("move", {"pid": pid})
+
+    def finish(self, ended: list[Errand]) -> Cgroup:
+        """Wait until it is inside, and return the group; who did it is to be buried. Raises OSError."""
+        errand, self._errand = self._errand, None
+        if errand is not None:
+            ended.append(errand)
+            errand.hear()
+        return self.group
+
+    def give_up(self) -> None:
+        """Remove the group; nobody needs it."""
+        if self._errand is not None:
+            self._errand.tell("nobody")
+        ended: list[Errand] = []
+        try:
+            self.finish(ended)
+        except OSError:
+            pass  # there was no room
+        for errand in ended:
+            errand.bury()
+        self.group.remove()
+
+
+_signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
+
+SIGINT, SIGKILL, SIGCONT, SIGSTOP = 2, 9, 18, 19
+STOP_PATIENCE_S, END_PATIENCE_S = 20.0, 10.0
+NAP_S, LOOKS = 0.0002, 10  # how often to look before taking naps in between
+ORIGIN = 0
+NOBODY = 0  # for the clone that a builder shall come for
+PROCESSES_OF_A_NODE = 2
+URGENT = ("", "kill", "pace", "interrupt", "signal")
+
+
+class Node:
+    """Hold one interpreter: `init` is pid 1 around it, `guest` is itself; `parent` is None for the first."""
+
+    def __init__(self, init: int, parent: Node | None, cgroup: Cgroup | None):
+        self.init, self.parent, self.cgroup = init, parent, cgroup
+        self.guest = 0
+        self.ended = posix.pidfd_open(init) if hasattr(posix, "pidfd_open") and parent is not None else -1
+        self.is_frozen = self.has_lost_guest = self.is_doomed = self.is_settled = False
+
+    def interpreter(self) -> int:
+        """Return the guest's process, 0 when there is none (any more).
+
+        Looked for anew each time: a clone's pid 1 is the guest's, and may take leave of its child, whose number then
+        can become anybody's on this host.
+        """
+        if self.has_lost_guest:
+            return 0
+        children = procfs.children(self.init)
+        if self.guest and self.guest not in children:
+            self.guest, self.has_lost_guest = 0, True
+        elif not self.guest and children:
+            self.guest = children[0]
+        return self.guest
+
+
+class Family:
+    """Do what the caller asks for the nodes of one session. Answers go back with the number of the question.
+
+    `link` leads to the `reaper` of the first node. `look_after_others` keeps their limits until there is something to
+    be heard at a descriptor.
+    """
+
+    def __init__(self, state: SandboxState, link: int, reaper: int, look_after_others: Callable[[int], None]):
+        self.state, self.link, self.look_after_others = state, link, look_after_others
+        self.nodes: dict[int, Node] = {ORIGIN: Node(reaper, None, None)}
+        self.is_busy = False
+        self.halts: dict[int, Halt] = {}  # by the number of the node; forks may be looked at at once
+        self.ended: list[Errand] = []  # what is done, and yet to be buried
+        # By the number of the clone that has no home yet:
+        self.moves: dict[int, Move] = {}
+        self.builders: dict[int, Errand] = {}
+
+    def hear(self, tag: str, body: dict[str, Any]) -> None:
+        """Do what was asked, and answer; "echo" asks for nothing else."""
+        fds: list[int] = []
+        answer: dict[str, Any] = {"id": body["id"]}
+        try:
+            if tag == "arm":
+                self._arm(self._node(body["node"]))
+            elif tag == "group":
+                self.moves[body["clone"]] = Move(body["cgroup"])
+            elif tag == "settle":
+                fds = self._settle(body)
+            elif tag == "house":
+                fds = self._house(self._node(body["node"]), body["steps"])
+            elif tag == "freeze":
+                self._freeze(self._node(body["node"]))
+            elif tag == "disarm":
+                messages.send(self.link, "arm", {"pid": 0})
+            elif tag == "thaw":
+                self._thaw(self._node(body["node"]))
+            elif tag == "halt":
+                self._halt(body["node"])
+            elif tag == "resume":
+                self._resume(body["node"])
+            elif tag == "signal":
+                self._signal(self._node(body["node"]), body["number"], to_group=body["to_group"])
+            elif tag == "drop":
+                self._drop(body["node"], is_guest_only=body["is_guest_only"])
+        except (FamilyError, OSError) as error:
+            answer["error"] = str(error)
+        self.state.tell("answer", answer, tuple(fds))
+        for fd in fds:
+            posix.close(fd)
+        if tag == "arm" and body["clone"] != NOBODY and "error" not in answer:
+            self._call_builder(body["clone"])  # while the guest clones itself, which takes longer
+        while self.ended:  # when nobody waits for it any more
+            self.ended.pop().bury()
+
+    def interrupt(self, number: int) -> None:
+        """Do what Ctrl-C does: signal the interpreter and what it started in its own group."""
+        node = self.nodes.get(number)
+        if node is not None:
+            self._signal(node, SIGINT, to_group=True)
+
+    def _signal(self, node: Node, number: int, *, to_group: bool) -> None:
+        guest = node.interpreter()
+        if not guest:
+            return
+        try:
+            leads = posix.getpgid(guest) == guest
+            posix.kill(-guest if to_group and leads else guest, number)
+        except ProcessLookupError:
+            pass  # it has just ended
+
+    def watched(self) -> list[int]:
+        """Return the descriptors that tell of a clone's end."""
+        return [node.ended for node in self.nodes.values() if node.ended >= 0]
+
+    def look(self, ready: set[int]) -> None:
+        """Tell the caller of the clones that have ended, and clear up after them."""
+        for number, node in list(self.nodes.items()):
+            if node.ended in ready:
+                self.state.tell("gone", {"node": number, "counters": self._counters(node)})
+                self._forget(number, node)
+
+    def check_memory(self, limit: int) -> None:
+        """Kill the forks that use more than they may."""
+        for number, node in self.nodes.items():
+            if node.parent is None or node.is_frozen or node.is_doomed or not node.is_settled:
+                continue
+            group = _group_of(node)
+            if group is not None:
+                used = group.anonymous_bytes() if group.memory_bytes() > limit else 0
+            elif self.state.spec.accounting == "tree":
+                pids = [node.init, *procfs.descendants(node.init)]
+                used = procfs.private_bytes(pids) if procfs.resident_bytes(pids) > limit else 0
+            else:
+                continue
+            if used > limit:
+                self._exceed(number, node)
+
+    def exceed(self) -> bool:
+        """Kill what runs in the session's own control group; False when that is the first interpreter itself."""
+        for number, node in self.nodes.items():
+            if node.is_settled and _group_of(node) is None and not node.is_frozen:
+                self._exceed(number, node)
+        return len(self.nodes) > 1
+
+    def _exceed(self, number: int, node: Node) -> None:
+        if not node.is_doomed:
+            node.is_doomed = True
+            self.state.tell("exceeded", {"node": number})
+            _kill_clone(node)
+
+    def lift_quota(self) -> None:
+        """Lift the processor quotas of forks, when everybody in them has been killed."""
+        for node in self.nodes.values():
+            if node.cgroup is not None:
+                node.cgroup.lift_quota()
+
+    def clear_up(self) -> None:
+        """Remove the control groups of forks, when everybody in them is dead."""
+        for number in list(self.halts):
+            self._resume(number)  # a group that is used again must not be frozen
+        for number in {*self.moves, *self.builders}:
+            self._give_up_home(number)
+        for number, node in list(self.nodes.items()):
+            if node.parent is not None:
+                self._forget(number, node)
+
+    def _give_up_home(self, number: int) -> None:
+        """Remove the group of a clone that found no home, and send away who was to build that."""
+        builder, move = self.builders.pop(number, None), self.moves.pop(number, None)
+        if builder is not None:
+            builder.abandon()
+        if move is not None:
+            move.give_up()
+
+    def _node(self, number: int) -> Node:
+        if number not in self.nodes:
+            raise FamilyError("it has ended")
+        return self.nodes[number]
+
+    def _arm(self, node: Node) -> None:
+        """Let the interpreter of `node` clone itself once."""
+        guest = node.interpreter()
+        if not guest:
+            raise FamilyError("its interpreter has ended")
+        self._allow_for(1)
+        messages.send(self.link, "arm", {"pid": number_inside(guest)})
+
+    def _settle(self, body: dict[str, Any]) -> list[int]:
+        """Stop a node, give its new clones homes of their own, and hand out their workspaces; or undo it all."""
+        parent = self._node(body["node"])
+        known = {node.init for node in self.nodes.values()}
+        fresh: list[int] = []
+        mounts: list[int] = []
+        errands: list[Errand] = []
+        try:
+            guest = parent.interpreter()
+            if not guest:
+                raise FamilyError("its interpreter has ended")
+            fresh = _living_children(guest, known)
+            if len(fresh) != len(body["clones"]):
+                raise FamilyError("a process that the session started is still running")
+            _stop(*fresh)
+            for pid in fresh:
+                check_is_apart(pid)  # else a word to its group could have its parent go on, who can have clones go on
+            self._freeze(parent)
+            _stop(*fresh)
+            others = set(procfs.children(parent.init)) - {guest}
+            if any(not is_dead(pid) for pid in others) or fresh != _living_children(guest, known):
+                raise FamilyError("a process that the session started is still running")
+            for clone in body["clones"]:
+                pid = self._find(fresh, clone["holds"], body["bound"])
+                self.nodes[clone["node"]] = Node(pid, parent, None)
+                if clone["node"] in self.moves:
+                    self.moves[clone["node"]].begin(pid)
+                if not clone["is_reserve"]:
+                    errands.append(self._builder(clone["node"]))
+                    rehouse(errands[-1], body["steps"], guest, pid)
+            while errands:
+                self._await(errands[0])
+                self.ended.append(errands.pop(0))
+                mounts += self.ended[-1].hear()
+            for clone in body["clones"]:
+                if clone["node"] in self.moves:
+                    self.nodes[clone["node"]].cgroup = self.moves[clone["node"]].finish(self.ended)
+                    self.moves.pop(clone["node"])
+            for clone in body["clones"]:
+                self.nodes[clone["node"]].is_settled = True
+                if not clone["is_reserve"]:
+                    posix.kill(self.nodes[clone["node"]].init, SIGCONT)
+        except BaseException:
+            for errand in errands:
+                errand.abandon()
+            for pid in fresh:
+                _kill(pid)
+            for clone in body["clones"]:
+                self._give_up_home(clone["node"])
+                if clone["node"] in self.nodes:
+                    self._forget(clone["node"], self.nodes[clone["node"]])
+            for fd in mounts:
+                posix.close(fd)
+            self._thaw(parent)
+            raise
+        return mounts
+
+    def _house(self, node: Node, steps: dict[str, Any]) -> list[int]:
+        """Give a clone that was kept in reserve its home after that of its parent, which is still stopped."""
+        guest = node.parent.interpreter() if node.parent is not None else 0
+        if not guest:
+            raise FamilyError("what it was cloned from has ended")
+        errand = new_builder(self.state.spec)
+        node.is_settled = False
+        try:
+            rehouse(errand, steps, guest, node.init)
+            self._await(errand)
+        except BaseException:
+            errand.abandon()
+            raise
+        finally:
+            node.is_settled = True
+        mounts = errand.finish()
+        posix.kill(node.init, SIGCONT)
+        return mounts
+
+    def _call_builder(self, clone: int) -> None:
+        """Start who is to build the home of a clone, while that is being born."""
+        try:
+            self.builders[clone] = new_builder(self.state.spec)
+        except OSError:
+            pass  # it is started when it is needed, and who needs it is told what is wrong
+
+    def _builder(self, clone: int) -> Errand:
+        """Return who builds the home of a clone, started ahead or now."""
+        return self.builders.pop(clone, None) or new_builder(self.state.spec)
+
+    def _await(self, errand: Errand) -> None:
+        """Wait for an errand that may take its time. What others run meanwhile is looked after."""
+        self.is_busy = True
+        try:
+            self.look_after_others(errand.link)
+        finally:
+            self.is_busy = False
+
+    def is_urgent(self, tag: str, body: dict[str, Any]) -> bool:
+        """Tell whether something cannot wait while a node is being cloned: signals, and the end of one that runs."""
+        if tag != "drop":
+            return tag in URGENT
+        node = self.nodes.get(body["node"])
+        return node is not None and node.parent is not None and node.is_settled and not node.is_frozen
+
+    def _find(self, fresh: list[int], holds: list[str], bound: list[str]) -> int:
+        """Return the clone that holds exactly these descriptors and nothing else of its parent's; all are stopped."""
+        wanted = sorted(holds)
+        seen = ""
+        for pid in fresh:
+            found = sorted(descriptors(pid))
+            if found == wanted:
+                check_rest(pid, bound)
+                return pid
+            if set(holds) & set(found):
+                seen = ", ".join(name for name in found if name not in wanted) or "a descriptor twice"
+        raise FamilyError(f"the clone holds something of its parent's open: {seen or 'it closed its own link'}")
+
+    def _freeze(self, node: Node) -> None:
+        guest = node.interpreter()
+        if not guest:
+            raise FamilyError("its interpreter has ended")
+        node.is_frozen = True
+        if node.parent is None:
+            self._keep_origin(is_on=True)
+        _stop(*([node.init, guest] if node.parent is not None else [guest]))  # pid 1 of a clone is the guest's too
+
+    def _thaw(self, node: Node) -> None:
+        if any(one.parent is node for one in self.nodes.values()):
+            raise FamilyError("a fork of it is still open")
+        node.is_frozen = False
+        if node.parent is None:
+            self._keep_origin(is_on=False)
+        for pid in (node.init if node.parent is not None else 0, node.interpreter()):
+            if pid:
+                posix.kill(pid, SIGCONT)
+
+    def _halt(self, number: int) -> None:
+        """Have all that runs in a node stand still, while its files are looked at; below one that is stopped all is."""
+        from .pause import MOST, Halt, processes_of
+
+        self._resume(number)
+        node, spec = self._node(number), self.state.spec
+        if node.is_frozen:
+            return
+        find = processes_of(node.init, is_first=node.parent is None, has_namespace=spec.level == "jail")
+        room = MOST - sum(halt.held() for halt in self.halts.values())  # descriptors are this helper's, not a node's
+        self.halts[number] = Halt(find, _group_of(node) or self.state.cgroup, room)
+        self.halts[number].begin()
+
+    def _resume(self, number: int) -> None:
+        halt = self.halts.pop(number, None)
+        if halt is not None:
+            halt.end()
+
+    def _keep_origin(self, *, is_on: bool) -> None:
+        """Let pid 1 of the first node stay when its interpreter ends: others live in its process namespace."""
+        messages.send(self.link, "stay", {"is_on": is_on})
+
+    def _drop(self, number: int, *, is_guest_only: bool) -> None:
+        """Kill a node; or its interpreter alone, where others live inside its process namespace."""
+        self._give_up_home(number)
+        node = self.nodes.get(number)
+        if node is None:
+            return
+        guest = node.interpreter()
+        if node.parent is None or is_guest_only:
+            if guest:
+                if node.parent is None:
+                    self._keep_origin(is_on=True)
+                node.guest, node.has_lost_guest = 0, True
+                _kill(guest)
+            return
+        _kill_clone(node)
+        if not ppoll((node.ended,), END_PATIENCE_S):
+            raise FamilyError("it does not die")
+        self._forget(number, node)
+
+    def _counters(self, node: Node) -> dict[str, int]:
+        """Return how often limits were hit: a fork's own, or those of the group that it shares."""
+        shared, before = self.state.cgroup, self.state.before
+        own = _group_of(node)
+        group = own or shared
+        now = group.counters() if group is not None else {}
+        return now if own is not None else {name: count - before.get(name, 0) for name, count in now.items()}
+
+    def _allow_for(self, count: int) -> None:
+        """Make room for clones in the session's own group: what stops there counts as processes too."""
+        spec, cgroup = self.state.spec, self.state.cgroup
+        if cgroup is not None and spec.cgroup is not None:
+            cgroup.allow_pids(spec.cgroup["amounts"]["pids"] + PROCESSES_OF_A_NODE * (len(self.nodes) + count))
+
+    def _forget(self, number: int, node: Node) -> None:
+        if node.ended >= 0:
+            posix.close(node.ended)
+        if node.cgroup is not None:
+            node.cgroup.remove()
+        self.nodes.pop(number, None)
+
+
+def _group_of(node: Node) -> Cgroup | None:
+    """Return the control group of the fork that a node belongs to; None for what shares the session's."""
+    above: Node | None = node
+    while above is not None and above.cgroup is None:
+        above = above.parent
+    return above.cgroup if above is not None else None
+
+
+def _stop(*pids: int) -> None:
+    """Stop processes, and wait until all their threads stand still."""
+    for pid in pids:
+        posix.kill(pid, SIGSTOP)
+    deadline, looks = monotonic() + STOP_PATIENCE_S, 0
+    for pid in pids:
+        while state_of(pid) not in "Tt" or any(state not in "TtZX" for state in states_of(pid)):
+            if monotonic() > deadline or is_dead(pid):
+                raise FamilyError("a process of the session cannot be stopped")
+            looks += 1
+            if looks > LOOKS:
+                ppoll((), NAP_S)
+            posix.sched_yield()  # most stand still before a nap would be over
+
+
+def _kill(pid: int) -> None:
+    try:
+        posix.kill(pid, SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _kill_clone(node: Node) -> None:
+    """Kill a clone by the descriptor that means it alone: its number may be anybody's once it has ended."""
+    try:
+        _signal.pidfd_send_signal(node.ended, SIGKILL)
+    except ProcessLookupError:
+        pass
+    if node.cgroup is not None:
+        node.cgroup.lift_quota()  # its last: a fork's group ends with it
+
+
+def _living_children(guest: int, known: set[int]) -> list[int]:
+    """Return the processes that a guest has cloned and that are not known yet."""
+    return [pid for pid in procfs.children(guest) if pid not in known and not is_dead(pid)]

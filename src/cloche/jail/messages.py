@@ -1,0 +1,312 @@
+"""Messages between the caller, its helper and the helper's children: a tag, plain values, and descriptors.
+
+All ends are Cloche's own code in the same version of the same interpreter, and no guest's program ever holds an
+end, so `marshal` serves. What is large (files, mostly) travels in a memory file.
+
+What the helper must build and run, as plain data: written by the caller, read by the helper.
+
+A sandbox is opened once with a `Spec`; every run in it is a `Run`, which the caller compiles to a `Building`, an
+`Order` and the steps that write the files. All travel as dicts of plain values.
+"""
+
+from __future__ import annotations
+
+import marshal
+import posix
+
+from .syscalls import ppoll, recvmsg, sendmsg
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, ClassVar, Self
+
+    from .steps import Step
+
+INLINE_BYTES = 8 * 1024  # a message with more comes as a memory file
+MAX_DESCRIPTORS = 136  # two mounts of a workspace for each of many forks
+SEEK_SET, ETOOMANYREFS = 0, 109
+GARBAGE_PAUSES, GARBAGE_PAUSE_S = 100, 0.002  # the kernel collects what was on its way when it finds the time
+_IN_FILE = marshal.dumps(None)
+
+
+def send(link: int, tag: str, body: dict[str, Any] | None = None, fds: Sequence[int] = ()) -> None:
+    """Send one message; raises OSError when the other end is gone."""
+    send_by(lambda data, all_fds: sendmsg(link, data, all_fds), tag, body or {}, fds)
+
+
+def send_patiently(link: int, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Do the same in a process of ours that may wait: again after a pause where too many descriptors are on their way.
+
+    The kernel counts them for each user, and guests leave some that are garbage.
+    """
+    for _ in range(GARBAGE_PAUSES):
+        try:
+            send(link, tag, body, fds)
+        except OSError as error:
+            if error.errno != ETOOMANYREFS:
+                raise
+            ppoll((), GARBAGE_PAUSE_S)
+        else:
+            return
+    send(link, tag, body, fds)
+
+
+def send_by(
+    pass_on: Callable[[bytes, Sequence[int]], None], tag: str, body: dict[str, Any], fds: Sequence[int] = ()
+) -> None:
+    """Send one message by what passes on one of bytes and descriptors."""
+    data = marshal.dumps((tag, body))
+    if len(data) <= INLINE_BYTES:
+        pass_on(data, fds)
+        return
+    file = _write_file(data)
+    try:
+        pass_on(_IN_FILE, (file, *fds))
+    finally:
+        posix.close(file)
+
+
+def receive(link: int) -> tuple[str, dict[str, Any], list[int]]:
+    """Return one message with its descriptors; the tag is empty when the other end is gone."""
+    try:
+        data, fds = recvmsg(link, INLINE_BYTES, MAX_DESCRIPTORS)
+    except ConnectionResetError:
+        return "", {}, []
+    return read(data, fds)
+
+
+def read(data: bytes, fds: list[int]) -> tuple[str, dict[str, Any], list[int]]:
+    """Read a message that came with these descriptors; the tag is empty for none."""
+    if not data:
+        return "", {}, fds
+    if data == _IN_FILE:
+        file = fds.pop(0)
+        data = _read_file(file)
+        posix.close(file)
+    tag, body = marshal.loads(data)
+    return tag, body, fds
+
+
+def pack(value: dict[str, Any]) -> int:
+    """Return a memory file that holds `value`, positioned at its start."""
+    return _write_file(marshal.dumps(value))
+
+
+def unpack(fd: int) -> dict[str, Any]:
+    """Read what `pack` wrote."""
+    value: dict[str, Any] = marshal.loads(_read_file(fd))
+    return value
+
+
+def pack_part(value: dict[str, Any]) -> bytes:
+    """Return `value` as bytes, to travel in a message or a file of which not everybody reads all."""
+    return marshal.dumps(value)
+
+
+def unpack_part(data: bytes) -> dict[str, Any]:
+    """Read what `pack_part` made."""
+    value: dict[str, Any] = marshal.loads(data)
+    return value
+
+
+def _write_file(data: bytes) -> int:
+    fd = posix.memfd_create("cloche", posix.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[posix.write(fd, view) :]
+    posix.lseek(fd, 0, SEEK_SET)
+    return fd
+
+
+def _read_file(fd: int) -> bytes:
+    size = posix.fstat(fd).st_size
+    data = bytearray()
+    while len(data) < size:
+        data += posix.pread(fd, size - len(data), len(data))
+    return bytes(data)
+
+
+class _Record:
+    """Hold the fields its class declares, given by keyword; defaults are the class's own values."""
+
+    def __init__(self, **values: Any):
+        unknown = values.keys() - type(self).__annotations__.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        self.__dict__.update(values)
+
+    def copy(self) -> Self:
+        """Return another one with the same values."""
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        return found
+
+    def as_wire(self) -> dict[str, Any]:
+        """Return every field as plain data."""
+        return {name: getattr(self, name) for name in type(self).__annotations__ if name.islower()}
+
+
+class Spec(_Record):
+    """Describe a sandbox. What follows after `pids` is compiled into each building, and does not travel.
+
+    `level` is `jail`, `confined`, `process` or `none`. `workspace` and `tmp` are the guest's paths; below level
+    jail they are folders of the host inside `folder`, which the helper makes and removes unless it
+    `shares_folder`. `outside` is None, or the first and the number of the outside ids to claim one from; `ids` are
+    all of these, with the places for their locks. A workspace `is_shown` by a second mount where the guest's id is not
+    one that the caller can be. `mounts` are
+    the rows of `mounts.from_rows`.
+    `ucounts` and `nursery_ucounts` are those of `ucounts.amounts`.
+    `landlock` and the two filters are None where that wall is not used; `landlock_abi` is the kernel's
+    version. `cgroup` is None or version, folders and amounts. `origin` is what it was copied from, if anything.
+    `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
+    """
+
+    level: str = "jail"
+    inside_id: int = 1000
+    outside: tuple[int, int] | None = None
+    ids: tuple[int, int, tuple[str, ...]] = (0, 0, ())
+    workspace: str = "/workspace"
+    tmp: str = "/tmp"
+    folder: str = ""
+    shares_folder: bool = False
+    disk_bytes: int = 0
+    inodes: int = 0
+    cgroup: dict[str, Any] | None = None
+    accounting: str = ""
+    memory_bytes: int = 0
+    pids: int = 0
+    is_shown: bool = False
+    mounts: list[tuple[Any, ...]] = []
+    masked: list[str] = []
+    hostname: str = "cloche"
+    rlimits: list[tuple[str, int]] = []
+    ucounts: dict[str, int] = {}
+    nursery_ucounts: dict[str, int] = {}
+    landlock: list[tuple[str, str]] | None = None
+    landlock_abi: int = 0
+    cpu_affinity: int = 0
+    seccomp: bytes | None = None
+    nursery_filter: bytes | None = None
+    origin: Spec | None = None
+
+    _COMPILED: ClassVar[tuple[str, ...]] = (
+        "is_shown", "mounts", "masked", "hostname", "rlimits", "ucounts", "nursery_ucounts", "landlock", "landlock_abi",
+        "cpu_affinity", "seccomp", "nursery_filter", "origin",
+    )  # fmt: skip
+
+    def is_as(self, origin: Spec | None) -> bool:
+        """Tell, without looking at each field, that what travels is what `origin` says, but for the control group."""
+        return (
+            origin is not None
+            and self.origin is origin
+            and (self.outside, self.shares_folder) == (origin.outside, origin.shares_folder)
+        )
+
+    def as_wire(self) -> dict[str, Any]:
+        """Return what the helper needs, as plain data."""
+        return {name: value for name, value in super().as_wire().items() if name not in self._COMPILED}
+
+
+class Run(_Record):
+    """Describe one run in an open sandbox, as the caller sees it.
+
+    `commands` are run one after the other until one fails; none at all only writes `files` (rows of path, mode,
+    data). `leftover` is the program that the run before left in the workspace, to be removed first.
+    `python` is None, or what the helper's own interpreter needs to become the guest after the commands.
+    `folders` are made in this order, new, and `generated` maps absolute paths in them to text.
+    `binds` are the toolchain's paths to show besides the spec's mounts, `covered` what lies in all that is shown and is
+    none of the guest's, `private` those of `binds` whose files only the
+    caller may read (shown through an id-mapped mount), `readable` the rules Landlock needs for them,
+    `keep_read_search` that Landlock alone must decide what can be read (see `caps.become_keeping_read_search`).
+    `is_session` says that it lives until it is ended: the value's pipe takes its answers, and a link follows it, on
+    which it is asked.
+    """
+
+    commands: list[list[str]] = []
+    python: dict[str, Any] | None = None
+    env: dict[str, str] = {}
+    files: list[tuple[str, int, bytes]] = []
+    leftover: str = ""
+    folders: list[str] = []
+    generated: dict[str, str] = {}
+    timeout_s: float = 30.0
+    binds: list[str] = []
+    covered: list[str] = []
+    private: list[str] = []
+    readable: list[tuple[str, str]] = []
+    keep_read_search: bool = False
+    is_session: bool = False
+
+    @property
+    def has_files(self) -> bool:
+        """Tell whether anything must be written before the program starts."""
+        return bool(self.files or self.leftover or self.folders or self.generated)
+
+    def as_order(self) -> dict[str, Any]:
+        """Return what the guest must do, as plain data."""
+        return {
+            "commands": self.commands, "python": self.python, "env": self.env, "is_session": self.is_session,
+        }  # fmt: skip
+
+
+FILTER: Step = ("seccomp", "filter system calls", [])
+
+
+class Building(_Record):
+    """Hold the steps between a reaper's birth and the moment when its guest waits for orders; see `enter`.
+
+    `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
+    of a further guest in place of `first` (in a nursery, where they differ). `seccomp` is the filter, None for none.
+    `rehearsal` is what a guest that waits does to have the way of its orders behind it once, empty for nothing.
+    `private` are the paths whose mounts the helper opens id-mapped.
+    """
+
+    build: list[Step] = []
+    first: list[Step] = []
+    later: list[Step] = []
+    late: list[Step] = []
+    private: list[str] = []
+    seccomp: bytes | None = None
+    rehearsal: list[Step] = []
+
+    def steps_of_guest(self) -> list[Step]:
+        """Return what the first guest does before the program is its own, in order."""
+        return [*self.first, *self.late, *([FILTER] if self.seccomp is not None else [])]
+
+    def as_wire(self) -> dict[str, Any]:
+        """Return it in two parts, each of which is read by those alone who need it: both take their time."""
+        whole = super().as_wire()
+        reapers = {name: whole.pop(name) for name in ("build", "private")}
+        return {"reapers": pack_part(reapers), "guests": pack_part(whole)}
+
+    @classmethod
+    def of_parts(cls, *parts: bytes) -> Building:
+        """Return what these parts of `as_wire` hold; the rest is empty."""
+        fields: dict[str, Any] = {}
+        for part in parts:
+            fields |= unpack_part(part)
+        return cls(**fields)
+
+    def name_private(self, fds: list[int]) -> dict[str, int]:
+        """Return the registers of the mounts that the helper opened for `private`, in its order."""
+        return {private_register(path): fd for path, fd in zip(self.private, fds, strict=True)}
+
+
+def private_register(path: str) -> str:
+    """Name the register that holds the id-mapped mount of `path`."""
+    return f"private {path}"
+
+
+class Order(_Record):
+    """Tell a waiting guest what to do: see the fields of the same names in `Run`."""
+
+    commands: list[list[str]] = []
+    python: dict[str, Any] | None = None
+    env: dict[str, str] = {}
+    is_session: bool = False
+
+    @property
+    def guests(self) -> int:
+        """Count the processes to run one after the other; one that has nothing to do stands for none."""
+        return max(1, len(self.commands) + (self.python is not None))

@@ -1,0 +1,155 @@
+"""Have what runs in a session stand still while its files are looked at from outside, and go on afterwards.
+
+Where the session has a control group of version 2, the kernel does that, and nobody inside notices or can undo it.
+Else stop signals are sent until all that is found stands still and nothing new appears. Processes that wake each other
+can withstand that, so it is tried for a short time only: a look at the files has bounds of its own, and this is what
+makes it find things where they are. Nothing else is done meanwhile, memory is not watched, so the time is looked at in
+every loop whose length a guest decides, and more processes than can be stopped in it go on. Version 1 has a freezer
+too, which is not used: what it holds does not even die of SIGKILL, so a helper that is killed meanwhile would leave
+processes that nobody ends.
+"""
+
+from __future__ import annotations
+
+import posix
+from time import monotonic
+
+from . import procfs
+from .procfs import each_state_of
+from .syscalls import ppoll
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from .cgroups import Cgroup
+
+_signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
+
+SIGCONT, SIGSTOP = 18, 19
+PATIENCE_S, NAP_S = 0.1, 0.0002
+MOST = 128  # processes: twice the usual limit, stopped in a quarter of that time, each held by a descriptor
+STANDING = "TtZXD"  # a parent in vfork waits as D until its child goes on, and does not stop before
+
+
+class _TooMuch(Exception):
+    """Say that there is too much to be stopped, or no time left for it."""
+
+
+class Halt:
+    """Stop the processes that `find` yields, parents first; those that were stopped by this are woken, no others.
+
+    `room` says how many may be held at most.
+    """
+
+    def __init__(self, find: Callable[[], Iterator[list[int]]], cgroup: Cgroup | None, room: int = MOST):
+        self._find, self._cgroup, self._room = find, cgroup, room
+        self._stopped: dict[int, int] = {}  # a descriptor of each: a number may be anybody's later
+        self._is_frozen = False
+        self._deadline = 0.0
+
+    def begin(self) -> None:
+        """Stop them, as far as that is done soon; none at all where they are too many."""
+        self._deadline = monotonic() + PATIENCE_S
+        if self._cgroup is not None and self._cgroup.freeze():
+            self._is_frozen = True
+            while not self._cgroup.is_frozen() and monotonic() < self._deadline:
+                ppoll((), NAP_S)
+            return
+        try:
+            self._stop_all()
+        except _TooMuch:
+            pass  # what stands still by now does so until the end
+
+    def end(self) -> None:
+        """Wake those that were stopped, children first: no parent shall see a child that is stopped."""
+        if self._is_frozen and self._cgroup is not None:
+            try:
+                self._cgroup.thaw()
+            except OSError:
+                pass  # the group was removed meanwhile, and all that was in it is dead
+        for fd in reversed(self._stopped.values()):
+            _send(fd, SIGCONT)
+            posix.close(fd)
+        self._stopped.clear()
+
+    def held(self) -> int:
+        """Return how many descriptors are open for what was stopped."""
+        return len(self._stopped)
+
+    def _stop_all(self) -> None:
+        before: list[int] = []
+        while True:
+            found = self._found()
+            moving = [pid for pid in found if self._is_moving(pid)]
+            if not moving and found == before:
+                return
+            self._hold([pid for pid in moving if pid not in self._stopped])
+            for pid in moving:
+                if pid in self._stopped:
+                    _send(self._stopped[pid], SIGSTOP)
+            before = [] if moving else found
+            posix.sched_yield()
+
+    def _found(self) -> list[int]:
+        """Return all that are there now."""
+        found: list[int] = []
+        for some in self._find():
+            found += some
+            if len(found) > self._room:
+                raise _TooMuch
+            self._check_time()
+        return found
+
+    def _is_moving(self, pid: int) -> bool:
+        standing = STANDING if pid in self._stopped else STANDING.rstrip("D")
+        for state in each_state_of(pid):
+            self._check_time()
+            if state not in standing:
+                return True
+        return False
+
+    def _hold(self, pids: list[int]) -> None:
+        """Take a descriptor of each, and keep it if the number is still found: it may be anybody's by now."""
+        fresh: dict[int, int] = {}
+        there: list[int] = []
+        try:
+            for pid in pids[: self._room - len(self._stopped)]:
+                try:
+                    fresh[pid] = posix.pidfd_open(pid)
+                except OSError:
+                    pass  # it has just ended, or there are too many open: it goes on
+            there = self._found() if fresh else []
+        finally:
+            are_there = set(there)
+            for pid, fd in fresh.items():
+                if pid in are_there:
+                    self._stopped[pid] = fd
+                else:
+                    posix.close(fd)
+
+    def _check_time(self) -> None:
+        if monotonic() >= self._deadline:
+            raise _TooMuch
+
+
+def processes_of(init: int, *, is_first: bool, has_namespace: bool) -> Callable[[], Iterator[list[int]]]:
+    """Return what finds the processes around an interpreter: pid 1 of the first one is ours, and must go on."""
+    if not has_namespace:  # whoever lost its parent is a child of this process
+        return lambda: ([pid for pid in some if pid != init] for some in procfs.descend(posix.getpid()))
+    if is_first:
+        return lambda: procfs.descend(init)
+    return lambda: _with(init)
+
+
+def _with(init: int) -> Iterator[list[int]]:
+    yield [init]
+    yield from procfs.descend(init)
+
+
+def _send(fd: int, number: int) -> None:
+    try:
+        _signal.pidfd_send_signal(fd, number)
+    except (ProcessLookupError, PermissionError):
+        pass  # it has just ended

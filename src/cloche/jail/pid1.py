@@ -1,0 +1,125 @@
+"""What every parent of a guest is given and does: build, hear of signals, take dead children, sum up what they used."""
+
+from __future__ import annotations
+
+import posix
+
+from . import messages
+from .steps import StepFailed, perform
+from .syscalls import SIGCHLD, WNOHANG, wait4
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    from .messages import Building, Spec
+
+_signal: Any = __import__("_signal")  # `signal` would cost every run milliseconds
+
+MOST_STEPS = 200  # that a message tells of
+
+
+class Parent:
+    """Hold what every process that builds for guests is given.
+
+    `registers` hold what the helper gives the building: the kept workspace, the outside id. The helper says on `link`
+    when we have our identity; a guest that was forked before reads the same from the pipe `go`. `plan_fd` holds the
+    building.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        registers: dict[str, int],
+        *,
+        plan_fd: int,
+        link: int,
+        go: int,
+        load_interpreter: Callable[[str], Any] | None,
+    ):
+        self.spec, self.registers, self.plan_fd, self.link, self.go = spec, registers, plan_fd, link, go
+        self.load_interpreter = load_interpreter
+
+    def await_go(self) -> list[int]:
+        """Wait until the helper has set identity and group; return the mounts that it opened for us."""
+        tag, _, fds = messages.receive(self.link)
+        if tag != "go":  # the helper is gone, and so must we be
+            posix._exit(1)
+        return fds
+
+    def build(self, building: Building, private: list[int]) -> list[float]:
+        """Build the sandbox, and return the seconds that each step took."""
+        self.registers.update(building.name_private(private))
+        try:
+            return perform(building.build, self.registers)[:MOST_STEPS]
+        except StepFailed as error:
+            self.fail(error)
+
+    def fail(self, error: StepFailed) -> NoReturn:
+        tell_failure(self.link, error, self.take_kept())
+        posix._exit(1)
+
+    def take_kept(self) -> tuple[int, ...]:
+        """Return the workspace that was made or attached, which belongs to the helper from then on.
+
+        One that was made is followed by the mount that shows it to the caller, where that is another one.
+        """
+        return tuple(self.registers.pop(name) for name in ("kept", "shown") if name in self.registers)
+
+
+class Minder:
+    """Hear, by the pipe `woken`, of children that have ended; sum what the dead used."""
+
+    def __init__(self) -> None:
+        self.woken, self.wake = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
+        _signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+        _signal.signal(SIGCHLD, _wake)
+        self.user_s, self.system_s, self.most_kib = 0.0, 0.0, 0
+
+    def stop(self) -> None:
+        """Undo, in a guest, what only its parent needs."""
+        _signal.set_wakeup_fd(-1)
+        _signal.signal(SIGCHLD, _signal.SIG_DFL)
+        posix.close(self.woken)
+
+    def take_dead(self, pid: int) -> int | None:
+        """Take every dead child; return the wait status of `pid` when it is among them."""
+        self.drain()
+        while True:
+            try:
+                found, status, usage = wait4(-1, WNOHANG)
+            except ChildProcessError:
+                return None
+            if found == 0:
+                return None
+            self.add(usage)
+            if found == pid:
+                return status
+
+    def drain(self) -> None:
+        """Take note of the signals that came until now."""
+        try:
+            posix.read(self.woken, 512)
+        except BlockingIOError:
+            pass  # there were none
+
+    def add(self, usage: tuple[float, float, int]) -> None:
+        """Add what one of the dead used."""
+        self.user_s += usage[0]
+        self.system_s += usage[1]
+        self.most_kib = max(self.most_kib, usage[2])
+
+    def spent(self) -> dict[str, float]:
+        """Return what the dead used."""
+        return {"user_s": self.user_s, "system_s": self.system_s, "most_kib": self.most_kib}
+
+
+def _wake(number: int, frame: object) -> None:
+    """Be the handler without which no signal would reach the wakeup pipe."""
+
+
+def tell_failure(link: int, error: StepFailed, kept: tuple[int, ...] = ()) -> None:
+    """Tell the helper which step failed, and give back the workspace: attaching took it out of the helper's hands."""
+    body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
+    messages.send_patiently(link, "failed", body, kept)

@@ -1,0 +1,373 @@
+"""A reaper that stays: pid 1 of a jail in which one guest after the other lives, each in places of its own.
+
+Making namespaces and a root costs more than running a small program, so they are kept apart from the guest, and stay:
+the namespaces of users, processes, network, host name and control group, and the read-only tree. What is new for every
+guest: its process and all its descendants, its mount namespace with empty /workspace, /tmp and /dev/shm, its limits,
+its Landlock domain and its filter.
+
+This process is out of a guest's reach. As root it has an outside id that no guest has. An ordinary user has one id to
+give, and there it has the guest's: the kernel then lets no signal from inside end pid 1; as it keeps all capabilities
+of its user namespace, nobody with fewer may trace, read or slow it down; it is not dumpable, and outside the guest's
+Landlock domain; and the filter refuses what limits another process, and all of that once more.
+
+After each guest everything else in the process namespace is killed and waited for. What a network namespace remembers
+is too much to list (counters, flow labels, memberships, closed connections), so it is not looked at: a guest's filter
+tells this process of every socket of the network that it makes, and after the first one the nursery ends with its
+guest. Pairs of sockets it makes without asking; where the kernel still counts any when nobody is left, the nursery
+ends as well. It is the same with the namespace of System V IPC and message queues: the filter tells of every segment,
+set of semaphores and queue that is made or opened.
+
+A guest takes its orders from the caller itself, at the *door*: a socket whose inner end this process keeps, for each
+guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake up. By
+the door this process also says to the caller that a guest is ready, and how it ended. The helper sleeps meanwhile,
+unless a run takes long: see `slate`.
+
+A nursery may serve one sandbox alone, for all its runs: then what is new for every guest is all the above but
+/workspace, of which each guest hands a mount on to the next.
+
+What a nursery does for one guest after the other: hear that it is made, answer its filter, take the dead.
+
+A guest waits for nothing that is done here, but its caller does, and all of it is done once for every run: so what can
+be kept from guest to guest is kept, and nothing that often fails is done in a way that makes failing dear.
+
+The end of a guest is known before the kernel has taken its memory apart, where it says farewell: its interpreter's last
+call asks this process, which looks whether that is the end of all that is the guest's, tells, and kills it. Who asks is
+held by the kernel: no signal but that one ends its waiting. Where anybody else was ever made, where anybody outside may
+hold what it held, or anything is in doubt, the farewell is answered and the end is waited for, as that of those who say
+none.
+"""
+
+from __future__ import annotations
+
+import gc
+import posix
+from time import monotonic
+
+from . import messages, procfs, shared_status
+from .guest import PLACES, Guest, Nursed, forget_helper, kept, load_notify
+from .messages import Building
+from .pid1 import Minder, Parent
+from .procfs import Sockets, Vitals, count_unreachable, open_last_pid
+from .syscalls import (
+    CLONE_NEWCGROUP,
+    P_ALL,
+    POLLIN,
+    WEXITED,
+    WNOHANG,
+    WNOWAIT,
+    attempt,
+    ppoll,
+    socketpair,
+    unshare,
+    wait4,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .messages import Spec
+
+SIGKILL = 9
+EVERYBODY = -1
+ECHILD = 10
+
+
+class Ward(Minder):
+    """Attend to one guest after the other. What the dead of the present one used is summed up until the next."""
+
+    def __init__(self, spec: Spec, process_counter: int = -1):
+        """Be given by what the count of processes begins anew, open for writing; -1 where that was refused."""
+        super().__init__()
+        self.own_places = [spec.workspace, spec.tmp, "/dev/shm"]
+        self.ours, self.theirs = socketpair()
+        self.sockets = Sockets()
+        self.has_left_traces, self.denied = False, 0
+        self.leaving, self.listener = 0, -1
+        self.vitals: Vitals | None = None
+        self.last_pid, self.process_counter = open_last_pid(), process_counter
+
+    @property
+    def is_leaving(self) -> bool:
+        """Tell whether the guest's end is known although the kernel is not through with it."""
+        return self.leaving > 0
+
+    def let_go(self) -> None:
+        """Kill a guest whose end was told: one that was only answered could be brought back by a signal.
+
+        Some kernels let a signal that is there before it wakes up undo its call, though the answer was to go on.
+        """
+        if self.leaving:
+            try:
+                posix.kill(self.leaving, SIGKILL)
+            except ProcessLookupError:
+                pass  # it was killed meanwhile
+
+    def begin(self) -> None:
+        """Forget the guest before: its end has been heard of, and nobody of it lives when this returns."""
+        if self.leaving:
+            wait4(self.leaving, 0)
+            self.drain()
+            posix.close(self.listener)
+            self.leaving = 0
+        if self.vitals is not None:
+            self.vitals.close()
+        if self.process_counter >= 0:  # else a guest's own number tells how many processes there were before it
+            posix.pwrite(self.process_counter, b"1", 0)
+        self.user_s, self.system_s, self.most_kib, self.vitals = 0.0, 0.0, 0, None
+        self.has_left_traces, self.denied = False, 0
+
+    def leave(self) -> int:
+        """Undo, in a guest, what only the nursery needs; return the guest's end of the link to it."""
+        self.stop()
+        posix.close(self.ours)
+        return self.theirs
+
+    def receive_made(self, pid: int, *, is_looked_at: bool = True) -> list[int]:
+        """Wait until a guest is made, and return what it hands over; nothing if it died before.
+
+        One that is not looked at now has its end waited for, whatever it says.
+        """
+        while True:
+            for fd, _ in ppoll((self.ours, self.woken), None):
+                if fd == self.ours:
+                    tag, body, given = messages.receive(fd)
+                    if tag == "made" and body["holds"] and is_looked_at:
+                        self.vitals = Vitals(pid, self.last_pid)
+                    return given if tag == "made" else []
+                if self.take_dead(pid) is not None:
+                    return []
+
+    def see_to_end(self, pid: int, listener: int, on_quiet: Callable[[], None], is_alone: Callable[[], bool]) -> int:
+        """Attend to a guest until it has ended, and return its wait status.
+
+        `is_alone` tells whether nobody outside works in its files.
+
+        All that can ask lives behind its filter. When nobody does any more, all of it is on its way out, no program
+        runs, `on_quiet` is called, and nothing else is worth waking up for.
+        """
+        while True:
+            for fd, event in ppoll((listener, self.woken), None):
+                if fd == self.woken:
+                    status = self.take_dead(pid)
+                    if status is not None:
+                        posix.close(listener)
+                        return status
+                elif event & POLLIN:
+                    status = self._answer(listener, pid, is_alone)
+                    if status is not None:
+                        on_quiet()
+                        return status
+                else:  # the last process behind this filter is gone, or taken apart
+                    posix.close(listener)
+                    on_quiet()
+                    _, status, usage = wait4(pid, 0)
+                    self.add(usage)
+                    self.drain()
+                    return status
+
+    def _answer(self, listener: int, pid: int, is_alone: Callable[[], bool]) -> int | None:
+        """Answer one question; return the guest's wait status where it was its farewell, which needs no answer."""
+        notify = load_notify()
+        try:
+            question = notify.receive(listener)
+            if notify.is_farewell(question, pid) and is_alone() and self._is_last_word():
+                self.leaving, self.listener = pid, listener
+                return int(notify.exit_code(question) << 8)
+            refused = notify.refusal(question, self.own_places, _nobody)
+            notify.reply(listener, question, refused)
+        except OSError:  # we do not know what it was for
+            self.has_left_traces = True
+            return None
+        self.has_left_traces = notify.leaves_traces(question) or self.has_left_traces
+        self.denied += notify.is_denied(question, refused)
+        return None
+
+    def _is_last_word(self) -> bool:
+        """Tell whether the guest's farewell is the end of all that is its; if so, add what it used.
+
+        It makes no socket any more, so where it has none now, it leaves none.
+        """
+        if self.vitals is None or self.has_left_traces or not self.sockets.are_all_gone():
+            return False
+        spent = self.vitals.at_last_word()
+        if spent is not None:
+            self.add(spent)
+        return spent is not None
+
+    def is_worn(self) -> bool:
+        """Tell, when nobody is left, whether the namespaces may hold something of the guest's for the next one."""
+        return self.has_left_traces or not (self.is_leaving or self.sockets.are_all_gone())
+
+    def count_denied(self, status: int) -> int:
+        """Return what the policy was seen to block of a guest that ended so.
+
+        Where no socket was made, nobody can have tried the network; where one was, this guest was the first to.
+        """
+        return self.denied + (count_unreachable() if status and self.has_left_traces else 0)
+
+    def end_everybody(self) -> None:
+        """Kill all that is left in this process namespace but us, and wait until nothing is.
+
+        Whoever is left descends from us. So where we have no child, dead or alive, there is nobody, and the kernel
+        need not look through all processes of the host for whom to kill.
+        """
+        if attempt("waitid", P_ALL, 0, None, WEXITED | WNOHANG | WNOWAIT) == -ECHILD:
+            return
+        try:
+            posix.kill(EVERYBODY, SIGKILL)
+        except ProcessLookupError:
+            pass  # the last one has gone meanwhile
+        try:
+            while True:
+                self.add(wait4(-1, 0)[2])
+        except ChildProcessError:
+            self.drain()
+
+
+def _nobody(_pid: int) -> bool:
+    """Tell whether a process may clone itself: only one of a session may, and a session has a reaper of its own."""
+    return False
+
+
+FEW_BLOCKS = 64  # what a guest may have stored that is still there for a moment when the next one is made
+COUNTER = "counter"  # the register with what says which process was made last
+TICKET = "ticket"  # the register of the mount that a guest attaches as its workspace, where it is kept
+
+
+class Nursery(Parent):
+    """Be pid 1 for one guest after the other. The helper hears on `link` of what fails."""
+
+    def live(self, door: int, file: int, said: dict[str, Any]) -> Callable[[], None]:
+        """Do everything; returns only in a guest, with what it must call. All that goes to the door says `said`.
+
+        `file` is that of the slate.
+        """
+        posix.close(self.go)  # our guests are forked when we have our identity
+        private = self.await_go()
+        unshare(CLONE_NEWCGROUP)
+        building = Building.of_parts(*messages.unpack(self.plan_fd).values())
+        ready = {**said, "seconds": self.build(building, private)}
+        self._forget_helper()
+        gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
+        ward, can_copy = Ward(self.spec, self.registers.get(COUNTER, -1)), shared_status.is_possible()
+        left: list[int] = []
+        noted = None
+        while True:
+            ward.begin()
+            before, is_crowded = shared_status.taken(file), shared_status.is_crowded(file)
+            if noted is None:
+                noted = shared_status.read(shared_status.touched(file))
+            shared_status.copying.wanted = noted
+            pid = posix.fork()
+            if pid == 0:
+                _close(left)
+                kept.extend((ward, private))
+                nursed = Nursed(building, door, file, ready, is_crowded=is_crowded, can_copy=can_copy)
+                return Guest(self, 0, -1, ward.leave(), nursed).become
+            given = ward.receive_made(pid, is_looked_at=not is_crowded)
+            made = self._take_over(given, keeps_workspace=bool(building.later))
+            _close(left)  # taking it down makes the kernel wait, which nobody waits for now
+            ended, left = self._raise(pid, ward, made, file, before, said)
+            ready = said  # what the building took was told with the first guest
+            building.first = building.later or building.first
+            messages.send(door, "ended", ended)
+            ward.let_go()
+            if shared_status.rebuilds(
+                file
+            ):  # else the caller's next run may be for our next guest, which is yet to be made
+                posix.sched_yield()  # the kernel tends to put whom we woke behind us, though the other one is idle
+            shared_status.note_end(
+                file, ended["number"]
+            )  # after it was told: what is noted, the helper asks nobody about
+            if ended["is_worn"] or not shared_status.start_of(file, ended["number"]):
+                posix._exit(0)  # no next guest may attach what one that failed has handed back
+
+    def _forget_helper(self) -> None:
+        """Forget, once for all guests, where modules of ours come from; whatever will be needed is here by now."""
+        load_notify()
+        if self.load_interpreter is not None:
+            interpreter = self.load_interpreter("oneshot")
+            self.forgotten = forget_helper(interpreter)
+            self.load_interpreter = {"oneshot": interpreter}.__getitem__  # no other can be loaded any more
+
+    def _take_over(self, given: list[int], *, keeps_workspace: bool) -> list[int]:
+        """Return what a guest hands over when it is made: its places, its filter's descriptor, its mount namespace.
+
+        Last may come the mount that shows the caller its workspace. Whoever lets go of that last waits for the kernel.
+        """
+        if not given:  # it failed, and has told the helper at what; or it was killed
+            posix._exit(1)
+        *places, namespace, listener = given[: len(PLACES) + 2]
+        further = given[len(PLACES) + 2 :]
+        if further and keeps_workspace:
+            self._keep(further.pop())
+        return [*places, listener, namespace, *further]
+
+    def _raise(
+        self, pid: int, ward: Ward, made: list[int], file: int, before: int, said: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[int]]:
+        """See one guest to its end; return what there is to tell of it, and what of its mounts is yet to be let go.
+
+        `before` is the number of the run whose orders were taken before it was born; `said` is told in any case.
+        """
+        places, listener, left = made[: len(PLACES)], made[len(PLACES)], made[len(PLACES) + 1 :]
+        last: list[int] = []
+
+        def look_around() -> None:
+            """Look while the kernel takes the guest's memory apart: at what no program can change any more."""
+            if not last:
+                last.extend((shared_status.taken(file), *_count_full(places)))
+
+        status = ward.see_to_end(pid, listener, look_around, lambda: not shared_status.has_company(file))
+        look_around()
+        number, full, stored = last
+        if number == before:  # it failed, or was killed while it waited
+            posix._exit(1)
+        tasks = 0
+        if not ward.is_leaving:
+            tasks = _count_tasks() if status else 0
+            ward.end_everybody()
+        ended = {
+            **said,
+            "number": number,
+            "wait_status": status,
+            "tasks": tasks,
+            "full": full,
+            "is_alone": True,
+            "is_quiet": ward.is_leaving,
+            **ward.spent(),
+            "is_worn": ward.is_worn(),
+            "denied": ward.count_denied(status),
+            "at": monotonic(),
+        }
+        if stored > FEW_BLOCKS:
+            _close(left)
+        return ended, left
+
+    def _keep(self, ticket: int) -> None:
+        """Hold the mount of the workspace that the next guest shall attach, in place of the one that is attached."""
+        if TICKET in self.registers:
+            posix.close(self.registers[TICKET])
+        self.registers[TICKET] = ticket
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        posix.close(fds.pop())
+
+
+def _count_full(places: list[int]) -> tuple[int, int]:
+    """Return how many places are full, and how many blocks all of them hold; let go of them."""
+    full = stored = 0
+    for place in places:
+        state = posix.fstatvfs(place)
+        full += state.f_bfree == 0 or state.f_ffree == 0
+        stored += state.f_blocks - state.f_bfree
+        posix.close(place)
+    return full, stored
+
+
+def _count_tasks() -> int:
+    return procfs.count_tasks([int(name) for name in posix.listdir("/proc") if name.isdigit()])

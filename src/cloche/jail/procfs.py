@@ -1,0 +1,360 @@
+"""Process trees seen from outside: who belongs to one, what it uses, and how to end it.
+
+Without a process namespace the tree is whatever descends from the helper, which is its subreaper: a process whose
+parent dies comes back to the helper, so nobody can leave.
+
+What is looked at when a guest ends: whether that is the end of all that is its, what it used and tried to reach.
+
+Processes that were killed and that the kernel is not through with: whether they can still do anything.
+
+A process on its way out gives up its memory before it is gone, which takes seconds where much is mapped. What it can
+still do ends before: the kernel marks it, then writes for it what others shall find in their memory (its robust
+futexes), parts it from that memory, and only then takes the memory apart. So who is marked and has none runs no
+program, is in no call, and writes nothing any more.
+"""
+
+from __future__ import annotations
+
+import os
+import posix
+
+from .syscalls import call, fresh, ppoll
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .cgroups import Cgroup
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+SIGSTOP, SIGKILL = 19, 9
+
+
+def descendants(root: int) -> list[int]:
+    """Return every live descendant of `root`, parents first."""
+    return [pid for below in descend(root) for pid in below]
+
+
+def descend(root: int) -> Iterator[list[int]]:
+    """Yield the descendants of `root` by whose children they are, thread by thread: the walk may be ended anywhere."""
+    queue = [root]
+    while queue:
+        for below in _children(queue.pop()):
+            queue += below
+            yield below
+
+
+def children(pid: int) -> list[int]:
+    """Return the live children of a process, oldest first, and the dead that nobody has waited for."""
+    return [child for below in _children(pid) for child in below]
+
+
+def _children(pid: int) -> Iterator[list[int]]:
+    """Yield the children of each thread."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for thread in threads:
+        text = _read(f"/proc/{pid}/task/{thread}/children")
+        yield [int(word) for word in text.split()]
+
+
+def count_tasks(pids: list[int]) -> int:
+    """Return the number of threads in `pids`; that is what a limit on processes counts."""
+    return sum(_threads(pid) for pid in pids)
+
+
+def _threads(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
+def resident_bytes(pids: list[int]) -> int:
+    """Return the sum of resident memory, pages shared between processes counted in each."""
+    total = 0
+    for pid in pids:
+        words = _read(f"/proc/{pid}/statm").split()
+        total += int(words[1]) * PAGE if len(words) > 2 else 0
+    return total
+
+
+def private_bytes(pids: list[int]) -> int:
+    """Return the sum of each process's share of its anonymous and shared memory; slower, and fair to forks."""
+    return sum(_share(pid) for pid in pids)
+
+
+def _share(pid: int) -> int:
+    text = _read(f"/proc/{pid}/smaps_rollup")
+    if not text:  # a process may hide this by making itself undumpable: then all that is resident counts
+        return resident_bytes([pid])
+    rows = (line.split() for line in text.splitlines()[1:])
+    amounts = {row[0]: int(row[1]) * 1024 for row in rows if len(row) >= 2 and row[1].isdigit()}
+    return amounts.get("Pss_Anon:", 0) + amounts.get("Pss_Shmem:", 0)
+
+
+def kill_descendants(root: int) -> None:
+    """Kill everything below `root` and wait until nothing is left. Stopped first, so that a fork bomb stands still."""
+    while True:
+        pids = descendants(root)
+        for signal in (SIGSTOP, SIGKILL):
+            for pid in pids:
+                _signal(pid, signal)
+        if not _reap_all():
+            return
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass  # gone already, or a zombie of another identity; the next round looks again
+
+
+def _reap_all() -> bool:
+    """Wait for one child and take all that are dead; False when there are no children."""
+    try:
+        os.waitpid(-1, 0)
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _read(path: str) -> str:
+    """Read a small file of /proc; empty when its process is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        data = bytearray()
+        while piece := os.read(fd, 65536):  # the kernel may hand out a page at a time
+            data += piece
+        return data.decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+MANY_TICKS_S = 0.1  # of processor time: with less, the kernel's own division into two is one by chance
+_MOST_BYTES = 1 << 14
+_USER, _SYSTEM = 11, 12  # in a line of /proc/PID/stat, counted from the state
+
+
+class Vitals:
+    """Keep open what tells of one guest: its time, its memory, its first program.
+
+    `last_pid` is what `open_last_pid` has returned, to be kept open as long.
+    """
+
+    def __init__(self, pid: int, last_pid: int):
+        self._pid, self._last_pid = pid, last_pid
+        self._time, self._memory, self._program = (
+            _open(f"/proc/{pid}/{name}") for name in ("schedstat", "status", "environ")
+        )
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for fd in (self._time, self._memory, self._program):
+            if fd >= 0:
+                posix.close(fd)
+
+    def at_last_word(self) -> tuple[float, float, int] | None:
+        """Return what a guest used whose farewell is the end of all that is its, None where it may not be.
+
+        Seconds of its own and of the kernel, and the largest memory in KiB. It is held in its last call, from which it
+        does not return, and where no process or thread was made after it none is left. What the kernel writes for it
+        when it is gone (its robust futexes) is none where it keeps no list of any. Its largest memory is that of one
+        program: after `execve` the first one's is forgotten.
+        """
+        try:
+            if int(posix.pread(self._last_pid, 32, 0)) != self._pid:
+                return None
+            futexes = fresh(8)
+            call("get_robust_list", self._pid, futexes, fresh(8))
+            if any(futexes) or not posix.pread(self._program, 1, 0):
+                return None
+            seconds = int(posix.pread(self._time, 64, 0).partition(b" ")[0]) / 1e9
+            most_kib = int(posix.pread(self._memory, 1 << 13, 0).partition(b"\nVmHWM:")[2].split(None, 1)[0])
+            share = _user_share(self._pid) if seconds > MANY_TICKS_S else 1.0
+        except (OSError, ValueError, IndexError):
+            return None  # a kernel that keeps none of this
+        return (seconds * share, seconds * (1 - share), most_kib) if seconds > 0 and most_kib > 0 else None
+
+
+class Sockets:
+    """Tell whether a network namespace holds any sockets but those that are there now, which stay as long as we do.
+
+    A socket may last without a process that holds it: two that were sent over each other wait for the kernel's garbage
+    collection, listed in /proc/net/unix by the names that they were given. The kernel counts one until it is freed, of
+    whatever family and with a name or without. Where no process is left to make another, none is as good as never any.
+    """
+
+    def __init__(self, path: str = "/proc/net/sockstat"):
+        self._count = _open(path)
+        self._ours = self._now()
+
+    def are_all_gone(self) -> bool:
+        """Tell whether nobody else's is left; where the kernel does not say, that is in doubt."""
+        return self._ours >= 0 and self._now() == self._ours
+
+    def _now(self) -> int:
+        try:
+            return int(posix.pread(self._count, 64, 0).partition(b"sockets: used ")[2].split(None, 1)[0])
+        except (OSError, ValueError, IndexError):
+            return -1
+
+
+def open_last_pid() -> int:
+    """Open what tells which process or thread of this process namespace was made last; -1 where nothing does."""
+    return _open("/proc/sys/kernel/ns_last_pid")
+
+
+def _user_share(pid: int) -> float:
+    """Return which part of a process's time was its own and not the kernel's, as far as ticks tell."""
+    file = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        rows = posix.read(file, 1 << 12).rpartition(b")")[2].split()
+    finally:
+        posix.close(file)
+    user, system = int(rows[_USER]), int(rows[_SYSTEM])
+    return user / (user + system) if user + system else 1.0
+
+
+def _open(path: str) -> int:
+    try:
+        return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def count_unreachable() -> int:
+    """Return how often a program wanted to reach what lies outside, since this network namespace was made.
+
+    One with nothing but a loopback device has no route to anywhere else, and the kernel counts what ends there: a
+    connection, a datagram, a name that a server would have to be asked for. 0 where it does not say.
+    """
+    return _in_table(_rows_of("/proc/net/snmp")) + _in_list(_rows_of("/proc/net/snmp6"))
+
+
+def _in_table(rows: list[bytes]) -> int:
+    """Find the figure of IPv4, in a row of names above a row of figures."""
+    names, figures = ([row.split() for row in rows if row.startswith(b"Ip:")] + [[], []])[:2]
+    return int(dict(zip(names, figures, strict=False)).get(b"OutNoRoutes", 0))
+
+
+def _in_list(rows: list[bytes]) -> int:
+    return sum(int(row.split()[1]) for row in rows if row.startswith(b"Ip6OutNoRoutes"))
+
+
+def _rows_of(path: str) -> list[bytes]:
+    try:
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return posix.read(fd, _MOST_BYTES).split(b"\n")
+    finally:
+        posix.close(fd)
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of its first thread's state; X for what is not there."""
+    return (text_of(f"/proc/{pid}/stat").rpartition(")")[2].split() or ["X"])[0]
+
+
+def states_of(pid: int) -> list[str]:
+    """Return the state of every thread: a process whose first one has ended looks dead, and may be running."""
+    return list(each_state_of(pid))
+
+
+def each_state_of(pid: int) -> Iterator[str]:
+    """Yield the state of one thread after the other."""
+    try:
+        threads = posix.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for thread in threads:
+        yield state_of(int(thread))
+
+
+def is_dead(pid: int) -> bool:
+    """Tell whether no thread of it will run again."""
+    return all(state in "ZX" for state in states_of(pid))
+
+
+def descriptors(pid: int) -> list[str]:
+    """Name what it has open, as the kernel does."""
+    return [posix.readlink(f"/proc/{pid}/fd/{name}") for name in posix.listdir(f"/proc/{pid}/fd")]
+
+
+def text_of(path: str) -> str:
+    """Return all that a file in /proc says; what has ended, or cannot be read to its end, says nothing."""
+    try:
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return ""
+    data = bytearray()
+    try:
+        while piece := posix.read(fd, 1 << 16):
+            data += piece
+    except OSError:
+        return ""
+    finally:
+        posix.close(fd)
+    return data.decode("utf-8", "replace")
+
+
+PATIENCE_S, NAP_S = 0.1, 0.02  # for the kernel to be through, and between looks after that
+PF_EXITING = 4
+TICKS_PER_S = posix.sysconf("SC_CLK_TCK")
+_FLAGS, _TIMES, _MEMORY = 6, slice(11, 15), 20  # in a line of /proc/PID/stat, counted from the state
+
+
+class Death:
+    """Wait for the death of a reaper that is about to be killed; `spent` is what it and its dead had used by then."""
+
+    def __init__(self, reaper: int, cgroup: Cgroup):
+        self._reaper, self._cgroup = reaper, cgroup
+        user, system, user_below, system_below = (int(word) for word in _stat(reaper)[_TIMES] or (0, 0, 0, 0))
+        most_kib = (text_of(f"/proc/{reaper}/status").partition("\nVmHWM:")[2].split(None, 1) or ["0"])[0]
+        self.spent = (user + user_below) / TICKS_PER_S, (system + system_below) / TICKS_PER_S, int(most_kib)
+
+    def wait(self) -> bool:
+        """Return True when it is gone with all below it.
+
+        False where the kernel takes long, and by now nobody in the group can do anything any more.
+        """
+        ended, nap_s = posix.pidfd_open(self._reaper), PATIENCE_S
+        try:
+            while not ppoll((ended,), nap_s):
+                if is_done(self._cgroup):
+                    return False
+                nap_s = NAP_S
+            return True
+        finally:
+            posix.close(ended)
+
+
+def is_done(cgroup: Cgroup) -> bool:
+    """Tell whether nobody in a group can do anything any more.
+
+    Looked at twice: while the first look lasts, somebody may have made another and ended. At the second there is
+    nobody but those who were seen to be past that.
+    """
+    first = cgroup.tasks()
+    return all(_is_past_work(task) for task in first) and set(cgroup.tasks()) <= set(first)
+
+
+def _is_past_work(task: int) -> bool:
+    rows = _stat(task)
+    return not rows or rows[0] in "ZX" or (int(rows[_FLAGS]) & PF_EXITING > 0 and rows[_MEMORY] == "0")
+
+
+def _stat(task: int) -> list[str]:
+    return text_of(f"/proc/{task}/stat").rpartition(")")[2].split()

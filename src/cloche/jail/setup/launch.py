@@ -1,0 +1,361 @@
+"""Start the helper: a fresh interpreter that shares nothing with the caller but one socket."""
+
+from __future__ import annotations
+import __future__
+
+import errno
+import fcntl
+import functools
+import hashlib
+import itertools
+import marshal
+import os
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..cgroups import Cgroup
+from ..syscalls import run_beside
+from .cache import own_cache, read_cache, write_cache
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# The top-level packages a helper may import, and nothing else of Cloche's.
+HELPER_PACKAGES = ("jail", "interpreter")
+PROBE_PACKAGES = (*HELPER_PACKAGES, "jail.setup")  # what is in jail.setup is the caller's, but the probe is run from it
+_TAG = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
+ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing all of ast
+FIRST_PASSABLE = 3
+_ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+EMPTY_ENVIRONMENT = {"LANG": "C.UTF-8"}
+# Modules come out of an archive of compiled code: no search, no file, and it works behind a changed root as well.
+# Those that every helper needs are made at once, in this order: the import system would take a millisecond for them.
+HELPER_MODULES = (
+    "jail", "jail.syscalls", "jail.messages", "jail.steps", "jail.shared_status", "jail.seccomp_notify", "jail.pid1",
+    "jail.guest", "jail.reaper", "jail.user_namespaces", "jail.cgroups", "jail.accounting", "jail.sandbox_state",
+    "jail.supervisor", "jail.helper",
+)  # fmt: skip
+# What a helper runs first, compiled once: it is told `archive`, a descriptor, and its `head` and `size` in bytes.
+_BOOT = """\
+import gc, marshal, posix, sys
+from _frozen_importlib import ModuleSpec, _load
+from _frozen_importlib_external import ExtensionFileLoader, spec_from_file_location
+class Archive:
+    places, data = marshal.loads(posix.pread(archive, head, 0)), None
+    def code(name):
+        start, end = Archive.places[name]
+        if Archive.data is None: return marshal.loads(posix.pread(archive, end - start, start))
+        return marshal.loads(Archive.data[start:end])
+    def find_spec(name, path=None, target=None):
+        is_package = name in ("jail", "jail.setup", "interpreter")
+        if name in Archive.places: return ModuleSpec(name, Archive, origin="cloche", is_package=is_package)
+    def create_module(spec): return None
+    def exec_module(module): exec(Archive.code(module.__name__), module.__dict__)
+sys.meta_path.insert(0, Archive)
+def load_library(name, path):
+    # The one that every helper needs is where the caller found it: no search.
+    _load(spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path)))
+def make_modules(names):
+    gc.disable()  # nothing of it is garbage; who has loaded all that is needed goes on as usual
+    for name in names:
+        parent, _, stem = name.rpartition(".")
+        module = sys.modules[name] = type(sys)(name)
+        module.__package__ = parent or name
+        if parent: setattr(sys.modules[parent], stem, module)
+        else: module.__path__ = []
+        Archive.exec_module(module)
+def map_archive():
+    # What is needed at once was read, which leaves no copy; all else stays in the file's own memory.
+    import jail.syscalls
+    jail.archive = Archive
+    Archive.data = jail.syscalls.map_file(archive, size)
+    posix.close(archive)
+def load_interpreter(name):
+    name = f"interpreter.{name}"
+    __import__(name)
+    return sys.modules[name]
+"""
+_RUN_BOOT = """\
+import marshal, posix
+archive, head, size = {fd}, {head}, {size}
+exec(marshal.loads(posix.pread(archive, {boot}, size - {boot})))
+"""
+# What every guest needs of the standard library is loaded before it is forked: in a fork that takes twice as long, for
+# each page that is written to is copied first.
+_BOOT_HELPER = """\
+import os, site
+if {namespace} >= 0:
+    import jail.subordinate_ids
+    jail.subordinate_ids.enter({namespace})
+_guest = sys.modules["jail.helper"].main({fd}, {version}, {folders}, load_interpreter)
+if _guest: _guest()
+"""
+_BOOT_TEMPLATE = """\
+gc.enable()
+import jail.fork_server, jail.seccomp_notify, jail.procfs, jail.user_namespaces, jail.subordinate_ids
+jail.subordinate_ids.enter({namespace})
+_guest = jail.fork_server.main({fd}, {settings}, load_interpreter)
+if _guest: _guest()
+"""
+_BOOT_KEEPER = """\
+import jail.container_shim
+jail.container_shim.main({fd})
+"""
+_BOOT_MAPPER = """\
+import jail.subordinate_ids
+jail.subordinate_ids.main({fd}, {order})
+"""
+_BOOT_PROBE = """\
+map_archive()
+import jail.setup.probe
+jail.setup.probe.main()
+"""
+
+
+@functools.cache
+def _archive(is_probe: bool) -> bytes:
+    """Return every module that a helper (or the probe) may import: code by name, loaded when imported.
+
+    Compiling them takes longer than a run, so the result is kept beside the interpreter's own compiled files, as
+    trusted and as replaceable as those; where these are unwanted, or that folder cannot be written to, in a cache of
+    this user's alone.
+    """
+    sources = _sources(is_probe=is_probe)
+    key = marshal.dumps([_state(path) for path in sources.values()])
+    name = f"{'probe' if is_probe else 'helper'}.{_TAG}.archive"
+    beside, own = os.path.join(PACKAGE, "jail", "__pycache__"), own_cache("helpers")
+    own_name = f"{hashlib.blake2b(os.fsencode(PACKAGE), digest_size=8).hexdigest()}.{name}"
+    found = read_cache(beside, name, key) or (read_cache(own, own_name, key, is_own=True) if own else None)
+    if found is None:
+        found = marshal.dumps({name: marshal.dumps(_compile(path)) for name, path in sources.items()})
+        is_kept = not sys.dont_write_bytecode and write_cache(beside, name, key, found)
+        if own and not is_kept:
+            write_cache(own, own_name, key, found, is_own=True)
+    return found
+
+
+def _sources(*, is_probe: bool) -> dict[str, str]:
+    """Return the modules' files by name."""
+    found = {}
+    for package in PROBE_PACKAGES if is_probe else HELPER_PACKAGES:
+        folder = os.path.join(PACKAGE, *package.split("."))
+        for name in sorted(os.listdir(folder)):
+            stem, suffix = os.path.splitext(name)
+            if suffix == ".py":
+                found[package if stem == "__init__" else f"{package}.{stem}"] = os.path.join(folder, name)
+    return found
+
+
+def _state(path: str) -> tuple[str, int, int]:
+    """Return what changes with a file."""
+    state = os.stat(path)
+    return path, state.st_mtime_ns, state.st_size
+
+
+@functools.cache
+def _compile(path: str) -> types.CodeType:
+    """Compile a module without docstrings, and with its `__future__` import done here instead of in every run."""
+    with open(path, "rb") as file:
+        tree: Any = compile(file.read(), path, "exec", ONLY_AST, dont_inherit=True)
+    tree.body = [one for one in tree.body if getattr(one, "module", "") != "__future__"]
+    flags = __future__.annotations.compiler_flag
+    code: types.CodeType = compile(tree, path, "exec", flags, dont_inherit=True, optimize=2)
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class _Shelf:
+    """Hold a memory file that nobody can change any more: where each module's code lies in it, then all code."""
+
+    fd: int
+    inode: int
+    head: int  # bytes
+    boot: int  # bytes, at the end
+    size: int  # bytes
+
+    def is_there(self) -> bool:
+        """Tell whether the descriptor is still ours: a caller may have closed what it did not open."""
+        try:
+            found = os.fstat(self.fd)
+        except OSError:
+            return False
+        return found.st_ino == self.inode and found.st_size == self.size
+
+    def run_boot(self) -> str:
+        """Return the first words of whoever reads from here."""
+        return _RUN_BOOT.format(fd=self.fd, head=self.head, boot=self.boot, size=self.size)
+
+
+_shelves: dict[bool, _Shelf] = {}
+_turn = threading.Lock()
+# Held while a process starts, and while this one is forked: a child that was forked between would hold the pipe on
+# which the start is waited for, for as long as it lives. A handler of signals may fork in the midst of a start.
+_starts = threading.RLock()
+
+
+def _forget_after_fork() -> None:
+    global _turn, _starts
+    _turn, _starts = threading.Lock(), threading.RLock()
+
+
+def _wait_for_starts() -> None:
+    _starts.acquire()
+
+
+def _let_start() -> None:
+    _starts.release()
+
+
+os.register_at_fork(before=_wait_for_starts, after_in_parent=_let_start, after_in_child=_forget_after_fork)
+
+
+def _shelf(*, is_probe: bool = False) -> _Shelf:
+    """Return what every helper (or the probe) of this process reads its modules from. Raises OSError."""
+    with _turn:  # else each of several threads that come first would fill one, and all but the last stay open for ever
+        found = _shelves.get(is_probe)
+        if found is None or not found.is_there():
+            found = _shelves[is_probe] = _fill_shelf(marshal.loads(_archive(is_probe)))
+        return found
+
+
+def _fill_shelf(codes: Mapping[str, bytes]) -> _Shelf:
+    """Return a sealed memory file with the archive."""
+    head = 0
+    while head != (head := len(_places(codes, head))):  # numbers as long as they are at the end
+        pass
+    boot = marshal.dumps(compile(_BOOT, "<cloche>", "exec", dont_inherit=True, optimize=2))
+    content = b"".join((_places(codes, head), *codes.values(), boot))
+    fd = _passable(os.memfd_create("cloche", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    try:
+        if os.write(fd, content) != len(content):
+            raise OSError(errno.ENOSPC, "no room for the modules of a helper")
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _ALL_SEALS)
+        return _Shelf(fd, os.fstat(fd).st_ino, head, len(boot), len(content))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _passable(fd: int) -> int:
+    """Return a descriptor in place of `fd` that keeps its number in a child: 0 to 2 become its standard streams.
+
+    A caller that closed its own gets those numbers for whatever is opened next. Raises OSError; then `fd` is closed.
+    """
+    if fd >= FIRST_PASSABLE:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_PASSABLE)
+    finally:
+        os.close(fd)
+
+
+def _places(codes: Mapping[str, bytes], start: int) -> bytes:
+    """Return where each module's code starts and ends, all of it lying behind `start`."""
+    ends = list(itertools.accumulate(map(len, codes.values()), initial=start))
+    return marshal.dumps(dict(zip(codes, itertools.pairwise(ends), strict=True)))
+
+
+def run_probe_process(executable: str, timeout_s: float) -> bytes:
+    """Run the probe process and return what it printed. Raises OSError when it cannot run or fails."""
+    shelf = _shelf(is_probe=True)
+    done = subprocess.run(
+        [executable, "-I", "-S", "-c", shelf.run_boot() + _BOOT_PROBE],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=EMPTY_ENVIRONMENT,
+        pass_fds=(shelf.fd,),
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode != 0 or not done.stdout:
+        raise OSError(0, f"the probe process failed: {done.stderr.decode('utf-8', 'replace').strip()[-400:]}")
+    return done.stdout
+
+
+def start_helper(
+    executable: str = sys.executable,
+    *,
+    version: int = 0,
+    folders: Mapping[str, str] | None = None,
+    namespace: int = -1,
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a helper and return its process and our end of its socket. Raises OSError.
+
+    `version` and `folders` are those of its control group, which `make_cgroup` makes while it is starting;
+    `namespace` is the descriptor of the user namespace that it enters, see `subids`, -1 for none.
+    """
+    told = {"version": version, "folders": dict(folders or {}), "namespace": namespace}
+    return _start(executable, lambda fd: _BOOT_HELPER.format(fd=fd, **told), passed=namespace)
+
+
+def start_template(
+    settings: Mapping[str, Any], executable: str = sys.executable, *, namespace: int = -1
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a template and return its process and our end of its socket; `namespace` as above. Raises OSError."""
+    told = {"settings": dict(settings), "namespace": namespace}
+    return _start(executable, lambda fd: _BOOT_TEMPLATE.format(fd=fd, **told), is_awaited=False, passed=namespace)
+
+
+def start_mapper(
+    programs: list[list[str]], namespace: int = -1, executable: str = sys.executable
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the mapper of `subids` and return its process and our end of its socket. Raises OSError."""
+    order = {"programs": programs, "namespace": namespace}
+    return _start(executable, lambda fd: _BOOT_MAPPER.format(fd=fd, order=order), passed=namespace)
+
+
+def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the keeper of a place and return its process and our end of its socket. Raises OSError."""
+    return _start(executable, lambda fd: _BOOT_KEEPER.format(fd=fd))
+
+
+def _start(
+    executable: str, words: Callable[[int], str], *, is_awaited: bool = True, passed: int = -1
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start an interpreter with the modules of a helper; `words` gives its last words, told its end of the socket.
+
+    One that nobody waits for is left where the kernel puts it: the other processor is for what somebody does wait for.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        theirs = socket.socket(fileno=_passable(theirs.detach()))
+        shelf = _shelf()
+        first = f"make_modules({HELPER_MODULES})\nmap_archive()\n"
+        boot = shelf.run_boot() + _load_ctypes(executable) + first + words(theirs.fileno())
+        with _starts:
+            process = subprocess.Popen(
+                [executable, "-I", "-S", "-c", boot],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=EMPTY_ENVIRONMENT,
+                cwd="/",
+                pass_fds=(theirs.fileno(), shelf.fd, *((passed,) if passed >= 0 else ())),
+                start_new_session=True,
+            )
+        if is_awaited:  # where this is interrupted half-way, the process ends with our end of the socket
+            run_beside(process.pid, os.sched_getaffinity(0))
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return process, ours
+
+
+def _load_ctypes(executable: str) -> str:
+    """Return how an interpreter loads `_ctypes`; nothing where it must look for itself."""
+    path = getattr(sys.modules.get("_ctypes"), "__file__", None)
+    return f"load_library('_ctypes', {path!r})\n" if executable == sys.executable and path else ""
+
+
+def make_cgroup(cgroup: Mapping[str, Any], *, is_there: bool = False) -> None:
+    """Make a sandbox's control group with its limits, or give the one that is there new ones. Raises OSError."""
+    group = Cgroup(cgroup["version"], cgroup["folders"])
+    if is_there:
+        group.loosen()
+    group.create(**cgroup["amounts"])

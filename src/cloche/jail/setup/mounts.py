@@ -1,0 +1,424 @@
+"""The guest's file tree, as a list of small values that say which system calls make them. Nothing is done here.
+
+The dance: a new user namespace cannot reach a private home once it runs under another identity, and cannot create
+files on its own tmpfs before it does. So every bind source is first opened as a detached copy of its mount, with
+the caller's identity (`Bind.opening`); then the identity is switched; then the tree is built below a tmpfs from those
+descriptors (`calls`), and `pivot` makes it the root. Paths of targets are relative to the new root, which is the
+working directory while the tree is built.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..steps import EEXIST, EINVAL, ENOENT, make
+from ..syscalls import (
+    AT_EMPTY_PATH,
+    AT_FDCWD,
+    AT_RECURSIVE,
+    FSCONFIG_CMD_CREATE,
+    FSCONFIG_SET_STRING,
+    FSMOUNT_CLOEXEC,
+    FSOPEN_CLOEXEC,
+    MNT_DETACH,
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOEXEC,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+    MOVE_MOUNT_F_EMPTY_PATH,
+    MOVE_MOUNT_T_EMPTY_PATH,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    OPEN_TREE_CLOEXEC,
+    OPEN_TREE_CLONE,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, Protocol
+
+    from ..steps import Call
+
+if TYPE_CHECKING:
+
+    class Mount(Protocol):
+        """Tell the calls that make it below the new root, which is the working directory, and what that does."""
+
+        def calls(self) -> list[Call]: ...
+        def describe(self) -> str: ...
+
+
+EPERM, EACCES, ENOTDIR, EROFS, ELOOP = 1, 13, 20, 30, 40
+O_PATH = 0x200000
+_WAY = O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+RESOLVE_NO_LINKS = 0x02 | 0x04  # neither those of /proc nor any other
+READ_ONLY = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
+# Any directory that surely exists serves to attach the new root before it becomes one.
+STAGE = "/proc"
+_CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC
+
+
+class Bind:
+    """Show a file or directory of the host, read-only, at `target`.
+
+    `register` holds its detached mount once it is open; `is_given` says that somebody else opened it.
+    """
+
+    __slots__ = ("attributes", "is_directory", "is_given", "register", "source", "target")
+
+    def __init__(self, source: str, target: str, attributes: int = READ_ONLY, register: str = ""):
+        self.source, self.target, self.attributes = source, target, attributes
+        self.register, self.is_given = register or f"bind {target}", bool(register)
+        self.is_directory = os.path.isdir(source)
+
+    def opening(self) -> list[Call]:
+        """Take a detached copy of the source with the identity the process has then, unless one is handed in."""
+        recursive = AT_RECURSIVE if self.is_directory else 0
+        opened = open_tree(self.source, self.register, recursive=self.is_directory)
+        return [
+            *([] if self.is_given else [opened]),
+            make("mount_setattr", self.register, b"", AT_EMPTY_PATH | recursive, mount_attr(self.attributes), 32),
+        ]
+
+    def calls(self) -> list[Call]:
+        return [
+            *_place(self.target, is_directory=self.is_directory),
+            move_mount(self.register, self.target),
+            make("close", self.register),
+        ]
+
+    def describe(self) -> str:
+        return f"bind {self.source} read-only at /{self.target}"
+
+
+class Inner(Bind):
+    """Show one in a place that belongs to the guest, which may have left anything there: no link is followed."""
+
+    __slots__ = ()
+
+    def calls(self) -> list[Call]:
+        return _placed(self, self.target)
+
+
+class Device(Bind):
+    """Show one harmless device node of the host."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str):
+        super().__init__(f"/dev/{name}", f"dev/{name}", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
+
+    def describe(self) -> str:
+        return f"device {self.source}"
+
+
+class Attach:
+    """Put a mount that was kept from an earlier run of the same sandbox at `target`."""
+
+    __slots__ = ("register", "target")
+
+    def __init__(self, register: str, target: str):
+        self.register, self.target = register, target
+
+    def calls(self) -> list[Call]:
+        return [*_place(self.target, is_directory=True), move_mount(self.register, self.target)]
+
+    def describe(self) -> str:
+        return f"attach the sandbox's own /{self.target}"
+
+
+class Tmpfs:
+    """Mount an empty, bounded file system of memory at `target`."""
+
+    __slots__ = ("inodes", "mode", "size_bytes", "target")
+
+    def __init__(self, target: str, size_bytes: int, inodes: int, mode: str = "0755"):
+        self.target, self.size_bytes, self.inodes, self.mode = target, size_bytes, inodes, mode
+
+    def calls(self) -> list[Call]:
+        data = f"size={self.size_bytes},nr_inodes={self.inodes},mode={self.mode}"
+        made = mount("tmpfs", self.target, "tmpfs", MS_NOSUID | MS_NODEV, data)
+        return [*_place(self.target, is_directory=True), made]
+
+    def describe(self) -> str:
+        return f"tmpfs of {self.size_bytes} bytes and {self.inodes} inodes at /{self.target}"
+
+
+class Symlink:
+    """Make a symbolic link."""
+
+    __slots__ = ("points_to", "target")
+
+    def __init__(self, points_to: str, target: str):
+        self.points_to, self.target = points_to, target
+
+    def calls(self) -> list[Call]:
+        link = make("symlinkat", os.fsencode(self.points_to), AT_FDCWD, os.fsencode(self.target))
+        return [*_place(os.path.dirname(self.target), is_directory=True), link]
+
+    def describe(self) -> str:
+        return f"link /{self.target} to {self.points_to}"
+
+
+class Text:
+    """Write a synthetic file."""
+
+    __slots__ = ("content", "target")
+
+    def __init__(self, target: str, content: str):
+        self.target, self.content = target, content
+
+    def calls(self) -> list[Call]:
+        return [
+            *_place(os.path.dirname(self.target), is_directory=True),
+            make("openat", AT_FDCWD, os.fsencode(self.target), _CREATE, 0o644, keep="text"),
+            make("write", "text", self.content.encode()),
+            make("close", "text"),
+        ]
+
+    def describe(self) -> str:
+        return f"write /{self.target}"
+
+
+class Proc:
+    """Mount this process namespace's own /proc, read-only, and cover what tells of the host."""
+
+    __slots__ = ("masked",)
+
+    def __init__(self, masked: Sequence[str]):
+        self.masked = masked
+
+    def calls(self) -> list[Call]:
+        made = mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
+        return [*_place("proc", is_directory=True), made, *self.covers()]
+
+    def covers(self) -> list[Call]:
+        """Cover what is masked of the /proc that is mounted in the working directory."""
+        return [_cover(f"proc/{name}") for name in self.masked]
+
+    def describe(self) -> str:
+        return f"own /proc, read-only, without {', '.join(self.masked)}"
+
+
+def _cover(path: str, *others: int) -> Call:
+    """Cover a file or folder, which is what it is on the host; one that is not there needs no cover.
+
+    `others` are errors that are no failure either.
+    """
+    excuse = (ENOENT, *others)
+    if os.path.isdir(f"/{path}"):
+        flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
+        return mount("tmpfs", path, "tmpfs", flags, "size=0,nr_inodes=1,mode=0555", excuse=excuse)
+    return mount("dev/null", path, "", MS_BIND, excuse=excuse)
+
+
+class Cover:
+    """Cover a file or folder of what is shown with nothing, unless nobody inside can reach it anyway."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: str):
+        self.target = target
+
+    def calls(self) -> list[Call]:
+        return [_cover(self.target, EACCES)]
+
+    def describe(self) -> str:
+        return f"cover /{self.target}"
+
+
+KINDS: dict[str, Any] = {
+    "bind": Bind,
+    "device": Device,
+    "attach": Attach,
+    "tmpfs": Tmpfs,
+    "symlink": Symlink,
+    "text": Text,
+    "proc": Proc,
+}
+
+
+def from_rows(rows: Iterable[Sequence[Any]]) -> list[Mount]:
+    """Build the values from the plain tuples of a spec: kind, then the constructor's arguments."""
+    return [KINDS[kind](*arguments) for kind, *arguments in rows]
+
+
+def stage_root(inodes: int = 4096) -> list[Call]:
+    """Attach the tmpfs that becomes the root, and make it the working directory."""
+    return [
+        mount("none", "/", "", MS_REC | MS_PRIVATE),
+        mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, f"size=1m,nr_inodes={inodes},mode=0755"),
+        chdir(STAGE),
+    ]
+
+
+def pivot() -> list[Call]:
+    """Make the working directory the root, let go of the old one, and close the new one for writing."""
+    return [
+        make("pivot_root", b".", b"."),
+        make("umount2", b".", MNT_DETACH),
+        chdir("/"),
+        mount("none", "/", "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV),
+    ]
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str = "", *, excuse: tuple[int, ...] = ()) -> Call:
+    """Return a mount of the old kind; `excuse` names the errors that are no failure."""
+    paths = (os.fsencode(source), os.fsencode(target))
+    return make("mount", *paths, kind.encode(), flags, data.encode() or None, excuse=excuse)
+
+
+def detached_tmpfs(register: str, size_bytes: int, inodes: int, mode: str) -> list[Call]:
+    """Keep a new, bounded file system of memory that is attached nowhere yet."""
+    settings = {"size": str(size_bytes), "nr_inodes": str(inodes), "mode": mode}
+    return _detached("tmpfs", settings, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, register)
+
+
+def detached_proc(register: str) -> list[Call]:
+    """Keep a new, read-only /proc of the process namespace one is in, attached nowhere yet."""
+    return _detached("proc", {}, READ_ONLY | MOUNT_ATTR_NOEXEC, register)
+
+
+def process_counter(register: str) -> list[Call]:
+    """Keep open, for writing, what says which process of this namespace was made last; nothing where that is refused.
+
+    It is reached by a /proc of its own that is attached nowhere: all that a guest can see is read-only.
+    """
+    flags, refused = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, (EPERM, ENOENT, EACCES, EINVAL)
+    return [
+        make("fsopen", b"proc", FSOPEN_CLOEXEC, keep="context"),
+        make("fsconfig", "context", FSCONFIG_CMD_CREATE, None, None, 0, excuse=refused),
+        make("fsmount", "context", FSMOUNT_CLOEXEC, flags, keep="proc", excuse=refused),
+        make("close", "context"),
+        make("openat", "proc", b"sys/kernel/ns_last_pid", os.O_RDWR | os.O_CLOEXEC, 0, keep=register, excuse=refused),
+        make("close", "proc"),
+    ]
+
+
+def _detached(kind: str, settings: dict[str, str], attributes: int, register: str) -> list[Call]:
+    return [
+        make("fsopen", kind.encode(), FSOPEN_CLOEXEC, keep="context"),
+        *(
+            make("fsconfig", "context", FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)
+            for name, value in settings.items()
+        ),
+        make("fsconfig", "context", FSCONFIG_CMD_CREATE, None, None, 0),
+        make("fsmount", "context", FSMOUNT_CLOEXEC, attributes, keep=register),
+        make("close", "context"),
+    ]
+
+
+def opened_again(bind: Bind) -> list[Call]:
+    """Keep a copy of a bind that is in its place."""
+    return [open_tree(bind.source, bind.register, recursive=bind.is_directory)]
+
+
+def placed_again(bind: Bind, owner: int) -> list[Call]:
+    """Mount such a copy at the same path, in what covers the bind by now."""
+    return _placed(bind, bind.source, owner)
+
+
+def _placed(bind: Bind, target: str, owner: int = -1) -> list[Call]:
+    """Attach a bind in a guest's place, and make the folders above it, which are the guest's then.
+
+    What is on the way must be folders; a link among them is an error. `owner` is who they are for, -1 for ourselves.
+    """
+    top, *folders, name = target.lstrip("/").split("/")
+    start, here = os.fsencode("/" * target.startswith("/") + top), f"way {top}"
+    calls = [
+        make("mkdirat", AT_FDCWD, start, 0o755, excuse=(EEXIST,)),
+        make("openat", AT_FDCWD, start, _WAY, 0, keep=here),
+    ]
+    opened = [here]
+    for folder in folders:
+        there = f"{here}/{folder}"
+        calls.append(make("mkdirat", here, os.fsencode(folder), 0o755, excuse=(EEXIST,)))
+        calls.append(make("openat", here, os.fsencode(folder), _WAY, 0, keep=there))
+        if owner >= 0:
+            calls.append(make("fchownat", there, b"", owner, owner, AT_EMPTY_PATH, excuse=(EROFS,)))
+        here = there
+        opened.append(there)
+    point = os.fsencode(name)
+    if bind.is_directory:
+        calls.append(make("mkdirat", here, point, 0o755, excuse=(EEXIST,)))
+        calls.append(make("openat", here, point, _WAY, 0, keep="point"))
+    else:
+        calls.append(make("mknodat", here, point, stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
+        calls.append(make("openat", here, point, _WAY & ~os.O_DIRECTORY, 0, keep="point"))
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    calls.append(make("move_mount", bind.register, b"", "point", b"", flags))
+    return [*calls, *(make("close", one) for one in ("point", bind.register, *opened))]
+
+
+def taken_along(path: str, register: str) -> list[Call]:
+    """Keep a detached, read-only copy of what is mounted at a path, through no link; nothing where there is none.
+
+    The guest may have moved the folders above away, and put others in their place.
+    """
+    attributes = mount_attr(READ_ONLY)
+    return [
+        _found(path, "found"),
+        make(
+            "open_tree", "found", b"", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | AT_EMPTY_PATH, keep=register
+        ),
+        make("close", "found"),
+        make("mount_setattr", register, b"", AT_EMPTY_PATH | AT_RECURSIVE, attributes, len(attributes)),
+    ]
+
+
+def put_down(register: str, path: str) -> list[Call]:
+    """Attach what was taken along at the same path, through no link; nothing where its place is gone."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    return [
+        _found(path, "found"),
+        make("move_mount", register, b"", "found", b"", flags),
+        make("close", "found"),
+    ]
+
+
+def _found(path: str, register: str) -> Call:
+    """Keep a descriptor of what is at a path, without a link on the way."""
+    how = b"".join(number.to_bytes(8, "little") for number in (O_PATH | os.O_CLOEXEC, 0, RESOLVE_NO_LINKS))
+    return make("openat2", AT_FDCWD, os.fsencode(path), how, len(how), keep=register, excuse=(ENOENT, ENOTDIR, ELOOP))
+
+
+def chdir(path: str) -> Call:
+    """Change the working directory."""
+    return make("chdir", os.fsencode(path))
+
+
+def open_tree(path: str, register: str, *, recursive: bool) -> Call:
+    """Keep a descriptor of a detached copy of the mount at `path`."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    return make("open_tree", AT_FDCWD, os.fsencode(path), flags, keep=register)
+
+
+def move_mount(register: str, target: str) -> Call:
+    """Attach a detached mount at `target`."""
+    return make("move_mount", register, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def mount_attr(attr_set: int, userns_fd: int = 0) -> bytes:
+    """Return a `struct mount_attr` that sets attributes and clears none."""
+    return b"".join(n.to_bytes(8, "little") for n in (attr_set, 0, 0, userns_fd))
+
+
+def _place(path: str, *, is_directory: bool) -> list[Call]:
+    """Make the mount point, with its parents."""
+    parts = path.split("/") if path else []
+    folders = parts if is_directory else parts[:-1]
+    places = [
+        make("mkdirat", AT_FDCWD, os.fsencode("/".join(folders[: at + 1])), 0o755, excuse=(EEXIST,))
+        for at in range(len(folders))
+    ]
+    if not is_directory:
+        places.append(make("mknodat", AT_FDCWD, os.fsencode(path), stat.S_IFREG | 0o644, 0, excuse=(EEXIST,)))
+    return places

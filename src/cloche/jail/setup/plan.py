@@ -1,0 +1,448 @@
+"""The way into the sandbox, compiled to calls: what the reaper builds, and what each guest gives up.
+
+The order is the point: see `mounts`, and the design's section on set-up. Everything here runs in the caller, while
+the helper's interpreter is still starting; the reaper makes the calls of `building`, and the guest, which was forked
+before the reaper gave anything up, goes through lists of its own.
+
+The jail's own network namespace: nothing but a loopback device, and that one up.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..messages import Building, Run, Spec, private_register
+from ..steps import EACCES, EEXIST, EISDIR, ENOENT, EPERM, EROFS, make
+from ..syscalls import AT_FDCWD, CLONE_NEWNS, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, SOCK_DGRAM
+from . import mounts, privileges
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from ..steps import Call, Step
+
+AF_INET = 2
+SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
+IFREQ_BYTES, IFNAMSIZ = 40, 16
+
+
+def raise_loopback() -> list[Call]:
+    """Bring `lo` up, so that a server and a client of the same run can meet."""
+    request = b"lo".ljust(IFNAMSIZ, b"\0") + (IFF_UP | IFF_RUNNING).to_bytes(2, "little")
+    return [
+        make("socket", AF_INET, SOCK_DGRAM | os.O_CLOEXEC, 0, keep="control"),
+        make("ioctl", "control", SIOCSIFFLAGS, request.ljust(IFREQ_BYTES, b"\0")),
+        make("close", "control"),
+    ]
+
+
+SIGKILL = 9
+OPEN_UCOUNTS = "open the limits of its user namespace"
+OFFER = "make the guest the first choice of the out-of-memory killer"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_REMOVED = (ENOENT, EPERM, EACCES, EISDIR, EROFS)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Registers: the one that the helper fills with a kept workspace, and the one in which the reaper looks for it.
+WORKSPACE, KEPT = "workspace", "kept"
+# In a nursery that keeps a workspace: the mount that the next guest attaches, and the one that is the caller's.
+TICKET, LENT = "ticket", "lent"
+SHOWN = "shown"  # what the caller sees a new workspace by, where its own id is not the guest's
+COUNTER = "counter"  # in a nursery: what each guest's count of processes begins anew by
+
+
+def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
+    """Return all that happens between a reaper's birth and the moment when its guest waits for orders."""
+    who, (limits, powers) = _identity(spec, run), (_limits(spec), _powers(spec))
+    die, session = who[-1:], _step("session", "lead a session of its own, without a terminal", make("setsid"))
+    return Building(
+        build=_build(spec, run, who, [*limits, *_affinity(spec), *powers], has_workspace=has_workspace),
+        # The first guest was forked before the reaper gave these up; a later one is born without them.
+        first=[*who, *limits, *powers, session],
+        later=[*die, session],
+        late=[*_affinity(spec), *_last_doors(spec, run)],  # the reaper has moved it about by then, see `run_beside`
+        private=run.private,
+        seccomp=spec.seccomp,
+    )
+
+
+def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_workspace: bool = False) -> Building:
+    """Return the same for a nursery, whose tree stays, and whose guests each make their own places in it.
+
+    One that `keeps_workspace` serves one sandbox: there each guest attaches the workspace, and takes a further mount of
+    it for the next. The first one makes it, unless the sandbox `has_workspace`, and takes one for the caller as well.
+    """
+    places = {
+        "workspace": mounts.Tmpfs(spec.workspace[1:], spec.disk_bytes, spec.inodes, _owned("0755", spec)),
+        **{
+            _register(row): mounts.Tmpfs(row[1], row[2], row[3], _owned(row[4], spec))
+            for row in spec.mounts
+            if _is_own(row)
+        },
+    }
+    binds, inner = _binds(run, spec)
+    tree = [*mounts.from_rows(row for row in spec.mounts if not _is_own(row)), *binds, *inner, *_covers(run)]
+    tree.append(mounts.Proc(spec.masked))
+    sources = [value for value in tree if isinstance(value, mounts.Bind)]
+    host = spec.hostname.encode()
+    die = _step("die_with_parent", "die with the parent", privileges.prctl(PR_SET_PDEATHSIG, SIGKILL))
+    opening, opened = privileges.opened_ahead(spec.landlock or ())
+    has_two_ids = spec.outside is not None
+    guests_id = _step("switch_identity", f"become uid {spec.inside_id}",
+                      *switch_identity(spec.inside_id, can_set_groups=has_two_ids))  # fmt: skip
+    another = _step("switch_identity", "become an id that no guest has", *switch_identity(0, can_set_groups=True))
+    build = [
+        _step("open_sources", f"open {len(sources)} bind sources as the caller",
+              *(one for source in sources for one in source.opening())),
+        another if has_two_ids else guests_id,
+        die,
+        _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer()),
+        _step("open_ucounts", OPEN_UCOUNTS, *privileges.opening(spec.nursery_ucounts)),
+        _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
+        *_without_repetition([
+            *((type(one).__name__.lower(), one.describe(), one.calls()) for one in tree),
+            *(("place", f"make room for /{one.target}", one.calls()[:-1]) for one in places.values()),
+        ]),
+        _step("process_counter", "open what tells a guest how many processes there were before it",
+              *mounts.process_counter(COUNTER)),
+        _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
+        _step("loopback", "bring the loopback device up", *raise_loopback()),
+        _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
+        _ucounts(spec.nursery_ucounts),
+        # What every guest is born without; this process runs no program, and keeps what it has.
+        _step("bounding", "give up what a program file could grant", *privileges.drop_bounding()),
+        _step("no_new_privs", "forbid new privileges", privileges.forbid_new_privileges()),
+        _step("open_rules", "open what all guests may use, for their Landlock rules", *opening),
+    ]  # fmt: skip
+    unshare = _step("unshare", "enter a mount namespace of its own", make("unshare", CLONE_NEWNS))
+    # What lies in these places is mounted there already; each guest covers it with its own, and shows it in that again.
+    uncover = [
+        _step("open_inner", f"open {one.source}, which is about to be covered", *mounts.opened_again(one))
+        for one in inner
+    ]
+    again = [
+        _step("bind", f"{one.describe()}, in the new place", *mounts.placed_again(one, spec.inside_id)) for one in inner
+    ]
+    umask = _step("umask", "keep files to itself", make("umask", 0o077))
+    made = {
+        name: _step("tmpfs", one.describe(), one.calls()[-1], _look_at(one.target, name))
+        for name, one in places.items()
+    }
+    attach = mounts.Attach(TICKET, spec.workspace[1:])
+    attached = {**made, "workspace": _step("attach", attach.describe(), attach.calls()[-1],
+                                           _look_at(attach.target, "workspace"))}  # fmt: skip
+    keep = [_step("keep_workspace", f"keep a copy of the mount of {spec.workspace} for the next",
+                  mounts.open_tree(spec.workspace, KEPT, recursive=False))] if keeps_workspace else []  # fmt: skip
+    lend = [_step("lend_workspace", f"keep a copy of the mount of {spec.workspace} for the caller",
+                  mounts.open_tree(spec.workspace, LENT, recursive=False))] if keeps_workspace else []  # fmt: skip
+    shown = [] if has_workspace else _shown(spec)
+    mine = [
+        _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
+        *_limits(spec, beside=-1 if has_two_ids else 0),
+        *_affinity(spec),
+        guests_id,
+        _step("capabilities", "drop all capabilities", *privileges.drop_own()),
+        die,
+        _step("session", "lead a session of its own, without a terminal", make("setsid")),
+    ]
+    begin = attached if has_workspace else made
+    # While it has its powers: an earlier guest may have taken its own rights to the folder away.
+    (go_there, *last_doors) = _last_doors(spec, run, opened)
+    return Building(
+        build=build,
+        first=[unshare, *uncover, *begin.values(), *again, umask, *keep, *lend, *shown, go_there, *mine],
+        later=[unshare, *uncover, *attached.values(), *again, umask, *keep, go_there, *mine] if keeps_workspace else [],
+        late=last_doors,
+        private=run.private,
+        seccomp=spec.nursery_filter,
+        rehearsal=[_step("rehearse", "write a file that keeps nothing", *_file_of_nothing())],
+    )
+
+
+def _file_of_nothing() -> list[Call]:
+    return [
+        make("openat", AT_FDCWD, os.fsencode(os.devnull), os.O_WRONLY | os.O_CLOEXEC, 0, keep="file"),
+        make("write", "file", b"print(1)"),
+        make("close", "file"),
+    ]
+
+
+def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step], list[Step]]:
+    """Return how a clone of a live session gets places of its own: what is made outside, and what is done inside.
+
+    What its parent sees of the host in these places, the paths `inner`, it takes along.
+
+    Outside are the namespaces of its parent and a copy of the host's mounts, where file systems can be made; inside
+    are its own, in which the registers `mounts` and `network` hold two. The new places cover the old ones, which
+    are locked there: nobody can take them down, and whoever builds here looks that the clone holds none of them open.
+    """
+    sizes = {
+        "workspace": (spec.workspace, spec.disk_bytes, spec.inodes, "0755"),
+        **{_register(row): (f"/{row[1]}", *row[2:5]) for row in spec.mounts if _is_own(row)},
+    }
+    make_places = [
+        _step("tmpfs", f"make a new {path}", *mounts.detached_tmpfs(name, size, inodes, mode))
+        for name, (path, size, inodes, mode) in sizes.items()
+    ]
+    covers = [
+        *(_step("take_along", f"take {path} along", *mounts.taken_along(path, f"bind {path}")) for path in inner),
+        *(_step("cover", f"cover {path} with the new one", mounts.move_mount(name, path))
+          for name, (path, *_) in sizes.items()),
+        *(_step("bind", f"show {path} in the new one", *mounts.put_down(f"bind {path}", path)) for path in inner),
+        _step("proc", "cover /proc with its own", mounts.move_mount("proc", "/proc"),
+              *mounts.Proc(spec.masked).covers()),
+        _step("keep_workspace", "keep a copy of the new workspace's mount",
+              mounts.open_tree(spec.workspace, KEPT, recursive=False)),
+        *_shown(spec),
+    ]  # fmt: skip
+    inside = [
+        _step("proc", "make a /proc of its own", *mounts.detached_proc("proc")),
+        _step("setns", "enter its network and its mounts", make("setns", "network", 0), make("setns", "mounts", 0),
+              mounts.chdir("/")),
+        *covers,
+        _step("loopback", "bring the loopback device up", *raise_loopback()),
+    ]  # fmt: skip
+    return make_places, inside
+
+
+def _is_own(row: tuple[Any, ...]) -> bool:
+    """Tell whether a mount of the spec is one that each guest must have for itself."""
+    return bool(row[0] == "tmpfs")
+
+
+def inner_of(paths: Sequence[str], spec: Spec) -> list[str]:
+    """Return those that lie in a place which each guest has for itself: an environment in /tmp or /workspace, say."""
+    own = (f"{spec.workspace}/", *(f"/{row[1]}/" for row in spec.mounts if _is_own(row)))
+    return [path for path in paths if path.startswith(own)]
+
+
+def _register(row: tuple[Any, ...]) -> str:
+    return os.path.basename(str(row[1]))
+
+
+def _owned(mode: str, spec: Spec) -> str:
+    """Return a tmpfs's mode with its owner, who does not mount it himself."""
+    return f"{mode},uid={spec.inside_id},gid={spec.inside_id}"
+
+
+def _look_at(target: str, register: str) -> Call:
+    """Keep a place at hand: by it the files are found when the guest is gone."""
+    return make("openat", AT_FDCWD, os.fsencode(f"/{target}"), _FOLDER, 0, keep=register)
+
+
+def _look_at_namespace() -> Call:
+    """Keep the mount namespace: the last process in it would otherwise take it down before its end is known."""
+    return make("openat", AT_FDCWD, b"/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, 0, keep="namespace")
+
+
+def compile_files(spec: Spec, run: Run, *, is_first: bool = False) -> list[Step]:
+    """Return how the input files come to be. Earlier runs may have left links: nothing is followed.
+
+    Where a run `is_first`, in a workspace that is empty, there is nothing to replace.
+    """
+    folder = _FOLDER & ~os.O_NOFOLLOW
+    calls = [make("openat", AT_FDCWD, os.fsencode(spec.workspace), folder, keep="root")]
+    if run.leftover:  # unless an earlier guest made something else of it, or locked the folder
+        calls.append(make("unlinkat", "root", os.fsencode(run.leftover), 0, excuse=_NOT_REMOVED))
+    for path, mode, data in run.files:
+        calls += _file("root", path, mode, data, is_new=is_first)
+    calls.append(make("close", "root"))
+    # In a jail, whose /tmp is new, one that is there already is on the way to what is shown of the host.
+    excuse = (EEXIST,) if spec.level == "jail" else ()
+    calls += [make("mkdirat", AT_FDCWD, os.fsencode(folder), 0o700, excuse=excuse) for folder in run.folders]
+    for path, text in run.generated.items():
+        calls += [
+            make("openat", AT_FDCWD, os.fsencode(path), _NEW_FILE, 0o644, keep="file"),
+            make("write", "file", text.encode()),
+            make("close", "file"),
+        ]
+    return [("files", f"write {len(run.files)} files into {spec.workspace}", calls)]
+
+
+def _step(name: str, description: str, *calls: Call) -> Step:
+    return name, description, list(calls)
+
+
+def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_workspace: bool) -> list[Step]:
+    """List the set-up. The order is the point: see `mounts` and the design's section 4."""
+    first = _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer())
+    if spec.level != "jail":
+        adopt = _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1))
+        return [first, adopt, *who, *given_up]
+    values = _tree(spec, run, has_workspace=has_workspace)
+    sources = [value for value in values if isinstance(value, mounts.Bind)]
+    opening = [one for source in sources for one in source.opening()]
+    keep = mounts.open_tree(spec.workspace, KEPT, recursive=False)
+    host = spec.hostname.encode()
+    return [
+        _step("open_sources", f"open {len(sources)} bind sources as the caller", *opening),
+        *who,
+        first,  # by now its /proc entries are its own
+        _step("open_ucounts", OPEN_UCOUNTS, *privileges.opening(spec.ucounts)),
+        _step("stage_root", "make the root a tmpfs", *mounts.stage_root()),
+        *_without_repetition([(type(one).__name__.lower(), one.describe(), one.calls()) for one in values]),
+        _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
+        _step("keep_workspace", f"keep a copy of the mount of {spec.workspace}", keep),
+        *([] if has_workspace else _shown(spec)),
+        _step("loopback", "bring the loopback device up", *raise_loopback()),
+        _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
+        _ucounts(spec.ucounts),
+        *given_up,
+    ]
+
+
+def _shown(spec: Spec) -> list[Step]:
+    """Keep a mount of a new workspace in which the caller will be shown the guest's files as its own."""
+    if not spec.is_shown:
+        return []
+    call = mounts.open_tree(spec.workspace, SHOWN, recursive=False)
+    return [_step("show_workspace", f"keep a copy of the mount of {spec.workspace} for the caller to see", call)]
+
+
+def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
+    """Return the mounts of this run: the spec's own, then the workspace, new or kept.
+
+    The workspace comes last, but for what lies in it: no other mount point is looked for below what a guest left.
+    """
+    workspace = spec.workspace.lstrip("/")
+    binds, inner = _binds(run, spec)
+    rows = [*mounts.from_rows(spec.mounts), *binds]
+    if has_workspace:
+        rows.append(mounts.Attach(WORKSPACE, workspace))
+    else:
+        rows.append(mounts.Tmpfs(workspace, spec.disk_bytes, spec.inodes, "0755"))
+    return [*rows, *inner, *_covers(run), mounts.Proc(spec.masked)]
+
+
+def _binds(run: Run, spec: Spec) -> tuple[list[mounts.Bind], list[mounts.Inner]]:
+    """Return what is shown of the host, and what of it lies in a guest's own places."""
+    registers = {path: private_register(path) for path in run.private}
+    inner = inner_of(run.binds, spec)
+    outer = [mounts.Bind(path, path[1:], register=registers.get(path, "")) for path in run.binds if path not in inner]
+    return outer, [mounts.Inner(path, path[1:], register=registers.get(path, "")) for path in inner]
+
+
+def _covers(run: Run) -> list[mounts.Cover]:
+    return [mounts.Cover(path[1:]) for path in run.covered]
+
+
+def _without_repetition(steps: list[Step]) -> list[Step]:
+    """Leave out folders that an earlier step has made."""
+    made: set[Call] = set()
+    kept: list[Step] = []
+    for name, description, calls in steps:
+        kept.append((name, description, [one for one in calls if one[0] != "mkdirat" or one not in made]))
+        made.update(one for one in calls if one[0] == "mkdirat")
+    return kept
+
+
+def _limits(spec: Spec, *, beside: int = 0) -> list[Step]:
+    """List the per-process limits; `beside` is how many more processes of ours the kernel counts than it would."""
+    rows = [(name, amount + beside if name == "nproc" else amount) for name, amount in spec.rlimits]
+    text = "set " + ", ".join(f"{name}={amount}" for name, amount in rows)
+    return [_step("limits", text, *privileges.set_limits(rows))]
+
+
+def _ucounts(amounts: Mapping[str, int]) -> Step:
+    """Limit what is charged to the owner of the user namespace, too."""
+    text = "limit in its user namespace " + ", ".join(f"{name}={amount}" for name, amount in amounts.items())
+    return _step("ucounts", text, *privileges.set_ucounts(amounts))
+
+
+def _affinity(spec: Spec) -> list[Step]:
+    """List the limit on processors, where no control group keeps it."""
+    if not spec.cpu_affinity:
+        return []
+    mask = sum(1 << number for number in sorted(os.sched_getaffinity(0))[: spec.cpu_affinity])
+    words = mask.to_bytes(128, "little")
+    text = f"use at most {spec.cpu_affinity} processors"
+    return [_step("affinity", text, make("sched_setaffinity", 0, len(words), words))]
+
+
+def _powers(spec: Spec) -> list[Step]:
+    """List the powers to give up for good."""
+    steps = []
+    if spec.level == "jail":
+        steps.append(_step("capabilities", "drop all capabilities, the bounding set too", *privileges.drop_all()))
+    if spec.level in ("jail", "confined"):
+        steps.append(_step("no_new_privs", "forbid new privileges", privileges.forbid_new_privileges()))
+    return steps
+
+
+def _identity(spec: Spec, run: Run) -> list[Step]:
+    """List who to become, and with whom to die; the kernel forgets the latter when the former changes."""
+    die = _step("die_with_parent", "die with the parent", privileges.prctl(PR_SET_PDEATHSIG, SIGKILL))
+    if spec.level == "jail":
+        # The namespace has no id 0, so the kernel does not take the capabilities away.
+        switch = switch_identity(spec.inside_id, can_set_groups=spec.outside is not None)
+        return [_step("switch_identity", f"become uid {spec.inside_id}", *switch), die]
+    if spec.outside is not None and spec.level == "confined":
+        switch = switch_identity("outside", can_set_groups=True)
+        switch = privileges.keep_read_search(switch) if run.keep_read_search else switch
+        return [_step("switch_identity", "become an outside id of its own", *switch), die]
+    return [die]
+
+
+def switch_identity(number: int | str, *, can_set_groups: bool) -> list[Call]:
+    """Become another user and group: an id, or the register that holds it."""
+    return [
+        *([make("setgroups", 0, None)] if can_set_groups else []),
+        make("setresgid", number, number, number),
+        make("setresuid", number, number, number),
+    ]
+
+
+def _last_doors(spec: Spec, run: Run, opened: Mapping[str, str] | None = None) -> list[Step]:
+    """List the last doors to close, once the sandbox stands; the filter of system calls comes after them."""
+    steps = [
+        _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
+        _step("dumpable", "own its /proc entries", privileges.prctl(PR_SET_DUMPABLE, 1)),
+    ]
+    if spec.landlock is not None:
+        rules = [*spec.landlock, *run.readable]
+        calls = privileges.restriction(rules, spec.landlock_abi, opened)
+        steps.append(_step("landlock", f"restrict files to {len(rules)} trees", *calls))
+    return steps
+
+
+def _offer_to_oom_killer() -> list[Call]:
+    return [
+        privileges.prctl(PR_SET_DUMPABLE, 1),  # an undumpable process's /proc entries belong to root alone
+        make("openat", AT_FDCWD, b"/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, 0, keep="score"),
+        privileges.prctl(PR_SET_DUMPABLE, 0),
+        make("write", "score", b"1000"),
+        make("close", "score"),
+    ]
+
+
+def _file(root: str, path: str, mode: int, data: bytes, *, is_new: bool) -> list[Call]:
+    """Create or replace a file below the directory in register `root`, making folders, following no link."""
+    key = root, path, mode, is_new
+    found = _files.get(key)
+    if found is None:
+        if len(_files) >= MOST_FILES:
+            _files.clear()
+        found = _files[key] = _around_content(root, path, mode, is_new=is_new)
+    before, after = found
+    return [*before, *([make("write", "file", data)] if data else []), *after]
+
+
+MOST_FILES = 64
+_files: dict[tuple[str, str, int, bool], tuple[list[Call], list[Call]]] = {}  # the calls of usual names
+
+
+def _around_content(root: str, path: str, mode: int, *, is_new: bool) -> tuple[list[Call], list[Call]]:
+    """Return the calls before and after the one that writes the content; a call that fails takes its time."""
+    *folders, name = path.split("/")
+    here, calls = root, []
+    for depth, folder in enumerate(folders):
+        there = f"folder {depth}"
+        calls.append(make("mkdirat", here, os.fsencode(folder), 0o755, excuse=(EEXIST,)))
+        calls.append(make("openat", here, os.fsencode(folder), _FOLDER, 0, keep=there))
+        here = there
+    if not is_new:
+        calls.append(make("unlinkat", here, os.fsencode(name), 0, excuse=(ENOENT,)))
+    calls.append(make("openat", here, os.fsencode(name), _NEW_FILE, 0o600, keep="file"))
+    closing = [make("close", f"folder {depth}") for depth in range(len(folders))]
+    return calls, [make("fchmod", "file", mode), make("close", "file"), *closing]

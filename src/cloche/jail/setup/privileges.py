@@ -1,0 +1,245 @@
+"""Capabilities: which system calls drop them all, the bounding set too.
+
+Per-process limits of the kernel: the second line behind control groups, and the first without them.
+
+Landlock: the file system's second wall, and the first where mounts cannot be made.
+
+Rights are given for trees below a path; everything else that the kernel knows to handle is refused. Newer kernels
+add the scopes that keep abstract sockets and signals inside.
+
+What the kernel counts per user and user namespace (`ucounts`): how much of each one sandbox may have.
+
+What is used in a user namespace is charged there, and to the owner of the namespace in each one above it. A limit of
+`/proc/sys/user` belongs to the namespace of who opens the file, so a jail's own first process lowers its own, while
+it has its capabilities; they cannot be raised by who has none. The limits of a namespace bind each id in it by itself,
+and a guest has one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+
+from ..steps import EINVAL, ENOENT, make, perform_calls
+from ..syscalls import (
+    AT_FDCWD,
+    PR_CAP_AMBIENT,
+    PR_CAP_AMBIENT_CLEAR_ALL,
+    PR_CAP_AMBIENT_RAISE,
+    PR_CAPBSET_DROP,
+    PR_SET_NO_NEW_PRIVS,
+    call,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ..steps import Call
+
+_VERSION_3 = 0x20080522
+LAST_CAPABILITY = 63
+PR_SET_KEEPCAPS, CAP_DAC_READ_SEARCH = 8, 2
+
+
+def prctl(option: int, *arguments: int) -> Call:
+    """Return a call of prctl with its unused arguments set to 0, as most options demand."""
+    return make("prctl", option, *arguments, *(0,) * (4 - len(arguments)))
+
+
+def drop_all() -> list[Call]:
+    """Drop every capability for good; the bounding set needs CAP_SETPCAP, which a namespace's creator has."""
+    return [*drop_bounding(), *drop_own()]
+
+
+def drop_bounding() -> list[Call]:
+    """Drop every capability that executing a file could grant."""
+    last, excuse = _last_capability()
+    return [make("prctl", PR_CAPBSET_DROP, number, 0, 0, 0, excuse=excuse) for number in range(last + 1)]
+
+
+def drop_own() -> list[Call]:
+    """Drop every capability that the process has, or would hand on."""
+    return [prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL), set_capabilities(0)]
+
+
+@functools.cache
+def _last_capability() -> tuple[int, tuple[int, ...]]:
+    """Return the last capability of this kernel; where it does not say, the last there can be, and an excuse."""
+    try:
+        with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
+            return int(file.read()), ()
+    except (OSError, ValueError):
+        return LAST_CAPABILITY, (EINVAL,)
+
+
+def set_capabilities(mask: int, *, inheritable: int = 0) -> Call:
+    """Set the effective and permitted sets to `mask`."""
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    inherit_low, inherit_high = inheritable & 0xFFFFFFFF, inheritable >> 32
+    header = _VERSION_3.to_bytes(4, "little") + (0).to_bytes(4, "little")
+    words = (low, low, inherit_low, high, high, inherit_high)
+    return make("capset", header, b"".join(word.to_bytes(4, "little") for word in words))
+
+
+def forbid_new_privileges() -> Call:
+    """Make set-user-id programs and file capabilities powerless from here on."""
+    return prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def keep_read_search(switch: list[Call]) -> list[Call]:
+    """Switch to an ordinary id but go on reading what only root may; Landlock then says which trees.
+
+    The one use is an interpreter below a private home where no mount can show it (level confined, as root).
+    """
+    mask = 1 << CAP_DAC_READ_SEARCH
+    return [
+        prctl(PR_SET_KEEPCAPS, 1),
+        *switch,
+        set_capabilities(mask, inheritable=mask),
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_READ_SEARCH),
+    ]
+
+
+# The kernel's numbers, the same on every machine Cloche runs on.
+NUMBERS = {
+    "fsize": 1,
+    "data": 2,
+    "core": 4,
+    "nproc": 6,
+    "nofile": 7,
+    "memlock": 8,
+    "sigpending": 11,
+    "msgqueue": 12,
+    "nice": 13,
+    "rtprio": 14,
+}
+
+
+def set_limits(limits: Iterable[tuple[str, int]]) -> list[Call]:
+    """Set each soft and hard limit, never above what this process, and so the helper it starts, already has."""
+    calls = []
+    for name, amount in limits:
+        _, hard = resource.getrlimit(NUMBERS[name])
+        granted = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+        calls.append(make("prlimit64", 0, NUMBERS[name], granted.to_bytes(8, "little") * 2, None))
+    return calls
+
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+MAKE_CHAR, MAKE_BLOCK, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 15
+READ = EXECUTE | READ_FILE | READ_DIR
+# How many rights each version of the interface handles (bits counted from 0).
+_RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+_FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | IOCTL_DEV
+SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
+CREATE_RULESET_VERSION = 1
+RULE_PATH_BENEATH = 1
+
+
+def abi() -> int:
+    """Return the kernel's Landlock version, 0 where it has none."""
+    try:
+        return call("landlock_create_ruleset", 0, 0, CREATE_RULESET_VERSION)
+    except OSError:
+        return 0
+
+
+def all_rights(version: int) -> int:
+    """Return every right that `version` can handle, as far as this table knows: rights younger than it stay open."""
+    return (1 << _RIGHTS_BY_ABI[min(version, 5)]) - 1
+
+
+def restrict(rules: Iterable[tuple[str, str]]) -> None:
+    """Refuse this process every file access outside `rules`: pairs of path and `read`, `write` or `device`."""
+    perform_calls(restriction(rules, abi()))
+
+
+def opened_ahead(rules: Iterable[tuple[str, str]]) -> tuple[list[Call], dict[str, str]]:
+    """Return the calls that open what no guest has for itself, and their registers by path: for many restrictions."""
+    registers = {path: f"rule {path}" for path, kind in rules if kind != "write"}
+    return [_opening(path, register) for path, register in registers.items()], registers
+
+
+def restriction(rules: Iterable[tuple[str, str]], version: int, opened: Mapping[str, str] | None = None) -> list[Call]:
+    """Return the calls of `restrict` for a kernel of `version`; `opened` names the registers of paths that are open."""
+    handled = all_rights(version)
+    rights = {
+        "read": READ,
+        "write": handled & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEV),
+        "device": (READ_FILE | WRITE_FILE | IOCTL_DEV) & handled,
+    }
+    scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if version >= 6 else 0
+    attr = b"".join(n.to_bytes(8, "little") for n in (handled, 0, scoped))
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    return [
+        make("landlock_create_ruleset", attr, size, 0, keep="ruleset"),
+        *(one for path, kind in rules for one in _allowing(path, kind, rights[kind], (opened or {}).get(path, ""))),
+        make("landlock_restrict_self", "ruleset", 0),
+        make("close", "ruleset"),
+    ]
+
+
+def _allowing(path: str, kind: str, rights: int, register: str) -> list[Call]:
+    """Add one rule; a path that does not exist needs none. What can be written to is always a folder."""
+    if kind != "write" and not os.path.isdir(path):
+        rights &= _FILE_RIGHTS
+    named = (rights.to_bytes(8, "little"), register or "allowed")
+    adding = make("landlock_add_rule", "ruleset", RULE_PATH_BENEATH, named, 0)
+    return [adding] if register else [_opening(path, "allowed"), adding, make("close", "allowed")]
+
+
+def _opening(path: str, register: str) -> Call:
+    return make("openat", AT_FDCWD, os.fsencode(path), os.O_PATH | os.O_CLOEXEC, keep=register, excuse=(ENOENT,))
+
+
+FOLDER = "/proc/sys/user"
+# A guest gets at most this part of what a user of the host may have: as an ordinary user all share that one's.
+PART = 8
+INOTIFY_INSTANCES, INOTIFY_WATCHES = 16, 8192
+# Seccomp refuses the calls that make these; here they are refused once more.
+NEVER = ("fanotify_groups", "fanotify_marks", "cgroup_namespaces", "time_namespaces")
+# What a clone of a live session is born with, besides mounts.
+NESTED = ("user_namespaces", "pid_namespaces", "net_namespaces", "ipc_namespaces", "uts_namespaces")
+MOST_NESTED = 1024
+
+
+def amounts(*, is_forkable: bool, is_nursery: bool = False) -> dict[str, int]:
+    """Return how much of each a sandbox may have, by the kernel's names."""
+    # Each guest of a nursery has a mount namespace of its own, made before it gives its powers up.
+    mounts = MOST_NESTED if is_forkable or is_nursery else 0
+    return {
+        **dict.fromkeys(NEVER, 0),
+        **dict.fromkeys(NESTED, MOST_NESTED if is_forkable else 0),
+        "mnt_namespaces": mounts,
+        "inotify_instances": min(INOTIFY_INSTANCES, _share("inotify_instances")),
+        "inotify_watches": min(INOTIFY_WATCHES, _share("inotify_watches")),
+    }
+
+
+def opening(limits: Mapping[str, int]) -> list[Call]:
+    """Open the files of the limits while the host's /proc is there; a kernel may not know one, and then has none."""
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    return [
+        make("openat", AT_FDCWD, os.fsencode(f"{FOLDER}/max_{name}"), flags, 0, keep=f"max {name}", excuse=(ENOENT,))
+        for name in limits
+    ]
+
+
+def set_ucounts(limits: Mapping[str, int]) -> list[Call]:
+    """Write the limits. A mount that is held while it is attached nowhere counts as a mount namespace, too."""
+    calls = []
+    for name, amount in limits.items():
+        calls += [make("write", f"max {name}", str(amount).encode()), make("close", f"max {name}")]
+    return calls
+
+
+@functools.cache
+def _share(name: str) -> int:
+    """Return what one guest may have of what the caller's user may have."""
+    try:
+        with open(f"{FOLDER}/max_{name}", encoding="ascii") as file:
+            return max(1, int(file.read()) // PART)
+    except (OSError, ValueError):
+        return max(INOTIFY_INSTANCES, INOTIFY_WATCHES)

@@ -1,0 +1,525 @@
+"""The system call filter: one table of what is allowed, assembled into classic BPF.
+
+An allowlist in the spirit of the common container profile, minus everything a guest could use to build namespaces,
+mount, trace, load code into the kernel, or reach another process's memory. What is not in the table answers EPERM;
+what is newer than the table answers ENOSYS, so that a C library falls back instead of failing. What nobody calls by
+chance is refused by the reaper, which counts it (see `notify`).
+
+Theory of operation: numbers are sorted and merged into ranges, and a binary tree of comparisons finds the range of
+a call in about eight steps. There is its answer, or a short block that looks at an argument. Only values in registers
+are compared: what a pointer points to can change after the filter looked. The kernel tries a filter with every number
+when it is installed, once for each run, so long ways through it would cost all programs time.
+
+The system calls a guest may make, with their numbers: facts of the kernel's binary interface.
+
+Absent on purpose, hence EPERM: everything that mounts, makes or enters namespaces, traces or reads another process,
+loads code or keys into the kernel, sets clocks, swaps, reboots, `io_uring`, `io_setup` (the whole host has one supply
+of its events), `userfaultfd`, `bpf`, `perf_event_open`, `fanotify`, `open_by_handle_at`, `seccomp`, `chroot` and
+`modify_ldt`. x86-64 is tested, aarch64 is not.
+
+The system call profile that containers get: the jail's table, in the words of docker's profiles.
+
+`docker/seccomp.json` is the same text, for whoever calls docker by hand; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..syscalls import FAREWELL, FORK_FLAGS, LASTING
+
+ALLOWED: dict[str, dict[str, int]] = {
+    "x86_64": {
+        "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
+        "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14,
+        "rt_sigreturn": 15, "ioctl": 16, "pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21,
+        "pipe": 22, "select": 23, "sched_yield": 24, "mremap": 25, "msync": 26, "mincore": 27, "madvise": 28,
+        "shmget": 29, "shmat": 30, "shmctl": 31, "dup": 32, "dup2": 33, "pause": 34, "nanosleep": 35,
+        "getitimer": 36, "alarm": 37, "setitimer": 38, "getpid": 39, "sendfile": 40, "socket": 41, "connect": 42,
+        "accept": 43, "sendto": 44, "recvfrom": 45, "sendmsg": 46, "recvmsg": 47, "shutdown": 48, "bind": 49,
+        "listen": 50, "getsockname": 51, "getpeername": 52, "socketpair": 53, "setsockopt": 54, "getsockopt": 55,
+        "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "exit": 60, "wait4": 61, "kill": 62, "uname": 63,
+        "semget": 64, "semop": 65, "semctl": 66, "shmdt": 67, "msgget": 68, "msgsnd": 69, "msgrcv": 70,
+        "msgctl": 71, "fcntl": 72, "flock": 73, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77,
+        "getdents": 78, "getcwd": 79, "chdir": 80, "fchdir": 81, "rename": 82, "mkdir": 83, "rmdir": 84,
+        "creat": 85, "link": 86, "unlink": 87, "symlink": 88, "readlink": 89, "chmod": 90, "fchmod": 91,
+        "chown": 92, "fchown": 93, "lchown": 94, "umask": 95, "gettimeofday": 96, "getrlimit": 97,
+        "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102, "getgid": 104, "setuid": 105, "setgid": 106,
+        "geteuid": 107, "getegid": 108, "setpgid": 109, "getppid": 110, "getpgrp": 111, "setsid": 112,
+        "setreuid": 113, "setregid": 114, "getgroups": 115, "setgroups": 116, "setresuid": 117, "getresuid": 118,
+        "setresgid": 119, "getresgid": 120, "getpgid": 121, "setfsuid": 122, "setfsgid": 123, "getsid": 124,
+        "capget": 125, "capset": 126, "rt_sigpending": 127, "rt_sigtimedwait": 128, "rt_sigqueueinfo": 129,
+        "rt_sigsuspend": 130, "sigaltstack": 131, "utime": 132, "mknod": 133, "personality": 135, "statfs": 137,
+        "fstatfs": 138, "getpriority": 140, "setpriority": 141, "sched_setparam": 142, "sched_getparam": 143,
+        "sched_setscheduler": 144, "sched_getscheduler": 145, "sched_get_priority_max": 146,
+        "sched_get_priority_min": 147, "sched_rr_get_interval": 148, "mlock": 149, "munlock": 150,
+        "mlockall": 151, "munlockall": 152, "prctl": 157, "arch_prctl": 158, "setrlimit": 160, "sync": 162,
+        "gettid": 186, "readahead": 187, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "getxattr": 191,
+        "lgetxattr": 192, "fgetxattr": 193, "listxattr": 194, "llistxattr": 195, "flistxattr": 196,
+        "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "tkill": 200, "time": 201, "futex": 202,
+        "sched_setaffinity": 203, "sched_getaffinity": 204, "epoll_create": 213, "remap_file_pages": 216,
+        "getdents64": 217, "set_tid_address": 218, "restart_syscall": 219, "semtimedop": 220, "fadvise64": 221,
+        "timer_create": 222, "timer_settime": 223, "timer_gettime": 224, "timer_getoverrun": 225,
+        "timer_delete": 226, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231,
+        "epoll_wait": 232, "epoll_ctl": 233, "tgkill": 234, "utimes": 235, "set_mempolicy": 238,
+        "get_mempolicy": 239, "mq_open": 240, "mq_unlink": 241, "mq_timedsend": 242, "mq_timedreceive": 243,
+        "mq_notify": 244, "mq_getsetattr": 245, "waitid": 247, "ioprio_set": 251, "ioprio_get": 252,
+        "inotify_init": 253, "inotify_add_watch": 254, "inotify_rm_watch": 255, "openat": 257, "mkdirat": 258,
+        "mknodat": 259, "fchownat": 260, "futimesat": 261, "newfstatat": 262, "unlinkat": 263, "renameat": 264,
+        "linkat": 265, "symlinkat": 266, "readlinkat": 267, "fchmodat": 268, "faccessat": 269, "pselect6": 270,
+        "ppoll": 271, "set_robust_list": 273, "get_robust_list": 274, "splice": 275, "tee": 276,
+        "sync_file_range": 277, "vmsplice": 278, "utimensat": 280, "epoll_pwait": 281, "signalfd": 282,
+        "timerfd_create": 283, "eventfd": 284, "fallocate": 285, "timerfd_settime": 286, "timerfd_gettime": 287,
+        "accept4": 288, "signalfd4": 289, "eventfd2": 290, "epoll_create1": 291, "dup3": 292, "pipe2": 293,
+        "inotify_init1": 294, "preadv": 295, "pwritev": 296, "rt_tgsigqueueinfo": 297, "recvmmsg": 299,
+        "prlimit64": 302, "syncfs": 306, "sendmmsg": 307, "getcpu": 309, "sched_setattr": 314,
+        "sched_getattr": 315, "renameat2": 316, "getrandom": 318, "memfd_create": 319, "execveat": 322,
+        "membarrier": 324, "mlock2": 325, "copy_file_range": 326, "preadv2": 327, "pwritev2": 328,
+        "pkey_mprotect": 329, "pkey_alloc": 330, "pkey_free": 331, "statx": 332, "rseq": 334,
+        "pidfd_send_signal": 424, "pidfd_open": 434, "clone3": 435, "close_range": 436, "openat2": 437,
+        "faccessat2": 439, "epoll_pwait2": 441, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
+        "landlock_restrict_self": 446, "futex_waitv": 449, "fchmodat2": 452, "map_shadow_stack": 453,
+        "futex_wake": 454, "futex_wait": 455, "futex_requeue": 456,
+    },
+    "aarch64": {
+        "read": 63, "write": 64, "close": 57, "fstat": 80, "lseek": 62, "mmap": 222, "mprotect": 226,
+        "munmap": 215, "brk": 214, "rt_sigaction": 134, "rt_sigprocmask": 135, "rt_sigreturn": 139, "ioctl": 29,
+        "pread64": 67, "pwrite64": 68, "readv": 65, "writev": 66, "sched_yield": 124, "mremap": 216, "msync": 227,
+        "mincore": 232, "madvise": 233, "shmget": 194, "shmat": 196, "shmctl": 195, "dup": 23, "nanosleep": 101,
+        "getitimer": 102, "setitimer": 103, "getpid": 172, "sendfile": 71, "socket": 198, "connect": 203,
+        "accept": 202, "sendto": 206, "recvfrom": 207, "sendmsg": 211, "recvmsg": 212, "shutdown": 210,
+        "bind": 200, "listen": 201, "getsockname": 204, "getpeername": 205, "socketpair": 199, "setsockopt": 208,
+        "getsockopt": 209, "clone": 220, "execve": 221, "exit": 93, "wait4": 260, "kill": 129, "uname": 160,
+        "semget": 190, "semop": 193, "semctl": 191, "shmdt": 197, "msgget": 186, "msgsnd": 189, "msgrcv": 188,
+        "msgctl": 187, "fcntl": 25, "flock": 32, "fsync": 82, "fdatasync": 83, "truncate": 45, "ftruncate": 46,
+        "getcwd": 17, "chdir": 49, "fchdir": 50, "fchmod": 52, "fchown": 55, "umask": 166, "gettimeofday": 169,
+        "getrlimit": 163, "getrusage": 165, "sysinfo": 179, "times": 153, "getuid": 174, "getgid": 176,
+        "setuid": 146, "setgid": 144, "geteuid": 175, "getegid": 177, "setpgid": 154, "getppid": 173,
+        "setsid": 157, "setreuid": 145, "setregid": 143, "getgroups": 158, "setgroups": 159, "setresuid": 147,
+        "getresuid": 148, "setresgid": 149, "getresgid": 150, "getpgid": 155, "setfsuid": 151, "setfsgid": 152,
+        "getsid": 156, "capget": 90, "capset": 91, "rt_sigpending": 136, "rt_sigtimedwait": 137,
+        "rt_sigqueueinfo": 138, "rt_sigsuspend": 133, "sigaltstack": 132, "personality": 92, "statfs": 43,
+        "fstatfs": 44, "getpriority": 141, "setpriority": 140, "sched_setparam": 118, "sched_getparam": 121,
+        "sched_setscheduler": 119, "sched_getscheduler": 120, "sched_get_priority_max": 125,
+        "sched_get_priority_min": 126, "sched_rr_get_interval": 127, "mlock": 228, "munlock": 229,
+        "mlockall": 230, "munlockall": 231, "prctl": 167, "setrlimit": 164, "sync": 81, "gettid": 178,
+        "readahead": 213, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "getxattr": 8, "lgetxattr": 9,
+        "fgetxattr": 10, "listxattr": 11, "llistxattr": 12, "flistxattr": 13, "removexattr": 14,
+        "lremovexattr": 15, "fremovexattr": 16, "tkill": 130, "futex": 98, "sched_setaffinity": 122,
+        "sched_getaffinity": 123, "remap_file_pages": 234, "getdents64": 61, "set_tid_address": 96,
+        "restart_syscall": 128, "semtimedop": 192, "fadvise64": 223, "timer_create": 107, "timer_settime": 110,
+        "timer_gettime": 108,
+        "timer_getoverrun": 109, "timer_delete": 111, "clock_gettime": 113, "clock_getres": 114,
+        "clock_nanosleep": 115, "exit_group": 94, "epoll_ctl": 21, "tgkill": 131,
+        "set_mempolicy": 237, "get_mempolicy": 236, "mq_open": 180, "mq_unlink": 181, "mq_timedsend": 182,
+        "mq_timedreceive": 183, "mq_notify": 184, "mq_getsetattr": 185, "waitid": 95, "ioprio_set": 30,
+        "ioprio_get": 31, "inotify_add_watch": 27, "inotify_rm_watch": 28, "openat": 56, "mkdirat": 34,
+        "mknodat": 33, "fchownat": 54, "newfstatat": 79, "unlinkat": 35, "renameat": 38, "linkat": 37,
+        "symlinkat": 36, "readlinkat": 78, "fchmodat": 53, "faccessat": 48, "pselect6": 72, "ppoll": 73,
+        "set_robust_list": 99, "get_robust_list": 100, "splice": 76, "tee": 77, "sync_file_range": 84,
+        "vmsplice": 75, "utimensat": 88, "epoll_pwait": 22, "timerfd_create": 85, "fallocate": 47,
+        "timerfd_settime": 86, "timerfd_gettime": 87, "accept4": 242, "signalfd4": 74, "eventfd2": 19,
+        "epoll_create1": 20, "dup3": 24, "pipe2": 59, "inotify_init1": 26, "preadv": 69, "pwritev": 70,
+        "rt_tgsigqueueinfo": 240, "recvmmsg": 243, "prlimit64": 261, "syncfs": 267, "sendmmsg": 269,
+        "getcpu": 168, "sched_setattr": 274, "sched_getattr": 275, "renameat2": 276, "getrandom": 278,
+        "memfd_create": 279, "execveat": 281, "membarrier": 283, "mlock2": 284, "copy_file_range": 285,
+        "preadv2": 286, "pwritev2": 287, "pkey_mprotect": 288, "pkey_alloc": 289, "pkey_free": 290, "statx": 291,
+        "rseq": 293, "pidfd_send_signal": 424, "pidfd_open": 434, "clone3": 435, "close_range": 436,
+        "openat2": 437, "faccessat2": 439, "epoll_pwait2": 441, "landlock_create_ruleset": 444,
+        "landlock_add_rule": 445, "landlock_restrict_self": 446, "futex_waitv": 449, "fchmodat2": 452,
+        "map_shadow_stack": 453, "futex_wake": 454, "futex_wait": 455, "futex_requeue": 456,
+    },
+}  # fmt: skip
+
+# Those of the absent ones that a program calls only where it means to get further than it may: mount and its kind,
+# namespaces, tracing, another process's memory, modules, keys, clocks, names and swap of the host. What runtimes merely
+# try (io_uring, say) is not among them. They are counted, by who refuses them.
+REPORTED: dict[str, tuple[int, ...]] = {
+    "x86_64": (
+        101, 155, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 175, 176, 227, 246, 248, 249, 250, 272, 298, 304,
+        308, 310, 311, 313, 320, 321, 428, 429, 430, 431, 432, 433, 438, 442,
+    ),
+    "aarch64": (
+        39, 40, 41, 51, 89, 97, 104, 105, 106, 112, 117, 142, 161, 162, 170, 217, 218, 219, 224, 225, 241, 265, 268,
+        270, 271, 273, 280, 294, 428, 429, 430, 431, 432, 433, 438, 442,
+    ),
+}  # fmt: skip
+
+# Numbers above these are calls younger than the table; they answer ENOSYS.
+LAST_KNOWN: dict[str, int] = {"x86_64": 462, "aarch64": 462}
+
+
+BPF_LD_W_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_AND, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
+EPERM, ENOSYS, EPROTONOSUPPORT, EAFNOSUPPORT = 1, 38, 93, 97
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32_BIT = 0x40000000
+NR_OFFSET, ARCH_OFFSET = 0, 4
+
+CLONE_NEW_ANY = 0x7E020080  # user, pid, net, ipc, uts, cgroup, mount, and time namespaces
+SOCKET_FAMILIES = (1, 2, 10)  # unix, inet, inet6
+AF_UNIX = 1
+AF_NETLINK, NETLINK_ROUTE = 16, 0
+SOCKET_PROTOCOLS = (0, 6, 17)  # the family's own, TCP, UDP; asking for another makes the host's kernel load its module
+SOCKET_TYPES, SOCK_TYPE_MASK = (1, 2, 5), 0xF  # stream, dgram, seqpacket; the mask drops SOCK_CLOEXEC and its kind
+# What reaches beyond the tree where no namespace stands behind the filter: System V IPC and message queues …
+SHARED_WITHOUT_NAMESPACES = (
+    "shmget", "shmat", "shmctl", "semget", "semop", "semctl", "semtimedop", "msgget", "msgsnd", "msgrcv", "msgctl",
+    "mq_open", "mq_unlink",
+    "inotify_init", "inotify_init1", "inotify_add_watch",  # … tells the names in folders that Landlock closes …
+)  # fmt: skip
+# … and calls that name another process; there they work on the caller alone (argument index of the pid). In a jail
+# they work on all but pid 1: it may have the guest's id, and has yet to report how the guest ended.
+SELF_ONLY = {
+    "prlimit64": 0, "sched_setaffinity": 0, "sched_setscheduler": 0, "sched_setparam": 0, "sched_setattr": 0,
+}  # fmt: skip
+# Here 0 may mean all processes of the caller's user as well: by call, which first argument means one process. The
+# second after it means a user.
+SELF_ONLY_OF_KIND = {"setpriority": 0, "ioprio_set": 1}
+INIT = 1
+# What goes around the limits where no control group keeps them: segments that no process has attached are in no
+# process's memory, and a process may leave the processors it was put on.
+UNCOUNTED = ("shmget", "sched_setaffinity")
+# TIOCSTI and TIOCLINUX type into a terminal, TIOCCONS and TIOCSETD redirect it.
+REFUSED_IOCTLS = (0x5412, 0x541C, 0x541D, 0x5423)
+# What file systems have in common is numbered by one letter. Some of it is done to the file system or to its user
+# through any file that can be read: with FS_IOC_REMOVE_ENCRYPTION_KEY a guest could lock the caller's home. So of all
+# that only flags may be read and set.
+FILE_SYSTEM_KIND, KIND_MASK = 0x6600, 0xFF00
+FLAG_IOCTLS = (0x80086601, 0x40086602)
+# Interface ioctls are refused as a range, but for those that only ask.
+SIOC_FIRST, SIOC_LAST = 0x8900, 0x89FF
+SIOC_QUESTIONS = (0x8904, 0x8905, 0x8910, 0x8912, 0x8913, 0x8915, 0x8919, 0x891B, 0x891D, 0x8921, 0x8927, 0x8933)
+PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+# fcntl: locks of three kinds ask first (see `notify`). Leases, directory notices and delegations are refused, and so
+# are hints on how long data lives: the kernel keeps them in the inode, for who owns it, through read-only mounts too.
+LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026, 1036, 1038, 1040)
+# PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process; PR_SCHED_CORE, which takes a whole core.
+PRCTL_REFUSED = (22, 35, 62)
+# What could wake a stopped process: a signal that the kernel sends in its own name, later. A live session that was
+# cloned is kept standing by SIGSTOP, so it must have no way to have itself sent SIGCONT.
+SIGCONT, EXIT_SIGNAL_MASK, PR_SET_PDEATHSIG, F_SETSIG = 18, 0xFF, 1, 10
+LATE_SIGNALS = ("timer_create", "mq_notify")
+# From here on the options of IPv4 sockets belong to packet filters; of IPv6, these two do.
+SOL_IP, SOL_IPV6, FIRST_FILTER_OPTION, FILTER_OPTIONS = 0, 41, 64, (64, 65)
+# Whoever closes a socket last waits as long as this option says, and that need not be the guest: a socket on its way
+# over another one is closed by who receives it without room or, on older kernels, by whoever collects what nobody will.
+SOL_SOCKET, SO_LINGER = 1, 13
+
+Instruction = tuple[int, int, int, int]
+Block = list[Instruction]
+
+
+def errno_action(code: int) -> int:
+    """Return the filter's answer that makes a call fail with errno `code`."""
+    return 0x00050000 | code
+
+
+def build_filter(
+    machine: str, *, confined: bool, counted: bool = True, nursed: bool = False, forkable: bool = False
+) -> bytes:
+    """Return the BPF program for `machine`, as the kernel takes it.
+
+    `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
+    connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
+    `nursed` is for a jail whose namespaces of network and IPC may be used again: its reaper is told of every socket and
+    every object that could leave a trace there, and of an end by which a guest says farewell. `forkable` is for a
+    session: a clone into new namespaces, by one exact word of flags, asks too. Raises KeyError for a machine without a
+    table.
+    """
+    arch = AUDIT_ARCH[machine]
+    names = ALLOWED[machine]
+    special = _special_blocks(confined=confined, nursed=nursed) | (
+        {} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED}
+    )
+    if forkable:
+        special |= _forkable_blocks(special)
+    blocks = {number: special.get(name, [_ALLOWED]) for name, number in names.items()}
+    blocks |= {number: [_ASKED] for number in REPORTED[machine]}
+    head = [
+        (BPF_LD_W_ABS, 0, 0, ARCH_OFFSET),
+        (BPF_JEQ, 1, 0, arch),
+        (BPF_RET, 0, 0, KILL),
+        (BPF_LD_W_ABS, 0, 0, NR_OFFSET),
+    ]
+    if machine == "x86_64":
+        head += [(BPF_JGE, 0, 1, X32_BIT), (BPF_RET, 0, 0, KILL)]
+    ranges = _ranges(blocks, LAST_KNOWN[machine])
+    return b"".join(struct.pack("<HBBI", *line) for line in [*head, *_tree(ranges)])
+
+
+def _ranges(blocks: Mapping[int, Block], last: int) -> list[tuple[int, Block]]:
+    """Return pairs that cover every number from 0 up: the first number, and the lines that answer."""
+    ranges: list[tuple[int, Block]] = []
+    for number in range(last + 1):
+        block = blocks.get(number, [_deny(EPERM)])
+        if not ranges or ranges[-1][1] != block:
+            ranges.append((number, block))
+    return [*ranges, (last + 1, [_deny(ENOSYS)])]
+
+
+def _tree(ranges: Sequence[tuple[int, Block]]) -> Block:
+    """Return comparisons that end in the lines of the range the loaded number falls into."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    low, high = _tree(ranges[:middle]), _tree(ranges[middle:])
+    if len(low) > 255:  # a jump reaches 255 lines; farther ones go through an unconditional jump
+        return [(BPF_JGE, 0, 1, ranges[middle][0]), (0x05, 0, 0, len(low)), *low, *high]
+    return [(BPF_JGE, len(low), 0, ranges[middle][0]), *low, *high]
+
+
+def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, Block]:
+    """Return the calls whose answer depends on an argument, each with the lines that decide it."""
+    blocks = {
+        **({name: [_ASKED] for name in LASTING} if nursed else {}),
+        **({"exit_group": [_upper_half(0), *_if_any((FAREWELL,), _ASKED), _ALLOWED]} if nursed else {}),
+        "clone": [_argument(0), (BPF_JSET, 0, 1, CLONE_NEW_ANY), _ASKED, _ALLOWED],
+        "clone3": [_deny(ENOSYS)],
+        "memfd_create": [_deny(ENOSYS)],
+        "socket": _socket_block(_ASKED if nursed else _ALLOWED),
+        "socketpair": [_argument(0), *_if_any((AF_UNIX,), _ALLOWED), _deny(EAFNOSUPPORT)],  # another asks for modules
+        "flock": [_ASKED],
+        "fcntl": [
+            _argument(1),
+            *_if_any(LOCK_COMMANDS, _ASKED),
+            *_if_any(REFUSED_COMMANDS, _deny(EPERM)),
+            _ALLOWED,
+        ],
+        "ioctl": _ioctl_block(),
+        "personality": [_argument(0), *_if_any(PERSONALITIES, _ALLOWED), _deny(EPERM)],
+        "prctl": [_argument(0), *_if_any(PRCTL_REFUSED, _deny(EPERM)), _ALLOWED],
+        "setsockopt": _socket_option_block(),
+    }
+    if confined:
+        blocks |= {name: [_deny(EPERM)] for name in ("socket", *SHARED_WITHOUT_NAMESPACES)}
+        blocks |= {
+            name: [_argument(index), *_if_any((0,), _ALLOWED), _deny(EPERM)] for name, index in SELF_ONLY.items()
+        }
+        blocks |= {name: _self_block(kind) for name, kind in SELF_ONLY_OF_KIND.items()}
+    else:
+        but_init = _if_any((INIT,), _deny(EPERM))
+        blocks |= {name: [_argument(index), *but_init, _ALLOWED] for name, index in SELF_ONLY.items()}
+        blocks |= {
+            name: [_argument(0), *_if_any((kind + 2,), _deny(EPERM)), _argument(1), *but_init, _ALLOWED]
+            for name, kind in SELF_ONLY_OF_KIND.items()
+        }
+    return blocks
+
+
+def _forkable_blocks(special: Mapping[str, list[Instruction]]) -> dict[str, Block]:
+    """Return what is different in a session that may be cloned.
+
+    A clone has the capabilities of its own namespaces until it gives them up, and is looked at only then: so what
+    they would open in the kernel is closed here, or asked for.
+    """
+    exit_signal = [(BPF_AND, 0, 0, EXIT_SIGNAL_MASK), *_if_any((SIGCONT,), _deny(EPERM))]
+    late = [(BPF_JEQ, 0, 3, PR_SET_PDEATHSIG), _argument(1), *_if_any((SIGCONT,), _deny(EPERM))]
+    options = [
+        *special["setsockopt"][:-1],
+        _argument(1),
+        (BPF_JEQ, 0, 3, SOL_IP),
+        _argument(2),
+        (BPF_JGE, 0, 1, FIRST_FILTER_OPTION),
+        _deny(EPERM),
+        _argument(1),
+        (BPF_JEQ, 0, 5, SOL_IPV6),
+        _argument(2),
+        *_if_any(FILTER_OPTIONS, _deny(EPERM)),
+        _ALLOWED,
+    ]
+    return {
+        "clone": [_argument(0), *_if_any((FORK_FLAGS,), _ASKED), *exit_signal, *special["clone"]],
+        "fcntl": [_argument(1), *_if_any((F_SETSIG,), _deny(EPERM)), *special["fcntl"][1:]],
+        "prctl": [_argument(0), *late, *special["prctl"]],
+        "setsockopt": options,
+        "socket": _socket_block(_ALLOWED, _ASKED),
+        **{name: [_deny(EPERM)] for name in LATE_SIGNALS},
+    }
+
+
+def _argument(index: int) -> Instruction:
+    """Load the low 32 bits of an argument; the kernel ignores the high ones in every call checked here."""
+    return (BPF_LD_W_ABS, 0, 0, 16 + 8 * index)
+
+
+def _upper_half(index: int) -> Instruction:
+    """Load the high 32 bits of an argument that the kernel ignores."""
+    return (BPF_LD_W_ABS, 0, 0, 16 + 8 * index + 4)
+
+
+def _if_any(values: Sequence[int], answer: Instruction) -> Block:
+    """Give `answer` when the loaded argument is one of `values`; else go on behind these lines."""
+    return [line for value in values for line in ((BPF_JEQ, 0, 1, value), answer)]
+
+
+def _deny(code: int) -> Instruction:
+    return (BPF_RET, 0, 0, errno_action(code))
+
+
+_ALLOWED: Instruction = (BPF_RET, 0, 0, ALLOW)
+_ASKED: Instruction = (BPF_RET, 0, 0, ASK)
+_NOT_DONE: Instruction = (BPF_RET, 0, 0, errno_action(0))  # and the caller is told that it was
+
+
+def _self_block(kind: int) -> Block:
+    """Allow a call whose first argument says what the second one names, for the caller alone."""
+    whoever = [_argument(1), *_if_any((0,), _ALLOWED), _deny(EPERM)]
+    return [_argument(0), (BPF_JEQ, 1, 0, kind), _deny(EPERM), *whoever]
+
+
+def _socket_block(granted: Instruction, routes_granted: Instruction | None = None) -> Block:
+    """Allow stream, datagram and packet-sequence sockets of three families, TCP or UDP, and netlink for routes only."""
+    types = [_argument(1), (BPF_AND, 0, 0, SOCK_TYPE_MASK), *_if_any(SOCKET_TYPES, granted), _deny(EPERM)]
+    last = len(SOCKET_PROTOCOLS)
+    protocols = [
+        _argument(2),
+        *((BPF_JEQ, last - at, 0, protocol) for at, protocol in enumerate(SOCKET_PROTOCOLS)),
+        _deny(EPROTONOSUPPORT),
+        *types,
+    ]
+    routes = [_argument(2), *_if_any((NETLINK_ROUTE,), routes_granted or granted), _deny(EPERM)]
+    behind = len(SOCKET_FAMILIES) + 1  # lines from the first family to the protocols: the others, netlink, refusal
+    return [
+        _argument(0),
+        *((BPF_JEQ, behind - at, 0, family) for at, family in enumerate(SOCKET_FAMILIES)),
+        (BPF_JEQ, len(protocols) + 1, 0, AF_NETLINK),
+        _deny(EAFNOSUPPORT),
+        *protocols,
+        *routes,
+    ]
+
+
+def _socket_option_block() -> Block:
+    """Leave SO_LINGER as it is, and say that it was set: servers set it, and few of them could do without success."""
+    return [
+        _argument(1),
+        (BPF_JEQ, 0, 3, SOL_SOCKET),
+        _argument(2),
+        *_if_any((SO_LINGER,), _NOT_DONE),
+        _ALLOWED,
+    ]
+
+
+def _ioctl_block() -> Block:
+    """Refuse terminal injection, what is done to file systems, and every interface ioctl that is not a question."""
+    return [
+        _argument(1),
+        *_if_any(REFUSED_IOCTLS, _deny(EPERM)),
+        *_if_any((*SIOC_QUESTIONS, *FLAG_IOCTLS), _ALLOWED),
+        (BPF_JGE, 0, 2, SIOC_FIRST),
+        (BPF_JGE, 1, 0, SIOC_LAST + 1),
+        _deny(EPERM),
+        (BPF_AND, 0, 0, KIND_MASK),
+        *_if_any((FILE_SYSTEM_KIND,), _deny(EPERM)),
+        _ALLOWED,
+    ]
+
+
+EPERM, ENOSYS = 1, 38
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0
+# Streams, datagrams, packets in sequence; TCP and UDP. Any other makes the host load a module.
+SOCK_TYPE_MASK, SOCKET_TYPES, SOCKET_PROTOCOLS = 0xF, (1, 2, 5), (0, 6, 17)
+# What the container's own start needs behind the filter, or what a container may do where a jail may not.
+BESIDES = (
+    "capget", "capset", "close_range", "execve", "faccessat2", "getdents64", "memfd_create", "newfstatat", "openat2",
+)  # fmt: skip
+DECIDED_BY_ARGUMENTS = (
+    "clone", "clone3", "ioctl", "personality", "setsockopt", "socket", "socketpair", *SELF_ONLY, *SELF_ONLY_OF_KIND,
+)  # fmt: skip
+WORD, ID_BITS = 0xFFFFFFFF, 22  # of a register, what the kernel takes a process id from, and where an id may have bits
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+# Why SO_LINGER is left as it is, says the jail's filter. Levels have numbers of so many bits, as have the options of
+# SOL_SOCKET; a larger one is refused.
+LEVEL_BITS, OPTION_BITS, ALL_BITS = 9, 7, (1 << 64) - 1
+
+
+def profile() -> dict[str, Any]:
+    """Return the profile as docker takes it; what it does not name is refused with EPERM."""
+    names = {name for table in ALLOWED.values() for name in table} | set(BESIDES)
+    plain = sorted(names - set(DECIDED_BY_ARGUMENTS))
+    rules = [
+        _allow(plain),
+        _allow(["clone"], _oci_argument(0, CLONE_NEW_ANY, "SCMP_CMP_MASKED_EQ", 0)),
+        {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS},
+        # The first process has the guest's id, and yet to report: as in a jail, nobody limits it or slows it down.
+        # To prlimit64 any thread names its whole process, and modules that were loaded ahead may have left some there.
+        _allow(["prlimit64"], _oci_argument(0, WORD, "SCMP_CMP_MASKED_EQ", 0)),
+        *(_allow([name for name in SELF_ONLY if name != "prlimit64"], other) for other in _any_id_but_1(0)),
+        *(
+            _allow([name], _oci_argument(0, WORD, "SCMP_CMP_MASKED_EQ", kind), other)
+            for name, process in SELF_ONLY_OF_KIND.items()
+            for kind in (process, process + 1)  # of a process, and of a process group; not of a user
+            for other in _any_id_but_1(1)
+        ),
+        *(_allow(["personality"], _oci_argument(0, value, "SCMP_CMP_EQ")) for value in PERSONALITIES),
+        *(
+            _allow(
+                ["socket"],
+                _oci_argument(0, family, "SCMP_CMP_EQ"),
+                _oci_argument(1, SOCK_TYPE_MASK, "SCMP_CMP_MASKED_EQ", kind),
+                _oci_argument(2, protocol, "SCMP_CMP_EQ"),
+            )
+            for family in (AF_UNIX, AF_INET, AF_INET6)
+            for kind in SOCKET_TYPES
+            for protocol in SOCKET_PROTOCOLS
+        ),
+        _allow(["socket"], _oci_argument(0, AF_NETLINK, "SCMP_CMP_EQ"), _oci_argument(2, NETLINK_ROUTE, "SCMP_CMP_EQ")),
+        _allow(["socketpair"], _oci_argument(0, AF_UNIX, "SCMP_CMP_EQ")),
+        *(_allow(["setsockopt"], level) for level in _any_but(SOL_SOCKET, 1, LEVEL_BITS)),
+        *(
+            _allow(["setsockopt"], _oci_argument(1, SOL_SOCKET, "SCMP_CMP_EQ"), option)
+            for option in _any_but(SO_LINGER, 2, OPTION_BITS)
+        ),
+        {
+            "names": ["setsockopt"],
+            "action": "SCMP_ACT_ERRNO",
+            "errnoRet": 0,
+            "args": [_oci_argument(1, SOL_SOCKET, "SCMP_CMP_EQ"), _oci_argument(2, SO_LINGER, "SCMP_CMP_EQ")],
+        },
+        _allow(["ioctl"], _oci_argument(1, TIOCSTI, "SCMP_CMP_NE"), _oci_argument(1, TIOCLINUX, "SCMP_CMP_NE")),
+    ]
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": EPERM,
+        "archMap": [
+            {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": []},
+            {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": []},
+        ],
+        "syscalls": rules,
+    }
+
+
+@functools.cache
+def profile_text() -> str:
+    """Return the profile as JSON, one rule in a line."""
+    found = profile()
+    rules = ",\n  ".join(json.dumps(rule) for rule in found.pop("syscalls"))
+    return f'{json.dumps(found)[:-1]}, "syscalls": [\n  {rules}\n]}}'
+
+
+def _allow(names: list[str], *arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"names": names, "action": "SCMP_ACT_ALLOW", "args": list(arguments)}
+
+
+def _any_but(value: int, index: int, bits: int) -> list[dict[str, Any]]:
+    """Return conditions of which one holds where an argument is another number of so many bits.
+
+    To ask for what is not equal would not do: all 64 bits are compared, and the kernel looks at 32.
+    """
+    masks = [(bit, ALL_BITS >> bit << bit) for bit in range(bits)]
+    return [_oci_argument(index, mask, "SCMP_CMP_MASKED_EQ", value & mask ^ 1 << bit) for bit, mask in masks]
+
+
+def _any_id_but_1(index: int) -> list[dict[str, Any]]:
+    """Return conditions of which one holds where the kernel takes an argument for the id of another than process 1."""
+    is_even = _oci_argument(index, 1, "SCMP_CMP_MASKED_EQ", 0)
+    return [is_even, *(_oci_argument(index, 1 << bit, "SCMP_CMP_MASKED_EQ", 1 << bit) for bit in range(1, ID_BITS))]
+
+
+def _oci_argument(index: int, value: int, comparison: str, value_two: int = 0) -> dict[str, Any]:
+    return {"index": index, "value": value, "valueTwo": value_two, "op": comparison}

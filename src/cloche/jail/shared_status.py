@@ -1,0 +1,260 @@
+"""What is written down of a run in a nursery, so that nobody has to wake the helper of one that is soon over.
+
+A slate is a memory file and a timer. The caller writes an order down and winds the timer; the guest writes down when
+it starts the program, and its nursery that it has ended. The helper sleeps until the timer goes off or somebody
+speaks to it, and then reads how things stand. So a clock is kept whatever happens to the caller, and the end of a
+short run needs no word. No program ever holds a slate: the guest lets go of it before.
+
+Behind all that a guest leaves to those after it what it has found out of their memory: see `touched`.
+
+Which memory a guest writes to, so that the next one has it as its own at once and not page by page.
+
+Theory of operation: a forked process shares its memory with its parent, and the kernel copies each page when one of the
+two first writes to it. Every such moment costs a trap, and a guest has some four hundred of them. They are nearly the
+same for all guests of a nursery. So the first one that has the time notes, when it is ready, which pages are its own by
+then; those after it have the kernel copy all of them in one call. What is noted are places in one's own memory, which
+is laid out alike in all of them. Where that guest's memory had grown there is a hole for the others, at which the
+kernel stops; it is asked again for what lies behind.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from .syscalls import attempt, call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+CLOCK_MONOTONIC = 1
+TFD_NONBLOCK, TFD_CLOEXEC = posix.O_NONBLOCK, posix.O_CLOEXEC
+_ORDERED_AT, _STARTED_AT, _ENDED_AT, _SIZE = 0, 64, 128, 192  # each has one writer, and a cache line of its own
+_TOUCHED_AT, _TOUCHED_BYTES = 4096, 1 << 15
+_CROWDED_AT, _COMPANY_AT, _AGAIN_AT = _ORDERED_AT + 24, _ORDERED_AT + 32, _ORDERED_AT + 40
+_TAKEN_AT = _STARTED_AT + 32
+_NS = 10**9
+
+
+def make() -> tuple[int, int]:
+    """Return the descriptors of a new slate: its memory file, and its timer."""
+    file = posix.memfd_create("cloche", posix.MFD_CLOEXEC)
+    try:
+        posix.ftruncate(file, _SIZE)
+        return file, call("timerfd_create", CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
+    except BaseException:
+        posix.close(file)
+        raise
+
+
+def wind(timer: int, seconds: float) -> None:
+    """Let the timer go off once, `seconds` from now."""
+    ns = max(1, int(seconds * _NS))
+    call("timerfd_settime", timer, 0, bytes(16) + _words(ns // _NS, ns % _NS), None)
+
+
+def unwind(timer: int) -> None:
+    """Take note that the timer has gone off."""
+    try:
+        posix.read(timer, 8)
+    except BlockingIOError:
+        pass  # it was wound again meanwhile
+
+
+def note_order(
+    file: int, number: int, timeout_s: float, *, rebuilds: bool, is_crowded: bool = False, has_company: bool = False
+) -> None:
+    """Write down that run `number` is ordered; with its number at both ends, so that half of it is told apart."""
+    order = number, int(timeout_s * _NS), rebuilds, is_crowded, has_company, number
+    posix.pwrite(file, _words(*order), _ORDERED_AT)
+
+
+def rebuilds(file: int) -> bool:
+    """Tell whether the last run that was ordered is the only one of its sandbox."""
+    return bool(_word(posix.pread(file, 8, _ORDERED_AT + 16), 0))
+
+
+def is_crowded(file: int) -> bool:
+    """Tell whether the caller's other runs kept all processors busy when the last one was ordered."""
+    return bool(_word(posix.pread(file, 8, _CROWDED_AT), 0))
+
+
+def has_company(file: int) -> bool:
+    """Tell whether a live session works in the same files as the last run that was ordered."""
+    return bool(_word(posix.pread(file, 8, _COMPANY_AT), 0))
+
+
+def note_taken(file: int, number: int) -> None:
+    """Write down, in a guest, that it has the orders of run `number`."""
+    posix.pwrite(file, _words(number), _TAKEN_AT)
+
+
+def taken(file: int) -> int:
+    """Return the number of the run whose orders were taken last, 0 before the first."""
+    return _word(posix.pread(file, 8, _TAKEN_AT), 0)
+
+
+def note_start(file: int, number: int, at: float) -> None:
+    """Write down that the program of run `number` starts."""
+    posix.pwrite(file, _words(number, int(at * _NS), number), _STARTED_AT)
+
+
+def note_end(file: int, number: int) -> None:
+    """Write down that the guest of run `number` has ended."""
+    posix.pwrite(file, _words(number), _ENDED_AT)
+
+
+def note_touched(file: int, ranges: bytes) -> None:
+    """Leave to the guests after this one what memory they will write to."""
+    posix.pwrite(file, ranges, _TOUCHED_AT)
+
+
+def touched(file: int) -> bytes:
+    """Return what memory guests write to; nothing where none of them has told yet."""
+    return posix.pread(file, _TOUCHED_BYTES, _TOUCHED_AT)
+
+
+def start_of(file: int, number: int) -> float:
+    """Return when the program of run `number` started, 0.0 if it has not."""
+    data = posix.pread(file, 16, _STARTED_AT)
+    return _word(data, 8) / _NS if _word(data, 0) == number else 0.0
+
+
+class State:
+    """Tell how things stand with the runs of a nursery: their numbers, 0 before the first; times in seconds."""
+
+    def __init__(self, file: int):
+        data = _read_whole(file)
+        self.ordered, self.timeout_s, self.rebuilds = _word(data, 0), _word(data, 8) / _NS, bool(_word(data, 16))
+        self.started, self.started_at = _word(data, _STARTED_AT), _word(data, _STARTED_AT + 8) / _NS
+        self.ended = _word(data, _ENDED_AT)
+
+
+def _read_whole(file: int) -> bytes:
+    while True:
+        data = posix.pread(file, _SIZE, 0)
+        if _word(data, 0) == _word(data, _AGAIN_AT) and _word(data, _STARTED_AT) == _word(data, _STARTED_AT + 16):
+            return data
+
+
+def _words(*values: int) -> bytes:
+    return b"".join([value.to_bytes(8, "little") for value in values])
+
+
+def _word(data: bytes, place: int) -> int:
+    return int.from_bytes(data[place : place + 8], "little")
+
+
+if TYPE_CHECKING:
+    Noted: TypeAlias = tuple[int, bytes]
+
+PIDFD_SELF, MADV_POPULATE_WRITE = -10000, 23
+ENOMEM = 12
+PAGE: int = posix.sysconf("SC_PAGE_SIZE")
+MOST_RANGES = 1024  # what the kernel takes in one call
+MOST_HOLES = 16
+MOST_BYTES = 32 << 20  # of one span, and of all, that are looked through for pages that one has written to
+_PRESENT, _OWN = 1 << 63, 1 << 56
+_ENTRY, _WORD, _RANGE = 8, 8, 16
+
+
+def is_possible() -> bool:
+    """Tell whether this kernel takes such a call from a process about itself."""
+    return attempt("process_madvise", PIDFD_SELF, None, 0, MADV_POPULATE_WRITE, 0) == 0
+
+
+class Copying:
+    """Have what is `wanted` copied in the next child as its first deed, before anything else in it writes to memory."""
+
+    def __init__(self) -> None:
+        self.wanted: Noted | None = None
+
+    def serve_children(self) -> None:
+        """Begin; hooks of modules that are loaded later come after this one."""
+        posix.register_at_fork(after_in_child=self._have)
+
+    def _have(self) -> None:
+        wanted, self.wanted = self.wanted, None  # a guest's own children have nothing to do with it
+        if wanted is not None:
+            have(wanted)
+
+
+copying = Copying()
+
+
+def read(found: bytes) -> Noted | None:
+    """Return what `find` has written: the sum and the ranges; None where nothing was found."""
+    return (int.from_bytes(found[:_WORD], "little"), found[_WORD:]) if found else None
+
+
+def have(noted: Noted) -> None:
+    """Have the kernel copy all pages now that another process has found to be written to."""
+    left, ranges = noted
+    for _ in range(MOST_HOLES):
+        if not left:
+            return
+        done = attempt("process_madvise", PIDFD_SELF, ranges, len(ranges) // _RANGE, MADV_POPULATE_WRITE, 0)
+        if done == left or (done < 0 and done != -ENOMEM):
+            return  # what an older kernel does not copy now, it copies when it is written to
+        left, ranges = _behind_hole(left, ranges, max(done, 0))
+
+
+def _behind_hole(left: int, ranges: bytes, done: int) -> tuple[int, bytes]:
+    """Return what is left to do, in bytes and as ranges, behind the one at which the kernel stopped."""
+    at = 0
+    while at < len(ranges):
+        length = int.from_bytes(ranges[at + _WORD : at + _RANGE], "little")
+        at, left, done = at + _RANGE, left - length, done - length
+        if done < 0:
+            break
+    return left, ranges[at:]
+
+
+def find() -> bytes:
+    """Return which pages are this process's own: their sum in bytes, then ranges as the kernel reads them.
+
+    All are words of eight bytes; a range is an address and a length.
+    """
+    found = _own_ranges()[:MOST_RANGES]
+    words = [sum(length for _, length in found), *(word for one in found for word in one)]
+    return b"".join([word.to_bytes(_WORD, "little") for word in words])
+
+
+def _own_ranges() -> list[tuple[int, int]]:
+    ranges: list[tuple[int, int]] = []
+    pages = posix.open("/proc/self/pagemap", posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        spans = _writable()
+        found = [posix.pread(pages, (last - first) // PAGE * _ENTRY, first // PAGE * _ENTRY) for first, last in spans]
+    finally:
+        posix.close(pages)
+    for (first, _), entries in zip(spans, found, strict=True):
+        for at in range(0, len(entries), _ENTRY):
+            entry = int.from_bytes(entries[at : at + _ENTRY], "little")
+            if not (entry & _PRESENT and entry & _OWN):
+                continue
+            start = first + at // _ENTRY * PAGE
+            if ranges and sum(ranges[-1]) == start:
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + PAGE)
+            else:
+                ranges.append((start, PAGE))
+    return ranges
+
+
+def _writable() -> list[tuple[int, int]]:
+    """Return the spans of memory to look through; large ones, of which a run writes to little, are left out."""
+    file = posix.open("/proc/self/maps", posix.O_RDONLY | posix.O_CLOEXEC)
+    text = b""
+    try:
+        while data := posix.read(file, 1 << 16):
+            text += data
+    finally:
+        posix.close(file)
+    found, left = [], MOST_BYTES
+    for line in text.splitlines():
+        span, mode, *_ = line.split(None, 2)
+        first, last = (int(word, 16) for word in span.split(b"-"))
+        if mode == b"rw-p" and last - first <= left:
+            found.append((first, last))
+            left -= last - first
+    return found

@@ -1,0 +1,107 @@
+"""Set-up as data: steps made of system calls, compiled by the caller, made by the helper in one loop.
+
+A *call* is a tuple: the kernel's name, the arguments, the name of the register that keeps the result (or empty), the
+errors that are no failure, and whether it needs no register. An argument is an integer, bytes (the kernel gets their
+address), None, the name of a register, or a pair of bytes and a register, whose value is appended to them. A call
+that needs a register which an excused failure left empty is skipped; one that nobody filled is an error. A *step* is
+a tuple as well: name, description, calls; the first that fails says which it was. The helper, its children and the
+caller all share this one small module, so nobody pays for the rest: what the calls mean is in `mounts`, `landlock`,
+`caps`, `netns` and `rlimits`.
+"""
+
+from __future__ import annotations
+
+import posix
+from time import perf_counter
+
+from .syscalls import call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, TypeAlias
+
+if TYPE_CHECKING:
+    Argument: TypeAlias = int | bytes | str | tuple[bytes, str] | None
+    Call: TypeAlias = tuple[str, tuple[Argument, ...], str, tuple[int, ...], bool]
+    Step: TypeAlias = tuple[str, str, list[Call]]
+
+_NAMES_A_REGISTER = frozenset((str, tuple))
+EXCUSED = -1  # what a register holds whose call failed with an error that is no failure
+EPERM, ENOENT, EACCES, EEXIST, EISDIR, EINVAL, ENOSPC, EROFS = 1, 2, 13, 17, 21, 22, 28, 30
+
+
+class StepFailed(Exception):
+    """Say which step failed, at which place of the list, and with which errno (0 when it was no system call)."""
+
+    def __init__(self, step: Step, index: int, total: int, error: Exception):
+        self.errno = getattr(error, "errno", None) or 0
+        super().__init__(f"{step[1]}: {error} (step {index + 1} of {total}, {step[0]})")
+        self.step, self.index = step[0], index
+
+
+def make(name: str, *arguments: Argument, keep: str = "", excuse: tuple[int, ...] = ()) -> Call:
+    """Return one call as data."""
+    is_plain = name != "write" and _NAMES_A_REGISTER.isdisjoint(map(type, arguments))
+    return name, arguments, keep, excuse, is_plain
+
+
+def perform(steps: Sequence[Step], registers: dict[str, int]) -> list[float]:
+    """Make the calls of every step in order; return the seconds each step took. Raises StepFailed."""
+    seconds = []
+    for index, step in enumerate(steps):
+        started = perf_counter()
+        try:
+            for one in step[2]:
+                _perform_call(one, registers)
+        except Exception as error:
+            raise StepFailed(step, index, len(steps), error) from error
+        seconds.append(perf_counter() - started)
+    return seconds
+
+
+def perform_calls(calls: Sequence[Call], registers: dict[str, int] | None = None) -> None:
+    """Make bare calls, for those who need no account of them. Raises OSError."""
+    registers = {} if registers is None else registers
+    for one in calls:
+        _perform_call(one, registers)
+
+
+def _perform_call(one: Call, registers: dict[str, int]) -> None:
+    name, arguments, keep, excuse, is_plain = one
+    values: Any = arguments if is_plain else _filled_in(arguments, registers)
+    if values is None:
+        if keep:
+            registers[keep] = EXCUSED
+        return
+    try:
+        result = call(name, *values) if name != "write" else _write(*values)
+    except OSError as error:
+        if error.errno not in excuse:
+            raise
+        registers[keep] = EXCUSED
+        return
+    if keep:
+        registers[keep] = result
+
+
+def _filled_in(arguments: Sequence[Argument], registers: dict[str, int]) -> list[Any] | None:
+    """Put the registers' values in; None when one that is needed was excused. Raises KeyError for one never filled."""
+    values: list[Any] = []
+    for argument in arguments:
+        if not isinstance(argument, str | tuple):
+            values.append(argument)
+            continue
+        value = registers[argument if isinstance(argument, str) else argument[1]]
+        if value == EXCUSED:
+            return None
+        values.append(value if isinstance(argument, str) else argument[0] + value.to_bytes(4, "little"))
+    return values
+
+
+def _write(fd: int, data: bytes) -> int:
+    """Write all of `data`; raises ENOSPC where the room ends."""
+    view = memoryview(data)
+    while view:
+        view = view[posix.write(fd, view) :]
+    return len(data)

@@ -1,0 +1,128 @@
+"""The subordinate ids of an ordinary user, taken once into a user namespace that all helpers of a caller enter.
+
+The *mapper* is a process of its own. It makes that namespace, in which 0 is the caller and the ids of the range are
+themselves; `newuidmap` and `newgidmap`, which may write its maps, are called for it and never again. A helper that
+enters the namespace by its descriptor can do there what root can do with ids: each jail maps two single ids of the
+range, its guest's and its first process's, and the caller's own is not among them.
+
+The caller stays outside, where a file of another id is closed to it. So each workspace comes with a second mount, not
+attached anywhere, which the mapper has show the guest's files as the caller's own: the kernel lets nobody do that
+who has no power over the namespace of the file system, and that of the ids which it shall show.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from . import messages, user_namespaces
+from .syscalls import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_DUMPABLE, call, prctl, unshare, wait4
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_signal: Any = __import__("_signal")
+
+SIGINT = 2
+GO = b"g"
+MOST_SAID = 400
+FSCONFIG_CMD_CREATE = 6
+CALLER = 0  # in the namespace
+TRIED_ID = 1000
+
+
+def enter(namespace: int) -> None:
+    """Enter the namespace, as a process that was just started; -1 for none."""
+    if namespace >= 0:
+        call("setns", namespace, CLONE_NEWUSER)
+        posix.close(namespace)
+
+
+def main(fd: int, order: dict[str, Any]) -> NoReturn:
+    """Be the mapper for the caller at socket `fd`; the end of the caller is the end of it.
+
+    `order` holds `namespace`, the descriptor of one that was made before, or -1 and the `programs`: words to which
+    the number of this process is yet to be added, as the second.
+    """
+    _signal.signal(SIGINT, _signal.SIG_DFL)
+    namespaces: dict[int, int] = {}
+    try:
+        if order["namespace"] >= 0:
+            enter(order["namespace"])
+            unshare(CLONE_NEWNS)
+        else:
+            _take_range(order["programs"])
+        _show(_new_tmpfs(), TRIED_ID, namespaces)
+        own = posix.open("/proc/self/ns/user", posix.O_RDONLY | posix.O_CLOEXEC)
+        messages.send(fd, "ready", {}, (own,))
+        posix.close(own)
+        while True:
+            tag, body, mounts = messages.receive(fd)
+            if tag != "show":
+                posix._exit(0)
+            try:
+                _show(mounts[0], body["inside_id"], namespaces)
+                messages.send(fd, "shown")
+            except OSError as error:
+                messages.send(fd, "failed", {"message": str(error)})
+    except OSError as error:
+        messages.send(fd, "failed", {"message": str(error)})
+    finally:
+        posix._exit(1)
+
+
+def _take_range(programs: list[list[str]]) -> None:
+    """Make the namespace, and have its maps written by the programs, which must run outside of it."""
+    waiting, go = posix.pipe()
+    hearing, saying = posix.pipe()
+    number = str(posix.getpid())
+    pids = []
+    for program, *rows in programs:
+        pid = posix.fork()
+        if pid == 0:
+            _write_map([program, number, *rows], waiting, go, saying)
+        pids.append(pid)
+    posix.close(waiting)
+    posix.close(saying)
+    unshare(CLONE_NEWUSER | CLONE_NEWNS)
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # else our maps belong to root alone
+    posix.write(go, GO * len(pids))
+    posix.close(go)
+    statuses = [wait4(pid, 0)[1] for pid in pids]
+    if any(statuses):
+        said = posix.read(hearing, MOST_SAID).decode("utf-8", "replace").strip()
+        raise OSError(0, said or "newuidmap has failed")
+    posix.close(hearing)
+
+
+def _write_map(words: list[str], waiting: int, go: int, saying: int) -> NoReturn:
+    """Become one of the programs, when the namespace is there."""
+    try:
+        posix.close(go)
+        if posix.read(waiting, 1) == GO:
+            posix.dup2(saying, 2)
+            posix.execve(words[0], words, {"LANG": "C"})
+    except OSError as error:
+        posix.write(saying, f"{words[0]}: {error}\n".encode())
+    finally:
+        posix._exit(1)
+
+
+def _show(mount: int, inside_id: int, namespaces: dict[int, int]) -> None:
+    """Have a detached mount show what is `inside_id`'s as the caller's; then let go of it. Raises OSError."""
+    try:
+        if inside_id not in namespaces:
+            namespaces[inside_id] = user_namespaces.mapping_namespace(inside_id, CALLER)
+        user_namespaces.map_ids(mount, namespaces[inside_id], is_recursive=False)
+    finally:
+        posix.close(mount)
+
+
+def _new_tmpfs() -> int:
+    """Return a file system of memory, to try with."""
+    context = call("fsopen", b"tmpfs", 1)
+    try:
+        call("fsconfig", context, FSCONFIG_CMD_CREATE, None, None, 0)
+        return call("fsmount", context, 1, 0)
+    finally:
+        posix.close(context)

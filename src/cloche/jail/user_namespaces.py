@@ -1,0 +1,238 @@
+"""User namespaces: who the guest is outside.
+
+Never the outside uid 0: even without capabilities it owns /proc/sys. Root gives each live sandbox an outside id of
+its own from a high range. It is claimed by a lock on one byte of a file that nobody but root can open: no other user
+of the host can take an id first, and the kernel releases the lock with the last descriptor that holds it, so nothing
+can leak. An ordinary user can give one of
+their subordinate ids, if they have a range of them (see `subids`), else their own alone.
+
+Id-mapped binds: show what only root may read as if the sandbox's outside id owned it.
+
+The kernel takes the mapping from a user namespace; a child that does nothing but exist lends us one.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from .syscalls import (
+    AT_EMPTY_PATH,
+    AT_FDCWD,
+    AT_RECURSIVE,
+    CLONE_NEWUSER,
+    MOUNT_ATTR_IDMAP,
+    OPEN_TREE_CLOEXEC,
+    OPEN_TREE_CLONE,
+    call,
+    clone,
+    fresh,
+    word,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EPERM, ENOENT, EAGAIN, EACCES, EROFS, EADDRINUSE = 1, 2, 11, 13, 30, 98
+# Where nobody but root can put a name first. The second is for containers and services whose /run is read-only.
+PLACES = ("/run", "/dev")
+FOLDER, FILE = "cloche", "ids"
+_NO_LINK = posix.O_NOFOLLOW | posix.O_CLOEXEC
+_KIND, _IS_FOLDER, _IS_FILE = 0o170000, 0o040000, 0o100000
+_OTHERS_WRITE, _OTHERS = 0o022, 0o077
+F_OFD_SETLK, F_WRLCK = 37, 1
+UNCHANGED = 0xFFFFFFFF
+_CAPABILITIES = (0x20080522).to_bytes(4, "little") + bytes(4)  # version 3, of the calling process
+_CAPABILITY_SETS_BYTES = 24
+# DAC_OVERRIDE, KILL, SETGID, SETUID, SYS_PTRACE, SYS_ADMIN: what root needs to look after, and end, what lives in a
+# namespace that it does not own.
+OVER_OTHERS = 1 << 1 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 19 | 1 << 21
+
+
+class Claim:
+    """Hold an outside id that no other live sandbox on this host has; `held` is the descriptor that does it."""
+
+    __slots__ = ("held", "outside_id")
+
+    def __init__(self, outside_id: int, held: int):
+        self.outside_id, self.held = outside_id, held
+
+    def share(self) -> Claim:
+        """Return a hold of the same id that lasts by itself."""
+        return Claim(self.outside_id, posix.dup(self.held))
+
+    def forget(self) -> None:
+        """Let go of this process's own hold; a forked child must not keep the id claimed."""
+        if self.held >= 0:
+            posix.close(self.held)
+            self.held = -1
+
+
+def claim_outside_id(first: int, count: int, places: Sequence[str] = PLACES) -> Claim:
+    """Claim a free id of the range, starting at a place that this process's pid spreads.
+
+    Raises OSError when all are in use, or no place is root's alone.
+    """
+    start = posix.getpid() * 7919
+    held = _open_locks(places)
+    try:
+        for at in range(count):
+            outside_id = first + (start + at) % count
+            if _is_locked_by_us(held, outside_id):
+                return Claim(outside_id, held)
+    except BaseException:
+        posix.close(held)
+        raise
+    posix.close(held)
+    raise OSError(EADDRINUSE, f"all {count} outside ids from {first} are in use")
+
+
+def _is_locked_by_us(held: int, at: int) -> bool:
+    """Lock one byte; the lock is the open file's, and so its copies' in other processes, and ends with the last."""
+    words = (F_WRLCK, at, 1, 0)  # of `struct flock`: kind (from the start of the file), first byte, bytes, nobody's pid
+    try:
+        call("fcntl", held, F_OFD_SETLK, b"".join(word.to_bytes(8, "little") for word in words))
+    except OSError as error:
+        if error.errno in (EAGAIN, EACCES):
+            return False
+        raise
+    return True
+
+
+def _open_locks(places: Sequence[str]) -> int:
+    """Open the file of locks in the first place that is root's alone. Raises OSError saying what is in the way."""
+    said = []
+    for place in places:
+        try:
+            state = posix.stat(place)
+            if state.st_uid != posix.geteuid() or state.st_mode & _OTHERS_WRITE:
+                said.append(f"others may write to {place}")
+                continue
+            return _open_in(f"{place}/{FOLDER}")
+        except OSError as error:
+            if error.errno not in (EROFS, ENOENT, EACCES):
+                raise
+            said.append(f"{place}: {error.strerror}")
+    raise OSError(EROFS, f"no place for the locks of outside ids: {', '.join(said)}")
+
+
+def _open_in(folder: str) -> int:
+    """Open the file of locks in a folder, and make both where they are missing. Raises OSError."""
+    try:
+        posix.mkdir(folder, 0o700)
+    except FileExistsError:
+        pass
+    at = posix.open(folder, posix.O_RDONLY | posix.O_DIRECTORY | _NO_LINK)
+    try:
+        _refuse_others(at, _IS_FOLDER, _OTHERS_WRITE, folder)
+        file = posix.open(FILE, posix.O_RDWR | posix.O_CREAT | posix.O_NONBLOCK | _NO_LINK, 0o600, dir_fd=at)
+    finally:
+        posix.close(at)
+    try:
+        _refuse_others(file, _IS_FILE, _OTHERS, f"{folder}/{FILE}")
+    except BaseException:
+        posix.close(file)
+        raise
+    return file
+
+
+def _refuse_others(fd: int, kind: int, others: int, path: str) -> None:
+    """Refuse what is not ours alone.
+
+    Whoever can write to the folder can put another file there, and who can open the file can lock it.
+    """
+    state = posix.fstat(fd)
+    if state.st_mode & _KIND != kind or state.st_uid != posix.geteuid() or state.st_mode & others:
+        verb = "written to" if kind == _IS_FOLDER else "opened"
+        raise OSError(EPERM, f"{path} must be root's, and be {verb} by nobody else: remove what is there")
+
+
+def become_owner(outside_id: int) -> bool:
+    """Let the user namespace that this process makes next be owned by `outside_id`, and not by root.
+
+    The kernel charges what is used in a user namespace to its owner outside, too: with root as the owner of all, one
+    guest could use up what root's own programs may have. Files are still opened, and control groups entered, as root:
+    the effective id alone says who owns. `become_root` undoes it, but not in a child that was born in the namespace.
+    False where root, as in a plain container, has power over others' namespaces by owning them alone.
+    """
+    held = fresh(_CAPABILITY_SETS_BYTES)
+    call("capget", _CAPABILITIES, held)
+    if word(held, 0) & OVER_OTHERS != OVER_OTHERS:
+        return False
+    call("setresuid", UNCHANGED, outside_id, outside_id)
+    try:
+        call("setfsuid", 0)
+        call("capset", _CAPABILITIES, held)  # some hosts let nobody without them make a user namespace
+    except BaseException:
+        become_root()
+        raise
+    return True
+
+
+def become_root() -> None:
+    """Undo `become_owner`; the kernel gives the capabilities back by itself."""
+    call("setresuid", UNCHANGED, 0, 0)
+
+
+def write_maps(
+    pid: int, *, inside_id: int, outside_uid: int, outside_gid: int, privileged: bool, keeper: int | None = None
+) -> None:
+    """Map one id of process `pid`'s new user namespace; without privilege only the writer's own id can be mapped.
+
+    `keeper` is the outside id of a second one, 0 inside, which no guest ever has.
+    """
+    if not privileged:
+        _write(f"/proc/{pid}/setgroups", "deny")
+    second = "" if keeper is None else f"\n0 {keeper} 1"
+    _write(f"/proc/{pid}/gid_map", f"{inside_id} {outside_gid} 1{second}")
+    _write(f"/proc/{pid}/uid_map", f"{inside_id} {outside_uid} 1{second}")
+
+
+def _write(path: str, text: str) -> None:
+    fd = posix.open(path, posix.O_WRONLY | posix.O_CLOEXEC)
+    try:
+        posix.write(fd, text.encode())
+    finally:
+        posix.close(fd)
+
+
+MOUNT_ATTR_BYTES = 32
+
+
+def open_idmapped(sources: list[str], outside_id: int) -> dict[str, int]:
+    """Return a detached mount of each source in which root's files belong to `outside_id`; needs real root."""
+    namespace = mapping_namespace(0, outside_id)
+    found = {}
+    try:
+        for source in sources:
+            flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
+            fd = call("open_tree", AT_FDCWD, source.encode("utf-8", "surrogateescape"), flags)
+            map_ids(fd, namespace, is_recursive=True)
+            found[source] = fd
+    finally:
+        posix.close(namespace)
+    return found
+
+
+def map_ids(mount: int, namespace: int, *, is_recursive: bool) -> None:
+    """Have a detached mount show ids as a user namespace maps them."""
+    attr = b"".join(n.to_bytes(8, "little") for n in (MOUNT_ATTR_IDMAP, 0, 0, namespace))
+    flags = AT_EMPTY_PATH | (AT_RECURSIVE if is_recursive else 0)
+    call("mount_setattr", mount, b"", flags, attr, MOUNT_ATTR_BYTES)
+
+
+def mapping_namespace(inside_id: int, outside_id: int) -> int:
+    """Return a user namespace that maps `inside_id` to `outside_id`."""
+    hold, release = posix.pipe()
+    pid = clone(CLONE_NEWUSER)
+    if pid == 0:
+        posix.close(release)
+        posix.read(hold, 1)
+        posix._exit(0)
+    posix.close(hold)
+    try:
+        write_maps(pid, inside_id=inside_id, outside_uid=outside_id, outside_gid=outside_id, privileged=True)
+        return posix.open(f"/proc/{pid}/ns/user", posix.O_RDONLY | posix.O_CLOEXEC)
+    finally:
+        posix.close(release)
+        posix.waitpid(pid, 0)

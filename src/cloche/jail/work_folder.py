@@ -1,0 +1,223 @@
+"""The folders of the host that stand in for /workspace and /tmp where no mount can be made.
+
+Do what a helper that was killed could not: remove what it made outside of the namespaces.
+
+Its reaper and guest die with it, and a process namespace takes everything else along. Without one, what the guest
+left in the background is found by its control group; without that as well, it is out of reach.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from time import monotonic, sleep
+
+from .cgroups import Cgroup
+from .syscalls import call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .messages import Spec
+
+CHECK_EVERY = 5
+ENAMETOOLONG = 36
+BEYOND_MEASURE = 1 << 62
+RENEWAL_S = 10.0
+MOST_ROUNDS = 200_000  # one removes a level of every tree; more than a disk limit's inodes allow
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+LOCK_SH, LOCK_NB = 1, 4
+EAGAIN, ENOENT = 11, 2
+MOST_TRIES = 100
+PASSABLE = 0o711  # whoever knows a name below may go there; nobody may look around
+
+
+class WorkFolder:
+    """Make, measure and remove one sandbox's folders. `owner` is the guest's uid when it differs from ours."""
+
+    __slots__ = ("_excused", "_last", "_stored", "_tick", "folder", "owner", "tmp", "workspace")
+
+    def __init__(self, folder: str, workspace: str, tmp: str, owner: int | None):
+        self.folder, self.workspace, self.tmp, self.owner = folder, workspace, tmp, owner
+        self._tick, self._last = 0, False
+        self._stored = self._excused = (0, 0)
+
+    def create(self) -> None:
+        """Make the folders, readable by the guest alone. An existing folder is an error: somebody else's."""
+        os.mkdir(self.folder, 0o700)
+        for _ in range(MOST_TRIES):
+            if self.hold():
+                break
+            sleep(0.01)  # `cloche gc` has taken it for one that was left, and removes it
+            try:
+                os.mkdir(self.folder, 0o700)
+            except FileExistsError:
+                pass
+        if self.owner is not None:
+            os.chmod(self.folder, PASSABLE)
+        for path in (self.workspace, self.tmp):
+            self._make(path)
+
+    def hold(self) -> bool:
+        """Lock the folder until this process ends, so that nobody takes it for left; False where it is gone.
+
+        Where a file system knows no locks (some of clusters), nobody can take it for left either.
+        """
+        try:
+            held = os.open(self.folder, _DIRECTORY)
+        except FileNotFoundError:
+            return False
+        try:
+            call("flock", held, LOCK_SH | LOCK_NB)
+            if os.path.samestat(os.fstat(held), os.lstat(self.folder)):
+                return True
+        except OSError as error:
+            if error.errno not in (EAGAIN, ENOENT):
+                return True
+        os.close(held)
+        return False
+
+    def _make(self, path: str) -> None:
+        os.mkdir(path, 0o700)
+        if self.owner is not None:
+            os.chown(path, self.owner, self.owner)
+
+    def renew_tmp(self) -> None:
+        """Empty /tmp between runs: only the workspace lives on. What overfills it may be cleared up by the next run."""
+        self._excused, self._last = self._stored, False
+        _remove(self.tmp, monotonic() + RENEWAL_S)
+        self._make(self.tmp)
+
+    def is_over(self, size_bytes: int, inodes: int, *, is_fresh: bool) -> bool:
+        """Tell whether more is stored than allowed; walking costs, so only every few calls look unless `is_fresh`."""
+        self._tick += 1
+        if is_fresh or self._tick % CHECK_EVERY == 1:
+            most_bytes, most_inodes = max(size_bytes, self._excused[0]), max(inodes, self._excused[1])
+            self._stored = stored, count = _measure((self.workspace, self.tmp), most_inodes)
+            self._last = stored > most_bytes or count > most_inodes
+        return self._last
+
+    def remove(self) -> None:
+        """Remove everything, never following a link."""
+        _remove(self.folder)
+
+
+def _measure(places: tuple[str, ...], most: int) -> tuple[int, int]:
+    """Return bytes stored and number of files below `places`, however deep: the guest decides how deep.
+
+    It may move folders about meanwhile, so each is counted once; and who has more than `most` has too many, however
+    many more. Of each folder its own name is kept, not its path: a few of the longest would fill the memory.
+    """
+    used = count = 0
+    folders: list[tuple[int, bytes]] = [(-1, os.fsencode(place)) for place in places]  # and which one each is in
+    pending = list(range(len(folders)))
+    visited: set[int] = set()
+    while pending and count <= most:
+        at = pending.pop()
+        try:
+            with os.scandir(_path_of(folders, at)) as entries:
+                for entry in entries:
+                    used += _stored_bytes(entry)
+                    count += 1
+                    if count > most:
+                        break
+                    if entry.is_dir(follow_symlinks=False) and entry.inode() not in visited:
+                        visited.add(entry.inode())
+                        pending.append(len(folders))
+                        folders.append((at, entry.name))
+        except OSError as error:
+            if error.errno == ENAMETOOLONG:  # nobody can look there, so it counts as more than any limit
+                return BEYOND_MEASURE, count
+    return used, count
+
+
+def _path_of(folders: list[tuple[int, bytes]], at: int) -> bytes:
+    names = []
+    while at >= 0:
+        at, name = folders[at]
+        names.append(name)
+    return b"/".join(reversed(names))
+
+
+def _stored_bytes(entry: os.DirEntry[bytes]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_blocks * 512
+    except FileNotFoundError:
+        return 0  # it went away while we looked
+
+
+def _remove(path: str, deadline: float | None = None) -> None:
+    """Remove a folder with all that is in it, following no link, in bounded memory and descriptors.
+
+    Raises OSError when the deadline has come first: a live session may fill it faster than it is emptied.
+
+    Where a folder holds folders, these are moved up beside it first: however deep a guest built, nothing here recurses.
+    """
+    here = os.open(path, _DIRECTORY)
+    try:
+        for _ in range(MOST_ROUNDS):
+            names = os.listdir(here)
+            if not names or (deadline is not None and monotonic() > deadline):
+                break
+            for name in names:
+                _remove_one(name, here)
+    finally:
+        os.close(here)
+    os.rmdir(path)
+
+
+def _remove_one(name: str, here: int) -> None:
+    """Remove an entry of `here`: a file, or a folder, whose own folders then lie in `here`."""
+    try:
+        os.unlink(name, dir_fd=here)
+        return
+    except IsADirectoryError:
+        there = _open_unlocked(name, here)
+    try:
+        for inner in os.listdir(there):
+            try:
+                os.unlink(inner, dir_fd=there)
+            except IsADirectoryError:
+                os.close(_open_unlocked(inner, there))  # a folder moves only when its owner may write to it
+                os.rename(inner, f"{os.urandom(12).hex()}", src_dir_fd=there, dst_dir_fd=here)
+    finally:
+        os.close(there)
+    os.rmdir(name, dir_fd=here)
+
+
+def _open_unlocked(name: str, here: int) -> int:
+    """Open a folder, giving its owner back what the guest may have taken away. Through a link, nothing is changed."""
+    place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", 0o700)
+        return os.open(".", _DIRECTORY, dir_fd=place)
+    finally:
+        os.close(place)
+
+
+SIGKILL = 9
+PATIENCE_S = 5.0
+
+
+def clear_remains(spec: Spec) -> None:
+    """Kill what is left in the sandbox's control group, then remove the group and the folders."""
+    if spec.cgroup is not None:
+        cgroup = Cgroup(spec.cgroup["version"], spec.cgroup["folders"])
+        _empty(cgroup)
+        cgroup.remove()
+    if spec.folder:
+        try:
+            WorkFolder(spec.folder, spec.workspace, spec.tmp, None).remove()
+        except FileNotFoundError:
+            pass  # the helper never came to make it
+
+
+def _empty(cgroup: Cgroup) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    cgroup.lift_quota()
+    while (pids := cgroup.members()) and time.monotonic() < deadline:
+        for pid in pids:
+            try:
+                os.kill(pid, SIGKILL)
+            except ProcessLookupError:
+                pass  # it ended while we looked
+        time.sleep(0.002)

@@ -1,0 +1,356 @@
+"""What holds when a skill runs: what it asks for, against what the operator has set. Pure.
+
+A skill's wishes take the place of defaults: of Cloche's own, of a tier's and of the plain values in the operator's
+files. They yield to what is said for this very run, by the environment or an argument; to a file of the working
+directory, which may only tighten; and to the operator's ceilings, to which an amount is lowered. What has no amount to
+lower (a language, a tool, the network, packages) is granted or refused, and nothing else of a policy can be asked for.
+
+Run a script of a skill: in a throwaway sandbox, with the skill's files in the workspace, under the agreed terms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Unpack, cast
+
+from cloche.agent.catalog import tools_of
+from cloche.audit.recording import note_fallback, refusals
+from cloche.config.keys import DEFAULT, LIMIT_FIELDS, Origin, SandboxOptions, Settings, shown_limit
+from cloche.config.settings import given, load_settings
+from cloche.config.sources import Places, stranger_origins
+from cloche.core.enforcement import Control, Level
+from cloche.core.errors import InvalidRequest, PolicyDenied
+from cloche.core.events import Sink
+from cloche.core.limits import format_size
+from cloche.core.policy import ON_HOST, PRESETS, TIERS, Policy
+from cloche.core.request import Request
+from cloche.core.result import Result
+from cloche.execution.inputs import Files
+from cloche.execution.prepare import Prepared, prepare_beside
+from cloche.execution.run import Job, OnOutput, make_job, make_sink, run_once
+from cloche.sync import blocking
+
+from .manifest import LIMIT_WORDS
+from .skill import MANIFEST, Asked, Fault, Script, Skill
+
+DEFAULT_TIER = 3
+_WORDS = {LIMIT_FIELDS[word]: word for word in LIMIT_WORDS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """Say of one key what holds without the skill, what the skill asks for, the ceiling, the result, and why.
+
+    All of them are texts as one would write them; empty where there is none. `origin` and `ceiling_origin` say where
+    the operator's come from. A term that is refused has no result.
+    """
+
+    key: str
+    default: str
+    origin: str = "default"
+    asked: str = ""
+    ceiling: str = ""
+    ceiling_origin: str = ""
+    result: str = ""
+    why: str = ""
+    is_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Hold the outcome: the table, and what the run is to be given.
+
+    `limits` has the amounts of the words that a run takes as keywords, in bytes, seconds, CPUs and numbers; `require`
+    joins what the operator and the skill require. `is_network_demanded` says that the run has to be told that its
+    network is off, since the skill wants it so or it would be on. `refusals` says why the skill may not run; empty when
+    it may.
+    """
+
+    table: tuple[Term, ...]
+    limits: Mapping[str, float]
+    require: tuple[str, ...] = ()
+    is_network_demanded: bool = True
+    refusals: tuple[Fault, ...] = ()
+
+
+def agree(
+    skill: Skill, settings: Settings, *, strangers: Collection[Origin] = (), script: Script | None = None
+) -> Terms:
+    """Return what holds for a skill, or for one script of it. `strangers` are the origins that may only tighten."""
+    asked = skill.manifest.asked
+    wishes = wished_limits(asked)
+    limits, table = {}, []
+    for word in LIMIT_WORDS:
+        limits[word], term = _limit(word, wishes.get(word), settings, strangers)
+        table.append(term)
+    scripts = skill.scripts if script is None else (script,)
+    table += [
+        network := _network(asked, settings),
+        _packages(asked, settings.policy),
+        *_runtimes(scripts, settings),
+        *_tools(asked, settings),
+        required := _require(asked, settings),
+        _backend(settings),
+    ]
+    refused = tuple(
+        Fault(file=MANIFEST if term.asked else "", key=term.key, problem=term.why) for term in table if term.is_refused
+    )
+    return Terms(
+        table=tuple(table),
+        limits=limits,
+        require=_words(required.result),
+        is_network_demanded=bool(network.asked) or network.default != "off",
+        refusals=refused,
+    )
+
+
+def wished_limits(asked: Asked) -> dict[str, float]:
+    """Return the amounts that a skill asks for: its preset's, below what it says itself."""
+    preset = PRESETS[asked.preset].limits if asked.preset is not None else {}
+    return {_WORDS[field]: amount for field, amount in preset.items()} | dict(asked.limits)
+
+
+def _limit(word: str, wish: float | None, settings: Settings, strangers: Collection[Origin]) -> tuple[float, Term]:
+    field = LIMIT_FIELDS[word]
+    held: float = getattr(settings.limits, field)
+    origin, ceiling = settings.origins.get(word, DEFAULT), settings.ceilings.get(field)
+    capped_by = settings.origins.get(f"ceilings.{word}", "") if ceiling is not None else ""
+    amount, why = _weighed(wish, held, origin, strangers)
+    if ceiling is not None and amount > ceiling:
+        amount, why = ceiling, f"lowered to the operator's ceiling ({capped_by})"
+    elif wish is not None and not why:
+        has_no_bound = ceiling is None and amount > held
+        why = "as the skill asks" + ("; the operator has set no ceiling" if has_no_bound else "")
+    return amount, Term(
+        key=word,
+        default=shown_limit(word, held),
+        origin=origin,
+        asked=shown_limit(word, wish) if wish is not None else "",
+        ceiling=shown_limit(word, ceiling) if ceiling is not None else "",
+        ceiling_origin=capped_by,
+        result=shown_limit(word, amount),
+        why=why,
+    )
+
+
+def _weighed(wish: float | None, held: float, origin: Origin, strangers: Collection[Origin]) -> tuple[float, str]:
+    """Return the amount before ceilings, and why it is not what the skill asks for."""
+    if wish is None:
+        return held, ""
+    if origin.first.kind in ("argument", "environment"):
+        return held, f"said for this run ({origin.first})" if held != wish else ""
+    if origin.first in strangers and held < wish:
+        return held, "a file of the working directory tightens it"
+    return wish, ""
+
+
+def _network(asked: Asked, settings: Settings) -> Term:
+    mode, hosts = asked.network, asked.hosts
+    if mode is None and asked.preset is not None:
+        mode = PRESETS[asked.preset].policy.get("network")
+    held, origin = settings.policy.network, settings.origins.get("network", "default")
+    wants = mode == "open" or (mode == "allowlist" and (bool(hosts) or asked.network is None))
+    if not wants:
+        why = "a skill has no network unless it names hosts" if held != "off" else ""
+        told = "off" if mode is not None else ""
+        return Term(key="network", default=held, origin=origin, asked=told, result="off", why=why)
+    told = "open" if mode == "open" else f"allowlist: {', '.join(hosts) or 'no host named'}"
+    why = (
+        f"the skill asks for the network ({told}); this version of Cloche enforces no allowlist of hosts yet, and "
+        "gives no skill an open network; run it without, or leave the key out"
+    )
+    return Term(key="network", default=held, origin=origin, asked=told, why=why, is_refused=True)
+
+
+def _packages(asked: Asked, policy: Policy) -> Term:
+    listed = "auto" if policy.packages == "auto" else ", ".join(policy.packages)
+    told = "auto" if asked.packages == "auto" else ", ".join(asked.packages)
+    if not told and not listed:
+        return Term(key="packages", default="none", result="none")
+    who = f"the skill asks for packages ({told})" if told else f"your configuration asks for packages ({listed})"
+    why = (
+        f"{who}, which this version of Cloche does not install yet; install them next to Cloche, where the local "
+        "backend shows them, and leave the key out"
+    )
+    return Term(key="packages", default=listed or "none", asked=told, why=why, is_refused=True)
+
+
+def _runtimes(scripts: tuple[Script, ...], settings: Settings) -> Iterator[Term]:
+    """Yield a term for every language of the scripts; one that the operator does not allow is refused."""
+    allowed = settings.policy.languages
+    shown, origin = ", ".join(allowed), settings.origins.get("languages", "default")
+    for language in dict.fromkeys(script.runtime for script in scripts):
+        names = ", ".join(script.name for script in scripts if script.runtime == language)
+        is_refused = language not in allowed
+        why = f"{names}: {language} is not allowed here (allowed: {shown}); the operator's languages decide"
+        yield Term(
+            key="runtime", default=shown, origin=origin, asked=language, result="" if is_refused else language,
+            why=why if is_refused else names, is_refused=is_refused,
+        )  # fmt: skip
+
+
+def _tools(asked: Asked, settings: Settings) -> Iterator[Term]:
+    """Yield a term where the skill needs tools: the tier has all of them, or the skill is refused."""
+    if not asked.tools:
+        return
+    tier = settings.tier or DEFAULT_TIER
+    have = {tool.name for tool in tools_of(tier)}
+    lacking = [name for name in asked.tools if name not in have]
+    why = f"tier {tier} has no {', '.join(lacking)}; a skill does not change the tier"
+    yield Term(
+        key="tools", default=f"those of tier {tier}", origin=settings.origins.get("tier", "default"),
+        asked=", ".join(asked.tools), result="" if lacking else ", ".join(asked.tools), why=why if lacking else "",
+        is_refused=bool(lacking),
+    )  # fmt: skip
+
+
+def _require(asked: Asked, settings: Settings) -> Term:
+    """Join what both require: the higher level, and all controls."""
+    policy, tier = settings.policy, TIERS.get(settings.tier or 0)
+    levels = [level for level in (policy.require_level, asked.require_level) if level is not None]
+    joined = _required(max(levels, default=None), (*policy.require_controls, *asked.require_controls))
+    if tier is not None and not tier.runs_code:
+        why = f"tier {tier.number} ({settings.origins.get('tier', 'argument')}) runs no code"
+    else:
+        why = ""
+    return Term(
+        key="require",
+        default=_required(policy.require_level, policy.require_controls) or "none",
+        origin=settings.origins.get("require", "default"),
+        asked=_required(asked.require_level, asked.require_controls),
+        result="" if why else joined or "none",
+        why=why,
+        is_refused=bool(why),
+    )
+
+
+def _backend(settings: Settings) -> Term:
+    """Say where it runs: where other code does, except that a stranger's skill has no host to itself."""
+    level = settings.policy.level
+    is_on_host = settings.backend in ON_HOST or (level is not None and level < Level.CONFINED)
+    is_refused = is_on_host and not settings.policy.trusted
+    why = (
+        f'backend "{settings.backend}" runs code on the host without a sandbox; name another backend, or, for a skill '
+        "of your own, say that it is trusted"
+    )
+    return Term(
+        key="backend", default=settings.backend, origin=settings.origins.get("backend", "default"),
+        result="" if is_refused else settings.backend, is_refused=is_refused,
+        why=why if is_refused else "on the host, without a sandbox" if is_on_host else "",
+    )  # fmt: skip
+
+
+def _required(level: Level | None, controls: tuple[Control, ...]) -> str:
+    return ", ".join([*([str(level)] if level is not None else []), *dict.fromkeys(controls)])
+
+
+def _words(result: str) -> tuple[str, ...]:
+    return () if result in ("", "none") else tuple(result.split(", "))
+
+
+def terms_for(skill: Skill, script: Script | None = None, /, **options: Unpack[SandboxOptions]) -> Terms:
+    """Return what holds for a skill here, with the keywords of `cloche.run`.
+
+    Raises InvalidRequest for keywords or a configuration that is wrong.
+    """
+    return _agree(skill, _settings_for(options), options, script)
+
+
+def _settings_for(options: SandboxOptions) -> Settings:
+    asked = given(options)
+    if asked.get("network") not in (None, False, "off"):
+        raise InvalidRequest("network: a skill has no network; leave it out")
+    chosen = asked.get("backend")
+    if chosen is not None and not isinstance(chosen, str):
+        del asked["backend"]
+    settings = load_settings(asked)
+    if "backend" not in asked and chosen is not None:
+        settings = dataclasses.replace(settings, backend=str(getattr(chosen, "name", "")))
+    return settings
+
+
+def _agree(skill: Skill, settings: Settings, options: SandboxOptions, script: Script | None) -> Terms:
+    places = Places(environ=os.environ, config_file=options.get("config"))
+    return agree(skill, settings, strangers=stranger_origins(places), script=script)
+
+
+async def arun_skill(
+    skill: Skill,
+    script: str | None = None,
+    *,
+    argv: Sequence[str | PathLike[str]] = (),
+    stdin: bytes | str = b"",
+    env: Mapping[str, str] | None = None,
+    files: Files | None = None,
+    on_output: OnOutput | None = None,
+    on_event: Sink | None = None,
+    out: str | PathLike[str] | None = None,
+    spill: str | PathLike[str] | None = None,
+    **options: Unpack[SandboxOptions],
+) -> Result:
+    """Run a script of a skill, by default its entry, with the keywords of `cloche.run`.
+
+    The skill's files lie in the workspace under their own paths, read-only as far as modes go; `files` come beside
+    them. `result.meta["skill"]` names skill and script. Raises PolicyDenied with every reason for a skill that may not
+    run here, and whatever `cloche.run` raises.
+    """
+    chosen = skill.script(script)
+    settings = _settings_for(options)
+    terms = _agree(skill, settings, options, chosen)
+    with refusals(settings, language=chosen.runtime):
+        if terms.refusals:
+            raise PolicyDenied(f"skill {skill.name}: {'; '.join(map(str, terms.refusals))}")
+    prepared = await prepare_beside(**_agreed(options, terms))
+    job = await _job(skill, chosen, prepared, argv=argv, stdin=stdin, env=env, files=files)
+    sink = make_sink(on_output, on_event)
+    note_fallback(prepared.audit, prepared.notes)
+    return await run_once(prepared, job, sink=sink, out=out, spill=spill)
+
+
+run_skill = blocking(arun_skill, name="run_skill", module=__name__)
+
+
+def _agreed(options: SandboxOptions, terms: Terms) -> SandboxOptions:
+    """Return the keywords of the run: the caller's, and the terms in place of what they decide.
+
+    That the network is off is said only where somebody else says so or it would be on: trusted code of which it is
+    demanded finds no fallback.
+    """
+    agreed: dict[str, Any] = {"warm": False, **options, **terms.limits}
+    if terms.is_network_demanded:
+        agreed["network"] = False
+    if terms.require:
+        agreed["require"] = terms.require
+    return cast("SandboxOptions", agreed)
+
+
+async def _job(
+    skill: Skill,
+    script: Script,
+    prepared: Prepared,
+    *,
+    argv: Sequence[str | PathLike[str]],
+    stdin: bytes | str,
+    env: Mapping[str, str] | None,
+    files: Files | None,
+) -> Job:
+    """Return the request, with the skill's files and its script where it lies among them."""
+    size, room = sum(len(file.data) for file in skill.files), prepared.limits.disk_bytes
+    if size > room:
+        raise InvalidRequest(
+            f"skill {skill.name}: its files have {format_size(size)}, the workspace {format_size(room)}; raise disk"
+        )
+    code = next(file.data for file in skill.files if file.path == script.path).decode("utf-8")
+    job = await make_job(prepared, code, language=script.runtime, argv=argv, stdin=stdin, env=env, files=files)
+    theirs = {file.path for file in skill.files}
+    doubled = [file.path for file in job.request.files if file.path in theirs]
+    if doubled:
+        raise InvalidRequest(f"file {doubled[0]!r} is one of the skill's own; give yours another name")
+    request: Request = dataclasses.replace(
+        job.request, files=(*skill.files, *job.request.files), source_path=script.path
+    )
+    return Job(request=request, notes={**job.notes, "skill": {"name": skill.name, "script": script.name}})

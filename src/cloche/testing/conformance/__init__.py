@@ -1,0 +1,165 @@
+"""The conformance suite: what any backend must do, tried through the public seams. Needs no test framework.
+
+    rows = run_conformance(LocalBackend(), level=Level.PROCESS, deviations={"host files": "no isolation at this level"})
+    assert all(row.ok for row in rows)
+
+A deviation names a check that a backend cannot pass, and says why. One that is declared and passes all the same is an
+error, so that the list stays true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cloche.core.enforcement import Enforcement, Level, State
+from cloche.core.errors import InvalidRequest
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend
+
+from . import files, limits, results, sandbox, truth
+from .subject import Broken, Check, Subject, enforcement_of
+
+CHECKS: tuple[Check, ...] = (
+    *results.CHECKS,
+    *limits.CHECKS,
+    *files.CHECKS,
+    *sandbox.CHECKS,
+    *truth.CHECKS,
+)
+PATIENCE_S = 240.0
+
+
+class Outcome(enum.StrEnum):
+    """Say what came of one check."""
+
+    KEPT = "kept"
+    DEVIATES = "deviates"
+    BROKEN = "broken"
+    UNEXPECTED = "unexpected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Hold one check's outcome; `reason` is what was seen, or why the backend deviates."""
+
+    check: Check
+    outcome: Outcome
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether the backend did as it says."""
+        return self.outcome in (Outcome.KEPT, Outcome.DEVIATES)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return plain data, ready for JSON."""
+        return {
+            "family": self.check.family,
+            "check": self.check.name,
+            "ok": self.ok,
+            "outcome": str(self.outcome),
+            "claim": self.check.claim,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def run_conformance(
+    backend: Backend,
+    *,
+    level: Level | None = None,
+    deviations: Mapping[str, str] | None = None,
+    only: Iterable[str] = (),
+    at_once: int = 6,
+    on_row: Callable[[Row], None] | None = None,
+) -> tuple[Row, ...]:
+    """Try every check against `backend` and return a row for each; for callers without an event loop."""
+    return asyncio.run(
+        check_conformance(backend, level=level, deviations=deviations, only=only, at_once=at_once, on_row=on_row)
+    )
+
+
+async def check_conformance(
+    backend: Backend,
+    *,
+    level: Level | None = None,
+    deviations: Mapping[str, str] | None = None,
+    only: Iterable[str] = (),
+    at_once: int = 6,
+    on_row: Callable[[Row], None] | None = None,
+) -> tuple[Row, ...]:
+    """Try the checks named in `only` (all when empty), `at_once` of them beside each other.
+
+    `level` None leaves the choice to the backend. `deviations` maps names of checks to the reason why this backend
+    cannot keep them; None takes `deviations_of` what it reports. Raises InvalidRequest for an unknown name.
+    """
+    subject = Subject(backend=backend, policy=Policy(level=level))
+    chosen = _named(tuple(only)) or CHECKS
+    if deviations is None:
+        deviations = deviations_of(await enforcement_of(subject))
+    _named(tuple(deviations))
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(check: Check) -> Row:
+        async with slots:
+            row = await _row(check, subject, deviations.get(check.name))
+        if on_row is not None:
+            on_row(row)
+        return row
+
+    together = await asyncio.gather(*(one(check) for check in chosen if not check.alone))
+    alone = [await one(check) for check in chosen if check.alone]
+    found = {row.check.name: row for row in [*together, *alone]}
+    return tuple(found[check.name] for check in chosen)
+
+
+def deviations_of(enforcement: Enforcement) -> Mapping[str, str]:
+    """Name the checks that rest on a control which the backend itself says is absent, with that as the reason."""
+    absent = {control: measure for control, measure in enforcement.controls.items() if measure.state is State.ABSENT}
+    return {
+        check.name: f"{check.rests_on} is absent at level {enforcement.level}"
+        for check in CHECKS
+        if check.rests_on in absent
+    }
+
+
+def _named(names: Sequence[str]) -> tuple[Check, ...]:
+    known = {check.name: check for check in CHECKS}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InvalidRequest(f"unknown check {unknown[0]!r}; known checks: {', '.join(known)}")
+    return tuple(known[name] for name in names)
+
+
+async def _row(check: Check, subject: Subject, deviation: str | None) -> Row:
+    started = time.monotonic()
+    broken = await _broken_by(check, subject)
+    seconds = time.monotonic() - started
+    if deviation is None:
+        outcome, reason = (Outcome.KEPT, "") if not broken else (Outcome.BROKEN, broken)
+    elif broken:
+        outcome, reason = Outcome.DEVIATES, deviation
+    else:
+        outcome, reason = Outcome.UNEXPECTED, f"declared as a deviation ({deviation}), but it passes"
+    return Row(check=check, outcome=outcome, reason=reason, seconds=seconds)
+
+
+async def _broken_by(check: Check, subject: Subject) -> str:
+    """Return what broke the claim; empty when it was kept."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await check.attempt(subject)
+    except Broken as error:
+        return str(error)
+    except TimeoutError:
+        return f"no answer within {PATIENCE_S:g} s"
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
+    return ""

@@ -1,0 +1,326 @@
+"""What the conformance checks are written in: the subject under test, one check, and how a broken claim is told.
+
+A check knows a backend through the seams of `core.protocols` alone. Inside the sandbox it relies on `python` and
+`bash`, on the working directory being the workspace, and on `TMPDIR`; never on the paths of one backend.
+
+What this process's sandboxes could leave on this host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cloche.core.enforcement import Control, Enforcement, Level, State
+from cloche.core.errors import SandboxFileNotFound
+from cloche.core.events import Event, OutputChunk, Sink, discard
+from cloche.core.limits import MIB, Limits
+from cloche.core.policy import Policy
+from cloche.core.protocols import Backend, OpenSandbox, SupportsSingleRun, SupportsStreaming, SupportsWarmth
+from cloche.core.request import InputFile, Request
+from cloche.core.result import Result, Status
+
+# Wide enough for a machine that does other things too; a check that waits for a limit sets its own.
+GENEROUS = Limits(timeout_s=60, memory_bytes=256 * MIB, cpus=2, disk_bytes=64 * MIB)
+# How long a program is given, one try after the other, to do what it does first, where nothing but time can tell.
+TRIES_S = (2.0, 4.0, 8.0, 16.0, 32.0)
+WORD_S = 50.0  # how long a program's first word is waited for that then goes on for longer
+
+
+class Broken(Exception):
+    """Say which claim was broken, and by what was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Hold the backend under test and the rules its sandboxes are opened with."""
+
+    backend: Backend
+    policy: Policy = field(default_factory=Policy)
+    limits: Limits = GENEROUS
+
+    def open(
+        self,
+        *,
+        policy: Policy | None = None,
+        **limits: Any,  # noqa: ANN401 - checked by Limits
+    ) -> AbstractAsyncContextManager[OpenSandbox]:
+        """Open a sandbox of the backend with some limits changed."""
+        return self.backend.open(policy or self.policy, self.limits.with_changes(**limits))
+
+    async def run(
+        self,
+        request: Request,
+        *,
+        sink: Sink = discard,
+        **limits: Any,  # noqa: ANN401 - checked by Limits
+    ) -> Result:
+        """Run one request in a sandbox of its own; `sink` hears what happens if that sandbox says it."""
+        async with self.open(**limits) as sandbox:
+            if isinstance(sandbox, SupportsSingleRun):
+                sandbox.expect_single_run()
+            return await run_telling(sandbox, request, sink)
+
+    async def cool_down(self) -> None:
+        """Let the backend end what it keeps ready for later runs: that is none of one run's leftovers."""
+        if isinstance(self.backend, SupportsWarmth):
+            await asyncio.to_thread(self.backend.cool_down)
+
+    def at(self, level: Level | None) -> Subject:
+        """Return the same subject at one level; None leaves the choice to the backend."""
+        return replace(self, policy=self.policy.with_changes(level=level))
+
+
+Attempt = Callable[[Subject], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Hold one claim and how to try it.
+
+    `attempt` raises Broken when the claim does not hold. `rests_on` names the control without which no backend could
+    keep it. Nothing runs beside a check that is `alone`: it looks at the whole host, or counts this user's processes.
+    """
+
+    name: str
+    family: str
+    claim: str
+    attempt: Attempt
+    rests_on: Control | None = None
+    alone: bool = False
+
+
+def python(
+    code: str,
+    *argv: str,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
+    timeout_s: float | None = None,
+) -> Request:
+    """Return a request to run Python code."""
+    given = tuple(InputFile(path=path, data=data) for path, data in (files or {}).items())
+    return Request(code=code, argv=argv, stdin=stdin, env=env or {}, files=given, timeout_s=timeout_s)
+
+
+def bash(code: str) -> Request:
+    """Return a request to run a shell script."""
+    return Request(code=code, language="bash")
+
+
+def command(*argv: str) -> Request:
+    """Return a request to run a program."""
+    return Request(argv=argv)
+
+
+def expect(what: str, seen: object, wanted: object) -> None:
+    """Break the claim unless what was seen is what was wanted."""
+    if seen != wanted:
+        raise Broken(f"{what} is {shown(seen)}, not {shown(wanted)}")
+
+
+def expect_that(holds: object, otherwise: str) -> None:
+    """Break the claim with the sentence `otherwise` unless it holds."""
+    if not holds:
+        raise Broken(otherwise)
+
+
+def expect_ok(result: Result) -> Result:
+    """Break the claim unless the program ended well; its own words say why."""
+    if result.status is not Status.OK:
+        raise Broken(f"the run ended with {describe(result)}")
+    return result
+
+
+def describe(result: Result) -> str:
+    """Say in one line how a run ended."""
+    return f"{result.status} (exit code {result.exit_code}): {shown(result.stderr or result.stdout)}"
+
+
+def shown(value: object) -> str:
+    """Return a value's repr, at most a line long: the end of a long one, where a traceback says what it was."""
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:60]} ... {text[-230:]}"
+
+
+async def run_telling(sandbox: OpenSandbox, request: Request, sink: Sink) -> Result:
+    """Run one request; `sink` hears what happens if the sandbox says it."""
+    if sink is not discard and isinstance(sandbox, SupportsStreaming):
+        return await sandbox.run_streaming(request, sink)
+    return await sandbox.run(request)
+
+
+@asynccontextmanager
+async def at_work(
+    sandbox: OpenSandbox, request: Request, *, hear: Sink = discard, patience_s: float = TRIES_S[0]
+) -> AsyncIterator[asyncio.Future[Result]]:
+    """Run a program in the background that prints something once it is at work, and yield then; it is cancelled after.
+
+    Where the sandbox does not stream only time can tell: that is `patience_s`. The run may have ended by itself.
+    """
+    has_spoken = asyncio.Event()
+
+    def listen(event: Event) -> None:
+        hear(event)
+        if isinstance(event, OutputChunk):
+            has_spoken.set()
+
+    running = asyncio.ensure_future(run_telling(sandbox, request, listen))
+    speaking = asyncio.ensure_future(has_spoken.wait())
+    try:
+        seconds = WORD_S if isinstance(sandbox, SupportsStreaming) else patience_s
+        await asyncio.wait([running, speaking], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        yield running
+    finally:
+        speaking.cancel()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def timed_out(sandbox: OpenSandbox, code: str, *, mark: str) -> tuple[Result, float]:
+    """Let code run out of time after it has made the file `mark`; return the result, and the time that it was given.
+
+    One that has not come so far is tried again, with more time: machines are held up, and programs start slowly.
+    """
+    for seconds in TRIES_S:
+        result = await sandbox.run(python(code, timeout_s=seconds))
+        expect_that(result.status is Status.TIMEOUT, f"the run ended with {describe(result)}")
+        if await has_file(sandbox, mark):
+            return result, seconds
+    raise Broken(f"a program did not come to make its file {mark!r} in {TRIES_S[-1]:g} s")
+
+
+async def has_file(sandbox: OpenSandbox, path: str) -> bool:
+    """Tell whether the workspace has a small file of this name."""
+    try:
+        await sandbox.read_file(path, max_bytes=1000)
+    except SandboxFileNotFound:
+        return False
+    return True
+
+
+async def least_s(subject: Subject) -> float:
+    """Return how long a run takes here that does nothing: a machine that has to boot takes its time."""
+    started = time.monotonic()
+    expect_ok(await subject.run(python("pass")))
+    return time.monotonic() - started
+
+
+async def eventually(holds: Callable[[], bool], *, patience_s: float = 60.0) -> bool:
+    """Wait until something holds: dying takes a moment."""
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.05)
+    return True
+
+
+async def enforcement_of(subject: Subject) -> Enforcement:
+    """Return what the subject's sandboxes report as enforced."""
+    return (await subject.run(python("pass"))).enforcement
+
+
+async def claims(subject: Subject, control: Control) -> bool:
+    """Tell whether the subject says that a control is enforced."""
+    return (await enforcement_of(subject))[control].state is State.ENFORCED
+
+
+def ends(
+    name: str,
+    claim: str,
+    request: Callable[[], Request],
+    *,
+    family: str,
+    status: Status = Status.OK,
+    exit_code: int | None = 0,
+    stdout: str | None = None,
+    hits: str = "",
+    rests_on: Control | None = None,
+    alone: bool = False,
+    **limits: Any,  # noqa: ANN401 - checked by Limits
+) -> Check:
+    """Return a check that one run ends as told; an `exit_code` or `stdout` of None may be anything."""
+
+    async def attempt(subject: Subject) -> None:
+        result = await subject.run(request(), **limits)
+        if result.status is not status or exit_code not in (None, result.exit_code):
+            wanted = f"{status}, exit code {'any' if exit_code is None else exit_code}"
+            raise Broken(f"the run ended with {describe(result)}; wanted {wanted}")
+        if stdout is not None:
+            expect("stdout", result.stdout, stdout)
+        if hits:
+            expect_that(result.enforcement.hits.get(hits), f"hits are {dict(result.enforcement.hits)}, without {hits}")
+
+    return Check(name=name, family=family, claim=claim, attempt=attempt, rests_on=rests_on, alone=alone)
+
+
+# Where sandboxes of this process leave their name: `cloche-<pid>-...`, see the local backend's plan.
+_PLACES = ("/dev/shm", "/run", "/var/tmp")
+
+
+def leftovers() -> frozenset[str]:
+    """Return a line for every process, mount, control group and folder that is this process's doing."""
+    return frozenset([*_descendants(os.getpid()), *_mounts(), *_folders()])
+
+
+def named_processes(token: str) -> list[int]:
+    """Return the processes whose command line holds `token`; those of another process namespace are seen from here."""
+    return [pid for pid in _pids() if token.encode() in _read(f"/proc/{pid}/cmdline")]
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """Return the rows of a process's status file, empty when it is gone."""
+    rows = (line.split(":", 1) for line in _read(f"/proc/{pid}/status").decode(errors="replace").splitlines())
+    return {row[0]: row[1].strip() for row in rows if len(row) == 2}
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
+
+
+def _descendants(root: int) -> list[str]:
+    parents = {pid: int(status_of(pid).get("PPid", 0)) for pid in _pids()}
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        parent = queue.pop()
+        children = [pid for pid, its_parent in parents.items() if its_parent == parent]
+        found += children
+        queue += children
+    return [f"process {pid}: {_read(f'/proc/{pid}/cmdline')[:80]!r}" for pid in found]
+
+
+def _mounts() -> list[str]:
+    lines = _read("/proc/self/mountinfo").decode(errors="replace").splitlines()
+    return [f"mount {line}" for line in lines if f"cloche-{os.getpid()}-" in line]
+
+
+def _folders() -> list[str]:
+    prefix = f"cloche-{os.getpid()}-"
+    places = {tempfile.gettempdir(), *_PLACES}
+    found = [f"{place}/{name}" for place in places for name in _listed(place) if name.startswith(prefix)]
+    for folder, names, _ in os.walk("/sys/fs/cgroup"):
+        found += [f"{folder}/{name}" for name in names if name.startswith(prefix)]
+    return found
+
+
+def _listed(place: str) -> list[str]:
+    try:
+        return os.listdir(place)
+    except OSError:
+        return []
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

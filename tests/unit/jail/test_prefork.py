@@ -1,0 +1,259 @@
+"""What a nursery does for its guests, with processes of the test's own: in a fork, for it waits for all its children.
+
+How it ends everybody is for the attempts to escape: outside of a process namespace that would be everybody.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from cloche.jail import messages, seccomp_notify
+from cloche.jail.guest import say_farewell
+from cloche.jail.messages import Spec
+from cloche.jail.prefork import Ward
+from cloche.jail.setup.seccomp import build_filter
+from cloche.jail.syscalls import CLONE_NEWNET, CLONE_NEWUSER, FAREWELL, attempt, unshare
+
+PR_SET_NO_NEW_PRIVS = 38
+RELEASE = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+HOLDS = RELEASE >= (5, 19)  # before that no filter holds who asks, and every end is waited for
+
+
+def in_fork(work: Callable[[Ward], str]) -> str:
+    """Return what `work` says in a process that has a ward and no children, in a network namespace of its own."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        try:
+            unshare(CLONE_NEWNET | (CLONE_NEWUSER if os.geteuid() else 0))
+            os.write(writing, work(Ward(Spec(level="jail"))).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return said
+
+
+def guest(work: Callable[[], int]) -> int:
+    """Fork a process that exits with what `work` returns."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(work())
+    return pid
+
+
+def test_a_guest_that_dies_before_it_is_made_hands_nothing_over() -> None:
+    """Nobody waits for it."""
+    assert in_fork(lambda ward: str(ward.receive_made(guest(lambda: 1)))) == "[]"
+
+
+def test_each_guest_hands_over_what_it_has_made() -> None:
+    """By the same link; the end of the one before, of which a byte may be left, is not taken for that of the next."""
+
+    def work(ward: Ward) -> str:
+        said = []
+        for turn in range(3):
+            ward.begin()
+            reading, writing = os.pipe()
+
+            def make(code: int = turn, kept: int = reading, ours: int = writing) -> int:
+                os.close(kept)
+                messages.send(ward.theirs, "made", {"holds": False}, [ours])
+                return code
+
+            pid = guest(make)
+            (given,) = ward.receive_made(pid)
+            os.close(given)
+            os.close(writing)
+            status = ward.see_to_end(pid, reading, lambda: None, lambda: True)
+            said.append(f"{os.waitstatus_to_exitcode(status)} {ward.most_kib > 0}")
+        return ", ".join(said)
+
+    assert in_fork(work) == "0 True, 1 True, 2 True"
+
+
+def see_off(ward: Ward, work: Callable[[], int], *, is_last: bool = True, is_alone: bool = True) -> str:
+    """Attend to a guest behind a filter that asks; tell how it ended, and whether the ward knew ahead.
+
+    Who was made last is what a file of the test's own says: the machine's number is everybody's.
+    """
+    ward.begin()
+
+    def live() -> int:
+        ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        listener, holds = seccomp_notify.install(
+            build_filter(platform.machine(), confined=False, nursed=True), holds=True
+        )
+        messages.send(ward.theirs, "made", {"holds": holds}, [listener])
+        os.close(listener)
+        return work()
+
+    pid = guest(live)
+    with tempfile.TemporaryFile() as file:
+        file.write(b"%d\n" % (pid if is_last else pid + 1))
+        file.flush()
+        ward.last_pid = file.fileno()
+        (listener,) = ward.receive_made(pid)
+        quiet: list[bool] = []
+        status = ward.see_to_end(pid, listener, lambda: quiet.append(ward.is_leaving), lambda: is_alone)
+        ward.let_go()
+    assert len(quiet) == 1, "it was said once that all was quiet"
+    return f"{os.waitstatus_to_exitcode(status)} {ward.is_leaving} {ward.most_kib > 0}"
+
+
+def farewell(code: int) -> Callable[[], int]:
+    """Return what says farewell, and is still there if nobody takes it."""
+
+    def say() -> int:
+        say_farewell(code)
+        return 99
+
+    return say
+
+
+@pytest.mark.parametrize("code", [0, 1, 124, 255])
+def test_who_says_farewell_is_known_to_end(code: int) -> None:
+    """With its exit code, and what it used; it has gone when the next one comes."""
+
+    def work(ward: Ward) -> str:
+        told = see_off(ward, farewell(code))
+        pid = ward.leaving
+        ward.begin()
+        return f"{told} {os.path.exists(f'/proc/{pid}')}"
+
+    assert in_fork(work) == f"{code} {HOLDS} True False"
+
+
+def test_one_farewell_is_not_the_next_guests() -> None:
+    """Whatever the one before did."""
+
+    def work(ward: Ward) -> str:
+        return ", ".join(see_off(ward, one) for one in (farewell(3), lambda: 4, farewell(5), farewell(6)))
+
+    assert in_fork(work) == f"3 {HOLDS} True, 4 False True, 5 {HOLDS} True, 6 {HOLDS} True"
+
+
+def test_a_farewell_beside_others_is_no_end() -> None:
+    """Where any process or thread was made after it, it ends as everybody does: its wait status is waited for."""
+    assert in_fork(lambda ward: see_off(ward, farewell(7), is_last=False)) == "7 False True"
+
+
+@pytest.mark.parametrize("reason", ["company", "a list of futexes", "a socket", "a pair of sockets"])
+def test_a_farewell_with_something_left_is_no_end(reason: str) -> None:
+    """Where a session works in the same files, the kernel has yet to write for it, or a socket may hold things."""
+
+    def with_list() -> int:
+        attempt("set_robust_list", bytes(24), 24)
+        attempt("exit_group", FAREWELL << 32 | 7)
+        return 99
+
+    def with_socket() -> int:
+        socket.socket().close()
+        say_farewell(7)
+        return 99
+
+    def with_pair() -> int:
+        _pair = socket.socketpair()
+        say_farewell(7)
+        return 99
+
+    ways = {"a list of futexes": with_list, "a socket": with_socket, "a pair of sockets": with_pair}
+    work = ways.get(reason, farewell(7))
+    assert in_fork(lambda ward: see_off(ward, work, is_alone=reason != "company")) == "7 False True"
+
+
+def test_sockets_that_no_process_holds_wear_a_jail() -> None:
+    """They may be on their way, in a socket of another network namespace; when they are gone, nothing is left."""
+    sending, receiving = socket.socketpair()
+
+    def leave() -> int:
+        pair = socket.socketpair()
+        socket.send_fds(sending, [b"x"], [end.fileno() for end in pair])
+        return 0
+
+    def work(ward: Ward) -> str:
+        told = [(see_off(ward, one), ward.is_worn())[1] for one in (lambda: 0, leave)]
+        for fd in socket.recv_fds(receiving, 1, 2)[1]:
+            os.close(fd)
+        return f"{told} {ward.is_worn()}"
+
+    with sending, receiving:
+        assert in_fork(work) == "[False, True] False"
+
+
+def test_a_name_of_a_process_is_no_figure() -> None:
+    """The first line of what is read of it is the guest's own words."""
+
+    def work() -> int:
+        ctypes.CDLL(None).prctl(15, b"VmHWM:1", 0, 0, 0)
+        say_farewell(0)
+        return 99
+
+    def see(ward: Ward) -> str:
+        return f"{see_off(ward, work)} {ward.most_kib > 1000}"
+
+    assert in_fork(see) == f"0 {HOLDS} True True"
+
+
+def test_a_farewell_that_is_not_heard_of_is_no_end() -> None:
+    """Where the kernel does not hold who asks."""
+
+    def work(ward: Ward) -> str:
+        ward.begin()
+        pid = guest(lambda: messages.send(ward.theirs, "made", {"holds": False}, [1]) or 0)
+        for fd in ward.receive_made(pid):
+            os.close(fd)
+        os.waitpid(pid, 0)
+        return str(ward.vitals)
+
+    assert in_fork(work) == "None"
+
+
+def test_a_child_s_farewell_is_its_own() -> None:
+    """The guest's is its guest's alone: a child that says it ends, and the guest goes on."""
+
+    def work() -> int:
+        child = guest(farewell(9))
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert in_fork(lambda ward: see_off(ward, work)) == "9 False True"
+
+
+def test_a_thread_s_farewell_ends_all() -> None:
+    """It ends the process, as the call does, but nobody is told before it is over."""
+
+    def work() -> int:
+        threading.Thread(target=say_farewell, args=(8,)).start()
+        time.sleep(30)
+        return 99
+
+    assert in_fork(lambda ward: see_off(ward, work)) == "8 False True"
+
+
+def test_who_was_killed_has_not_said_farewell() -> None:
+    """Nor who ends by the same call with another word."""
+
+    def kill_itself() -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 99
+
+    def nearly() -> int:
+        attempt("exit_group", (FAREWELL ^ 1) << 32 | 5)
+        return 99
+
+    assert (
+        in_fork(lambda ward: f"{see_off(ward, kill_itself)}, {see_off(ward, nearly)}") == "-9 False True, 5 False True"
+    )

@@ -1,0 +1,93 @@
+"""Who has an outside id: claims that no other user of the host can stand in the way of."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cloche.jail.user_namespaces import FILE, FOLDER, claim_outside_id
+
+FIRST = 1_899_000_000
+
+
+def claimed(place: Path, count: int) -> set[int]:
+    """Return the ids that a process can claim beside us; they are free again when it has ended."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        held = []
+        try:
+            while True:
+                held.append(claim_outside_id(FIRST, count, [str(place)]))
+        except OSError as error:
+            ids = " ".join(str(claim.outside_id) for claim in held)
+            os.write(writing, ids.encode() if error.errno == errno.EADDRINUSE else str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return {int(word) for word in said.split()}
+
+
+def test_no_id_is_claimed_twice(tmp_path: Path) -> None:
+    """Nor where one process's claim is its copy in another alone; and it is free when the last hold is forgotten."""
+    everything = {FIRST, FIRST + 1, FIRST + 2}
+    assert claimed(tmp_path, 3) == everything
+    claim = claim_outside_id(FIRST, 3, [str(tmp_path)])
+    assert claimed(tmp_path, 3) == everything - {claim.outside_id}
+    shared = claim.share()
+    claim.forget()
+    assert claimed(tmp_path, 3) == everything - {shared.outside_id}
+    shared.forget()
+    assert claimed(tmp_path, 3) == everything
+
+
+def _open_to_others(place: Path) -> None:
+    (place / FOLDER).mkdir()
+    (place / FOLDER).chmod(0o775)
+
+
+def _file_open_to_others(place: Path) -> None:
+    (place / FOLDER).mkdir(mode=0o700)
+    (place / FOLDER / FILE).touch()
+    (place / FOLDER / FILE).chmod(0o644)
+
+
+def _another_users(place: Path) -> None:
+    (place / FOLDER).mkdir(mode=0o700)
+    os.chown(place / FOLDER, 65534, 65534)
+
+
+def _link(place: Path) -> None:
+    (place / "own").mkdir(mode=0o700)
+    (place / FOLDER).symlink_to("own")
+
+
+WAYS = [_open_to_others, _file_open_to_others, _link, *([_another_users] if os.geteuid() == 0 else [])]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_folder_of_locks_that_is_not_ours_alone_is_refused(way: Callable[[Path], None], tmp_path: Path) -> None:
+    """Whoever can open the locks can take them all: nothing is claimed there, nor anywhere else instead."""
+    place, other = tmp_path / "place", tmp_path / "other"
+    place.mkdir()
+    other.mkdir()
+    way(place)
+    with pytest.raises(OSError, match=str(place)):
+        claim_outside_id(FIRST, 3, [str(place), str(other)])
+    assert not list(other.iterdir())
+
+
+def test_a_place_where_others_may_write_is_none(tmp_path: Path) -> None:
+    """Names there are whoever comes first's; the next place is taken, and where there is none, all are told of."""
+    place, other = tmp_path / "place", tmp_path / "other"
+    place.mkdir()
+    place.chmod(0o1777)
+    with pytest.raises(OSError, match=f"others may write to {place}, {other}: No such file"):
+        claim_outside_id(FIRST, 3, [str(place), str(other)])
+    other.mkdir()
+    claim_outside_id(FIRST, 3, [str(place), str(other)]).forget()
+    assert not list(place.iterdir())
