@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_SOURCE_LINES = 600
+MAX_SOURCE_LINES = 650
 
 # Written in pieces, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME)\b")

@@ -1,6 +1,7 @@
 """The caller's end of its range of subordinate ids: find it, take it once, have workspaces shown as its own.
 
-See `cloche.jail.subordinate_ids` for how. Whatever is missing or wrong is a reason, and then guests have the caller's own id.
+See `cloche.jail.subordinate_ids` for how. Whatever is missing or wrong is a reason, and then guests have the caller's
+own id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TODO"""
+"""The tables of `cloche bench`, as they are printed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from cloche.core.limits import (
 from cloche.core.policy import Fallback, Policy, ScreenMode, parse_backend, parse_tier
 from cloche.core.protocols import Backend
 
-from . import readers as config_readers
+from . import readers
 from .readers import ANY_LANGUAGE, Parser, Reader, Secret, Values
 
 Prefer = Literal["strongest", "fastest"]
@@ -362,14 +362,14 @@ def _amount(name: str, parse: Parser, **more: Any) -> Reader:  # noqa: ANN401 - 
 def _image(language: str) -> Key:
     variable = "" if language == ANY_LANGUAGE else f"CLOCHE_IMAGE_{language.upper()}"
     return Key(
-        name=f"image.{language}", variable=variable, parse=config_readers.parse_image, goes_to=f"images.{language}",
+        name=f"image.{language}", variable=variable, parse=readers.parse_image, goes_to=f"images.{language}",
         is_looser=_is_another, shown_as=f"images.{language}",
     )  # fmt: skip
 
 
 def _root(name: str) -> Key:
     return Key(
-        name=f"roots.{name}", variable=f"CLOCHE_ROOT_{name.upper()}", parse=partial(config_readers.parse_root, root=name),
+        name=f"roots.{name}", variable=f"CLOCHE_ROOT_{name.upper()}", parse=partial(readers.parse_root, root=name),
         goes_to=f"roots.{name}", is_looser=lambda new, old: bool(new) and new != old,
     )  # fmt: skip
 
@@ -381,9 +381,9 @@ def _autofix(name: str, parse: Parser, where: str = "", **more: Any) -> Key:  # 
     )  # fmt: skip
 
 
-def _read_ceilings(value: object, name: str, readers: Mapping[str, Reader]) -> Values:
-    known = {spelling: readers[spelling] for limit in LIMIT_FIELDS for spelling in BY_NAME[limit].readers()}
-    return config_readers.read_ceilings(value, name=name, readers=known, limits=LIMIT_FIELDS)
+def _read_ceilings(value: object, name: str, by_name: Mapping[str, Reader]) -> Values:
+    known = {spelling: by_name[spelling] for limit in LIMIT_FIELDS for spelling in BY_NAME[limit].readers()}
+    return readers.read_ceilings(value, name=name, readers=known, limits=LIMIT_FIELDS)
 
 
 def shown_limit(limit: str, value: float) -> str:
@@ -402,30 +402,30 @@ KEYS: tuple[Key, ...] = (
     # The rule of `backend` stands in `config_tighten`: it depends on the tier.
     Key(name="backend", variable="SANDBOX_TYPE", parse=parse_backend, goes_to="backend"),
     Key(
-        name="prefer", variable="CLOCHE_PREFER", parse=config_readers.one_of(get_args(Prefer)), goes_to="prefer",
+        name="prefer", variable="CLOCHE_PREFER", parse=readers.one_of(get_args(Prefer)), goes_to="prefer",
         is_looser=lambda new, old: new == "fastest" != old,
     ),
     # No tier stands between 4 (the host) and 3 (a jail or stronger).
     Key(name="tier", variable="CLOCHE_TIER", parse=parse_tier, goes_to="tier", is_looser=_is_before(4, None, 3, 2, 1)),
     # A name; what it stands for is judged key by key.
-    Key(name="preset", variable="CLOCHE_PRESET", parse=config_readers.parse_preset, goes_to="preset", is_looser=_is_never_looser),
+    Key(name="preset", variable="CLOCHE_PRESET", parse=readers.parse_preset, goes_to="preset", is_looser=_is_never_looser),
     # Where the log is and what is kept beside it is the owner's choice alone.
     Key(
-        name="audit", variable="CLOCHE_AUDIT", read=config_readers.read_audit, goes_to="audit", nothing="on in the command line",
+        name="audit", variable="CLOCHE_AUDIT", read=readers.read_audit, goes_to="audit", nothing="on in the command line",
         is_looser=lambda new, old: not new and old is not False,
         show=lambda is_on, held: held.audit_folder or "on" if is_on else "off",
     ),
     Key(name="audit_folder", goes_to="audit_folder", is_listed=False),
-    Key(name="audit_keep", variable="CLOCHE_AUDIT_KEEP", parse=config_readers.parse_audit_keep, goes_to="audit_keep"),
+    Key(name="audit_keep", variable="CLOCHE_AUDIT_KEEP", parse=readers.parse_audit_keep, goes_to="audit_keep"),
     Key(
-        name="audit_keep_age", variable="CLOCHE_AUDIT_KEEP_AGE", parse=config_readers.parse_age, goes_to="audit_keep_age_s",
+        name="audit_keep_age", variable="CLOCHE_AUDIT_KEEP_AGE", parse=readers.parse_age, goes_to="audit_keep_age_s",
         default=30 * 24 * 3600.0, show=_seconds,
     ),
     Key(
-        name="audit_keep_size", variable="CLOCHE_AUDIT_KEEP_SIZE", parse=config_readers.parse_total, goes_to="audit_keep_bytes",
+        name="audit_keep_size", variable="CLOCHE_AUDIT_KEEP_SIZE", parse=readers.parse_total, goes_to="audit_keep_bytes",
         default=1 << 30, show=lambda size, _: format_size(size),
     ),
-    Key(name="skill_path", parse=config_readers.parse_list, goes_to="skill_path"),
+    Key(name="skill_path", parse=readers.parse_list, goes_to="skill_path"),
     # C8: a bare `timeout` is in milliseconds in JSON, and only there.
     _limit(
         "timeout", "timeout_s", parse_duration, "Timeout",
@@ -448,11 +448,11 @@ KEYS: tuple[Key, ...] = (
     Key(name="timeout_override", variable="SANDBOX_TIMEOUT_SEC", parse=parse_duration, is_in_files=False),
     # Mode and hosts are judged together, in `config_tighten`: neither says alone what can be reached.
     Key(
-        name="network", also=("NetworkEnabled",), variable="CLOCHE_NETWORK", read=config_readers.read_network,
+        name="network", also=("NetworkEnabled",), variable="CLOCHE_NETWORK", read=readers.read_network,
         goes_to="policy.network",
     ),
-    Key(name="network_allow", also=("NetworkAllowList",), parse=config_readers.parse_hosts, goes_to="policy.network_allow"),
-    Key(name="require", variable="CLOCHE_REQUIRE", read=config_readers.read_require),
+    Key(name="network_allow", also=("NetworkAllowList",), parse=readers.parse_hosts, goes_to="policy.network_allow"),
+    Key(name="require", variable="CLOCHE_REQUIRE", read=readers.read_require),
     Key(
         name="require_level", goes_to="policy.require_level", shown_as="require",
         is_looser=_is_never_looser, join=_highest, is_added=True,
@@ -462,30 +462,30 @@ KEYS: tuple[Key, ...] = (
         is_looser=_is_never_looser, join=_in_either, is_added=True,
     ),
     Key(
-        name="best_effort", parse=config_readers.parse_controls, goes_to="policy.best_effort",
+        name="best_effort", parse=readers.parse_controls, goes_to="policy.best_effort",
         is_looser=_is_wider, join=_in_both,
     ),
     Key(
-        name="fallback", variable="CLOCHE_FALLBACK", parse=config_readers.one_of(get_args(Fallback), if_false="none"),
+        name="fallback", variable="CLOCHE_FALLBACK", parse=readers.one_of(get_args(Fallback), if_false="none"),
         goes_to="policy.fallback", is_looser=lambda new, old: new != "none" and new != old,
     ),
-    Key(name="trusted", parse=config_readers.parse_trusted, is_in_files=False, goes_to="policy.trusted"),
+    Key(name="trusted", parse=readers.parse_trusted, is_in_files=False, goes_to="policy.trusted"),
     Key(
-        name="screen", variable="CLOCHE_SCREEN", parse=config_readers.one_of(get_args(ScreenMode), if_false="off"),
+        name="screen", variable="CLOCHE_SCREEN", parse=readers.one_of(get_args(ScreenMode), if_false="off"),
         goes_to="policy.screen", is_looser=_is_before("off", "warn", "block"),
     ),
     Key(
-        name="packages", also=("PythonPackages",), parse=config_readers.parse_packages, goes_to="policy.packages",
+        name="packages", also=("PythonPackages",), parse=readers.parse_packages, goes_to="policy.packages",
         is_looser=lambda new, old: new != old and new != () and (old == AUTO or _is_wider(new, old)), join=_in_both,
     ),
-    Key(name="languages", parse=config_readers.parse_languages, goes_to="policy.languages", is_looser=_is_wider, join=_in_both),
+    Key(name="languages", parse=readers.parse_languages, goes_to="policy.languages", is_looser=_is_wider, join=_in_both),
     # Fewer things shared between runs is the tighter choice.
     Key(
-        name="warm", variable="CLOCHE_WARM", parse=config_readers.parse_switch, goes_to="policy.warm",
+        name="warm", variable="CLOCHE_WARM", parse=readers.parse_switch, goes_to="policy.warm",
         is_looser=lambda new, old: new and not old,
     ),
     Key(
-        name="preload", variable="CLOCHE_PRELOAD", parse=config_readers.parse_modules, goes_to="policy.preload",
+        name="preload", variable="CLOCHE_PRELOAD", parse=readers.parse_modules, goes_to="policy.preload",
         is_looser=_is_wider, join=_in_both,
     ),
     Key(
@@ -493,20 +493,20 @@ KEYS: tuple[Key, ...] = (
         is_looser=lambda new, old: old is not None and new != old,
     ),
     Key(name="seccomp", goes_to="policy.seccomp", is_looser=lambda new, old: old and not new, is_listed=False),
-    Key(name="level", parse=config_readers.parse_level, is_in_files=False, goes_to="policy.level", nothing="strongest"),
+    Key(name="level", parse=readers.parse_level, is_in_files=False, goes_to="policy.level", nothing="strongest"),
     # Docker's own runtime shuts gVisor out.
-    Key(name="runtime", read=config_readers.read_runtime, goes_to="policy.runtime", nothing="any", is_looser=_is_another),
-    Key(name="autofix", read=lambda value, *, name: config_readers.read_autofix(value, name=name, readers=SECTIONS["autofix"])),
-    _autofix("base_url", config_readers.parse_line, show=lambda url, _: _USER.sub("//(hidden)@", url)),
-    _autofix("model", config_readers.parse_line),
-    _autofix("api_key", config_readers.parse_secret, show=lambda _key, _: "set (hidden)"),
-    _autofix("max_rounds", config_readers.parse_rounds, also=("maxRounds",), is_looser=operator.gt),
+    Key(name="runtime", read=readers.read_runtime, goes_to="policy.runtime", nothing="any", is_looser=_is_another),
+    Key(name="autofix", read=lambda value, *, name: readers.read_autofix(value, name=name, readers=SECTIONS["autofix"])),
+    _autofix("base_url", readers.parse_line, show=lambda url, _: _USER.sub("//(hidden)@", url)),
+    _autofix("model", readers.parse_line),
+    _autofix("api_key", readers.parse_secret, show=lambda _key, _: "set (hidden)"),
+    _autofix("max_rounds", readers.parse_rounds, also=("maxRounds",), is_looser=operator.gt),
     _autofix("token_budget", parse_count, is_looser=operator.gt),
     _autofix("time_budget", parse_duration, "time_budget_s", is_looser=operator.gt, show=_seconds),
-    Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": config_readers.parse_image(value, name=name)}),
-    Key(name="images", read=config_readers.read_images),
+    Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
+    Key(name="images", read=readers.read_images),
     *map(_image, (ANY_LANGUAGE, *LANGUAGES)),
-    Key(name="roots", read=lambda value, *, name: config_readers.read_roots(value, name=name, readers=SECTIONS["roots"])),
+    Key(name="roots", read=lambda value, *, name: readers.read_roots(value, name=name, readers=SECTIONS["roots"])),
     *map(_root, ("memory", "configs")),
     Key(
         name="ceilings",
@@ -554,7 +554,7 @@ DEFAULTS: Layer = MappingProxyType(_defaults())
 
 
 def read_words(
-    pairs: Iterable[tuple[str, object]], readers: Mapping[str, Reader], *, origin: Origin, where: str
+    pairs: Iterable[tuple[str, object]], by_name: Mapping[str, Reader], *, origin: Origin, where: str
 ) -> Layer:
     """Return the layer that `pairs` of key and value say; `where` is put before keys in messages.
 
@@ -566,7 +566,7 @@ def read_words(
         if value is None:
             continue
         name = f"{where}{key}"
-        values = readers[key.rpartition(".")[2]](config_readers.short(value, name=name), name=name)
+        values = by_name[key.rpartition(".")[2]](readers.short(value, name=name), name=name)
         for held, found in values.items():
             _refuse_conflict(layer.get(held), found, key=key, where=where)
             layer[held] = Wish(value=found, origin=origin, key=key)

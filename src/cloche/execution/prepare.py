@@ -1,4 +1,4 @@
-"""TODO"""
+"""Settle what a call asked for: settings, rules and backend, once for as long as they hold."""
 
 from __future__ import annotations
 

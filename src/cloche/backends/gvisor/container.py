@@ -1,9 +1,7 @@
-"""One container of gVisor: how it is started, killed and let go.
+"""One container of gVisor: how it is started, killed and released; and its place, the namespaces that it starts in.
 
-The caller's end of a place: namespaces of their own in which containers come and go, with one workspace.
-
-A keeper process outside holds the place for as long as our socket is open; see `jail.container_shim`. So a caller that is
-killed leaves nothing, and one that closes it has nothing left to do but wait, which happens in the background.
+A shim outside (`jail.container_shim`) holds the place, with one workspace, for as long as our socket is open. So a
+caller that is killed leaves nothing, and one that closes it has nothing left to do but wait, in the background.
 """
 
 from __future__ import annotations
