@@ -1,4 +1,4 @@
-"""Blocking calls over asyncio: a loop that its callers run in turns, and what makes a coroutine's result a return value.
+"""Blocking calls over asyncio: a loop that callers run in turns; a coroutine's result becomes a return value.
 
 In: coroutines of `execution`. Out: their results, in the caller's own thread where that is possible (`calls`).
 `loops` holds the shared loop and the eager first step.

@@ -408,10 +408,14 @@ KEYS: tuple[Key, ...] = (
     # No tier stands between 4 (the host) and 3 (a jail or stronger).
     Key(name="tier", variable="CLOCHE_TIER", parse=parse_tier, goes_to="tier", is_looser=_is_before(4, None, 3, 2, 1)),
     # A name; what it stands for is judged key by key.
-    Key(name="preset", variable="CLOCHE_PRESET", parse=readers.parse_preset, goes_to="preset", is_looser=_is_never_looser),
+    Key(
+        name="preset", variable="CLOCHE_PRESET", parse=readers.parse_preset, goes_to="preset",
+        is_looser=_is_never_looser,
+    ),
     # Where the log is and what is kept beside it is the owner's choice alone.
     Key(
-        name="audit", variable="CLOCHE_AUDIT", read=readers.read_audit, goes_to="audit", nothing="on in the command line",
+        name="audit", variable="CLOCHE_AUDIT", read=readers.read_audit, goes_to="audit",
+        nothing="on in the command line",
         is_looser=lambda new, old: not new and old is not False,
         show=lambda is_on, held: held.audit_folder or "on" if is_on else "off",
     ),
@@ -422,7 +426,8 @@ KEYS: tuple[Key, ...] = (
         default=30 * 24 * 3600.0, show=_seconds,
     ),
     Key(
-        name="audit_keep_size", variable="CLOCHE_AUDIT_KEEP_SIZE", parse=readers.parse_total, goes_to="audit_keep_bytes",
+        name="audit_keep_size", variable="CLOCHE_AUDIT_KEEP_SIZE", parse=readers.parse_total,
+        goes_to="audit_keep_bytes",
         default=1 << 30, show=lambda size, _: format_size(size),
     ),
     Key(name="skill_path", parse=readers.parse_list, goes_to="skill_path"),
@@ -478,7 +483,9 @@ KEYS: tuple[Key, ...] = (
         name="packages", also=("PythonPackages",), parse=readers.parse_packages, goes_to="policy.packages",
         is_looser=lambda new, old: new != old and new != () and (old == AUTO or _is_wider(new, old)), join=_in_both,
     ),
-    Key(name="languages", parse=readers.parse_languages, goes_to="policy.languages", is_looser=_is_wider, join=_in_both),
+    Key(
+        name="languages", parse=readers.parse_languages, goes_to="policy.languages", is_looser=_is_wider, join=_in_both,
+    ),
     # Fewer things shared between runs is the tighter choice.
     Key(
         name="warm", variable="CLOCHE_WARM", parse=readers.parse_switch, goes_to="policy.warm",
@@ -496,7 +503,9 @@ KEYS: tuple[Key, ...] = (
     Key(name="level", parse=readers.parse_level, is_in_files=False, goes_to="policy.level", nothing="strongest"),
     # Docker's own runtime shuts gVisor out.
     Key(name="runtime", read=readers.read_runtime, goes_to="policy.runtime", nothing="any", is_looser=_is_another),
-    Key(name="autofix", read=lambda value, *, name: readers.read_autofix(value, name=name, readers=SECTIONS["autofix"])),
+    Key(
+        name="autofix", read=lambda value, *, name: readers.read_autofix(value, name=name, readers=SECTIONS["autofix"]),
+    ),
     _autofix("base_url", readers.parse_line, show=lambda url, _: _USER.sub("//(hidden)@", url)),
     _autofix("model", readers.parse_line),
     _autofix("api_key", readers.parse_secret, show=lambda _key, _: "set (hidden)"),
