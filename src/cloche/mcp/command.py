@@ -20,10 +20,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
-
-from mcp.server.mcpserver import MCPServer
-from mcp.server.stdio import stdio_server
+from typing import TYPE_CHECKING, Any, cast
 
 from cloche.agent.approval import Approver, auto, deny
 from cloche.agent.interpreters import MOST_INTERPRETERS
@@ -33,6 +30,9 @@ from cloche.core.errors import InvalidRequest
 from cloche.core.escape import plain
 
 from . import require_extra
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
 
 TOKEN_VARIABLE = "CLOCHE_MCP_TOKEN"  # noqa: S105 - a name
 MOST_TOKEN_BYTES = 65_536
@@ -192,6 +192,8 @@ TOO_LONG = "{}"  # in place of a line that is too long: no message, and answered
 async def serve_stdio(server: MCPServer[Any]) -> None:
     """Serve until the client closes its end, or this is cancelled."""
     lines = _Lines(_take_stdin())
+    from mcp.server.stdio import stdio_server
+
     async with stdio_server(stdin=cast("Any", lines)) as (incoming, outgoing):
         lowlevel = server._lowlevel_server  # what `run_stdio_async` runs, with an input of its own
         await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())

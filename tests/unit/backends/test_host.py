@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import cloche
 from cloche.backends import host
 from cloche.backends.host import KeptAnswers, circumstances
 from cloche.jail.setup.cache import write_cache
@@ -207,7 +208,8 @@ def test_it_is_fast_to_import() -> None:
     """Nothing of a run's own is needed to look up what is kept."""
     heavy = ("asyncio", "json", "subprocess", "socket", "ctypes", "platformdirs", "logging")
     program = f"import sys, cloche.backends.host; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+    env = {"PYTHONPATH": str(Path(cloche.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-S", "-c", program], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
@@ -219,6 +221,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     """Return what probe processes will find, one after the other; none is run where it is empty."""
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(host, "run_probe", lambda _: found.pop(0))
+    monkeypatch.setattr(host, "_is_filtered", lambda: False)  # as these tests may be
     _in_a_new_process()
     yield found
     _in_a_new_process()
@@ -251,6 +254,16 @@ def test_a_refusal_is_found_out_each_time(probed: list[dict[str, Any]], lacking:
     """Nothing runs on less because of what was refused once."""
     probed += [{**WHOLE, **lacking}, WHOLE]
     host.measure_host()
+    assert (_namespaces(), probed) == ("", [])
+
+
+def test_behind_a_filter_the_host_is_probed_each_time(
+    probed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which system calls it refuses cannot be read, so what was found behind another one says nothing."""
+    probed += [WHOLE, WHOLE]
+    host.measure_host()
+    monkeypatch.setattr(host, "_is_filtered", lambda: True)
     assert (_namespaces(), probed) == ("", [])
 
 
