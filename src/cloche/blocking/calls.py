@@ -1,18 +1,16 @@
-"""Blocking callers hand coroutines to the loop that all of them share.
-
-Theory of operation: the loop is made by the first call and replaced after a fork. A plain call runs it itself when
-nobody else does (see `shared_loop`). Otherwise, and where there are callbacks, the caller waits on a queue of its own
-that carries chunks of output and, last, the outcome; so callbacks run in the caller's thread, and a slow one delays
-nobody else. Either way, whatever interrupts the caller (Ctrl-C, a callback that raises) cancels the task, is held back
-until the task has ended, that is until everything it started is killed, and is raised.
-
-Run a coroutine to its end in the calling thread, on an event loop that is borrowed for it.
+"""Running a coroutine for a blocking caller: in the caller's thread where that is possible, else in the shared loop.
 
 Theory of operation: handing a coroutine to another thread and its outcome back wakes two threads, which takes longer
-than a small program. So a plain call borrows a loop from those that lie ready and runs it itself. What `bridge`
-promises is kept: Ctrl-C cancels the run, waits until everything that it started is killed, and is then raised. A
-handler of the caller's own for a signal may raise anywhere in the main thread, in the middle of our work too; where
-there is one, the other way is taken.
+than a small program. So `run` borrows a loop from those that lie ready and runs it in the calling thread. What needs a
+loop that lives on goes to the shared loop by `call`; that is made by the first call and replaced after a fork. The
+caller runs it itself when nobody else does (see `loops.SharedLoop`). Otherwise, and where there are callbacks
+(`call_delivering`), the caller waits on a queue of its own that carries chunks of output and, last, the outcome; so
+callbacks run in the caller's thread, and a slow one delays nobody else.
+
+Each way, whatever interrupts the caller (Ctrl-C, a callback that raises) cancels the task, is held back until the task
+has ended, that is until everything it started is killed, and is raised. A handler of the caller's own for a signal may
+raise anywhere in the main thread, also in the middle of this code; where there is one, the main thread runs no loop and
+waits on the queue.
 """
 
 from __future__ import annotations
@@ -40,7 +38,9 @@ from cloche.core.loops import keep_for_one_call
 from .loops import Begun, SharedLoop, TurnLoop
 
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
+Deliver = Callable[[Callable[[], None]], None]
 
 _signal: Any = __import__("_signal")  # `signal` makes an enumeration of whatever it returns, which takes its time
 
@@ -56,8 +56,15 @@ _SIGNALS = tuple(
 
 _made = 0  # loops that there are, kept or in use
 _kept: list[TurnLoop] = []
-_lock = threading.Lock()
-_abandoned: list[asyncio.AbstractEventLoop] = []  # after a fork: finalising the parent's loops would touch the parent's
+_lock = threading.Lock()  # of these two
+_shared: SharedLoop | None = None
+_shared_lock = threading.Lock()
+# After a fork: kept, because finalising the parent's loops would touch the parent's.
+_abandoned: list[TurnLoop | SharedLoop] = []
+
+# True in a blocking call from a thread whose own event loop runs, and so stands still meanwhile: the runs that hold
+# the slots may be that loop's, and would then never give one back. Such a call waits for nobody.
+blocks_a_loop: ContextVar[bool] = ContextVar("blocks_a_loop", default=False)
 
 
 class Busy(Exception):
@@ -227,23 +234,6 @@ def _close_kept() -> None:
             _made -= 1
 
 
-def _forget_after_fork() -> None:
-    global _lock, _made
-    _lock, _made = threading.Lock(), 0
-    _abandoned.extend(_kept)
-    _kept.clear()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(_close_kept)
-
-# True in a blocking call from a thread whose own event loop runs, and so stands still meanwhile: the runs that hold
-# the slots may be that loop's, and would then never give one back. Such a call waits for nobody.
-blocks_a_loop: ContextVar[bool] = ContextVar("blocks_a_loop", default=False)
-
-Deliver = Callable[[Callable[[], None]], None]
-
-
 @dataclass(frozen=True, slots=True)
 class _Outcome(Generic[T]):
     value: T | None = None
@@ -311,12 +301,6 @@ def _is_loop_running_here() -> bool:
     return True
 
 
-_shared: SharedLoop | None = None
-_abandoned_calls: list[
-    SharedLoop
-] = []  # after a fork: kept, because finalising the parent's loop would touch the parent's
-
-
 def call(make: Callable[[], Coroutine[Any, Any, T]], *, is_eager: bool = False) -> T:
     """Run a coroutine in the shared loop and block until it ends: in this thread, if it can take the turn.
 
@@ -344,30 +328,31 @@ def _shared_loop() -> SharedLoop:
     global _shared
     shared = _shared
     if shared is None:
-        with _lock:
+        with _shared_lock:
             shared = _shared = _shared or SharedLoop()
     if shared.is_running_here():
         raise InternalError("a blocking Cloche call was made from Cloche's own event loop; use the async API there")
     return shared
 
 
-def _forget_calls_after_fork() -> None:
-    global _shared, _lock
-    if _shared is not None:
-        _abandoned_calls.append(_shared)
-    _shared, _lock = None, threading.Lock()
-
-
-def _close_at_exit() -> None:
+def _close_shared() -> None:
     if _shared is not None:
         _shared.close()
 
 
-os.register_at_fork(after_in_child=_forget_calls_after_fork)
-atexit.register(_close_at_exit)
+def _forget_after_fork() -> None:
+    global _lock, _made, _shared, _shared_lock
+    _lock, _made = threading.Lock(), 0
+    _abandoned.extend(_kept)
+    _kept.clear()
+    if _shared is not None:
+        _abandoned.append(_shared)
+    _shared, _shared_lock = None, threading.Lock()
 
 
-A = TypeVar("A")
+os.register_at_fork(after_in_child=_forget_after_fork)
+atexit.register(_close_kept)
+atexit.register(_close_shared)  # before the one above
 
 
 async def in_own_thread(function: Callable[[A], T], argument: A) -> T:
