@@ -1,10 +1,11 @@
-"""Files of the host below a descriptor, where somebody else may put anything at any name, at any moment.
+"""Host files by descriptor: open, read and write in folders where somebody else may replace any name at any moment.
 
 Theory of operation: a folder is opened once, and what is below it name by name, by the descriptor of the folder above.
 No symbolic link is followed, opening waits for nothing (a FIFO) and takes no terminal, and what a file is, its
-descriptor says, not an earlier look at its name. A file is written beside its place and renamed over whatever is
-there: a link is replaced and not written through, a file that has another name elsewhere keeps its content there, and
-no reader sees half of it. What else is refused, and in which words, is each caller's own: here everything is OSError.
+descriptor says, not an earlier look at its name. A file is written under a temporary name and renamed over whatever has
+the name: a link is replaced and not written through, a file that has another name elsewhere keeps its content there,
+and no reader sees half of it. What else is refused, and with which error, is each caller's own: here everything is
+OSError.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The blocking face of the asynchronous core: the same calls, for callers without an event loop.
+"""The blocking API: `run`, `Sandbox`, `Session` and `get_sandbox`, the calls of `execution` without an event loop.
 
-All of them work from any thread, from 50 at once, and inside a running event loop. Callbacks run in the
-calling thread. Ctrl-C ends the run, waits until everything it started is killed, and is then raised.
+All of them work from any thread, from 50 at once, and inside a running event loop. Callbacks run in the calling thread.
+Ctrl-C ends the run, waits until everything it started is killed, and is then raised. Methods are made from those of the
+asynchronous classes (`_method`); how a call waits is in `blocking.calls`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _method(
     *,
     eager_without: Sequence[str] | None = None,
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return `function` as the method of a class whose attribute `behind` is what has it: the twin's, to be awaited.
+    """Return `function` as the method of a class whose attribute `behind` has the one to await.
 
     With `eager_without`, it hardly ever waits where none of these keywords, and no callback, is given.
     """

@@ -1,4 +1,4 @@
-"""One event is one line, and every line names the one before by its hash. Pure; what is written is in `audit_file`.
+"""One event is one line, and every line names the one before by its hash. Pure; `writer` writes it.
 
 A line is a JSON object whose last two members are `prev`, the hash of the line before, and `hash`, the SHA-256 of all
 bytes of this line up to the comma before `hash`. So a line is checked as the bytes that it is, without a second way to

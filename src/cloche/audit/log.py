@@ -1,15 +1,15 @@
 """The audit log: what was run, what was allowed and what was refused, in a chain that shows when it was changed.
 
-Whoever has something to tell does this, with a word of the kind and plain data; nothing else has to be known:
+Whoever has an event to record gives its kind, in one word, and plain data:
 
     audit = audit_for(settings)                     # None where it is off; `AsyncSandbox.audit` is the same
     if audit is not None:
         audit.record("fix_round", round=2, code_sha256=sha256_of(code), error="NameError", is_fixed=False)
 
 `record` redacts secrets, writes one line under a lock, and raises AuditFailed when it cannot: before something is run
-that is the end of it. `note` is for what has happened already: it raises nothing, says loudly what is lost, and returns
-that as text. The kinds that Cloche writes are in `KINDS`. Doors that are on by default call `switch_on("name")` once.
-What `acting` names (a tool, who approved) is added to every event that is recorded inside of it.
+that is the end of it. `note` is for what has happened already: it raises nothing, logs as critical what is lost, and
+returns that as text. The kinds that Cloche writes are in `KINDS`. Front ends with the audit on by default call
+`switch_on("name")` once. What `acting` names (a tool, who approved) is added to every event that is recorded inside.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Audit:
         told = {"door": _door or "library", "uid": os.getuid(), "pid": os.getpid(), **_acting.get(), **fields}
         clean = redactor or self._redactor_of()
         try:
-            # What most events consist of is told here: this is done twice for every run.
+            # What most events consist of is sorted out here, without a call: this is done twice for every run.
             kept = {
                 name: value if name in _EXACT or type(value) in _NUMBERS else _clean(clean, name, value)
                 for name, value in told.items()

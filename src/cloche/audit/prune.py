@@ -2,12 +2,12 @@
 
 Theory of operation: the event `removal` comes first, so that a crash leaves at worst a file that is said to be gone,
 and the next time removes it. Only regular files of ours that are called by a hash are touched, each by its name in an
-open folder: links, hard ones too, are neither followed nor removed. What came within the last minute stays, see
-`audit_artifacts`.
+open folder: links, hard ones too, are neither followed nor removed. What came within the last minute stays: the
+event that names it may not be written yet (see `writer`).
 
-By itself, who keeps something does that once an hour, whichever process comes first: in a thread, with so much work at
-most, a few files under one lock, from another place each time. What is too much at once is gone on with a minute later.
-What was seen until then is a sample, as hashes are spread evenly over all places: its share of the size is left, and
+Whoever stores an artifact starts this once an hour, whichever process comes first: in a thread, with bounded work, a
+few files under one lock, from another folder each time. What is too much at once is gone on with a minute later.
+What was seen until then is a sample, as hashes are spread evenly over all folders: its share of the size is left, and
 three standard deviations more.
 """
 

@@ -1,9 +1,9 @@
-"""What a run leaves for others: two events in the audit log, a span and a measurement.
+"""What each run leaves for others: two events in the audit log, a span and a measurement.
 
 Theory of operation: `start` is written before the code runs, and where that fails nothing runs. `execution` is written
-when it is over, however it ended; what has happened cannot be undone, so a failure there is said loudly and the result
-says it too. A `start` without an `execution` is a run during which Cloche itself was killed. Where the audit is off and
-nobody has imported OpenTelemetry, none of this is called.
+when it is over, however it ended; what has happened cannot be undone, so a failure there is logged as critical and the
+result says it too. A `start` without an `execution` is a run during which Cloche itself was killed. Where the audit is
+off and nobody has imported OpenTelemetry, none of this is called.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""Secrets are taken out of whatever is written down: values of variables that are called like secrets, and what looks
-like a token wherever it stands. What is not known to be a secret, and does not look like one, is not found.
+"""Taking secrets out of text before it is written: values of variables named like secrets, and what looks like a token.
 
-Finding secrets whose values are known, in whatever way they are written.
+A secret that is not known, and does not look like one, is not found.
 
-Theory of operation: nothing is matched by a pattern that could go back and try again. A text is looked at in a few
-views: as it is, with its escapes undone (URLs, HTML, JSON and the like, up to three times), and without white space,
-as wrapped base64 is. Each view knows for each of its bytes where that stands in the text. In each of them every way
-to write a secret is looked for as plain bytes, once as it is and once in small letters. What is found is struck out
-of the text.
+Theory of operation, known values (`strike_out`): a text is looked at in a few views: as it is, with its escapes undone
+(URLs, HTML, JSON and the like, up to three times), and without white space, as wrapped base64 is. Each view knows for
+each of its bytes where that stands in the text. In each of them every way to write a secret is looked for as plain
+bytes, once as it is and once in small letters. What is found is replaced in the text. No pattern that could backtrack
+is used.
+
+Tokens (`_TOKENS`): each pattern has texts of which every match holds one, and is tried where one of these stands.
+`Redactor` joins both.
 """
 
 from __future__ import annotations
@@ -32,6 +34,103 @@ _ESCAPE = re.compile(
     rb"|&(?:amp|lt|gt|quot|apos);|\\[\"'/\\]"
 )
 _GAPS = re.compile(rb"(?:[\s\0]|\\[nrt])+")  # UTF-16 is one, too
+
+_AS_THEY_ARE, _LISTS = (int, float, type(None)), (list, tuple, set, frozenset)
+REDACTED = "[redacted]"
+
+_SECRET_NAME = re.compile(
+    r"api_?key|token|secret|passw|passphrase|pwd\b|auth(?!or)|credential|private_?key|access_?key|signing_?key|"
+    r"encryption_?key|connection_?string|session_?key|cookie|\bdsn\b|_dsn|(^|_)pat$|(^|_)pass$",
+    re.IGNORECASE,
+)
+# Called like secrets, and none: where something is, or what is used.
+_PLAIN_NAME = re.compile(
+    r"(_sock|_socket|_file|_path|_dir|_folder|_method|_type|_mode|_url_prefix|_user|_name)$", re.IGNORECASE
+)
+_PLAIN_VALUES = frozenset({"true", "false", "none", "null", "basic", "bearer", "oauth", "auto", "enabled", "disabled"})
+
+# Nothing below goes back over text without a bound: what repeats is bounded, possessive (`++`), or ends where another
+# character begins; so time grows with the length of a text and not faster. Only single characters are possessive: what
+# has a condition in it is matched wrongly then by some versions of Python 3.11.
+_WORD = (
+    r"(?:api[_-]?key|secret(?:[_-]?key)?|passw(?:or)?d|passphrase|(?:\b|[_-])passcode|(?:\b|[_-])token|"
+    r"(?:private|access|account|shared|signing|encryption|master|session)[_-]?key|(?:\b|[_-])(?:pass|pwd))"
+)
+_MARK = r"(?:\\{0,3}[\"']|(?i:&quot;|&apos;|&#3[49];|&#x2[27];|%2[27]))?"
+_ASSIGNED = rf"(?i:{_WORD}){_MARK}\s{{0,4}}(?:[=:]|%3[ADad])\s{{0,4}}"
+_QUOTED = rf"({_ASSIGNED}(?P<quote>\\{{0,3}}[\"']))(?!\[redacted|\s)(?:(?!(?P=quote))[^\n]){{1,512}}"
+_PAIR = rf"({_ASSIGNED}{_MARK})(?!\[redacted)[^\s\"',;&]{{4,}}+"
+# Arguments of commands: `--password X`, and the short ones where what follows is no path, port or plain word.
+_LONG_OPTION = (
+    rf"((?<=-)(?i:{_WORD}|auth)(?:[\"']\s{{0,4}},\s{{0,4}}[\"']|[ \t]{{1,4}}+\\{{0,3}}[\"']?))"
+    r"(?![-=:]|\[redacted)[^\s\"'\\]{3,512}+"
+)
+_SHORT_OPTION = (
+    r"((?<![^\s\"'\[,(])-p[ \t]{0,4}+[\"']?)(?=[^\s\"'./:]{6,64}+(?:[\s\"',;)\]]|\Z))(?=[^\s0-9]{0,63}+[0-9])"
+    r"(?=[^\sA-Za-z]{0,63}+[A-Za-z])[^\s\"'./:,;)\]]{6,64}+"
+)
+_USER_OPTION = (
+    r"((?<=[\s\"'])(?:-u|--user)[ \t=]{0,4}+[\"']?(?![0-9]{1,10}:[0-9]{1,10}(?![0-9A-Za-z]))[^\s:'\"/]{1,64}+:)"
+    r"[^\s'\"]{1,256}+"
+)
+_HEADER = r"\\?[\"']?\s{0,4}[=:]\s{0,4}\\?[\"']?"
+_AUTHORIZATION = rf"((?i:\bauthorization){_HEADER}(?:[A-Za-z]{{1,20}}+ +)?)(?!\[redacted)[^\s\"',;\[]{{8,}}+"
+_SCHEMES = r"(?i:digest|aws4-hmac-sha256|signature|oauth|hawk|negotiate|ntlm)"
+_MANY_PARTS = rf"((?i:\bauthorization){_HEADER}{_SCHEMES} {{1,4}})[^\r\n]{{8,4096}}+"
+_COOKIE = r"((?i:\b(?:set-)?cookie2?)\\?[\"']?\s{0,4}[=:]\s{0,4}\\?[\"']?)(?=[^\s\"'=;,]{1,128}=)[^\r\n\"'\\]{3,8192}+"
+_IN_QUERY = (
+    r"([?&](?i:sig|signature|code|key|auth|sas|x-amz-(?:signature|credential|security-token))=)[^\s&\"'#]{4,2048}+"
+)
+_ELEMENT = rf"((?i:{_WORD})>\s{{0,4}})(?!\[redacted)[^<\s][^<\n]{{0,512}}+(?=</)"
+_STARTS = (
+    "GOCSPX-", "sq0csp-", "sq0atp-", "shpat_", "shpss_", "dop_v1_", "hvs.", "hvb.", "lin_api_", "ATATT3", "gsk_",
+    "xai-", "pplx-", "r8_", "dckr_pat_", "rubygems_", "glsa_", "sntrys_", "AGE-SECRET-KEY-1", "whsec_", "tfp_",
+)  # fmt: skip
+# What tokens look like, by text that each of them has in it: to look for that is quick, and most text has none. What
+# group 1 has found stays.
+_TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("PRIVATE KEY-----",),
+        r"()-----BEGIN [A-Z0-9 ]{0,40}KEY-----(?:(?!-----END)[\s\S]){0,20000}(?:-----END [A-Z0-9 ]{0,40}-----)?",
+    ),
+    (("sk-", "pk-", "rk-"), r"()\b[spr]k-[A-Za-z0-9_-]{16,}+"),  # OpenAI, Anthropic and those like them
+    (("_live_", "_test_"), r"()\b[spr]k_(?:live|test)_[A-Za-z0-9]{10,}+"),  # Stripe
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"()\bgh[pousr]_[A-Za-z0-9]{16,}+"),
+    (("github_pat_",), r"()\bgithub_pat_[A-Za-z0-9_]{20,}+"),
+    (("glpat-", "glrt-", "gldt-", "glptt-", "glcbt-"), r"()\bgl(?:pat|rt|dt|ptt|cbt)-[A-Za-z0-9_-]{16,}+"),
+    (("AKIA", "ASIA"), r"()\bA[KS]IA[A-Z0-9]{16}(?![A-Z0-9])"),
+    (("AIza", "ya29."), r"()\b(?:AIza[A-Za-z0-9_-]{30,}+|ya29\.[A-Za-z0-9_-]{20,}+)"),  # Google
+    (("xox", "xapp-"), r"()\b(?:xox[abeoprs]|xapp)-[A-Za-z0-9-]{10,}+"),  # Slack
+    (("hooks.slack.com/",), r"(hooks\.slack\.com/(?:services|workflows|triggers)/)[A-Za-z0-9/_-]{16,}+"),
+    (("hf_", "npm_"), r"()\b(?:hf|npm)_[A-Za-z0-9]{20,}+"),
+    (("pypi-",), r"()\bpypi-[A-Za-z0-9_-]{30,}+"),
+    (("e2b_", "dtn_"), r"()\b(?:e2b|dtn)_[A-Za-z0-9]{16,}+"),
+    (_STARTS, rf"()\b(?:{'|'.join(map(re.escape, _STARTS))})[A-Za-z0-9_-]{{16,}}+"),
+    # JSON web tokens. In the first part begins no second one, or each would be followed to the end of the text.
+    (("eyJ",), r"()\beyJ(?:(?![_-]eyJ)[A-Za-z0-9_-]){8,}\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*+"),
+    (("SG.",), r"()\bSG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"),  # SendGrid
+    (("uthorization", "UTHORIZATION"), _MANY_PARTS),
+    (("earer ", "asic ", "EARER "), r"((?i:\b(?:Bearer|Basic)) +)[A-Za-z0-9._~+/=-]{8,}+"),
+    (("uthorization", "UTHORIZATION"), _AUTHORIZATION),
+    (("ookie", "OOKIE"), _COOKIE),
+    (("://",), r"((?<=://)[^\s/:@'\"]{0,256}+:)(?!\[redacted)[^\s/'\"]{1,512}(?=@)"),
+    # In the address of anything but a page a password may have a slash.
+    (("://",), r"((?<=://)(?<!http://)(?<!https://)[^\s/:@'\"]{0,256}+:)(?!\[redacted)(?:(?!://)[^\s'\"]){1,512}(?=@)"),
+    (("://",), r"((?<=://))[^\s/:@'\"]{16,256}+(?=@)"),  # a token in place of a user
+    (("?", "&"), _IN_QUERY),
+    (("=", ":"), _QUOTED),
+    (("=", ":", "%3"), _PAIR),
+    (("--",), _LONG_OPTION),
+    (("-p",), _SHORT_OPTION),
+    (("-u", "--user"), _USER_OPTION),
+    (("</",), _ELEMENT),
+)
+# Where `\b` stands above: behind a letter there is another word, unless that letter belongs to an escape or a colour.
+_EDGE = (
+    r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|"
+    r"(?<=m)(?:(?<=\x1b\[m)|(?<=\x1b\[[0-9]m)|(?<=\x1b\[[0-9]{2}m)|(?<=\x1b\[[0-9];[0-9]{2}m)))"
+)
+_OPTION = re.compile(r"--?[A-Za-z][A-Za-z_-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,106 +296,6 @@ def _in_base64(raw: bytes) -> Iterator[str]:
             inner = encoded(bytes(before) + raw).decode()[(before * 8 + 5) // 6 : (before + len(raw)) * 8 // 6]
             if len(inner) >= 2 * LEAST_CHARS:
                 yield inner
-
-
-_AS_THEY_ARE, _LISTS = (int, float, type(None)), (list, tuple, set, frozenset)
-REDACTED = "[redacted]"
-
-_SECRET_NAME = re.compile(
-    r"api_?key|token|secret|passw|passphrase|pwd\b|auth(?!or)|credential|private_?key|access_?key|signing_?key|"
-    r"encryption_?key|connection_?string|session_?key|cookie|\bdsn\b|_dsn|(^|_)pat$|(^|_)pass$",
-    re.IGNORECASE,
-)
-# Called like secrets, and none: where something is, or what is used.
-_PLAIN_NAME = re.compile(
-    r"(_sock|_socket|_file|_path|_dir|_folder|_method|_type|_mode|_url_prefix|_user|_name)$", re.IGNORECASE
-)
-_PLAIN_VALUES = frozenset({"true", "false", "none", "null", "basic", "bearer", "oauth", "auto", "enabled", "disabled"})
-
-# Nothing below goes back over text without a bound: what repeats is bounded, possessive (`++`), or ends where another
-# character begins; so time grows with the length of a text and not faster. Only single characters are possessive: what
-# has a condition in it is matched wrongly then by some versions of Python 3.11.
-_WORD = (
-    r"(?:api[_-]?key|secret(?:[_-]?key)?|passw(?:or)?d|passphrase|(?:\b|[_-])passcode|(?:\b|[_-])token|"
-    r"(?:private|access|account|shared|signing|encryption|master|session)[_-]?key|(?:\b|[_-])(?:pass|pwd))"
-)
-_MARK = r"(?:\\{0,3}[\"']|(?i:&quot;|&apos;|&#3[49];|&#x2[27];|%2[27]))?"
-_ASSIGNED = rf"(?i:{_WORD}){_MARK}\s{{0,4}}(?:[=:]|%3[ADad])\s{{0,4}}"
-_QUOTED = rf"({_ASSIGNED}(?P<quote>\\{{0,3}}[\"']))(?!\[redacted|\s)(?:(?!(?P=quote))[^\n]){{1,512}}"
-_PAIR = rf"({_ASSIGNED}{_MARK})(?!\[redacted)[^\s\"',;&]{{4,}}+"
-# Arguments of commands: `--password X`, and the short ones where what follows is no path, port or plain word.
-_LONG_OPTION = (
-    rf"((?<=-)(?i:{_WORD}|auth)(?:[\"']\s{{0,4}},\s{{0,4}}[\"']|[ \t]{{1,4}}+\\{{0,3}}[\"']?))"
-    r"(?![-=:]|\[redacted)[^\s\"'\\]{3,512}+"
-)
-_SHORT_OPTION = (
-    r"((?<![^\s\"'\[,(])-p[ \t]{0,4}+[\"']?)(?=[^\s\"'./:]{6,64}+(?:[\s\"',;)\]]|\Z))(?=[^\s0-9]{0,63}+[0-9])"
-    r"(?=[^\sA-Za-z]{0,63}+[A-Za-z])[^\s\"'./:,;)\]]{6,64}+"
-)
-_USER_OPTION = (
-    r"((?<=[\s\"'])(?:-u|--user)[ \t=]{0,4}+[\"']?(?![0-9]{1,10}:[0-9]{1,10}(?![0-9A-Za-z]))[^\s:'\"/]{1,64}+:)"
-    r"[^\s'\"]{1,256}+"
-)
-_HEADER = r"\\?[\"']?\s{0,4}[=:]\s{0,4}\\?[\"']?"
-_AUTHORIZATION = rf"((?i:\bauthorization){_HEADER}(?:[A-Za-z]{{1,20}}+ +)?)(?!\[redacted)[^\s\"',;\[]{{8,}}+"
-_SCHEMES = r"(?i:digest|aws4-hmac-sha256|signature|oauth|hawk|negotiate|ntlm)"
-_MANY_PARTS = rf"((?i:\bauthorization){_HEADER}{_SCHEMES} {{1,4}})[^\r\n]{{8,4096}}+"
-_COOKIE = r"((?i:\b(?:set-)?cookie2?)\\?[\"']?\s{0,4}[=:]\s{0,4}\\?[\"']?)(?=[^\s\"'=;,]{1,128}=)[^\r\n\"'\\]{3,8192}+"
-_IN_QUERY = (
-    r"([?&](?i:sig|signature|code|key|auth|sas|x-amz-(?:signature|credential|security-token))=)[^\s&\"'#]{4,2048}+"
-)
-_ELEMENT = rf"((?i:{_WORD})>\s{{0,4}})(?!\[redacted)[^<\s][^<\n]{{0,512}}+(?=</)"
-_STARTS = (
-    "GOCSPX-", "sq0csp-", "sq0atp-", "shpat_", "shpss_", "dop_v1_", "hvs.", "hvb.", "lin_api_", "ATATT3", "gsk_",
-    "xai-", "pplx-", "r8_", "dckr_pat_", "rubygems_", "glsa_", "sntrys_", "AGE-SECRET-KEY-1", "whsec_", "tfp_",
-)  # fmt: skip
-# What tokens look like, by text that each of them has in it: to look for that is quick, and most text has none. What
-# group 1 has found stays.
-_TOKENS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (
-        ("PRIVATE KEY-----",),
-        r"()-----BEGIN [A-Z0-9 ]{0,40}KEY-----(?:(?!-----END)[\s\S]){0,20000}(?:-----END [A-Z0-9 ]{0,40}-----)?",
-    ),
-    (("sk-", "pk-", "rk-"), r"()\b[spr]k-[A-Za-z0-9_-]{16,}+"),  # OpenAI, Anthropic and those like them
-    (("_live_", "_test_"), r"()\b[spr]k_(?:live|test)_[A-Za-z0-9]{10,}+"),  # Stripe
-    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"()\bgh[pousr]_[A-Za-z0-9]{16,}+"),
-    (("github_pat_",), r"()\bgithub_pat_[A-Za-z0-9_]{20,}+"),
-    (("glpat-", "glrt-", "gldt-", "glptt-", "glcbt-"), r"()\bgl(?:pat|rt|dt|ptt|cbt)-[A-Za-z0-9_-]{16,}+"),
-    (("AKIA", "ASIA"), r"()\bA[KS]IA[A-Z0-9]{16}(?![A-Z0-9])"),
-    (("AIza", "ya29."), r"()\b(?:AIza[A-Za-z0-9_-]{30,}+|ya29\.[A-Za-z0-9_-]{20,}+)"),  # Google
-    (("xox", "xapp-"), r"()\b(?:xox[abeoprs]|xapp)-[A-Za-z0-9-]{10,}+"),  # Slack
-    (("hooks.slack.com/",), r"(hooks\.slack\.com/(?:services|workflows|triggers)/)[A-Za-z0-9/_-]{16,}+"),
-    (("hf_", "npm_"), r"()\b(?:hf|npm)_[A-Za-z0-9]{20,}+"),
-    (("pypi-",), r"()\bpypi-[A-Za-z0-9_-]{30,}+"),
-    (("e2b_", "dtn_"), r"()\b(?:e2b|dtn)_[A-Za-z0-9]{16,}+"),
-    (_STARTS, rf"()\b(?:{'|'.join(map(re.escape, _STARTS))})[A-Za-z0-9_-]{{16,}}+"),
-    # JSON web tokens. In the first part begins no second one, or each would be followed to the end of the text.
-    (("eyJ",), r"()\beyJ(?:(?![_-]eyJ)[A-Za-z0-9_-]){8,}\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*+"),
-    (("SG.",), r"()\bSG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"),  # SendGrid
-    (("uthorization", "UTHORIZATION"), _MANY_PARTS),
-    (("earer ", "asic ", "EARER "), r"((?i:\b(?:Bearer|Basic)) +)[A-Za-z0-9._~+/=-]{8,}+"),
-    (("uthorization", "UTHORIZATION"), _AUTHORIZATION),
-    (("ookie", "OOKIE"), _COOKIE),
-    (("://",), r"((?<=://)[^\s/:@'\"]{0,256}+:)(?!\[redacted)[^\s/'\"]{1,512}(?=@)"),
-    # In the address of anything but a page a password may have a slash.
-    (("://",), r"((?<=://)(?<!http://)(?<!https://)[^\s/:@'\"]{0,256}+:)(?!\[redacted)(?:(?!://)[^\s'\"]){1,512}(?=@)"),
-    (("://",), r"((?<=://))[^\s/:@'\"]{16,256}+(?=@)"),  # a token in place of a user
-    (("?", "&"), _IN_QUERY),
-    (("=", ":"), _QUOTED),
-    (("=", ":", "%3"), _PAIR),
-    (("--",), _LONG_OPTION),
-    (("-p",), _SHORT_OPTION),
-    (("-u", "--user"), _USER_OPTION),
-    (("</",), _ELEMENT),
-)
-# Where `\b` stands above: behind a letter there is another word, unless that letter belongs to an escape or a colour.
-_EDGE = (
-    r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|"
-    r"(?<=m)(?:(?<=\x1b\[m)|(?<=\x1b\[[0-9]m)|(?<=\x1b\[[0-9]{2}m)|(?<=\x1b\[[0-9];[0-9]{2}m)))"
-)
-
-
-_OPTION = re.compile(r"--?[A-Za-z][A-Za-z_-]{0,63}")
 
 
 @cache

@@ -42,7 +42,7 @@ def _durations(name: str, description: str) -> metrics.Histogram:
 
 @contextmanager
 def execution_span(*, kind: str, backend: str, language: str) -> Iterator[Callable[[Result], None]]:
-    """Trace one execution; the result is told to the function that this gives."""
+    """Trace one execution; the function that this gives is called with the result."""
     attributes: Attributes = {"cloche.backend": backend, "cloche.language": language, "cloche.execution.kind": kind}
     with _span(f"{kind} {language}", attributes, _executions()) as (span, measured):
 
@@ -65,7 +65,7 @@ def execution_span(*, kind: str, backend: str, language: str) -> Iterator[Callab
 
 @contextmanager
 def tool_span(name: str, description: str, call: str) -> Iterator[Callable[[str], None]]:
-    """Trace one call of a tool; the kind of error, if there was one, is told to the function that this gives."""
+    """Trace one call of a tool; the function that this gives is called with the kind of an error."""
     attributes: Attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name}
     with _span(f"execute_tool {name}", attributes, _tools()) as (span, measured):
         span.set_attribute("gen_ai.tool.type", "function")

@@ -2,13 +2,12 @@
 
 Theory of operation: the files are opened and measured while no event is being written, and read up to there; what is
 appended meanwhile does no harm. Each line is checked by itself (its hash) and against the one before (`prev`, `seq`).
-Behind a fault the chain is taken up again from the next line that is whole, so that one fault is told as one. Bytes
+Behind a fault the chain is taken up again from the next line that is whole, so that one fault is reported as one. Bytes
 that are no line are what a crash left, if the next event is a `recovery` that names exactly them.
 
-Where the audit log is, whether an event can be written, and whether the end of its chain is sound.
-
-Nothing is written for it: all that writing takes is tried but the writing. Of a long log only the end is read, so that
-this takes no longer for a longer one; `cloche audit verify` reads all of it.
+`examine_audit` is for `cloche doctor`: where the log is, whether an event can be written, and whether the end of the
+chain is sound. It writes nothing: all that writing takes is tried but the writing. Of a long log only the end is read,
+so that this takes no longer for a longer one; `cloche audit verify` reads all of it.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ from .writer import (
     opened_folder,
 )
 
+MOST_BYTES = 4 * 1024 * 1024  # of a log, that `examine_audit` reads
 MOST_FAULTS = 1000  # that are kept; all are counted
 _HEAD = re.compile(r"(?:([0-9]{1,19}):)?([0-9a-f]{64})")
 
@@ -241,7 +241,8 @@ class Reading:
         self._left = None
         expected = (last or FIRST).seq + 1
         if last is None and not bad:
-            self._check_first(name, number, line)
+            if seq == 1 and line.prev != FIRST.hash:
+                self.report.add(name, number, "event 1 names another one before it")
         elif seq > expected + bad:
             missing = f"event {expected}" if seq == expected + 1 else f"events {expected} to {seq - 1}"
             self.report.add(name, number, f"{missing} should stand before event {seq}: removed, or moved")
@@ -251,10 +252,6 @@ class Reading:
             self.report.add(name, number, f"event {seq} does not follow from the one before, which was replaced")
         self._last = line.link
         self._note(name, number, line)
-
-    def _check_first(self, name: str, number: int, line: Line) -> None:
-        if line.link.seq == 1 and line.prev != FIRST.hash:
-            self.report.add(name, number, "event 1 names another one before it")
 
     def _is_recovery(self, line: Line) -> bool:
         last, left = self._last or FIRST, self._left
@@ -343,9 +340,6 @@ def verify(folder: str, *, heads: Sequence[KeptHead] = (), file: str | None = No
     return reading.report
 
 
-MOST_BYTES = 4 * 1024 * 1024
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditState:
     """Say how the log is.
@@ -366,7 +360,7 @@ class AuditState:
 
     @property
     def stops_runs(self) -> bool:
-        """Tell whether nothing runs, since the log is on and cannot be written."""
+        """Tell whether nothing runs, because the log is on and cannot be written."""
         return self.is_on is True and bool(self.problem)
 
     def as_dict(self) -> dict[str, Any]:

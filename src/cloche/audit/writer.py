@@ -1,4 +1,4 @@
-"""Where the lines are: a private folder, one file that grows, and the files that are full.
+"""Writing the log: a private folder, one file that grows, the files that are full, and the artifacts beside them.
 
 Theory of operation: whoever appends opens the file anew, so that locks tell threads and forked processes apart, holds
 its lock, and reads no more than its end: the last line says number and hash. Where that end is byte for byte the line
@@ -7,11 +7,10 @@ at the end, so that the file may be append-only for everybody (`chattr +a`). Wha
 ended, and an event says so. A file that is full gets the number of its first event as its name; the new one begins
 with an event that says how the chain goes on, and which files were dropped for it.
 
-Code and output beside the log, each in a file that is called by the SHA-256 of what is in it.
-
-Theory of operation: what is kept is never changed, and kept once however often it comes; its time is that of the last
-time it came. Whoever keeps something holds a shared lock of the folder meanwhile, whoever removes something
-(`audit_pruning`) an exclusive one, and that leaves alone what came just now: the event that names it is on its way.
+Artifacts are code and output, each in a file that is called by the SHA-256 of what is in it. One is never changed, and
+kept once however often it comes; its time is that of the last time it came. Whoever stores one holds a shared lock of
+the folder meanwhile, whoever removes some (`prune`) an exclusive one, and that leaves alone what came just before: the
+event that names it may not be written yet.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from cloche.core.limits import MIB
 from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, ROTATION, Line, Link, is_beginning, line_after, read_line
 
 NAME = "audit.jsonl"
+FOLDER = "audit-artifacts"
 FILE_BYTES = 32 * MIB
 MOST_FILES = 32  # full ones that are kept
 PATIENCE_S = 10.0
@@ -418,9 +418,6 @@ def _begin(at: int, file: int, folder: str, kind: str, fields: Mapping[str, Any]
     return link
 
 
-FOLDER = "audit-artifacts"
-
-
 class Kept(enum.Enum):
     """Say what there is under a hash."""
 
@@ -439,7 +436,7 @@ def store(folder: str, data: bytes) -> str:
             with opened_folder(place, create=True) as at:
                 _put(at, place, digest, data)
     except OSError as error:
-        raise failure(f"{place}/{digest}", error.strerror or str(error)) from error
+        raise failure(f"{place}/{digest}", _reason(error)) from error
     return digest
 
 
@@ -477,4 +474,4 @@ def _read(folder: str, digest: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise failure(f"{place}/{digest}", error.strerror or str(error), is_read=True) from error
+        raise failure(f"{place}/{digest}", _reason(error), is_read=True) from error

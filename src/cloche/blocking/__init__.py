@@ -1,8 +1,10 @@
-"""Blocking calls over asyncio: a loop that callers run in turns; a coroutine's result becomes a return value.
+"""Blocking calls over asyncio: a coroutine is run for a caller without an event loop, and its result returned.
 
-In: coroutines of `execution`. Out: their results, in the caller's own thread where that is possible (`calls`).
-`loops` holds the shared loop and the eager first step.
+In: coroutine functions of `execution`, `agent` and others. Out: their results, in the caller's own thread where that is
+possible. `calls` is what callers use: which loop runs the coroutine, in which thread, and what Ctrl-C does. `loops` has
+the shared loop, which its callers run in turns, and the eager first step of a coroutine.
 
-To be kept: Ctrl-C at any instruction leaves the loop free for the next caller; a fork starts with none. The tests
-interrupt at each instruction.
+To be kept: Ctrl-C at any instruction leaves the loop free for the next caller and is raised once all that the call
+started is killed; callbacks run in the caller's thread; a forked child starts with no loop. The tests interrupt at each
+instruction. How a loop is chosen may be changed without asking, with figures from `make bench`.
 """

@@ -1,21 +1,20 @@
-"""One event loop that is run by whoever waits for it.
+"""Event loops for blocking calls: one that is run by whoever waits for it, and the eager first step of a coroutine.
 
-Theory of operation: what outlives a call (an open sandbox, a session) needs a loop that lives on. Where a thread runs
-that loop all the time, each blocking call wakes two threads, which takes longer than a small cell. So this loop is run
-in turns. A caller who finds it free takes the turn, runs the loop until the task at hand has ended, whatever else
-happens there meanwhile, and leaves. In between, a keeper sleeps: not in the loop but on a second epoll, which watches
-the loop's own one and is armed by whoever leaves, for one event. So the keeper wakes when something happens while
-nobody has the turn, and only then; it runs what is ready, never waits in the loop, and goes back to sleep. For timers
-it sleeps no longer than until the next one is due; who leaves an earlier one behind rings a bell. Only while calls are
-handed over to it does the keeper stay in the loop: with several callers at once, changing turns would cost more.
+Theory of operation, `SharedLoop`: what outlives a call (an open sandbox, a session) needs a loop that lives on. Where a
+thread runs that loop all the time, each blocking call wakes two threads, which takes longer than a small cell. So this
+loop is run in turns. A caller who finds it free takes the turn, runs the loop until the task at hand has ended,
+whatever else happens there meanwhile, and leaves. In between, a thread sleeps (the keeper): not in the loop but on a
+second epoll, which watches the loop's own one and is armed by whoever leaves, for one event. So it wakes when something
+happens while nobody has the turn, and only then; it runs what is ready, never waits in the loop, and goes back to
+sleep. For timers it sleeps no longer than until the next one is due; who leaves an earlier one behind wakes it by an
+eventfd (the bell). Only while calls are handed over to it does it stay in the loop: with several callers at once,
+changing turns would cost more.
 
-Run a coroutine by hand as far as it goes: one that hardly ever has to wait needs no task, and no rounds of its loop.
-
-Theory of operation: a small cell of a session is answered in less time than a task and the five rounds of the loop
-that it would take are set up in. So who has a loop's turn takes the first step of such a coroutine itself. Where that
+`TurnLoop`: a small cell of a session is answered in less time than a task and the five rounds of the loop that it would
+take are set up in. So who has a loop's turn takes the first step of such a coroutine itself, without a task. Where that
 comes to the one thing it has to wait for, it may `wait_briefly`: in the selector, where everything else that the loop
-waits for is heard as well. As soon as anybody else has something to do, or the time is up, the coroutine waits as
-usual. It then becomes a task, and the loop runs.
+waits for is received as well. As soon as anybody else has something to do, or the time is up, the coroutine waits as
+usual. It then becomes a task (`Begun` is its rest), and the loop runs.
 """
 
 from __future__ import annotations
@@ -35,9 +34,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+EXIT_PATIENCE_S = 5.0
+LONGEST_SLEEP_S = 24 * 3600.0  # as asyncio has it: the kernel counts milliseconds, and stops at 24 days
+CROWDED_S = 0.005  # for calls to be handed over, once one came while another was at work
+
+log = logging.getLogger("cloche.loop")
+
 
 class TurnLoop(asyncio.SelectorEventLoop):
-    """Be a loop whose owner may take a coroutine's first step by hand. Use from the thread that has the turn."""
+    """Be a loop whose owner may take a coroutine's first step eagerly. Use from the thread that has the turn."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         super().__init__(selector)
@@ -71,9 +76,9 @@ class TurnLoop(asyncio.SelectorEventLoop):
             events._set_running_loop(None)
 
     def wait_briefly(self, seconds: float, one: asyncio.Future[Any], other: asyncio.Future[Any]) -> None:
-        """Wait here and now until one of the two is done, for a coroutine that is run by hand; others need not wait.
+        """Wait in this call until one of the two is done, for a coroutine's eager first step; others need not wait.
 
-        Return at once where it is not run by hand, and early when somebody else has something to do in this loop.
+        Return at once where that is not what runs, and early when somebody else has something to do in this loop.
         """
         if not self._is_by_hand:
             return
@@ -93,7 +98,7 @@ class TurnLoop(asyncio.SelectorEventLoop):
 
 
 class Begun(Coroutine[Any, Any, T]):
-    """Be the rest of a coroutine that was begun by hand and waits for something, to be made a task of.
+    """Be the rest of a coroutine that was begun eagerly and waits for something, to be made a task of.
 
     Also who cancels that before its first step is heard in the coroutine, which does not begin there: what it waits
     for is cancelled first, as it is for any task.
@@ -124,15 +129,8 @@ class Begun(Coroutine[Any, Any, T]):
         raise TypeError("this is for a task to run")
 
 
-EXIT_PATIENCE_S = 5.0
-LONGEST_SLEEP_S = 24 * 3600.0  # as asyncio has it: the kernel counts milliseconds, and stops at 24 days
-CROWDED_S = 0.005  # for calls to be handed over, once one came while another was at work
-
-log = logging.getLogger("cloche.loop")
-
-
 class SharedLoop:
-    """Hold the loop and its keeper, a daemon thread."""
+    """Hold the loop and its keeper: the daemon thread that runs it while no caller does."""
 
     def __init__(self) -> None:
         """Make it. Raises OSError where descriptors have run out, RuntimeError where threads have; nothing is left."""

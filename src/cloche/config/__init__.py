@@ -1,8 +1,13 @@
 """What was configured, by whom, and what wins.
 
-In: files, environment, `.env`, arguments (`sources`). Out: one `Settings` that nobody changes (`settings`).
-`keys` has one row for each configuration key, `readers` what parses values, `resolve` what wins.
+In: files, environment, `.env`, arguments. Out: one frozen `Settings` in which each value knows where it came from.
+
+- `keys`: one row per configuration key; `Settings`; the keywords `SandboxOptions`. All else follows from these.
+- `readers`: how a value is parsed and checked. `plain_yaml`: YAML as bounded plain data.
+- `sources`: which files exist, and what files, environment, `.env` and arguments say, as layers.
+- `resolve`: which layer wins; presets, tiers, ceilings; files that may only tighten.
+- `settings`: `load_settings`, which keeps what it found, and whether these settings let code run.
 
 To be kept: a file that came with a checkout can only tighten what its user allows; each value knows where it came
-from. A key is added by its row (docs/contributing.md).
+from. A key is added by its row without asking (docs/contributing.md).
 """

@@ -195,7 +195,7 @@ class Settings:
 
     `ceilings` is keyed by the fields of `Limits`, `images` by language (`*` is any other), `roots` by those of
     `memory` and `configs` that have a folder of the host. `skill_path` names folders with skills, besides the
-    platform's. `audit` None leaves it to the door. `origins` says for every key, as one writes it in a file, which
+    platform's. `audit` None leaves it to the front end. `origins` says for every key, as one writes it in a file, which
     source its value came from: "default", "tier 3", "preset minimal (argument)", a file's path, "environment
     SANDBOX_TYPE" or "argument".
     """
@@ -399,7 +399,7 @@ def _seconds(value: float, _: Settings) -> str:
 
 # In the order in which `cloche config show` lists them.
 KEYS: tuple[Key, ...] = (
-    # The rule of `backend` stands in `config_tighten`: it depends on the tier.
+    # The rule of `backend` stands in `resolve`: it depends on the tier.
     Key(name="backend", variable="SANDBOX_TYPE", parse=parse_backend, goes_to="backend"),
     Key(
         name="prefer", variable="CLOCHE_PREFER", parse=readers.one_of(get_args(Prefer)), goes_to="prefer",
@@ -451,7 +451,7 @@ KEYS: tuple[Key, ...] = (
     _limit("output_limit", "output_bytes", parse_size, "outputLimit", "maxOutputBytes", variable="CLOCHE_OUTPUT_LIMIT"),
     _limit("flood_limit", "flood_bytes", parse_size),
     Key(name="timeout_override", variable="SANDBOX_TIMEOUT_SEC", parse=parse_duration, is_in_files=False),
-    # Mode and hosts are judged together, in `config_tighten`: neither says alone what can be reached.
+    # Mode and hosts are judged together, in `resolve`: neither says alone what can be reached.
     Key(
         name="network", also=("NetworkEnabled",), variable="CLOCHE_NETWORK", read=readers.read_network,
         goes_to="policy.network",
@@ -577,20 +577,17 @@ def read_words(
         name = f"{where}{key}"
         values = by_name[key.rpartition(".")[2]](readers.short(value, name=name), name=name)
         for held, found in values.items():
-            _refuse_conflict(layer.get(held), found, key=key, where=where)
+            earlier = layer.get(held)
+            if earlier is not None and earlier.value != found:
+                raise InvalidRequest(
+                    f"{where}{earlier.key} and {key} say different things about the same; keep one of them"
+                )
             layer[held] = Wish(value=found, origin=origin, key=key)
     return with_choice(_with_reach(layer, where=where), where=where)
 
 
-def _refuse_conflict(earlier: Wish | None, value: object, *, key: str, where: str) -> None:
-    if earlier is not None and earlier.value != value:
-        raise InvalidRequest(f"{where}{earlier.key} and {key} say different things about the same; keep one of them")
-
-
 def _with_reach(layer: dict[str, Wish], *, where: str) -> Layer:
-    """Make a network that is on and a list of hosts in one source mean the list; `open` beside a list is a
-    mistake.
-    """
+    """Make a network that is on and a list of hosts in one source mean the list; `open` beside one is a mistake."""
     network, hosts = layer.get("network"), layer.get("network_allow")
     if network is None or hosts is None or network.value in {"off", "allowlist"}:
         return layer

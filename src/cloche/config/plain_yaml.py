@@ -52,9 +52,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def parse_yaml(text: str, file: str, *, most_depth: int = MAX_DEPTH, takes_anchors: bool = True) -> object:
-    """Return the one document of `text`, None when it is empty. Raises InvalidRequest naming file and
-    line.
-    """
+    """Return the one document of `text`, None when it is empty. Raises InvalidRequest naming file and line."""
     try:
         _check_events(text, most_depth, takes_anchors)
         return yaml.load(text, Loader=_Loader)  # noqa: S506  # the loader is a safe one

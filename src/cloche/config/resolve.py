@@ -1,18 +1,16 @@
-"""What every source says, ranked: one mapping from words to values, each with its origin.
+"""Which source wins for each configuration key: presets, tiers, ceilings, and files that may only tighten.
 
-Theory of operation: every source becomes a layer of wishes, and layers are laid over one another, so the last
-one wins: defaults < tier < the owner's files < the working directory's files < the `.env` that the user named <
-environment < arguments. A preset is laid at the rank of the source that chose it, and only the highest source's preset
-counts. What the working directory's files say went through `config_tighten` before. SANDBOX_TIMEOUT_SEC then replaces
-the time-out, and the owner's ceilings cap everything. Reading happens in `config_sources`; from there on all is pure.
+Theory of operation: every source becomes a layer, a mapping from keys to wishes, and layers are laid over one another,
+so the last one wins: defaults < tier < the owner's files < the working directory's files < the `.env` that the user
+named < environment < arguments. A preset is laid at the rank of the source that chose it, and only the highest source's
+preset counts. SANDBOX_TIMEOUT_SEC then replaces the time-out, and the owner's ceilings cap everything. `sources` does
+the reading, which `settle` asks for; all else is pure.
 
-What a file that nobody vetted may say: less, never more.
-
-Theory of operation: `tightened` is pure. It is given what each file of the working directory says, what holds
-at the rank of files without them (`base`), and what holds in the end without them (`full`, with the
-environment and the arguments). A word that asks for more than both is refused by name; one that asks for more
-than `base` only is without effect, as the environment or an argument decides it; what is left can only
-tighten and is taken, the tightest of several files.
+A file of the working directory may have come with a checkout: it may ask for less, never for more. `tightened` is given
+what each such file says, what holds at the rank of files without them (`base`), and what holds in the end without them
+(`full`, with the environment and the arguments). A key that asks for more than both is refused by name; one that asks
+for more than `base` only is without effect, as the environment or an argument decides it; what is left can only tighten
+and is taken, the tightest of several files.
 """
 
 from __future__ import annotations
@@ -35,10 +33,11 @@ _BACKEND_STRENGTH: Mapping[str, int] = {
     name: row.strength for name, row in BACKEND_ROWS.items() if row.strength is not None
 }
 _AUTO_STRENGTH = 4  # it may already be anything up to a virtual machine
+_NOTHING: Layer = MappingProxyType({})
 
 
 def expand_preset(layer: Layer) -> Layer:
-    """Return the layer with what its preset stands for; the layer's own words win."""
+    """Return the layer with what its preset stands for; the layer's own keys win."""
     wish = layer.get("preset")
     if wish is None:
         return layer
@@ -49,9 +48,7 @@ def expand_preset(layer: Layer) -> Layer:
 
 
 def tightened(layers: Sequence[Layer], base: Layer, full: Layer) -> Layer:
-    """Return one layer that holds what `layers` tighten. Raises InvalidRequest naming file and key of what
-    loosens.
-    """
+    """Return one layer that holds what `layers` tighten. Raises InvalidRequest naming file and key of what loosens."""
     merged: dict[str, Wish] = {}
     for layer in layers:
         for word, wish in _judged(layer, base, full).items():
@@ -72,7 +69,7 @@ def _judged(layer: Layer, base: Layer, full: Layer) -> dict[str, Wish]:
 
 
 def _with_network_pair(layer: Layer, base: Layer) -> Layer:
-    """Make mode and hosts one word, as neither says alone what can be reached."""
+    """Make mode and hosts one key, as neither says alone what can be reached."""
     named = layer.get("network") or layer.get("network_allow")
     if named is None:
         return layer
@@ -175,13 +172,8 @@ def _text(word: str, value: object) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value).lower()
 
 
-_NOTHING: Layer = MappingProxyType({})
-
-
 def settle(arguments: Mapping[str, Any], places: Places) -> tuple[Layer, Mapping[str, Wish]]:
-    """Return what holds, and the ceilings by the limit's word. Raises InvalidRequest naming source and
-    key.
-    """
+    """Return what holds, and the ceilings by the limit's key. Raises InvalidRequest naming source and key."""
     files = operator_layers(places)
     above = (env_file_layer(places), variable_layer(places.environ), argument_layer(arguments))
     held = _resolve(files, above)
@@ -224,7 +216,7 @@ def _tier_layer(tier: Wish | None) -> Layer:
 
 
 def _lay(held: dict[str, Wish], layer: Layer) -> None:
-    """Let a layer's words win; an image for any language takes the place of every image chosen below it.
+    """Let a layer's keys win; an image for any language takes the place of every image chosen below it.
 
     Whoever names another backend than docker has no use for the runtime that a weaker source demanded of docker.
     """
@@ -237,9 +229,7 @@ def _lay(held: dict[str, Wish], layer: Layer) -> None:
 
 
 def _without_reach(between: Layer, upper: Sequence[Layer]) -> Layer:
-    """Turn the stranger's pair of mode and hosts into two words, unless a higher source decides about the
-    network.
-    """
+    """Turn an unvetted file's pair of mode and hosts into two keys, unless a higher source decides the network."""
     kept = {word: wish for word, wish in between.items() if word not in ("reach", "timeout_override")}
     pair = between.get("reach")
     if pair is None or any("network" in layer or "network_allow" in layer for layer in upper):
@@ -250,7 +240,7 @@ def _without_reach(between: Layer, upper: Sequence[Layer]) -> Layer:
 
 
 def _override_timeout(held: dict[str, Wish], between: Layer) -> None:
-    """Let SANDBOX_TIMEOUT_SEC win over everything; a stranger's wins only downwards."""
+    """Let SANDBOX_TIMEOUT_SEC win over everything; an unvetted file's wins only downwards."""
     override, cap = held.get("timeout_override"), between.get("timeout_override")
     if override is not None:
         held["timeout"] = override

@@ -1,6 +1,6 @@
-"""What holds for a run, each value with where it came from.
+"""What holds for a run: one `Settings`, kept until a source says something else; and whether it lets code run.
 
-The keywords that say how a sandbox is made; the same everywhere.
+`given` and `spelled_out` serve the calls that take the keywords of `SandboxOptions`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from .sources import Places, fingerprint
 
 __all__ = ["SandboxOptions", "Settings", "check_runnable", "given", "load_settings", "spelled_out"]
 
+F = TypeVar("F", bound=Callable[..., object])
+
 HOST_TIER = 4
+MOST_SETTLED = 64
+# Values that say all by being equal; anything else is settled anew each time.
+_PLAIN = (bool, int, float, str, type(None), Level)
+_settled: dict[Hashable, Settings] = {}
 
 
 def load_settings(
@@ -53,12 +59,6 @@ def load_settings(
             _settled.clear()
         found = _settled[known] = _settle(asked, places)
     return found
-
-
-MOST_SETTLED = 64
-# Values that say all by being equal; anything else is settled anew each time.
-_PLAIN = (bool, int, float, str, type(None), Level)
-_settled: dict[Hashable, Settings] = {}
 
 
 def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
@@ -132,9 +132,6 @@ def _check_level(settings: Settings) -> None:
             f"level {required} is required ({by}), but backend {settings.backend!r} is to run at level "
             f'{reached}; use backend "local" or a stronger one, or require less'
         )
-
-
-F = TypeVar("F", bound=Callable[..., object])
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:

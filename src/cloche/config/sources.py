@@ -1,11 +1,8 @@
-"""Where configuration is read from: which files exist, what is in them, and what the environment says.
+"""Where configuration is read from: which files exist, what is in them, what the environment and the arguments say.
 
-A file is read once and kept, by path, time of change, size and inode; where there is none, a look costs one
-`stat` each. Files in the working directory are anybody's: they are bounded, regular files only, and never
-waited for.
-
-The few lines of a `.env` that speak to Cloche; the rest belongs to somebody else and is not even
-parsed.
+A file is read once and kept, by path, time of change, size and inode; where there is none, a look costs one `stat`
+each. Files in the working directory are anybody's: they are bounded, regular files only, and never waited for. Of a
+`.env` only the variables that Cloche knows are read; its other lines belong to other programs and are not even parsed.
 """
 
 from __future__ import annotations
@@ -37,46 +34,25 @@ from .keys import (
 )
 from .readers import Reader, advice, nearest
 
+log = logging.getLogger("cloche.config")
+MAX_FILE_BYTES = 1 << 20
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for the writer of a fifo
 _LINE = re.compile(r"[ \t]*(?:export[ \t]+)?(?P<key>(?:SANDBOX|CLOCHE)_[A-Za-z0-9_]*)[ \t]*=[ \t]*(?P<rest>.*)")
 _VALUE = re.compile(r"""(?:'(?P<single>[^']*)'|"(?P<double>[^"\\]*)"|(?P<bare>[^\s'"#][^\s#]*)?)[ \t]*(?:#.*)?""")
 # What names another file, and the option that does so as well.
 OTHER_FILES: Mapping[str, str] = {"CLOCHE_CONFIG": "--config", "CLOCHE_ENV_FILE": "--env-file"}
+_OF_PROCESS = ("HOME", "XDG_CONFIG_HOME")
+_WATCHED = (*VARIABLE_READERS, *OTHER_FILES, *_OF_PROCESS)
+_ENCODED = tuple(os.fsencode(name) for name in _WATCHED)
+# Who asks for one of these asks for isolation, and never gets less because something else is wrong in the same file.
+_ISOLATION = ("backend", "require")
+_ASKS_FOR_ISOLATION = re.compile(rf"""(^[ \t]+|[{{,]\s*)["']?({"|".join(_ISOLATION)})["']?\s*:""", re.MULTILINE)
+_MOST_LOOKED_AT = 100  # keys of a section; each is compared with all that Cloche has
 
-
-def read_dotenv(text: str, *, file: str, known: Container[str]) -> dict[str, str]:
-    """Return the variables of `text` that are in `known`, empty ones left out.
-
-    Raises InvalidRequest naming file, line and key for a value that is not one word, given twice differently,
-    or for one of OTHER_FILES, which only the real environment may set.
-    """
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        match = _LINE.fullmatch(line)
-        if match is None or match["key"] not in known:
-            continue
-        key, value = match["key"], _read_value(match["rest"], where=f"{file}, line {number}: {match['key']}")
-        if key in OTHER_FILES:
-            raise InvalidRequest(
-                f"{file}, line {number}: {key} cannot be set here, as no .env may name another file; "
-                f"set it in the environment, or name the file with {OTHER_FILES[key]}"
-            )
-        if found.get(key, value) != value:
-            raise InvalidRequest(f"{file}, line {number}: {key} is given twice with different values; keep one of them")
-        found[key] = value
-    return {key: value for key, value in found.items() if value}
-
-
-def _read_value(rest: str, *, where: str) -> str:
-    match = _VALUE.fullmatch(rest.rstrip())
-    if match is None:
-        raise InvalidRequest(f"{where}: the value is not one word; put quotes around it, without escapes")
-    return next((part for part in match.groups() if part is not None), "").strip()
-
-
-log = logging.getLogger("cloche.config")
-MAX_FILE_BYTES = 1 << 20
+MOST_FILES = 16
 _MAX_CACHED = 64
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for the writer of a fifo
+_files: dict[Hashable, tuple[str, ...]] = {}  # the paths that may hold settings, by what they depend on
+_cache: dict[tuple[str, bool], tuple[tuple[int, int, int, int], Layer]] = {}  # layers, by the file's path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +108,6 @@ _FOLDER_FILES: Mapping[str, Format] = {
     "config.yaml": _YAML,
 }
 _CHECKOUT_FILES: Mapping[str, Format] = {"config.yaml": _SHARED_YAML, "cloche.yaml": _CLOCHE_YAML}
-# Who asks for one of these asks for isolation, and never gets less because something else is wrong in the same file.
-_ISOLATION = ("backend", "require")
-_ASKS_FOR_ISOLATION = re.compile(rf"""(^[ \t]+|[{{,]\s*)["']?({"|".join(_ISOLATION)})["']?\s*:""", re.MULTILINE)
-_MOST_LOOKED_AT = 100  # keys of a section; each is compared with all that Cloche has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,13 +149,6 @@ def fingerprint(places: Places) -> Hashable:
         variables = (*(environ.get(name) for name in _WATCHED), *(os.environ.get(name) for name in _OF_PROCESS))
     files = _watched_files(variables, folder, places)
     return variables, folder, str(places.config_file), tuple([_facts(path) for path in files])
-
-
-_OF_PROCESS = ("HOME", "XDG_CONFIG_HOME")
-_WATCHED = (*VARIABLE_READERS, *OTHER_FILES, *_OF_PROCESS)
-_ENCODED = tuple(os.fsencode(name) for name in _WATCHED)
-_files: dict[Hashable, tuple[str, ...]] = {}
-MOST_FILES = 16
 
 
 def _watched_files(variables: Hashable, folder: str, places: Places) -> tuple[str, ...]:
@@ -286,7 +251,7 @@ def _format_of(path: str) -> Format:
 def checkout_layers(places: Places) -> list[Layer]:
     """Return the layers of the files in the working directory, weakest first.
 
-    What the owner named, or keeps in their own folders, is not read a second time as a stranger's.
+    What the owner named, or keeps in their own folders, is not read a second time as an unvetted file.
     """
     try:
         folder = os.fspath(places.cwd) if places.cwd is not None else os.getcwd()
@@ -315,9 +280,6 @@ def _own_files(places: Places) -> set[str]:
     return {os.path.realpath(path) for path in (*paths, places.named, places.env_file) if path is not None}
 
 
-_cache: dict[tuple[str, bool], tuple[tuple[int, int, int, int], Layer]] = {}
-
-
 def _load(path: str, format_: Format) -> Layer | None:
     """Return a file's layer, from the cache where it did not change; None where there is no such file."""
     return _cached(path, format_.is_ours, lambda text: _read_layer(text, path, format_))
@@ -329,6 +291,36 @@ def _load_dotenv(path: str, *, is_named: bool) -> Layer | None:
         return read_words(variables.items(), VARIABLE_READERS, origin=Origin(path), where=f"{path}: ")
 
     return _cached(path, is_named, read)
+
+
+def read_dotenv(text: str, *, file: str, known: Container[str]) -> dict[str, str]:
+    """Return the variables of `text` that are in `known`, empty ones left out.
+
+    Raises InvalidRequest naming file, line and key for a value that is not one word, given twice differently,
+    or for one of OTHER_FILES, which only the real environment may set.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = _LINE.fullmatch(line)
+        if match is None or match["key"] not in known:
+            continue
+        key, value = match["key"], _read_value(match["rest"], where=f"{file}, line {number}: {match['key']}")
+        if key in OTHER_FILES:
+            raise InvalidRequest(
+                f"{file}, line {number}: {key} cannot be set here, as no .env may name another file; "
+                f"set it in the environment, or name the file with {OTHER_FILES[key]}"
+            )
+        if found.get(key, value) != value:
+            raise InvalidRequest(f"{file}, line {number}: {key} is given twice with different values; keep one of them")
+        found[key] = value
+    return {key: value for key, value in found.items() if value}
+
+
+def _read_value(rest: str, *, where: str) -> str:
+    match = _VALUE.fullmatch(rest.rstrip())
+    if match is None:
+        raise InvalidRequest(f"{where}: the value is not one word; put quotes around it, without escapes")
+    return next((part for part in match.groups() if part is not None), "").strip()
 
 
 def _cached(path: str, is_ours: bool, read: Callable[[str], Layer]) -> Layer | None:

@@ -1,6 +1,7 @@
-"""Levels of isolation, ordered, and the controls they are made of.
+"""Levels of isolation, the controls that they consist of, and the report of what was in force during a run.
 
-What was really enforced: one row per control, with mechanism and reason.
+`Level` is ordered. `Enforcement` has one `Measure` per control: its state, mechanism and reason. `shortfalls` says what
+it lacks of what was required.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Strangers' text for people: what a terminal would obey, and what nobody could see, is shown as an escape.
+"""Text from untrusted sources, for people: what a terminal would obey, and what nobody could see, becomes an escape.
 
 This is the one place that says which characters those are. Whatever prints what a guest, a skill, a log, a client or
 the rest of the world has written sends it through here: what is read must be what is there. `sendable` is for programs.

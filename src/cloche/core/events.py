@@ -1,8 +1,8 @@
-"""What happens while a sandbox works, as frozen values. Sinks are plain functions.
+"""What is reported while Cloche works: events of a run, progress of slow work, and output within bounds.
 
-Work that takes long enough to be watched: a backend tells, whoever put a watcher here shows it.
-
-Keep what a stream says within bounds: its head, its tail, and how much there was in all.
+Events are frozen values; a sink is a plain function that gets each of them. Progress is for work that takes long enough
+to be watched: a backend calls `tell`, and a front end that wants to show it puts a function into `watchers`. `HeadTail`
+keeps the head and the tail of a stream, and counts all of it.
 """
 
 from __future__ import annotations

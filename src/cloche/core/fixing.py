@@ -1,4 +1,4 @@
-"""Auto-fix as values: what is handed to whoever repairs a program, and what is told while that goes on."""
+"""Auto-fix as values: the task for whoever repairs a program, the protocol of a fixer, and the events of its rounds."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""What a caller and the driver of a live session say to each other: bytes in, objects out, no I/O.
+"""The codec of what a guest says: frames and lines of a live session, value and figures of a one-shot run. No I/O.
 
-Theory of operation: both talk over one stream socket. Most drivers speak frames: a length of four bytes, big-endian,
-and one JSON object in UTF-8. Bash has neither lengths nor JSON, so its driver speaks lines, and `BashCodec` turns them
-into the same objects. A driver runs beside hostile code and counts as hostile itself: whatever does not fit the grammar
-or the bounds raises ValueError, after which a reader stays unusable, because a stream has no second beginning. What
-the objects hold is still the guest's word, for the caller to check.
+Theory of operation, sessions: caller and driver talk over one stream socket. Most drivers speak frames: a length of
+four bytes, big-endian, and one JSON object in UTF-8. Bash has neither lengths nor JSON, so its driver speaks lines, and
+`BashCodec` turns them into the same objects. A driver runs beside hostile code and counts as hostile itself: whatever
+does not fit the grammar or the bounds raises ValueError, after which a reader stays unusable, because a stream has no
+second beginning. What the objects hold is still the guest's word, for the caller to check.
 
-What a guest tells of its value and of what it shows, read: bounded, checked for its shape, and no more believed.
+One-shot runs: the guest writes its value to a pipe; where it displayed something, frames follow the letter F instead.
+`ToldReader` reads that as it comes, bounded and checked for its shape; when it is malformed, nothing is kept.
 """
 
 from __future__ import annotations
@@ -25,11 +26,17 @@ from .result import Output
 MAX_FRAME_BYTES = MAX_BYTES
 MAX_FRAMES = 1000  # of one cell or run: twice as many as are kept
 MAX_CELL_PARTS = 2 * MAX_PARTS  # of all frames of one: of a value, and twice of what our drivers let a cell show
+MAX_SHOWN = 500  # outputs of one run or cell
+MAX_MIMES = 100  # of one output
+MAX_METADATA_BYTES = 64 * KIB  # of one output, roughly as JSON
+MAX_VALUE_BYTES = 65_536
+MAX_TOLD_BYTES = 32 * MIB  # value and figures together
 EXIT_INTERRUPTED = 130
 _HEADER_BYTES = 4
 _MAX_LINE_BYTES = 100
 _READY = re.compile(r"ready ([\w.()+-]{1,60})", re.ASCII)
 _DONE = re.compile(r"done ([0-9]{1,18}) ([0-9]{1,3})")
+_as_json = json_writer()
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -38,9 +45,6 @@ def encode(message: Mapping[str, Any]) -> bytes:
     if len(body) >= 1 << (8 * _HEADER_BYTES):
         raise ValueError(f"a message of {len(body)} bytes does not fit a frame")
     return len(body).to_bytes(_HEADER_BYTES, "big") + body
-
-
-_as_json = json_writer()
 
 
 class FrameReader:
@@ -175,18 +179,11 @@ class BashCodec:
         return message
 
 
-MAX_SHOWN = 500  # outputs of one run or cell
-MAX_MIMES = 100  # of one output
-MAX_METADATA_BYTES = 64 * KIB  # of one output, roughly as JSON
-MAX_VALUE_BYTES = 65_536
-MAX_TOLD_BYTES = 32 * MIB  # value and figures together
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Hold what a one-shot guest told: its value, and what it showed.
+    """Hold what a one-shot guest reported: its value, and what it displayed.
 
-    `is_cut` says that it showed more than is kept; `refused` why nothing of it is kept, where it was too much.
+    `is_cut` says that it displayed more than is kept; `refused` why nothing of it is kept, where it was too much.
     """
 
     value: Any = None
@@ -202,7 +199,7 @@ class Told:
 
 
 class ToldReader:
-    """Read what a one-shot guest tells, piece by piece as it comes: too much, or malformed, and nothing is kept."""
+    """Read what a one-shot guest reports, piece by piece as it comes: too much, or malformed, and nothing is kept."""
 
     def __init__(self) -> None:
         self._frames: FrameReader | None = None
@@ -249,7 +246,7 @@ class ToldReader:
             self._is_cut = True
 
     def told(self) -> Told:
-        """Return what was told in all; nothing where that was malformed."""
+        """Return what was reported in all; nothing where that was malformed."""
         if self._is_broken:
             return Told(refused=self.refused)
         value, is_repr = _value(bytes(self._value))

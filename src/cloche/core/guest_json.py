@@ -41,7 +41,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TooMuch(ValueError):
-    """Say that a guest told more than any value needs."""
+    """Report that a guest sent more than any value needs."""
 
 
 def as_text(body: bytes | bytearray | memoryview) -> str:

@@ -1,6 +1,6 @@
-"""The amounts a run may use.
+"""The amounts that a run may use, and how they are read as people write them: `256m`, `30s`, `1.5`.
 
-Amounts as people write them: `256m`, `30s`, `1.5`. Bad ones are named, never guessed.
+A bad amount is an error that names it, and is never guessed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ _SIZE_FACTOR = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
 _DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|sec|m|min|h|d)?\s*$", re.IGNORECASE)
 _DURATION_FACTOR = {"": 1.0, "ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
-
-# Above these an amount is a slip of the pen: no machine has it, and the kernel's own fields overflow soon
-# after.
+# Above these an amount is a slip of the pen: no machine has it, and the kernel's own fields overflow soon after.
 MOST_BYTES = 1024 * 1024 * 1024 * GIB
 MOST_SECONDS = 366 * 24 * 3600.0
 MOST_COUNT = 1 << 31
 LEAST_CPUS, MOST_CPUS = 0.01, 65_536.0
+LEAST_MEMORY_BYTES = 16 * MIB
 
 
 def parse_size(value: object, *, name: str) -> int:
@@ -137,7 +136,6 @@ class Limits:
 
 
 _NAMES = tuple(spec.name for spec in fields(Limits))
-LEAST_MEMORY_BYTES = 16 * MIB
 
 
 def parse_memory(value: object, *, name: str) -> int:

@@ -1,8 +1,8 @@
-"""Which event loops run nothing but one blocking call: whoever waits in one of them keeps nobody else waiting.
+"""Waiting in asyncio: for work that must be finished in spite of cancellation, for the first of several, for a task.
 
-What they run begins by hand, without a task (see `blocking.loops`), and becomes one when it waits for the first time.
-
-Waiting: for what must be finished, whatever happens meanwhile; for the first of several.
+Some event loops run nothing but one blocking call (`keep_for_one_call`): whoever waits in one of them keeps nobody else
+waiting. A coroutine in them begins without a task (see `blocking.loops`) and becomes one when it first waits;
+`become_task` makes it one earlier.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import weakref
 from asyncio import AbstractEventLoop
 from collections.abc import Awaitable
 from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _alone: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
 
@@ -30,9 +32,6 @@ async def become_task() -> None:
     """Go on as a task, which time-outs, groups and others' code ask for; a coroutine that is one goes on at once."""
     if asyncio.current_task() is None:
         await asyncio.sleep(0)
-
-
-T = TypeVar("T")
 
 
 async def finish(work: Awaitable[T]) -> T:

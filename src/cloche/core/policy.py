@@ -1,10 +1,9 @@
-"""The rules of a run: what it may reach and what must hold.
+"""The rules of a run, and the tables that they are chosen from: presets, backends, tiers, placements.
 
-Named bundles of limits and policy (S9; what the source leaves open is ours).
-
-Backends by name, and the tiers of trust with the backends that each allows (M4, M5a).
-
-Where an agent's actions run: in the sandbox, or in the agent's own workspace process (M3, seven rows).
+- `Policy`: what a run may reach and what must hold.
+- `PRESETS`: named bundles of limits and policy (S9; what the source leaves open is ours).
+- `BACKEND_ROWS`: one row per backend name. `TIERS`: tiers of trust, with the backends that each allows (M4, M5a).
+- `PLACEMENTS`: where an agent's actions run: in the sandbox, or in the agent's own workspace process (M3, seven rows).
 """
 
 from __future__ import annotations
@@ -277,7 +276,7 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
     "ray": BackendRow(summary="workers of a Ray cluster", needs="a cluster"),
 }
 _ISOLATING = (*(name for name, row in BACKEND_ROWS.items() if row.isolates and name != "auto"), "auto")
-# Names that stand for the host itself: what a model or a stranger wrote does not run there.
+# Names that stand for the host itself: what a model or anybody unknown wrote does not run there.
 ON_HOST = tuple(name for name, row in BACKEND_ROWS.items() if row.level is not None and row.level < Level.CONFINED)
 
 TIERS: Mapping[int, Tier] = {

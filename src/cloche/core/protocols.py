@@ -1,6 +1,7 @@
-"""The seams everything hangs on. Optional powers are protocols of their own, never flags.
+"""The protocols between backends and everything above them: what each backend offers, and what some offer besides.
 
-What a backend can do on this host: measured, with reasons and remedies.
+Each optional ability is a protocol of its own (`Supports...`), never a flag. `Capabilities` says what a backend can do
+on this host: measured, with reasons and remedies.
 """
 
 from __future__ import annotations

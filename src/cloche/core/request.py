@@ -1,7 +1,4 @@
-"""What to run: code in a language, or a command.
-
-What is asked of the container that an agent works in: its image, its folders, whose they are.
-"""
+"""What to run: code in a language, or a command, with its files; and the container that an agent works in."""
 
 from __future__ import annotations
 
@@ -18,6 +15,8 @@ from .limits import KIB, MIB, parse_duration
 MAX_STDIN_BYTES = 50 * MIB
 MAX_ARGV_BYTES = MIB
 MAX_ONE_ARGUMENT_BYTES = 128 * KIB - 1  # the kernel's MAX_ARG_STRLEN, its final NUL included
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +144,6 @@ def _check_unique(files: tuple[InputFile, ...]) -> None:
         if file.path in seen:
             raise InvalidRequest(f"file {file.path!r} is given twice")
         seen.add(file.path)
-
-
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

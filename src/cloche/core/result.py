@@ -1,6 +1,6 @@
-"""What came of a run.
+"""What came of a run: its output, status, files, what was enforced, and the report of auto-fix.
 
-Decide the status of a run from what was observed. Pure; the one place that knows the precedence.
+`decide` sets the status from what was observed. It is pure, and the one place that knows the precedence.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .errors import InvalidRequest
 from .escape import sendable, sendable_data
 
 EXIT_TIMEOUT = -1
+SIGKILL, SIGXFSZ = 9, 25
 TIMEOUT_NOTE = "Execution timed out"
 MOST_COMPARED_LINES = 2_000  # comparing takes time with the square of it
 # What a report's JSON says of the run of a round; the last one's enforcement and meta stand in the result itself.
@@ -307,7 +308,7 @@ class Observed:
     denied: int = 0
 
     def with_refusal(self, refused: str) -> Observed:
-        """Return the facts of a run that told more than is read, where it did: whatever else, that ended it."""
+        """Return the facts of a run that sent more than is read, where it did: whatever else, that ended it."""
         return replace(self, cause=self.cause or KillCause.OUTPUT_LIMIT) if refused else self
 
 
@@ -318,9 +319,6 @@ class Verdict:
     status: Status
     exit_code: int
     hits: Mapping[str, int] = field(default_factory=dict)
-
-
-SIGKILL, SIGXFSZ = 9, 25
 
 
 def decide(seen: Observed) -> Verdict:

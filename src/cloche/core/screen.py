@@ -1,8 +1,8 @@
-"""A look at Python code before it runs (R3): advice, not a wall.
+"""A look at Python code before it runs (R3): advice, not an isolation boundary.
 
-The screen reads the syntax tree for imports and calls that model-written code seldom needs inside a sandbox.
-Code that means to hide from it can: `getattr(__builtins__, "ev" + "al")` passes, and so does anything that is
-decoded before it runs. What keeps the code in is the jail; the screen saves a run and tells a model early.
+The screen reads the syntax tree for imports and calls that model-written code seldom needs inside a sandbox. Code that
+means to hide from it can: `getattr(__builtins__, "ev" + "al")` passes, and so does anything that is decoded before it
+runs. What keeps the code in is the sandbox; the screen saves a run and tells a model early.
 """
 
 from __future__ import annotations

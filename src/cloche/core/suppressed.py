@@ -1,4 +1,4 @@
-"""Failures that nobody is to handle: work goes on, and the log says for whoever looks what was left and why."""
+"""Errors that nobody has to handle: work goes on, and the log says at level debug what was left undone and why."""
 
 from __future__ import annotations
 

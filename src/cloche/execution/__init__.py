@@ -1,1 +1,15 @@
-"""What turns a call into a run: settings, the choice of a backend, the queue, open sandboxes."""
+"""From keywords to a run: settings, the choice of a backend, the queue, open sandboxes.
+
+In: code or a command with its files, and the keywords of `SandboxOptions`. Out: a `Result`, or an error before anything
+has run.
+
+- `prepare`: settles settings, rules and backend, once for as long as they hold.
+- `selection`: which backend: named, chosen for `auto`, or a fallback for trusted code. `registry`: backends by name;
+  the only importer of concrete ones.
+- `run`: one run in a throwaway sandbox, and what each run needs: request, callbacks, spilled output, files out, fixers.
+- `sandbox`: `AsyncSandbox` and `AsyncSession`, which live for several runs. `inputs`: files and arguments as callers
+  write them. `concurrency`: how many runs work at once. `doctor`: what this host can enforce, measured.
+
+To be kept: every front end goes through `prepare` and `run.run_in`, so that rules and audit hold wherever a run comes
+from; nothing runs on less than was asked for. How a backend is looked for may be changed without asking.
+"""

@@ -1,9 +1,9 @@
-"""Arguments as callers write them, turned into the values of a Request.
+"""Arguments as callers write them (files, stdin, argv, env), turned into the values of a Request.
 
-Files: a mapping gives the sandbox's path for each content, where `bytes` and `str` are the content itself and
-a path object (`pathlib.Path`) names a host file or directory to copy. A list holds host paths, text or path
-objects, which keep their last name. Directories are copied with what is below them; links that lead out of
-them, and what is neither file nor directory, are left out and listed.
+Files: a mapping gives the sandbox's path for each content, where `bytes` and `str` are the content itself and a path
+object (`pathlib.Path`) names a host file or directory to copy. A list holds host paths, text or path objects, which
+keep their last name. Directories are copied with what is below them; links that lead out of them, and what is neither
+file nor directory, are left out and listed.
 """
 
 from __future__ import annotations

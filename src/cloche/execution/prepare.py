@@ -1,4 +1,4 @@
-"""Settle what a call asked for: settings, rules and backend, once for as long as they hold."""
+"""Settling what a call asks for before anything starts: settings, rules and backend, kept for as long as they hold."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ from cloche.core.protocols import Backend
 
 from .registry import policy_for, row_of
 from .selection import LOCAL, Found, Wish, check_local, fall_back, find
+
+log = logging.getLogger("cloche.runtime")
+MOST_PREPARED = 64
+_before: dict[int, Prepared] = {}  # by the settings' identity: these are the same object for as long as they hold
+os.register_at_fork(after_in_child=_before.clear)  # a forked child measures for itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +159,6 @@ def _remember(order: Order, prepared: Prepared) -> None:
     if len(_before) >= MOST_PREPARED:
         _before.clear()
     _before[id(settings)] = prepared
-
-
-log = logging.getLogger("cloche.runtime")
-MOST_PREPARED = 64
-_before: dict[int, Prepared] = {}  # by the settings' identity: these are the same object for as long as they hold
-os.register_at_fork(after_in_child=_before.clear)  # a forked child measures for itself
 
 
 def _check_packages(policy: Policy) -> None:

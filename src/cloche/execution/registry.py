@@ -1,4 +1,8 @@
-"""Backends by name. The only file that names concrete ones; each is imported when it is first used."""
+"""Backends by name: the only file that imports concrete ones, each when it is first used.
+
+Their rows stand in `core.policy.BACKEND_ROWS`. Here they become objects, are asked what they can do on this host, and
+remove what dead processes left.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
 """One call, one throwaway sandbox: settings, rules, request, queue, run.
 
-Every door goes through `prepare` and `run_in`, so that rules hold the same wherever a run comes from.
+Every front end goes through `prepare` and `run_in`, so that rules hold the same wherever a run comes from. What comes
+with a run stands here, too: callbacks (`make_sink`, `with_sink`), a run as a stream of events (`streamed`), files of
+the host for the full output while it runs (`Spill`; the result itself keeps head and tail), files out (`copy_out`).
 
-Auto-fix, seen from the runtime: somebody else decides on code, and only code can be decided on.
-
-Theory of operation: request, policy and limits are settled before the first run and stay. What a fixer may call takes
-text and runs it in the place of the first program's; there is no way to pass anything else.
-
-Write the full output of a run to files of the host while it runs; the result itself keeps head and tail.
-
-A run as a stream of what happens in it.
+Auto-fix (`run_fixing`): a fixer decides on code, and only code can be decided on. Request, policy and limits are
+settled before the first run and stay. What a fixer may call takes text and runs it in the place of the first program's;
+there is no way to pass anything else.
 """
 
 from __future__ import annotations
@@ -48,122 +45,12 @@ from .prepare import Prepared, prepare_beside
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
 
-
-def check_fixer(fixer: object, prepared: Prepared, code: str | None) -> Fixer:
-    """Return what was given as `autofix`, or raise InvalidRequest, also where a model's code must not run."""
-    from cloche.core.fixing import Fixer
-
-    if not isinstance(fixer, Fixer):
-        raise InvalidRequest(
-            f"autofix: give an AutoFix, not {type(fixer).__name__}: "
-            "from cloche.autofix.loop import AutoFix; autofix=AutoFix(...)"
-        )
-    if code is None:
-        raise InvalidRequest("autofix repairs code; a command in argv alone has none")
-    policy = prepared.policy
-    if policy.trusted:
-        raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for auto-fix")
-    is_weak = policy.level is not None and policy.level < Level.CONFINED
-    if is_weak or prepared.settings.backend in ON_HOST:
-        raise InvalidRequest(
-            "auto-fix runs what a model answers, so it needs a sandbox; drop --no-sandbox, or use a backend "
-            "that isolates (cloche backends)"
-        )
-    return fixer
-
-
-async def run_fixing(
-    fixer: Fixer,
-    prepared: Prepared,
-    job: Job,
-    run: Callable[[Job], Awaitable[Result]],
-    out: str | PathLike[str] | None,
-) -> Result:
-    """Let `fixer` run the job with its own code and with other code; the files of the last run go to `out`."""
-    request, tried = job.request, 0
-
-    async def attempt(code: str) -> Result:
-        nonlocal tried
-        if not isinstance(code, str):
-            raise InvalidRequest(f"code: give text, not {type(code).__name__}")
-        findings = apply_screen(prepared.policy.screen, request.language, code)
-        notes = {name: value for name, value in job.notes.items() if name != "screen"}
-        if findings:
-            notes["screen"] = [str(finding) for finding in findings]
-        result = await run(replace(job, request=replace(request, code=code), notes=notes))
-        if prepared.audit is not None and tried:
-            prepared.audit.note(
-                "fix_round",
-                round=tried,
-                code_sha256=sha256_of(code),
-                status=str(result.status),
-                is_fixed=result.ok,
-            )
-        tried += 1
-        return result
-
-    limits = prepared.limits.with_changes(timeout_s=request.timeout_s)
-    notes = {"network": prepared.policy.network}
-    from cloche.core.fixing import FixTask
-
-    task = FixTask(code=request.code or "", language=request.language, limits=limits, notes=notes)
-    result = await fixer.fix(task, attempt)
-    if out is not None:
-        await copy_out(result, out)
-    return result
-
-
-NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}
-
-
-class Spill:
-    """Hold the two files open during one run; a sink of its own, in front of another."""
-
-    def __init__(self, folder: str | os.PathLike[str], behind: Sink | None):
-        self._paths: dict[Stream, str] = {stream: os.path.join(folder, name) for stream, name in NAMES.items()}
-        self._behind = behind
-        self._files: dict[Stream, BinaryIO] = {}
-        try:
-            os.makedirs(folder, exist_ok=True)
-        except OSError as error:
-            raise InvalidRequest(f"spill: cannot make the folder {os.fspath(folder)!r}: {error.strerror}") from error
-
-    def __enter__(self) -> Self:
-        path = ""
-        try:
-            for stream, path in self._paths.items():
-                self._files[stream] = open_in_place_of(*os.path.split(path))
-        except OSError as error:
-            self._close()
-            raise InvalidRequest(f"spill: cannot write {path!r}: {error.strerror}") from error
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
-    def __call__(self, event: Event) -> None:
-        """Write output down, then hand the event on."""
-        if isinstance(event, OutputChunk):
-            self._files[event.stream].write(event.data)
-        if self._behind is not None:
-            self._behind(event)
-
-    def paths(self) -> dict[str, str]:
-        """Return the file of each stream, for the result's meta."""
-        return {str(stream): path for stream, path in self._paths.items()}
-
-    def _close(self) -> None:
-        for file in self._files.values():
-            file.close()
-
-
 OnOutput = Callable[[Stream, bytes], None]
 
 NO_WORDS: tuple[str, ...] = ()
 NO_INPUTS = Inputs()
 ALWAYS_TOLD = frozenset(("backend", "level", "limits", "duration"))  # in the meta of a result
+NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}  # of the files of spilled output
 COMMAND_LANGUAGE = "bash"  # a bare command can do what a shell can, so it is allowed where a shell is
 
 log = logging.getLogger("cloche.runtime")
@@ -440,3 +327,110 @@ async def streamed(run: Callable[[Sink], Coroutine[Any, Any, Result]]) -> AsyncI
         await asyncio.wait([running])
         if not running.cancelled() and (error := running.exception()) is not None:
             log.debug("a run whose stream is over had failed: %s", error)
+
+
+class Spill:
+    """Hold the two files open during one run; a sink of its own, in front of another."""
+
+    def __init__(self, folder: str | os.PathLike[str], behind: Sink | None):
+        self._paths: dict[Stream, str] = {stream: os.path.join(folder, name) for stream, name in NAMES.items()}
+        self._behind = behind
+        self._files: dict[Stream, BinaryIO] = {}
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequest(f"spill: cannot make the folder {os.fspath(folder)!r}: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        path = ""
+        try:
+            for stream, path in self._paths.items():
+                self._files[stream] = open_in_place_of(*os.path.split(path))
+        except OSError as error:
+            self._close()
+            raise InvalidRequest(f"spill: cannot write {path!r}: {error.strerror}") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def __call__(self, event: Event) -> None:
+        """Write output down, then hand the event on."""
+        if isinstance(event, OutputChunk):
+            self._files[event.stream].write(event.data)
+        if self._behind is not None:
+            self._behind(event)
+
+    def paths(self) -> dict[str, str]:
+        """Return the file of each stream, for the result's meta."""
+        return {str(stream): path for stream, path in self._paths.items()}
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def check_fixer(fixer: object, prepared: Prepared, code: str | None) -> Fixer:
+    """Return what was given as `autofix`, or raise InvalidRequest, also where a model's code must not run."""
+    from cloche.core.fixing import Fixer
+
+    if not isinstance(fixer, Fixer):
+        raise InvalidRequest(
+            f"autofix: give an AutoFix, not {type(fixer).__name__}: "
+            "from cloche.autofix.loop import AutoFix; autofix=AutoFix(...)"
+        )
+    if code is None:
+        raise InvalidRequest("autofix repairs code; a command in argv alone has none")
+    policy = prepared.policy
+    if policy.trusted:
+        raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for auto-fix")
+    is_weak = policy.level is not None and policy.level < Level.CONFINED
+    if is_weak or prepared.settings.backend in ON_HOST:
+        raise InvalidRequest(
+            "auto-fix runs what a model answers, so it needs a sandbox; drop --no-sandbox, or use a backend "
+            "that isolates (cloche backends)"
+        )
+    return fixer
+
+
+async def run_fixing(
+    fixer: Fixer,
+    prepared: Prepared,
+    job: Job,
+    run: Callable[[Job], Awaitable[Result]],
+    out: str | PathLike[str] | None,
+) -> Result:
+    """Let `fixer` run the job with its own code and with other code; the files of the last run go to `out`."""
+    request, tried = job.request, 0
+
+    async def attempt(code: str) -> Result:
+        nonlocal tried
+        if not isinstance(code, str):
+            raise InvalidRequest(f"code: give text, not {type(code).__name__}")
+        findings = apply_screen(prepared.policy.screen, request.language, code)
+        notes = {name: value for name, value in job.notes.items() if name != "screen"}
+        if findings:
+            notes["screen"] = [str(finding) for finding in findings]
+        result = await run(replace(job, request=replace(request, code=code), notes=notes))
+        if prepared.audit is not None and tried:
+            prepared.audit.note(
+                "fix_round",
+                round=tried,
+                code_sha256=sha256_of(code),
+                status=str(result.status),
+                is_fixed=result.ok,
+            )
+        tried += 1
+        return result
+
+    limits = prepared.limits.with_changes(timeout_s=request.timeout_s)
+    notes = {"network": prepared.policy.network}
+    from cloche.core.fixing import FixTask
+
+    task = FixTask(code=request.code or "", language=request.language, limits=limits, notes=notes)
+    result = await fixer.fix(task, attempt)
+    if out is not None:
+        await copy_out(result, out)
+    return result

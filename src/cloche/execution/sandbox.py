@@ -1,6 +1,7 @@
-"""A workspace that lives: every run in it is a fresh process that sees the files of the ones before.
+"""Sandboxes and sessions that live for several runs: `AsyncSandbox` and `AsyncSession`.
 
-A session: an interpreter that lives in a sandbox, with a history, a clock of idleness, and a way to begin again.
+A sandbox has a workspace: every run in it is a fresh process that sees the files of the ones before. A session is an
+interpreter in a sandbox, with a history, an idle time-out, checkpoints and forks, and a way to begin again.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ from .run import (
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
 
-MOST_KEPT = 1000
+READ_BYTES = 16 * MIB
+MOST_KEPT = 1000  # cells in a session's history
 MOST_KEPT_CHARS = 4_000_000  # of code: who sends cells may be somebody else than whose memory this is
 MOST_FORKS = 64  # at once
 
@@ -350,9 +352,6 @@ class AsyncSession:
             return
         self._is_expired = True
         self._closing = asyncio.ensure_future(self._opened.close())
-
-
-READ_BYTES = 16 * MIB
 
 
 @runtime_checkable

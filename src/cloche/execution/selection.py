@@ -1,14 +1,12 @@
-"""Which backend a run gets: the one that is named, or the best of those that are here.
+"""Which backend a run gets: the one that is named, the best of those that are here, or a fallback for trusted code.
 
 Theory of operation: `choose` is pure but for `look`, which measures one option and is called for no more of them than
 the answer needs: a daemon is not even looked for where it could not be chosen. An option fits when what it enforces
 leaves nothing of the policy unmet; the same words that a backend itself would refuse with say why another one does not.
 Nothing is fetched for a choice, and services are not among the options. Where nothing fits, that is an error with every
-reason in it; whether something less may run then is decided in `fallback`, and nowhere else.
+reason in it; whether something less may run then is decided in `fall_back`, and nowhere else.
 
-What runs the operator's own code where the backend that was chosen is missing (S12).
-
-Theory of operation: nothing falls back unless the policy says `fallback: process` *and* the caller marked this code as
+Fallback (S12): nothing falls back unless the policy says `fallback: process` *and* the caller marked this code as
 trusted; what a model wrote never is. Then the local backend is tried, at its strongest. Where even that does not give
 what the policy asks for, a child process with limits does, unless the policy asks for more than that: a level, a
 control, or a network that is off because somebody said so. The screen reads what such a process is to run. The result,
@@ -31,6 +29,7 @@ from cloche.core.protocols import Backend, Capabilities
 from .registry import OPTIONS, Option, backend_named, capabilities_of, lacks_of, policy_for, row_of
 
 log = logging.getLogger("cloche.runtime")
+LOCAL = "local"
 ON_REQUEST = (Level.PROCESS, Level.NONE)  # whoever asks for these by name knows what they lack
 
 
@@ -174,9 +173,6 @@ def describe(name: str, wish: Wish) -> Capabilities:
         return Capabilities(backend=AUTO, available=False, reason=_listed(choice.passed_over))
     found = capabilities_of(choice.option.backend, level=choice.option.level, images=wish.images)
     return replace(found, backend=AUTO, reason=f"it would choose {choice.option.backend}", remedy="")
-
-
-LOCAL = "local"
 
 
 def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -> Found:

@@ -96,7 +96,7 @@ class FakeBackend:
         self._capabilities = Capabilities(backend="fake", available=True, level=level, controls={**_EVERYTHING, **gone})
 
     def capabilities(self) -> Capabilities:
-        """Return what the constructor was told."""
+        """Return what the constructor was given."""
         return self._capabilities
 
     @asynccontextmanager

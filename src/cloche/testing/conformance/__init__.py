@@ -1,10 +1,14 @@
-"""The conformance suite: what any backend must do, tried through the public seams. Needs no test framework.
+"""The conformance suite: what any backend must do, tried through `core.protocols`. Needs no test framework.
 
     rows = run_conformance(LocalBackend(), level=Level.PROCESS, deviations={"host files": "no isolation at this level"})
     assert all(row.ok for row in rows)
 
 A deviation names a check that a backend cannot pass, and says why. One that is declared and passes all the same is an
 error, so that the list stays true.
+
+Each file has the attempts of some families, and `CHECKS`, the table of them: `results` (what a result holds, statuses),
+`limits`, `files` (in and out), `sandbox` (what lives between runs, what is left behind), `truth` (what is reported as
+enforced, and the isolation that every sandbox promises). `subject` has what they are written with.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What the conformance checks are written in: the subject under test, one check, and how a broken claim is told.
+"""What the conformance checks are written with: the subject under test, a check, expectations, the search for leaks.
 
-A check knows a backend through the seams of `core.protocols` alone. Inside the sandbox it relies on `python` and
-`bash`, on the working directory being the workspace, and on `TMPDIR`; never on the paths of one backend.
-
-What this process's sandboxes could leave on this host.
+A check knows a backend through `core.protocols` alone. Inside the sandbox it relies on `python` and `bash`, on the
+working directory being the workspace, and on `TMPDIR`; never on the paths of one backend. `leftovers` lists what this
+process's sandboxes may have left on this host.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ GENEROUS = Limits(timeout_s=60, memory_bytes=256 * MIB, cpus=2, disk_bytes=64 * 
 # How long a program is given, one try after the other, to do what it does first, where nothing but time can tell.
 TRIES_S = (2.0, 4.0, 8.0, 16.0, 32.0)
 WORD_S = 50.0  # how long a program's first word is waited for that then goes on for longer
+# Where sandboxes of this process leave their name: `cloche-<pid>-...`, see `backends.garbage_collection`.
+_PLACES = ("/dev/shm", "/run", "/var/tmp")
 
 
 class Broken(Exception):
@@ -246,7 +247,7 @@ def ends(
     alone: bool = False,
     **limits: Any,  # noqa: ANN401 - checked by Limits
 ) -> Check:
-    """Return a check that one run ends as told; an `exit_code` or `stdout` of None may be anything."""
+    """Return a check that one run ends as stated; an `exit_code` or `stdout` of None may be anything."""
 
     async def attempt(subject: Subject) -> None:
         result = await subject.run(request(), **limits)
@@ -259,10 +260,6 @@ def ends(
             expect_that(result.enforcement.hits.get(hits), f"hits are {dict(result.enforcement.hits)}, without {hits}")
 
     return Check(name=name, family=family, claim=claim, attempt=attempt, rests_on=rests_on, alone=alone)
-
-
-# Where sandboxes of this process leave their name: `cloche-<pid>-...`, see the local backend's plan.
-_PLACES = ("/dev/shm", "/run", "/var/tmp")
 
 
 def leftovers() -> frozenset[str]:

@@ -1,6 +1,6 @@
-"""Conformance: what is said to be enforced is compared with an attempt; and the walls every sandbox promises.
+"""Conformance: what is reported as enforced is compared with an attempt; and the isolation that every sandbox promises.
 
-A control that is said to be `partial` or `absent` claims nothing here; a check of a wall that only such a control
+A control that is reported as `partial` or `absent` claims nothing here; a check of isolation that only such a control
 could keep names it in `rests_on`.
 """
 
