@@ -1,10 +1,11 @@
 """Warm slots, ready before they are asked for: how many, which is a pure plan, and the pool that carries it out.
 
-Theory of operation: a slot is a helper, forked from a template, with a control group and an outside id of its own. It
-builds a jail ahead, and another as soon as one was used; a jail is used once, a slot often. `plan` decides how many
-there are, without I/O or a clock; the pool does what it says, under a lock that is never held while anything waits:
-all it does are messages that need no answer. A slot leaves the pool while a run uses it and comes back only when that
-run left nothing behind. Threads and event loops share one pool; a forked child of the caller starts without.
+Theory of operation: a slot is a helper, forked from a fork server (`Template`), with a control group and an outside id
+of its own. It builds a jail ahead, and another as soon as one was used; a jail is used once, a slot often. `plan`
+decides how many there are, without I/O or a clock; the pool does what it says, under a lock that is never held while
+anything waits: all it does are messages that need no answer. A slot leaves the pool while a run uses it and comes back
+only when that run left nothing behind. Threads and event loops share one pool; a forked child of the caller starts
+without.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""The caller's end of a template process: start it, let it fork helpers, end it.
+"""One slot of the pool, the fork server that it comes from, and the handoff socket of its prefork jail.
 
-Everything here is a message that does not wait, so it may be called from any thread and any event loop.
+`Template` is the caller's end of a fork server: start it, let it fork helpers, end it. `Door` is the caller's end of
+the handoff socket: there the guests of a prefork jail take their orders, and there their ends are heard of. `Slot`
+holds a helper and what is known of it: the jail that it built, its control group's figures, its quota.
 
-The caller's end of the door of a nursery: where its guests take their orders, and where their ends are heard of.
+Sending never waits, so it may be done from any thread and any event loop; only `Door.wait` waits, as long as it is
+told.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ LEAST_LIFE_S = 1.0
 
 
 class Template:
-    """Hold one template. `failed` says, once it is ready, which modules could not be loaded and why."""
+    """Hold one fork server. `failed` says, once it is ready, which modules could not be loaded and why."""
 
     def __init__(self, settings: Mapping[str, Any], executable: str = sys.executable, namespace: int = -1):
         self._process, self._link = start_template(settings, executable, namespace=namespace)
@@ -116,16 +119,16 @@ class Template:
 
 _ROOM = socket.CMSG_SPACE(4 * messages.MAX_DESCRIPTORS)
 UNWATCHED_S = 0.02  # how long a run goes on before its helper looks at it
-_generations = itertools.count(1, 1 << 32)  # with room for the nurseries of each door
+_generations = itertools.count(1, 1 << 32)  # with room for the prefork jails of each door
 
 
 class Door:
-    """Hold a socket whose other end a helper hands to one nursery after the other, counted by `generation`.
+    """Hold the handoff socket, whose other end a helper hands to one prefork jail after the other, by `generation`.
 
-    No two nurseries of this process have the same number: a later one has a higher one, at whatever door.
+    No two prefork jails of this process have the same number: a later one has a higher one, at whatever door.
 
     A guest that is ready waits at it: `seconds` are those that its jail took to build, step by step. With a door comes
-    a slate, for all its nurseries. Raises OSError.
+    a shared status, for all its prefork jails. Raises OSError.
     """
 
     def __init__(self) -> None:
@@ -150,7 +153,7 @@ class Door:
 
     @property
     def other_ends(self) -> tuple[int, int, int]:
-        """Return what is for the helper, which keeps copies: the other end of the socket, the slate and its timer."""
+        """Return what is for the helper, which keeps copies: the socket's other end, the shared status, its timer."""
         return self._theirs.fileno(), self._slate, self._timer
 
     def hand_over(self) -> None:
@@ -168,10 +171,10 @@ class Door:
         is_crowded: bool = False,
         has_company: bool = False,
     ) -> None:
-        """Send the orders of run `number`, which a guest of the present nursery takes and no other. Raises OSError.
+        """Send the orders of run `number`, which a guest of the present jail takes and no other. Raises OSError.
 
         The helper looks at it when it may have lasted too long to be left alone. It builds anew, or waits to be told
-        to, where this run turns out to be the last one in its nursery. Where it `is_crowded`, the next guest saves
+        to, where this run turns out to be the last one in its jail. Where it `is_crowded`, the next guest saves
         what it would only do to answer sooner. Where a live session `has_company` of it in the same files, or it is
         crowded, the guest's end is not told before the kernel is through with it.
         """
@@ -191,7 +194,7 @@ class Door:
         tag, body, fds = self._receive()
         if not tag:
             raise ConnectionResetError("the other end of the door is gone")
-        if body["generation"] < self.generation:  # of a nursery that is no more
+        if body["generation"] < self.generation:  # of a prefork jail that is no more
             _close_all(fds)
             return "", {}
         self.generation = body["generation"]
@@ -206,7 +209,7 @@ class Door:
         self._link.sendmsg([data], control, socket.MSG_NOSIGNAL)
 
     def _receive(self) -> tuple[str, dict[str, Any], list[int]]:
-        """Do what `wire.receive` does by the socket's own methods, which the caller has at hand."""
+        """Do what `messages.receive` does by the socket's own methods, which the caller has at hand."""
         try:
             data, control, _, _ = self._link.recvmsg(messages.INLINE_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:

@@ -1,6 +1,6 @@
 """The magics over a whole cell, and the table of them: scripts, files to write, output to capture, formats, times.
 
-`%time` and `%timeit`, of a line and of a cell.
+`%time` and `%timeit` of a line are here too, beside those of a cell.
 """
 
 from __future__ import annotations

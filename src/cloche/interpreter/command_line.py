@@ -1,9 +1,10 @@
-"""What magics have in common: the error of a wrong line, and how a line is taken apart.
-
-Commands of the shell: `!cmd`, `x = !cmd`, and scripts for other programs.
+"""Commands of the shell: `!cmd`, `x = !cmd`, scripts for other programs; and how the line of a magic is taken apart.
 
 A command has its own process group, so that an interrupt ends all of it. Its output goes straight to the descriptors
 1 and 2, except where the program has put something else in the place of its streams: then it is written there.
+
+All magics share the options and words of a line, the names that `$name` and `{...}` put into it, and the error of a
+wrong one, `UsageError`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """What programs written for notebooks expect of IPython: `get_ipython()`, and an `IPython.display` to import from.
 
 Where the real IPython is installed, its `display` is led to ours as soon as it is loaded. Where it is not, a finder at
-the very end of the import system's list makes stand-in modules; whatever else somebody asks of them does not exist.
+the very end of the import system's list makes stub modules; whatever else somebody asks of them does not exist.
 
-Do something to a module right after it was loaded, whenever that is: now, later, or never.
-
-It goes to the import system's list of finders, finds what the others find, and lets their loader call back.
+`AfterLoading` does something to a module right after it was loaded, whenever that is: now, later, or never. It goes to
+the import system's list of finders, finds what the others find, and lets their loader call back.
 """
 
 from __future__ import annotations

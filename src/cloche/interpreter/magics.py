@@ -1,11 +1,11 @@
-"""The magics of a session: `%name line` and `%%name line` over a cell.
+"""The magics of a session: `%name line`, `%%name line` over a cell, and all other lines that are no Python.
 
-A magic is a function of the session's `Magics`, the line, and for a cell its body. What it returns is its value.
+A magic is a function of the session's `Magics`, the line, and for a cell its body. What it returns is its value. The
+tables of them are in `line_magics` and `cell_magics`.
 
-Lines that are no Python: `!cmd`, `%magic`, `x = !cmd`, `obj?`, rewritten into calls; and `%%magic` cells.
-
-A cell is compiled as it stands first, so nothing that is Python is ever touched. Where the compiler stops, that one
-line is looked at. Rewriting keeps the number of lines, so that tracebacks point to what was written.
+`rewrite` turns lines that are no Python (`!cmd`, `%magic`, `x = !cmd`, `obj?`) into calls; `cell_magic` finds a
+`%%magic`. A cell is compiled as it stands first, so nothing that is Python is ever touched. Where the compiler stops,
+that one line is looked at. Rewriting keeps the number of lines, so that tracebacks point to what was written.
 """
 
 from __future__ import annotations

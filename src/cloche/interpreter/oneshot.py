@@ -28,9 +28,9 @@ ONLY_AST = 0x400
 _BEGINS_NO_STATEMENT = (b"", b" ", b"\t", b"#", b")", b"]", b"}", b'"', b"'")
 _FUTURE_FLAGS = 0x1FF0000
 archive: Any = None  # the finder of our own modules, for what a script may need at its end
-telling: Any = None  # our module of that name, once something is told
+telling: Any = None  # our module `result_value`, once a value is sent
 farewell: Any = None  # what ends the process so that its parent hears of it first, where there is such a thing
-warming: Any = None  # in a template and its forks, our module of that name
+warming: Any = None  # in a fork server and its forks, our module `preload`
 taken_environment: dict[str, str] | None = None  # what `os.environ` was set to, where that was done ahead
 paths_ahead: list[str] | None = None  # what follows the script's folder in `sys.path`, where that was looked up ahead
 _compile_string: Any = None
@@ -56,7 +56,7 @@ def prepare() -> None:
 
 
 def rehearse() -> None:
-    """Go through a run of nothing while nothing waits, in a fork of a template."""
+    """Go through a run of nothing while nothing waits, in a fork of the fork server."""
     if warming is not None:
         warming.rehearse()
 

@@ -1,4 +1,8 @@
-"""What a template does ahead for all its forks, and each fork for the run to come. Standard library only."""
+"""What a fork server does ahead for all its forks, and each fork for the run to come. Standard library only.
+
+`warm_up` loads and uses modules in the fork server, or in pid 1 of a container. `rehearse` goes through a run of
+nothing in a guest that waits.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ _uses: list[CodeType] = []  # of what is preloaded
 
 
 def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
-    """Become, in a template, what a plain interpreter is after its start; load `settings["preload"]`, and use it once.
+    """Become, in a fork server, what a plain interpreter is after its start; load and use `settings["preload"]`.
 
     Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
     for packages of the user there, and must not find the caller's. `ahead` is None, or what can be told ahead of most

@@ -1,14 +1,12 @@
-"""MIME bundles as JSON can hold them.
+"""Rich results: what a value looks like in each of the formats it offers, `display`, and the figures of matplotlib.
 
-Rich results: what a value looks like in each of the formats it offers, and `display`.
+A bundle is a dict of MIME type to content: bytes for pictures and the like, text for everything else, JSON as text;
+`as_text` makes it what JSON can hold. Asking a value runs its own code, so whatever that raises is printed and the
+other formats go on.
 
-A bundle is a dict of MIME type to content: bytes for pictures and the like, text for everything else, JSON as text.
-Asking a value runs its own code, so whatever that raises is printed and the other formats go on.
-
-Figures of matplotlib: drawn as in notebooks, sent when a cell ends or shows them, then closed.
-
-Nothing here imports matplotlib. Figures are found in pyplot's own table, so it does not matter which backend a program
-chose; only `pyplot.show`, which would warn that there is no window, is replaced.
+Figures of matplotlib are drawn as in notebooks, sent when a cell ends or shows them, then closed. Nothing here imports
+matplotlib. Figures are found in pyplot's own table, so it does not matter which backend a program chose; only
+`pyplot.show`, which would warn that there is no window, is replaced.
 """
 
 from __future__ import annotations

@@ -1,21 +1,18 @@
-"""Give a clone of a live session a home of its own: ids, /workspace, /tmp, /dev/shm, /proc and a loopback device.
+"""Give a clone of a live session its own ids, mounts and files, and check from outside what it has kept of its parent.
 
-A clone is born with namespaces in which nobody can do anything yet: its ids are not mapped, and it sees its parent's
-files. Two short-lived processes of the helper's put that right while both are stopped. The first enters the parent's
-user namespace, which owns all that the clone's will, and copies the host's mounts, because a file system such as
-/proc can only be made where a whole one is to be seen. The second is its child in the clone's process namespace,
-since a /proc shows the namespace of who made it.
+Theory of operation: a clone starts with namespaces in which nobody can do anything yet: its ids are not mapped, and it
+sees its parent's files. Two short-lived processes of the helper's (`Errand`) put that right while clone and parent are
+stopped. The first enters the parent's user namespace, which owns all that the clone's will, and copies the host's
+mounts, because a file system such as /proc can only be made where a whole one is to be seen. It makes /workspace, /tmp
+and /dev/shm and copies the parent's files. The second is its child in the clone's process namespace, since a /proc
+shows the namespace of the process that made it; it puts everything in place, and brings the loopback device up.
 
-Copy a tree of files, by descriptors alone: the names in it are a guest's, and it may have meant them.
+Files are copied by descriptors alone: their names are a guest's, which may have chosen them to mislead. Folders,
+regular files with their holes, links and fifos are copied, with modes and times. Sockets and devices are left out, and
+of what is mounted there only the mount point is made. The target is a file system with a size, which bounds it all.
 
-Folders, regular files with their holes, links and fifos are copied, with modes and times. Sockets and devices are
-left out, and of what is mounted there only the mount point is made. The target is a file system with a size, which
-bounds it all.
-
-What a clone of a live session could have kept of its parent, and what it does: seen from outside, in /proc.
-
-What is checked is asked of processes that stand still. A process names itself as it likes, so that no line of these
-files may be ended by anything but the kernel's own ends of lines.
+The checks (`check_rest`) read /proc of processes that stand still. A process names itself as it likes, so lines are
+split at the kernel's own ends of lines and at nothing else.
 """
 
 from __future__ import annotations
@@ -173,14 +170,15 @@ class Errand:
 
 
 def new_builder(spec: Spec) -> Errand:
-    """Start who will build a clone's home, while it is yet to be born; `rehouse` must follow, or `abandon`."""
+    """Start the process that builds a clone's mounts, before the clone exists; `rehouse` or `abandon` must follow."""
     return Errand(lambda link: _build(spec, link))
 
 
 def rehouse(builder: Errand, steps: dict[str, list[Step]], parent: int, clone: int) -> None:
-    """Begin to build the home of `clone` after that of `parent`, both stopped; it ends with the new workspace's mounts.
+    """Begin to give `clone` ids, mounts and files like those of `parent`, both of which are stopped.
 
-    `steps` are those of `enter.compile_rehousing`. Raises OSError where it cannot be told.
+    What comes of it are the new workspace's mounts. `steps` are those of `setup.plan.compile_rehousing`. Raises OSError
+    where it cannot be told.
     """
     messages.send(builder.link, "build", {"steps": steps, "parent": parent, "clone": clone})
 
@@ -305,7 +303,7 @@ def _device(path: str) -> str:
 
 
 def _are_all_private(maps: str) -> bool:
-    """Tell whether no memory is shared and none is of a home's file, as the kernel lists it."""
+    """Tell whether no memory is shared and none is of a file in the guest's places, as the kernel lists it."""
     lines = maps.rstrip("\n").split("\n")
     if {line.partition(" ")[2][3:4] for line in lines} != {"p"}:
         return False

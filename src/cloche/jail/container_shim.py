@@ -1,12 +1,12 @@
-"""A place: namespaces in which programs of the host's run, one after the other, and that take everything along.
+"""Run programs of the host, such as runsc, in namespaces that end with the caller, every process and mount included.
 
-Two processes make it. The *keeper* is a helper outside: it makes the control groups, hands on what the caller orders,
-and clears up. The *first* is pid 1 of new namespaces: it makes the mounts, starts the programs and reaps what
-ends there. End of file on the caller's socket, however it comes about, means that the caller is gone: the first is
-killed, and with it, by the kernel, every process and mount of the place. Should the keeper itself be killed, the first
-dies with it. The guest is never one of these programs: it lives behind the wall that they are.
+Two processes do it. The *shim* (`Keeper`) is a helper outside: it makes the control groups, hands on what the caller
+orders, and clears up. The *init* (`First`) is pid 1 of new namespaces: it makes the mounts, starts the programs and
+reaps what ends there. End of file on the caller's socket, however it comes about, means that the caller is gone: the
+init is killed, and with it, by the kernel, every process and mount of these namespaces. Should the shim itself be
+killed, the init dies with it. The guest is never one of these programs: it lives behind the wall that they are.
 
-What the caller says: "open" with the set-up, "start" with a program, "kill" with its number. What it hears: "opened",
+The caller sends "open" with the set-up, "start" with a program, "kill" with its number. It receives "opened",
 "failed", "started", and "ended" with the wait status, why we killed it if we did, and how often it ran out of memory.
 """
 
@@ -53,7 +53,7 @@ NOT_STARTED = 127
 
 
 def main(fd: int) -> None:
-    """Keep one place for the caller at socket `fd`."""
+    """Be the shim for the caller at socket `fd`."""
     _signal.signal(SIGINT, _signal.SIG_DFL)
     posix.umask(0o077)
     gc.freeze()
@@ -62,7 +62,7 @@ def main(fd: int) -> None:
 
 
 class Keeper:
-    """Hold what lies outside of the place: its first process, and a control group for each program."""
+    """Be the shim: hold what lies outside of the namespaces, their init and a control group for each program."""
 
     def __init__(self, caller: int):
         self.caller, self.link, self.first = caller, -1, 0
@@ -171,7 +171,7 @@ def _empty(group: Cgroup) -> None:
 
 
 class First:
-    """Be pid 1 of the place."""
+    """Be the init: pid 1 of the namespaces."""
 
     def __init__(self, link: int):
         self.link = link
@@ -267,7 +267,7 @@ class First:
                 call("umount2", folder.encode(), MNT_DETACH)
                 posix.rmdir(folder)
         except OSError:
-            pass  # it never came to be, or goes with the place
+            pass  # it never came to be, or goes with the namespaces
 
     def _look(self) -> None:
         """Kill the programs that together hold too much in files of memory, the youngest first."""

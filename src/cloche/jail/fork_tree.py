@@ -1,12 +1,13 @@
-"""A family of live sessions: the first one, its checkpoints and its forks, as the helper outside sees them.
+"""The fork tree of a live session: its first interpreter, checkpoints and forks, as the helper outside sees them.
 
-A *node* is one interpreter with the process that is pid 1 around it. A clone's process namespace lies inside that of
-the node it was cloned from, so whoever is above could see, signal and read whoever is below; and every node is the
-guest's, pid 1 of a clone too. What keeps them apart is that only leaves ever run: a node is stopped before its
-clones are let go, and stays so until none of them is left. Here is checked what a guest could have arranged before:
-nobody else may be in its process namespace, and a clone may hold nothing of the parent's open.
+Theory of operation: a *node* is one interpreter with the process that is pid 1 around it. A clone's process namespace
+lies inside that of the node it was cloned from, so whoever is above could see, signal and read whoever is below; and
+every node is the guest's, pid 1 of a clone too. What keeps them apart is that only leaves ever run: a node is stopped
+before its clones go on, and stays so until none of them is left. Here is checked what a guest could have arranged
+before: nobody else may be in its process namespace, and a clone may hold nothing of the parent's open. The checks of
+one clone, and the building of its mounts, are in `clone_namespaces`.
 
-How a clone of a live session gets into a control group of its own.
+`Move` puts a clone into a control group of its own.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Family:
         self.is_busy = False
         self.halts: dict[int, Halt] = {}  # by the number of the node; forks may be looked at at once
         self.ended: list[Errand] = []  # what is done, and yet to be buried
-        # By the number of the clone that has no home yet:
+        # By the number of the clone that has no mounts of its own yet:
         self.moves: dict[int, Move] = {}
         self.builders: dict[int, Errand] = {}
 
@@ -239,7 +240,7 @@ class Family:
                 self._forget(number, node)
 
     def _give_up_home(self, number: int) -> None:
-        """Remove the group of a clone that found no home, and send away who was to build that."""
+        """Remove the group of a clone that got no mounts, and end the process that was to build them."""
         builder, move = self.builders.pop(number, None), self.moves.pop(number, None)
         if builder is not None:
             builder.abandon()
@@ -260,7 +261,7 @@ class Family:
         messages.send(self.link, "arm", {"pid": number_inside(guest)})
 
     def _settle(self, body: dict[str, Any]) -> list[int]:
-        """Stop a node, give its new clones homes of their own, and hand out their workspaces; or undo it all."""
+        """Stop a node, give its new clones ids and mounts of their own, hand out their workspaces; or undo it all."""
         parent = self._node(body["node"])
         known = {node.init for node in self.nodes.values()}
         fresh: list[int] = []
@@ -317,7 +318,7 @@ class Family:
         return mounts
 
     def _house(self, node: Node, steps: dict[str, Any]) -> list[int]:
-        """Give a clone that was kept in reserve its home after that of its parent, which is still stopped."""
+        """Give a spare clone ids and mounts like those of its parent, which is still stopped."""
         guest = node.parent.interpreter() if node.parent is not None else 0
         if not guest:
             raise FamilyError("what it was cloned from has ended")
@@ -336,18 +337,18 @@ class Family:
         return mounts
 
     def _call_builder(self, clone: int) -> None:
-        """Start who is to build the home of a clone, while that is being born."""
+        """Start the process that is to build the mounts of a clone, while the clone is being made."""
         try:
             self.builders[clone] = new_builder(self.state.spec)
         except OSError:
             pass  # it is started when it is needed, and who needs it is told what is wrong
 
     def _builder(self, clone: int) -> Errand:
-        """Return who builds the home of a clone, started ahead or now."""
+        """Return the process that builds the mounts of a clone, started ahead or now."""
         return self.builders.pop(clone, None) or new_builder(self.state.spec)
 
     def _await(self, errand: Errand) -> None:
-        """Wait for an errand that may take its time. What others run meanwhile is looked after."""
+        """Wait for a worker process that may take its time. What others run meanwhile is looked after."""
         self.is_busy = True
         try:
             self.look_after_others(errand.link)

@@ -1,4 +1,8 @@
-"""The guest before it is the guest's: get ready, close the last doors, wait for orders, run the program."""
+"""The guest before the program: get ready, apply the last restrictions, wait for orders, become the program.
+
+A guest is a child of a `reaper`, for one run, or of a prefork jail (`prefork`), where it is called *nursed*: there it
+makes mounts of its own first, and takes its orders from the caller itself, over the handoff socket (`door`).
+"""
 
 from __future__ import annotations
 
@@ -26,16 +30,17 @@ KEPT_NUMBERS, FEWER_NUMBERS = (1023, 1022), (63, 62)
 CANNOT_RUN, NOT_FOUND = 126, 127
 GO, EBUSY = b"g", 16
 ROBUST_LIST_BYTES = 24
-PLACES = ("workspace", "tmp", "shm")  # the registers in which a nursed guest has its own places …
+PLACES = ("workspace", "tmp", "shm")  # the registers in which a guest of a prefork jail has its own places …
 NAMESPACE = "namespace"  # … the one that keeps its mount namespace, to be taken down when nobody waits for it …
 KEPT, LENT = "kept", "lent"  # … and further mounts of a workspace that is kept: for the next guest, for the caller
 SHOWN = "shown"  # the mount by which the caller sees a workspace, where that is another one
 kept: list[object] = []  # what no guest shall take apart on its way out of the helper: it would copy its memory first
-notify: Any = None  # our module of that name, once it is needed
+notify: Any = None  # our module `seccomp_notify`, once it is needed
 
 
 class Nursed:
-    """Hold what a nursery gives its guest: the building, which it has read; door and slate; and how to say `ready`.
+    """Hold what a prefork jail gives its guest: the building, which it has read, the handoff socket (`door`), the file
+    of the shared status, and how to say `ready`.
 
     Where it `is_crowded`, others wait for our processor time, and nobody will give us orders soon. Where this kernel
     `can_copy` memory ahead, those after us want to know which.
@@ -49,7 +54,7 @@ class Nursed:
 
 
 class Guest:
-    """Be the guest: get ready, close the last doors, wait for orders, run the program."""
+    """Be the guest: get ready, apply the last restrictions, wait for orders, run the program."""
 
     def __init__(
         self,
@@ -181,7 +186,7 @@ class Guest:
         return listener, holds
 
     def _hand_over(self, listener: int, *, holds: bool, is_nursed: bool) -> None:
-        """Give the parent what it answers the filter by; a nursery, what it looks at and takes down at the end, too."""
+        """Give the parent what it answers the filter by; and what a prefork jail looks at and unmounts at the end."""
         if is_nursed:
             further = KEPT if KEPT in self.registers else SHOWN
             kept = [self.registers[further]] if further in self.registers else []
@@ -196,8 +201,8 @@ class Guest:
         """Wait for orders; return them and the streams: standard input, output, error, the value's pipe.
 
         For a session that pipe takes its answers, and its link follows.
-        A reaper has written the input files by then; a nursery, which is somebody else, leaves that to us, and to hear
-        the orders of the caller itself.
+        A reaper has written the input files by then. Pid 1 of a prefork jail may have another id; it leaves that to us,
+        and the orders come from the caller itself.
         """
         if nursed is not None:
             return self._take_order_at_door(nursed)
@@ -205,7 +210,7 @@ class Guest:
         return Order(**messages.unpack(packed)), fds
 
     def _take_order_at_door(self, nursed: Nursed) -> tuple[Order, list[int]]:
-        """Wait for orders that are meant for this nursery: one that was killed may not have read its own.
+        """Wait for orders that are meant for this prefork jail: one that was killed may not have read its own.
 
         Who is to hear at once that the program starts is told; everybody else can read it.
         """
@@ -271,7 +276,7 @@ class Guest:
 
 
 def say_farewell(code: int) -> None:
-    """End this process and let the nursery hear of it first, see `ward`; returns where nobody listens any more.
+    """End this process and let pid 1 hear of it first, see `prefork`; returns where nobody listens any more.
 
     Who goes on as a batch job takes nobody's place when it is woken up: what is left to do for us can wait.
     """

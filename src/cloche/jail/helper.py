@@ -1,9 +1,9 @@
-"""The helper: a fresh `python -I -S` process outside the sandbox that builds it, guards it and clears up after it.
+"""The helper: a process outside the sandbox that builds it, guards it and clears up after it.
 
-It holds one end of a socket whose other end is the caller's. End of file there, however it comes about, means that
-the caller is gone: everything is killed and removed. It enforces the time-out and sums the memory, and it is the
-only one that says why it killed. It knows nothing of the caller but what the spec says. Of runs in
-a nursery that are soon over it need not hear: see `slate`.
+It is a fresh `python -I -S`, or a fork of the fork server. It holds one end of a socket whose other end is the
+caller's. End of file there, however it comes about, means that the caller is gone: everything is killed and removed. It
+enforces the time-out and sums the memory, and it is the only one that says why it killed. It knows nothing of the
+caller but what the spec says. Of runs in a prefork jail that are soon over it need not hear: see `shared_status`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Helper(SandboxState):
                 posix._exit(0)
 
     def _next_word(self) -> tuple[str, dict[str, Any], list[int]]:
-        """Return what the caller says; or "clock" when the timer of a slate has gone off."""
+        """Return what the caller says; or "clock" when the timer of the shared status has gone off."""
         while not self.early:
             ready = {fd for fd, _ in ppoll((self.caller, *((self.timer,) if self.timer >= 0 else ())), None)}
             if self.caller in ready:
@@ -97,7 +97,7 @@ class Helper(SandboxState):
         return self.early.pop(0)
 
     def _ordered(self, tag: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what there is to do about the run on the slate, None when there is nothing (more).
+        """Return what there is to do about the run in the shared status, None when there is nothing (more).
 
         The timer asks for nothing where it is over; nor do words about another run than that.
         """
@@ -178,7 +178,7 @@ class Helper(SandboxState):
             watch.kill()
 
     def _change_door(self, ends: list[int], generation: int) -> None:
-        """Hold the socket on which guests of a nursery take their orders, and their slate; nothing for no nursery."""
+        """Hold the handoff socket of a prefork jail, by which guests take orders, and its shared status; or nothing."""
         for one in (self.door, self.slate, self.timer):
             if one >= 0:
                 posix.close(one)

@@ -1,12 +1,12 @@
-"""Messages between the caller, its helper and the helper's children: a tag, plain values, and descriptors.
+"""Messages and records between the caller, its helper and the helper's children, and how they are written and read.
 
-All ends are Cloche's own code in the same version of the same interpreter, and no guest's program ever holds an
-end, so `marshal` serves. What is large (files, mostly) travels in a memory file.
+A message is a tag, plain values, and descriptors. All ends are Cloche's own code in the same version of the same
+interpreter, and no guest's program ever holds an end, so `marshal` serves. What is large (files, mostly) travels in a
+memory file.
 
-What the helper must build and run, as plain data: written by the caller, read by the helper.
-
-A sandbox is opened once with a `Spec`; every run in it is a `Run`, which the caller compiles to a `Building`, an
-`Order` and the steps that write the files. All travel as dicts of plain values.
+The records say what the helper must build and run: written by the caller, read by the helper, and sent as dicts of
+plain values. A sandbox is opened once with a `Spec`; every run in it is a `Run`, which the caller compiles
+(`setup/plan.py`) to a `Building`, an `Order` and the steps that write the files.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Spec(_Record):
     all of these, with the places for their locks. A workspace `is_shown` by a second mount where the guest's id is not
     one that the caller can be. `mounts` are
     the rows of `mounts.from_rows`.
-    `ucounts` and `nursery_ucounts` are those of `ucounts.amounts`.
+    `ucounts` and `nursery_ucounts` are those of `privileges.amounts`.
     `landlock` and the two filters are None where that wall is not used; `landlock_abi` is the kernel's
     version. `cgroup` is None or version, folders and amounts. `origin` is what it was copied from, if anything.
     `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
@@ -218,7 +218,7 @@ class Run(_Record):
     `binds` are the toolchain's paths to show besides the spec's mounts, `covered` what lies in all that is shown and is
     none of the guest's, `private` those of `binds` whose files only the
     caller may read (shown through an id-mapped mount), `readable` the rules Landlock needs for them,
-    `keep_read_search` that Landlock alone must decide what can be read (see `caps.become_keeping_read_search`).
+    `keep_read_search` that Landlock alone must decide what can be read (see `privileges.keep_read_search`).
     `is_session` says that it lives until it is ended: the value's pipe takes its answers, and a link follows it, on
     which it is asked.
     """
@@ -254,10 +254,10 @@ FILTER: Step = ("seccomp", "filter system calls", [])
 
 
 class Building(_Record):
-    """Hold the steps between a reaper's birth and the moment when its guest waits for orders; see `enter`.
+    """Hold the steps between a reaper's birth and the moment when its guest waits for orders; see `setup/plan`.
 
     `build` are the reaper's, `first` and `late` the first guest's before and after the sandbox stands, `later` those
-    of a further guest in place of `first` (in a nursery, where they differ). `seccomp` is the filter, None for none.
+    of a further guest in place of `first` (in a prefork jail, where they differ). `seccomp` is the filter, if any.
     `rehearsal` is what a guest that waits does to have the way of its orders behind it once, empty for nothing.
     `private` are the paths whose mounts the helper opens id-mapped.
     """

@@ -1,9 +1,9 @@
-"""A reaper that stays: pid 1 of a jail in which one guest after the other lives, each in places of its own.
+"""Pid 1 of a jail that stays: one guest after the other lives in it, each with mounts of its own.
 
-Making namespaces and a root costs more than running a small program, so they are kept apart from the guest, and stay:
-the namespaces of users, processes, network, host name and control group, and the read-only tree. What is new for every
-guest: its process and all its descendants, its mount namespace with empty /workspace, /tmp and /dev/shm, its limits,
-its Landlock domain and its filter.
+Theory of operation: making namespaces and a root costs more than running a small program, so they are kept apart from
+the guest, and stay: the namespaces of users, processes, network, host name and control group, and the read-only tree.
+What is new for every guest: its process and all its descendants, its mount namespace with empty /workspace, /tmp and
+/dev/shm, its limits, its Landlock domain and its filter.
 
 This process is out of a guest's reach. As root it has an outside id that no guest has. An ordinary user has one id to
 give, and there it has the guest's: the kernel then lets no signal from inside end pid 1; as it keeps all capabilities
@@ -12,29 +12,28 @@ Landlock domain; and the filter refuses what limits another process, and all of 
 
 After each guest everything else in the process namespace is killed and waited for. What a network namespace remembers
 is too much to list (counters, flow labels, memberships, closed connections), so it is not looked at: a guest's filter
-tells this process of every socket of the network that it makes, and after the first one the nursery ends with its
-guest. Pairs of sockets it makes without asking; where the kernel still counts any when nobody is left, the nursery
-ends as well. It is the same with the namespace of System V IPC and message queues: the filter tells of every segment,
-set of semaphores and queue that is made or opened.
+tells this process of every socket of the network that it makes, and after the first one the jail ends with its guest.
+Pairs of sockets it makes without asking; where the kernel still counts any when nobody is left, the jail ends as well.
+It is the same with the namespace of System V IPC and message queues: the filter tells of every segment, set of
+semaphores and queue that is made or opened.
 
-A guest takes its orders from the caller itself, at the *door*: a socket whose inner end this process keeps, for each
-guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake up. By
-the door this process also says to the caller that a guest is ready, and how it ended. The helper sleeps meanwhile,
-unless a run takes long: see `slate`.
+A guest takes its orders from the caller itself, over the *handoff socket* (`door`), whose inner end this process keeps,
+for each guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake
+up. Over that socket this process also says to the caller that a guest is ready, and how it ended. The helper sleeps
+meanwhile, unless a run takes long: see `shared_status`.
 
-A nursery may serve one sandbox alone, for all its runs: then what is new for every guest is all the above but
+A prefork jail may serve one sandbox alone, for all its runs: then what is new for every guest is all the above but
 /workspace, of which each guest hands a mount on to the next.
 
-What a nursery does for one guest after the other: hear that it is made, answer its filter, take the dead.
+`Ward` does what is due for each guest: receive what it hands over, answer its filter, wait for the dead. A guest waits
+for nothing of that, but its caller does, and all of it is done once for every run: so what can be kept from guest to
+guest is kept, and nothing that often fails is done in a way that makes failing dear.
 
-A guest waits for nothing that is done here, but its caller does, and all of it is done once for every run: so what can
-be kept from guest to guest is kept, and nothing that often fails is done in a way that makes failing dear.
-
-The end of a guest is known before the kernel has taken its memory apart, where it says farewell: its interpreter's last
-call asks this process, which looks whether that is the end of all that is the guest's, tells, and kills it. Who asks is
-held by the kernel: no signal but that one ends its waiting. Where anybody else was ever made, where anybody outside may
-hold what it held, or anything is in doubt, the farewell is answered and the end is waited for, as that of those who say
-none.
+Early exit notice (`farewell`): the end of a guest is known before the kernel has taken its memory apart. Its
+interpreter's last call asks this process, which looks whether that is the end of all that is the guest's, reports, and
+kills it. Who asks is held by the kernel: no signal but that one ends its waiting. Where anybody else was ever made,
+where anybody outside may hold what it held, or anything is in doubt, the call is answered and the end is waited for, as
+that of a guest that gives no notice.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class Ward(Minder):
         self.has_left_traces, self.denied = False, 0
 
     def leave(self) -> int:
-        """Undo, in a guest, what only the nursery needs; return the guest's end of the link to it."""
+        """Undo, in a guest, what only pid 1 needs; return the guest's end of the link to it."""
         self.stop()
         posix.close(self.ours)
         return self.theirs
@@ -168,7 +167,7 @@ class Ward(Minder):
                     return status
 
     def _answer(self, listener: int, pid: int, is_alone: Callable[[], bool]) -> int | None:
-        """Answer one question; return the guest's wait status where it was its farewell, which needs no answer."""
+        """Answer one question; return the guest's wait status where it was its exit notice, which needs no answer."""
         notify = load_notify()
         try:
             question = notify.receive(listener)
@@ -185,7 +184,7 @@ class Ward(Minder):
         return None
 
     def _is_last_word(self) -> bool:
-        """Tell whether the guest's farewell is the end of all that is its; if so, add what it used.
+        """Tell whether the guest's exit notice is the end of all that is its; if so, add what it used.
 
         It makes no socket any more, so where it has none now, it leaves none.
         """
@@ -240,9 +239,9 @@ class Nursery(Parent):
     """Be pid 1 for one guest after the other. The helper hears on `link` of what fails."""
 
     def live(self, door: int, file: int, said: dict[str, Any]) -> Callable[[], None]:
-        """Do everything; returns only in a guest, with what it must call. All that goes to the door says `said`.
+        """Do everything; returns only in a guest, with what it must call. All that goes to the caller says `said`.
 
-        `file` is that of the slate.
+        `door` is the handoff socket, `file` that of the shared status.
         """
         posix.close(self.go)  # our guests are forked when we have our identity
         private = self.await_go()

@@ -1,13 +1,13 @@
-"""Process trees seen from outside: who belongs to one, what it uses, and how to end it.
+"""Readers of /proc: the processes of a tree, what they use, whether they have ended; and the end of a whole tree.
 
-Without a process namespace the tree is whatever descends from the helper, which is its subreaper: a process whose
-parent dies comes back to the helper, so nobody can leave.
+Process trees are seen from outside. Without a process namespace the tree is whatever descends from the helper, which is
+its subreaper: a process whose parent dies comes back to the helper, so nobody can leave.
 
-What is looked at when a guest ends: whether that is the end of all that is its, what it used and tried to reach.
+`Vitals`, `Sockets` and `count_unreachable` are for the moment when a guest ends: whether that is the end of all that is
+its, what it used and tried to reach.
 
-Processes that were killed and that the kernel is not through with: whether they can still do anything.
-
-A process on its way out gives up its memory before it is gone, which takes seconds where much is mapped. What it can
+`Death` is for processes that were killed and that the kernel is not through with: whether they can still do anything. A
+process on its way out gives up its memory before it is gone, which takes seconds where much is mapped. What it can
 still do ends before: the kernel marks it, then writes for it what others shall find in their memory (its robust
 futexes), parts it from that memory, and only then takes the memory apart. So who is marked and has none runs no
 program, is in no call, and writes nothing any more.
@@ -165,7 +165,7 @@ class Vitals:
                 posix.close(fd)
 
     def at_last_word(self) -> tuple[float, float, int] | None:
-        """Return what a guest used whose farewell is the end of all that is its, None where it may not be.
+        """Return what a guest used whose exit notice is the end of all that is its, None where it may not be.
 
         Seconds of its own and of the kernel, and the largest memory in KiB. It is held in its last call, from which it
         does not return, and where no process or thread was made after it none is left. What the kernel writes for it

@@ -5,8 +5,9 @@ namespaces. It forks the guest at once, builds the sandbox around both, hands th
 waits for it, reports the wait status over a link that the guest never holds, and exits, whereupon the kernel ends
 whatever is left. The *guest* is the reaper's child, so signals, exit codes and `abort()` behave as usual. While the
 reaper builds, the guest puts its interpreter in order, on the other processor; then it takes its identity, gives up
-every power, closes the last doors, and waits. Landlock and seccomp are applied in the guest alone, which leaves the
-reaper outside of its Landlock domain: it cannot be signalled from inside even where there is no process namespace.
+all capabilities, applies the last restrictions, and waits. Landlock and seccomp are applied in the guest alone, which
+leaves the reaper outside of its Landlock domain: it cannot be signalled from inside even where there is no process
+namespace.
 """
 
 from __future__ import annotations

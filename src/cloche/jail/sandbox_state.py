@@ -19,8 +19,8 @@ class SandboxState:
     """Hold the descriptors, the outside ids, the control group and the folder that one run leaves to the next.
 
     `prepared` is what the caller had built last, `early` are its words that came before their time, `before` the
-    control group's counters when the run began. Of a nursery, `door`, `slate` and `timer` are what it serves its guests
-    with, `generation` which one it is.
+    control group's counters when the run began. Of a prefork jail, `door` is the handoff socket, `slate` and `timer`
+    are the shared status, and `generation` says which one it is.
     """
 
     def __init__(self, caller: int, cgroup: Cgroup | None):

@@ -5,7 +5,7 @@ would tell about, and speak to, the host and other sandboxes. So locking calls a
 the guest's own places. The look comes before the call: a guest with two threads can swap the descriptor in between,
 so this stops programs and leaves a narrow channel to a determined pair (said in the limitations).
 
-Where the namespaces of network and IPC may be used again (see `nursery`), making a socket of the network asks as well,
+Where the namespaces of network and IPC may be used again (see `prefork`), making a socket of the network asks as well,
 and so does what makes or opens an IPC object that lasts: they are always allowed, and remembered. A live session asks
 before it clones itself into new namespaces, and may only while that is being waited for. What is compared are
 registers, which cannot change between the look and the call.
@@ -66,13 +66,13 @@ def reply(listener: int, question: bytes, refusal: int = 0) -> None:
 
 
 def is_farewell(question: bytes, pid: int) -> bool:
-    """Tell whether process `pid` is about to end, and says so."""
+    """Tell whether process `pid` is about to end, and gives notice of it."""
     number, upper = NUMBERS[MACHINE]["exit_group"], word(question, 36)
     return (word(question, 16), word(question, 8), upper) == (number, pid, FAREWELL)
 
 
 def exit_code(question: bytes) -> int:
-    """Return the exit code of a farewell, as the kernel keeps it."""
+    """Return the exit code of an exit notice, as the kernel keeps it."""
     return word(question, 32) & 0xFF
 
 

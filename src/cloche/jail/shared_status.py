@@ -1,19 +1,18 @@
-"""What is written down of a run in a nursery, so that nobody has to wake the helper of one that is soon over.
+"""What is written down of a run in a prefork jail, so that nobody has to wake the helper of one that is soon over.
 
-A slate is a memory file and a timer. The caller writes an order down and winds the timer; the guest writes down when
-it starts the program, and its nursery that it has ended. The helper sleeps until the timer goes off or somebody
-speaks to it, and then reads how things stand. So a clock is kept whatever happens to the caller, and the end of a
-short run needs no word. No program ever holds a slate: the guest lets go of it before.
+The shared status is a memory file and a timer. The caller writes an order down and winds the timer; the guest writes
+down when it starts the program, and pid 1 of its jail that it has ended. The helper sleeps until the timer goes off or
+a message comes, and then reads how things stand. So a clock is kept whatever happens to the caller, and the end of a
+short run needs no message. No program ever holds the file: the guest lets go of it before.
 
-Behind all that a guest leaves to those after it what it has found out of their memory: see `touched`.
-
-Which memory a guest writes to, so that the next one has it as its own at once and not page by page.
+Behind all that a guest leaves to those after it which memory it writes to (`find`, `have`), so that the next one has
+these pages as its own at once and not one by one.
 
 Theory of operation: a forked process shares its memory with its parent, and the kernel copies each page when one of the
 two first writes to it. Every such moment costs a trap, and a guest has some four hundred of them. They are nearly the
-same for all guests of a nursery. So the first one that has the time notes, when it is ready, which pages are its own by
-then; those after it have the kernel copy all of them in one call. What is noted are places in one's own memory, which
-is laid out alike in all of them. Where that guest's memory had grown there is a hole for the others, at which the
+same for all guests of a prefork jail. So the first one that has the time notes, when it is ready, which pages are its
+own by then; those after it have the kernel copy all of them in one call. What is noted are places in one's own memory,
+which is laid out alike in all of them. Where that guest's memory had grown there is a hole for the others, at which the
 kernel stops; it is asked again for what lies behind.
 """
 
@@ -37,7 +36,7 @@ _NS = 10**9
 
 
 def make() -> tuple[int, int]:
-    """Return the descriptors of a new slate: its memory file, and its timer."""
+    """Return the descriptors of a new shared status: its memory file, and its timer."""
     file = posix.memfd_create("cloche", posix.MFD_CLOEXEC)
     try:
         posix.ftruncate(file, _SIZE)
@@ -121,7 +120,7 @@ def start_of(file: int, number: int) -> float:
 
 
 class State:
-    """Tell how things stand with the runs of a nursery: their numbers, 0 before the first; times in seconds."""
+    """Tell how things stand with the runs of a prefork jail: their numbers, 0 before the first; times in seconds."""
 
     def __init__(self, file: int):
         data = _read_whole(file)

@@ -5,8 +5,8 @@ errors that are no failure, and whether it needs no register. An argument is an 
 address), None, the name of a register, or a pair of bytes and a register, whose value is appended to them. A call
 that needs a register which an excused failure left empty is skipped; one that nobody filled is an error. A *step* is
 a tuple as well: name, description, calls; the first that fails says which it was. The helper, its children and the
-caller all share this one small module, so nobody pays for the rest: what the calls mean is in `mounts`, `landlock`,
-`caps`, `netns` and `rlimits`.
+caller all share this one small module, so nobody pays for the rest: what the calls mean is in `setup/`, in `mounts`,
+`privileges` and `plan`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The helper's watch over one run: start it, keep the clock and the sums, kill, report."""
+"""One run, watched by its helper from outside: start it, keep the clock and the limits, kill, report.
+
+A run ends by itself, by its clock, by a limit, or by a word of the caller's. Whatever ends it, what is left of it is
+killed, and the report says what the kernel says of it. In a prefork jail (`is_nursing`) `Watch` goes on with the next
+guest, and need not hear of those that are soon over: see `shared_status`.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +65,7 @@ class Watch:
         self.deadline = 0.0
         self.setup_deadline = monotonic() + SETUP_PATIENCE_S
         self.ended: dict[str, Any] | None = None
-        self.said_ended: dict[str, Any] | None = None  # by the caller, which heard it of a nursery
+        self.said_ended: dict[str, Any] | None = None  # by the caller, which heard it of a prefork jail
         self.failed: dict[str, Any] | None = None
         self.accounting = Accounting()
         self.link, self._reaper_link = socketpair()
@@ -169,7 +174,7 @@ class Watch:
         return list(open_idmapped(paths, self.spec.outside[0]).values())
 
     def order(self, body: dict[str, Any], fds: list[int]) -> None:
-        """Hand the reaper the orders of its guest; one of a nursery has its own. Raises OSError when it is gone."""
+        """Hand the reaper the orders of its guest; in a prefork jail it has its own. Raises OSError when it is gone."""
         self.spec = self.state.spec  # whose amounts may have changed since the sandbox was built
         if self.is_nursing:
             if self.number != body["number"]:
@@ -246,14 +251,14 @@ class Watch:
         return self.state.workspace_fd >= 0 and not self.started_at
 
     def _renew(self) -> None:
-        """Begin the watch over the next guest of a nursery."""
+        """Begin the watch over the next guest of a prefork jail."""
         self.cause, self.ended, self.failed, self.can_go_on = "", None, None, False
         self.started_at = self.deadline = 0.0
         self.accounting.renew()
         self._count()
 
     def _is_over_on_slate(self) -> bool:
-        """Look at a nursery's slate. Where its run has ended, we sleep on until the caller tells how, if we must know.
+        """Look at the shared status. Where the run has ended, we sleep on until the caller tells how, if we must know.
 
         A timer that has gone off meanwhile was wound for this run, or for the next one, which is not ours to look at.
         """
@@ -502,7 +507,7 @@ class Watch:
 
 
 def _become_helper(*, is_owner: bool) -> None:
-    """Be who we were before the birth: the helper lives on, and must not be anybody's to look into."""
+    """Be who we were before the reaper was made: the helper lives on, and must not be anybody's to look into."""
     if is_owner:
         user_namespaces.become_root()
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)

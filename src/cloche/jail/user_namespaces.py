@@ -1,14 +1,13 @@
-"""User namespaces: who the guest is outside.
+"""User namespaces: who the guest is outside, and mounts that show files under other ids.
 
-Never the outside uid 0: even without capabilities it owns /proc/sys. Root gives each live sandbox an outside id of
+Outside ids: never uid 0, which even without capabilities owns /proc/sys. Root gives each live sandbox an outside id of
 its own from a high range. It is claimed by a lock on one byte of a file that nobody but root can open: no other user
 of the host can take an id first, and the kernel releases the lock with the last descriptor that holds it, so nothing
-can leak. An ordinary user can give one of
-their subordinate ids, if they have a range of them (see `subids`), else their own alone.
+can leak. An ordinary user can give one of their subordinate ids, if they have a range of them (see `subordinate_ids`),
+else their own alone.
 
-Id-mapped binds: show what only root may read as if the sandbox's outside id owned it.
-
-The kernel takes the mapping from a user namespace; a child that does nothing but exist lends us one.
+Id-mapped mounts show what only root may read as if the sandbox's outside id owned it. The kernel takes the mapping from
+a user namespace; a child that does nothing but exist lends us one.
 """
 
 from __future__ import annotations

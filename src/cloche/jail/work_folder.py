@@ -1,9 +1,10 @@
-"""The folders of the host that stand in for /workspace and /tmp where no mount can be made.
+"""The folders of the host that stand in for /workspace and /tmp without mounts, and what a killed helper left.
 
-Do what a helper that was killed could not: remove what it made outside of the namespaces.
+`WorkFolder` makes, measures and removes the folders.
 
-Its reaper and guest die with it, and a process namespace takes everything else along. Without one, what the guest
-left in the background is found by its control group; without that as well, it is out of reach.
+`clear_remains` does what a helper that was killed could not: remove what it made outside of the namespaces. Its reaper
+and guest die with it, and a process namespace takes everything else along. Without one, what the guest left in the
+background is found by its control group; without that as well, it is out of reach.
 """
 
 from __future__ import annotations

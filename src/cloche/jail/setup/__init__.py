@@ -1,8 +1,14 @@
-"""The caller's side of the jail: compile the steps, start the helper, find out what the host allows.
+"""The caller's side of the jail: compile the set-up, start the helper, find out what the host allows.
 
-In: a policy and limits as plain values. Out: steps as data (`plan`), mounts, filters, limits; a started helper
-(`launch`); what the kernel gives (`probe`).
+In: policy and limits as plain values. Out: the set-up as data, a started helper, what the kernel gives.
+`plan` has the order of all steps: mounts, identity, limits, files of a run. `mounts` is the file tree as values;
+`privileges` has capabilities, rlimits, Landlock rules and limits per user namespace; `seccomp` has the table of system
+calls, the BPF filter and docker's profile. `launch` packs the modules of a helper and starts helper, fork server, shim
+and probe. `probe` tries whether a jail is possible, and each kernel feature for `cloche doctor`. `cache` keeps files
+between processes.
 
-To be kept: nothing here is in the helper's archive; it may import from `jail`, never the other way. The order of
-steps in `plan` is the wall: lower layers of it are changed only with the attempts in tests/escape.
+To be kept: nothing here is loaded in a helper, only in the probe process; it may import from `jail`, never the other
+way. The order of steps in `plan` and the table in `seccomp` are the wall: change them only with the attempts in
+tests/escape. The archive is kept between processes, so another layout of it needs another file name. Descriptions of
+steps may be changed without asking; their names may not (`files` says that a file was refused).
 """

@@ -1,4 +1,8 @@
-"""Start the helper: a fresh interpreter that shares nothing with the caller but one socket."""
+"""Start the helper: a fresh interpreter that shares nothing with the caller but one socket.
+
+Its modules come out of one archive of compiled code, in a sealed memory file that all helpers of a process read. In the
+same way start the fork server, the mapper of subordinate ids, the shim for programs of the host, and the probe.
+"""
 
 from __future__ import annotations
 import __future__
@@ -286,7 +290,7 @@ def start_helper(
     """Start a helper and return its process and our end of its socket. Raises OSError.
 
     `version` and `folders` are those of its control group, which `make_cgroup` makes while it is starting;
-    `namespace` is the descriptor of the user namespace that it enters, see `subids`, -1 for none.
+    `namespace` is the descriptor of the user namespace that it enters, see `subordinate_ids`, -1 for none.
     """
     told = {"version": version, "folders": dict(folders or {}), "namespace": namespace}
     return _start(executable, lambda fd: _BOOT_HELPER.format(fd=fd, **told), passed=namespace)
@@ -295,7 +299,7 @@ def start_helper(
 def start_template(
     settings: Mapping[str, Any], executable: str = sys.executable, *, namespace: int = -1
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a template and return its process and our end of its socket; `namespace` as above. Raises OSError."""
+    """Start a fork server and return its process and our end of its socket; `namespace` as above. Raises OSError."""
     told = {"settings": dict(settings), "namespace": namespace}
     return _start(executable, lambda fd: _BOOT_TEMPLATE.format(fd=fd, **told), is_awaited=False, passed=namespace)
 
@@ -303,13 +307,13 @@ def start_template(
 def start_mapper(
     programs: list[list[str]], namespace: int = -1, executable: str = sys.executable
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the mapper of `subids` and return its process and our end of its socket. Raises OSError."""
+    """Start the mapper of `subordinate_ids` and return its process and our end of its socket. Raises OSError."""
     order = {"programs": programs, "namespace": namespace}
     return _start(executable, lambda fd: _BOOT_MAPPER.format(fd=fd, order=order), passed=namespace)
 
 
 def start_keeper(executable: str = sys.executable) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the keeper of a place and return its process and our end of its socket. Raises OSError."""
+    """Start a `container_shim` and return its process and our end of its socket. Raises OSError."""
     return _start(executable, lambda fd: _BOOT_KEEPER.format(fd=fd))
 
 

@@ -1,7 +1,7 @@
 """The guest's file tree, as a list of small values that say which system calls make them. Nothing is done here.
 
-The dance: a new user namespace cannot reach a private home once it runs under another identity, and cannot create
-files on its own tmpfs before it does. So every bind source is first opened as a detached copy of its mount, with
+Theory of operation: a new user namespace cannot reach a private home once it runs under another identity, and cannot
+create files on its own tmpfs before it does. So every bind source is first opened as a detached copy of its mount, with
 the caller's identity (`Bind.opening`); then the identity is switched; then the tree is built below a tmpfs from those
 descriptors (`calls`), and `pivot` makes it the root. Paths of targets are relative to the new root, which is the
 working directory while the tree is built.

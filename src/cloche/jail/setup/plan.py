@@ -1,10 +1,10 @@
-"""The way into the sandbox, compiled to calls: what the reaper builds, and what each guest gives up.
+"""The order of all set-up steps, compiled to calls: what pid 1 builds, what each guest gives up, how files are written.
 
-The order is the point: see `mounts`, and the design's section on set-up. Everything here runs in the caller, while
-the helper's interpreter is still starting; the reaper makes the calls of `building`, and the guest, which was forked
-before the reaper gave anything up, goes through lists of its own.
-
-The jail's own network namespace: nothing but a loopback device, and that one up.
+The order is the point: see `mounts`, and "Set-up, in order" in docs/design.md. Everything here runs in the caller,
+while the helper's interpreter is still starting; the reaper makes the calls of `Building.build`, and the guest, which
+was forked before the reaper gave anything up, goes through lists of its own. `compile_building` is for one run,
+`compile_nursery` for a prefork jail, `compile_rehousing` for a clone of a live session, `compile_files` for the files
+of a run. A jail's own network namespace has nothing but a loopback device, and that one is up.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _NOT_REMOVED = (ENOENT, EPERM, EACCES, EISDIR, EROFS)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Registers: the one that the helper fills with a kept workspace, and the one in which the reaper looks for it.
 WORKSPACE, KEPT = "workspace", "kept"
-# In a nursery that keeps a workspace: the mount that the next guest attaches, and the one that is the caller's.
+# In a prefork jail that keeps a workspace: the mount that the next guest attaches, and the one that is the caller's.
 TICKET, LENT = "ticket", "lent"
 SHOWN = "shown"  # what the caller sees a new workspace by, where its own id is not the guest's
-COUNTER = "counter"  # in a nursery: what each guest's count of processes begins anew by
+COUNTER = "counter"  # in a prefork jail: what each guest's count of processes begins anew by
 
 
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
@@ -68,7 +68,7 @@ def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
 
 
 def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_workspace: bool = False) -> Building:
-    """Return the same for a nursery, whose tree stays, and whose guests each make their own places in it.
+    """Return the same for a prefork jail, whose tree stays; each of its guests makes its own places in it.
 
     One that `keeps_workspace` serves one sandbox: there each guest attaches the workspace, and takes a further mount of
     it for the next. The first one makes it, unless the sandbox `has_workspace`, and takes one for the caller as well.
@@ -265,7 +265,7 @@ def _step(name: str, description: str, *calls: Call) -> Step:
 
 
 def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_workspace: bool) -> list[Step]:
-    """List the set-up. The order is the point: see `mounts` and the design's section 4."""
+    """List the set-up. The order is the point: see `mounts`, and "Set-up, in order" in docs/design.md."""
     first = _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer())
     if spec.level != "jail":
         adopt = _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1))
@@ -394,7 +394,7 @@ def switch_identity(number: int | str, *, can_set_groups: bool) -> list[Call]:
 
 
 def _last_doors(spec: Spec, run: Run, opened: Mapping[str, str] | None = None) -> list[Step]:
-    """List the last doors to close, once the sandbox stands; the filter of system calls comes after them."""
+    """List the last restrictions, once the sandbox stands; the filter of system calls comes after them."""
     steps = [
         _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
         _step("dumpable", "own its /proc entries", privileges.prctl(PR_SET_DUMPABLE, 1)),

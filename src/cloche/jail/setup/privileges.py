@@ -1,15 +1,15 @@
-"""Capabilities: which system calls drop them all, the bounding set too.
+"""Capabilities, rlimits, Landlock and limits per user namespace, as system calls.
 
-Per-process limits of the kernel: the second line behind control groups, and the first without them.
+Capabilities: all are dropped, those of the bounding set too.
 
-Landlock: the file system's second wall, and the first where mounts cannot be made.
+Rlimits: the kernel's limits per process, the second line behind control groups, and the first without them.
 
-Rights are given for trees below a path; everything else that the kernel knows to handle is refused. Newer kernels
-add the scopes that keep abstract sockets and signals inside.
+Landlock: the file system's second wall, and the first where mounts cannot be made. Rights are given for trees below a
+path; everything else that the kernel knows to handle is refused. Newer kernels add the scopes that keep abstract
+sockets and signals inside.
 
-What the kernel counts per user and user namespace (`ucounts`): how much of each one sandbox may have.
-
-What is used in a user namespace is charged there, and to the owner of the namespace in each one above it. A limit of
+Limits per user namespace (`ucounts` in the kernel): how much of what it counts per user one sandbox may have. What is
+used in a user namespace is charged there, and to the owner of the namespace in each one above it. A limit of
 `/proc/sys/user` belongs to the namespace of who opens the file, so a jail's own first process lowers its own, while
 it has its capabilities; they cannot be raised by who has none. The limits of a namespace bind each id in it by itself,
 and a guest has one.
@@ -207,7 +207,7 @@ MOST_NESTED = 1024
 
 def amounts(*, is_forkable: bool, is_nursery: bool = False) -> dict[str, int]:
     """Return how much of each a sandbox may have, by the kernel's names."""
-    # Each guest of a nursery has a mount namespace of its own, made before it gives its powers up.
+    # Each guest of a prefork jail has a mount namespace of its own, made before it gives its capabilities up.
     mounts = MOST_NESTED if is_forkable or is_nursery else 0
     return {
         **dict.fromkeys(NEVER, 0),

@@ -1,14 +1,14 @@
-"""Measure, by trying, what this host lets the caller enforce.
+"""Measure, by trying, what this host lets the caller enforce: whether a jail is possible, and each kernel feature.
 
-The trying happens in a process of its own: it makes the namespaces, builds a root, mounts /proc, asks for
-Landlock and seccomp, and makes and removes a control group. Nothing is inferred from a version or a file that says
-so, because containers, distributions and hardening all answer differently from what they announce.
+All is tried in a process of its own. Nothing is inferred from a version or a file that says so, because containers,
+distributions and hardening all answer differently from what they announce.
 
-Try every kernel feature on its own, for `cloche doctor`: which of them work here, and the kernel's answer.
+`main` asks one question, whether all features together make a jail, and a run waits for its answer: it makes the
+namespaces, builds a root, mounts /proc, asks for Landlock and seccomp, and makes and removes a control group.
 
-The probe asks one question, whether all of them together make a jail, and a run waits for its answer. This asks
-many, in a process of its own as well, and nobody waits but the doctor. Each attempt is one function; what cannot be
-taken back happens in a child. A finding is `(ok, detail)`: the kernel's error when it refused, a fact when it did not.
+`main_of_survey` tries every feature on its own, for `cloche doctor`, and nobody else waits for it. Each attempt is one
+function; what cannot be taken back happens in a child. A finding is `(ok, detail)`: the kernel's error when it refused,
+a fact when it did not.
 """
 
 from __future__ import annotations
@@ -300,7 +300,6 @@ SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER = 1, 8
 RET_ALLOW = (0x7FFF0000_00_00_0006).to_bytes(8, "little")
 SIGKILL = 9
 EPERM = 1
-OUTSIDE_ID = 1_900_000_000
 
 
 def main_of_survey() -> None:
@@ -461,7 +460,7 @@ def _outside_id() -> Finding:
     """Become an id of nobody's, as root does for every sandbox."""
     if os.geteuid() != 0:
         return False, f"an ordinary user (uid {os.geteuid()}) keeps their own id, but for a range in /etc/subuid"
-    return _answer(_in_child(lambda: os.setresuid(OUTSIDE_ID, OUTSIDE_ID, OUTSIDE_ID)), f"from {OUTSIDE_ID}")
+    return _answer(_in_child(lambda: os.setresuid(PROBE_ID, PROBE_ID, PROBE_ID)), f"from {PROBE_ID}")
 
 
 def _cgroup_version() -> Finding:

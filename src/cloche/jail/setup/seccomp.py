@@ -1,25 +1,23 @@
-"""The system call filter: one table of what is allowed, assembled into classic BPF.
+"""The system call filter: one table of what is allowed, assembled into classic BPF, and into docker's profile.
 
 An allowlist in the spirit of the common container profile, minus everything a guest could use to build namespaces,
 mount, trace, load code into the kernel, or reach another process's memory. What is not in the table answers EPERM;
 what is newer than the table answers ENOSYS, so that a C library falls back instead of failing. What nobody calls by
-chance is refused by the reaper, which counts it (see `notify`).
-
-Theory of operation: numbers are sorted and merged into ranges, and a binary tree of comparisons finds the range of
-a call in about eight steps. There is its answer, or a short block that looks at an argument. Only values in registers
-are compared: what a pointer points to can change after the filter looked. The kernel tries a filter with every number
-when it is installed, once for each run, so long ways through it would cost all programs time.
-
-The system calls a guest may make, with their numbers: facts of the kernel's binary interface.
+chance is refused by the reaper, which counts it (see `seccomp_notify`).
 
 Absent on purpose, hence EPERM: everything that mounts, makes or enters namespaces, traces or reads another process,
 loads code or keys into the kernel, sets clocks, swaps, reboots, `io_uring`, `io_setup` (the whole host has one supply
 of its events), `userfaultfd`, `bpf`, `perf_event_open`, `fanotify`, `open_by_handle_at`, `seccomp`, `chroot` and
-`modify_ldt`. x86-64 is tested, aarch64 is not.
+`modify_ldt`. The numbers are facts of the kernel's binary interface; x86-64 is tested, aarch64 is not.
 
-The system call profile that containers get: the jail's table, in the words of docker's profiles.
+Theory of operation of the filter: numbers are sorted and merged into ranges, and a binary tree of comparisons finds the
+range of a call in about eight steps. There is its answer, or a short block that looks at an argument. Only values in
+registers are compared: what a pointer points to can change after the filter looked. The kernel tries a filter with
+every number when it is installed, once for each run, so long ways through it would cost all programs time.
 
-`docker/seccomp.json` is the same text, for whoever calls docker by hand; a test keeps the two equal.
+`profile` is the same table for containers, in the words of docker's profiles. `backends/docker/seccomp.json` is its
+text, for whoever calls docker by hand; a test keeps the two equal. The table is shared, the rules on arguments are
+not: the jail refuses four terminal ioctls and some of prctl and fcntl, containers two ioctls.
 """
 
 from __future__ import annotations
@@ -162,8 +160,7 @@ NR_OFFSET, ARCH_OFFSET = 0, 4
 
 CLONE_NEW_ANY = 0x7E020080  # user, pid, net, ipc, uts, cgroup, mount, and time namespaces
 SOCKET_FAMILIES = (1, 2, 10)  # unix, inet, inet6
-AF_UNIX = 1
-AF_NETLINK, NETLINK_ROUTE = 16, 0
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0
 SOCKET_PROTOCOLS = (0, 6, 17)  # the family's own, TCP, UDP; asking for another makes the host's kernel load its module
 SOCKET_TYPES, SOCK_TYPE_MASK = (1, 2, 5), 0xF  # stream, dgram, seqpacket; the mask drops SOCK_CLOEXEC and its kind
 # What reaches beyond the tree where no namespace stands behind the filter: System V IPC and message queues …
@@ -195,8 +192,9 @@ FLAG_IOCTLS = (0x80086601, 0x40086602)
 SIOC_FIRST, SIOC_LAST = 0x8900, 0x89FF
 SIOC_QUESTIONS = (0x8904, 0x8905, 0x8910, 0x8912, 0x8913, 0x8915, 0x8919, 0x891B, 0x891D, 0x8921, 0x8927, 0x8933)
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
-# fcntl: locks of three kinds ask first (see `notify`). Leases, directory notices and delegations are refused, and so
-# are hints on how long data lives: the kernel keeps them in the inode, for who owns it, through read-only mounts too.
+# fcntl: locks of three kinds ask first (see `seccomp_notify`). Leases, directory notices and delegations are refused,
+# and so are hints on how long data lives: the kernel keeps them in the inode, for who owns it, through read-only mounts
+# too.
 LOCK_COMMANDS, REFUSED_COMMANDS = (5, 6, 7, 36, 37, 38), (1024, 1026, 1036, 1038, 1040)
 # PR_SET_SECCOMP; PR_SET_MM, which rewrites what /proc says of a process; PR_SCHED_CORE, which takes a whole core.
 PRCTL_REFUSED = (22, 35, 62)
@@ -226,10 +224,10 @@ def build_filter(
 
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
     connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
-    `nursed` is for a jail whose namespaces of network and IPC may be used again: its reaper is told of every socket and
-    every object that could leave a trace there, and of an end by which a guest says farewell. `forkable` is for a
-    session: a clone into new namespaces, by one exact word of flags, asks too. Raises KeyError for a machine without a
-    table.
+    `nursed` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is told of every
+    socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
+    for a session: a clone into new namespaces, by one exact word of flags, asks too. Raises KeyError for a machine
+    without a table.
     """
     arch = AUDIT_ARCH[machine]
     names = ALLOWED[machine]
@@ -420,10 +418,6 @@ def _ioctl_block() -> Block:
     ]
 
 
-EPERM, ENOSYS = 1, 38
-AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0
-# Streams, datagrams, packets in sequence; TCP and UDP. Any other makes the host load a module.
-SOCK_TYPE_MASK, SOCKET_TYPES, SOCKET_PROTOCOLS = 0xF, (1, 2, 5), (0, 6, 17)
 # What the container's own start needs behind the filter, or what a container may do where a jail may not.
 BESIDES = (
     "capget", "capset", "close_range", "execve", "faccessat2", "getdents64", "memfd_create", "newfstatat", "openat2",
