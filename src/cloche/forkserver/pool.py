@@ -93,7 +93,7 @@ class Jail(Protocol):
 
 
 class Pool:
-    """Keep slots of one template. `settings` are those of the interpreter's `warm_up`; `namespace` is its user's."""
+    """Keep slots of one fork server. `settings` are those of the interpreter's `warm_up`; `namespace` is its user's."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Pool:
         self._timer: threading.Timer | None = None
 
     def start(self) -> None:
-        """Start the template when there is none, now and from now on; returns at once."""
+        """Start the fork server when there is none, now and from now on; returns at once."""
         with self._lock:
             self._has_begun = True
             self._have_template()
@@ -153,7 +153,7 @@ class Pool:
     def fork(self) -> Slot | None:
         """Return a fresh slot for something that lives long; it is not counted, and never comes back.
 
-        None where there is no template yet.
+        None where there is no fork server yet.
         """
         with self._lock:
             template = self._have_template() if self._has_begun else None
@@ -206,7 +206,7 @@ class Pool:
             self._template.forget()
 
     def _have_template(self) -> Template | None:
-        """Return the template, starting one where there is none; a worn one is replaced and lives on in its slots."""
+        """Return the fork server, started where there is none; a worn one is replaced and lives on in its slots."""
         if self._is_closed:
             return None
         template = self._template
@@ -252,7 +252,7 @@ class Pool:
         return None
 
     def _open(self, template: Template) -> Slot | None:
-        """Let the template fork a helper with a control group of its own."""
+        """Let the fork server fork a helper with a control group of its own."""
         name = self._group_name()
         folders = {controller: f"{folder}/{name}" for controller, folder in self._folders.items()}
         cgroup = {"version": self._version, "folders": folders} if self._version else None

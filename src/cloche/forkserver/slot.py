@@ -258,7 +258,7 @@ MOST_SPENT = 0.5  # of a quota
 
 
 class Slot:
-    """Hold one helper of a template, and what is known of it, which only the methods here change.
+    """Hold one helper of a fork server, and what is known of it, which only the methods here change.
 
     `key` names the jail that it has built ahead, None for none. `door` is where its guests take their orders, None
     where that is the helper's to hand over. `spec` is what the helper was told last of a sandbox. Unless it `rebuilds`,
@@ -288,7 +288,7 @@ class Slot:
         return self.pid != 0 and not self.is_dead
 
     def has_guest(self) -> bool:
-        """Tell whether a guest waits at the door, or who knows, for there is none."""
+        """Tell whether a guest waits at the handoff socket; True where there is none, and nobody knows."""
         return self.door is None or self.door.look()
 
     def look(self) -> bool:
@@ -403,7 +403,7 @@ class Slot:
         self.idle_since = time.monotonic()
 
     def change_door(self, door: Door | None) -> None:
-        """Use another door; the one before is closed."""
+        """Use another handoff socket; the one before is closed."""
         if self.door is not None:
             self.door.close()
         self.door = door

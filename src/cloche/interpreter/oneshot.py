@@ -38,7 +38,7 @@ built_in_paths = 0  # how many entries of `sys.path` are there whether they exis
 of_template: dict[str, ModuleType] = {}
 libraries_of_template = 0
 _FIRST_LIBRARY_AT, _NEXT_LIBRARY_AT = 8, 24  # in the loader's `struct r_debug` and `struct link_map`
-OLD_IN_A_ROW = 6  # so many modules of the template's, one after the other, and all before them are its too
+OLD_IN_A_ROW = 6  # so many modules of the fork server's in a row, and all before them are its too
 FILE_INPUT, _EVAL_INPUT = 257, 258  # CPython's start symbols
 # The flags that `-I -S` set, and what they are without it.
 _PLAIN_FLAGS = {"isolated": 0, "ignore_environment": 0, "no_user_site": 0, "no_site": 0, "safe_path": False}
@@ -210,7 +210,7 @@ def _take_out(loaded: list[tuple[str, ModuleType]], folder: str) -> list[Any]:
 
 
 def _has_libraries(loaded: list[tuple[str, ModuleType]]) -> bool:
-    """Tell whether a C library may have buffers or exit functions of its own that a template did not bring."""
+    """Tell whether a C library may have buffers or exit functions of its own that a fork server did not bring."""
     if warming is None:
         return True
     if "ctypes" in sys.modules and (libraries_of_template == 0 or count_libraries() != libraries_of_template):
@@ -234,7 +234,7 @@ def count_libraries() -> int:
 
 
 def _loaded_here() -> list[tuple[str, ModuleType]]:
-    """Return the modules that this process has loaded, and not its template: touching those would copy their pages."""
+    """Return what this process has loaded, and not the fork server: touching those would copy their pages."""
     found, in_a_row = [], 0
     for name, module in reversed(list(sys.modules.items()) if warming is None else sys.modules.items()):
         if of_template.get(name) is module:
@@ -263,7 +263,7 @@ def _clear(namespace: dict[str, Any]) -> None:
 def _leave(code: int, *, has_libraries: bool) -> None:
     """Call the C library's own exit, so that its exit functions and buffers have their turn.
 
-    What a template loaded needs no exit function in its children; they would take libraries apart for nothing.
+    What a fork server loaded needs no exit function in its children; they would take libraries apart for nothing.
     """
     if not has_libraries:
         if farewell is not None and -(1 << 31) <= code < 1 << 31:

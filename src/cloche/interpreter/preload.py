@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# What a template does with a module once, so that its children find it set up; and they too, as they wait.
+# What a fork server does with a module once, so that its children find it set up; and they too, as they wait.
 _FIRST_USES = {
     "numpy": "import numpy; str(numpy.arange(3.0) @ numpy.arange(3.0))",
     "pandas": "import pandas; str(pandas.DataFrame({'a': [1, 2], 'b': [0.5, 1.5], 'c': ['x', 'y']}).describe())",
@@ -110,7 +110,7 @@ def rehearse() -> None:
     for use in _uses:
         try:
             exec(use, {})
-        except Exception:  # it worked in the template; a run that uses it will say itself what is wrong here
+        except Exception:  # it worked in the fork server; a run that uses it will say itself what is wrong here
             _uses.clear()
             break
     _go_through()

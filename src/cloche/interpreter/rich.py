@@ -453,7 +453,7 @@ class Display:
 
     @property
     def figure_formats(self) -> tuple[str, ...]:
-        """The formats of figures; any of `figures.FORMATS`."""
+        """The formats of figures; any of `FORMATS`."""
         return OPTIONS.formats
 
     @figure_formats.setter

@@ -1,6 +1,6 @@
 """The order of all set-up steps, compiled to calls: what pid 1 builds, what each guest gives up, how files are written.
 
-The order is the point: see `mounts`, and "Set-up, in order" in docs/design.md. Everything here runs in the caller,
+The order is the point: see `mounts`, and "Set-up, in order" in docs/jail.md. Everything here runs in the caller,
 while the helper's interpreter is still starting; the reaper makes the calls of `Building.build`, and the guest, which
 was forked before the reaper gave anything up, goes through lists of its own. `compile_building` is for one run,
 `compile_nursery` for a prefork jail, `compile_rehousing` for a clone of a live session, `compile_files` for the files
@@ -265,7 +265,7 @@ def _step(name: str, description: str, *calls: Call) -> Step:
 
 
 def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_workspace: bool) -> list[Step]:
-    """List the set-up. The order is the point: see `mounts`, and "Set-up, in order" in docs/design.md."""
+    """List the set-up. The order is the point: see `mounts`, and "Set-up, in order" in docs/jail.md."""
     first = _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer())
     if spec.level != "jail":
         adopt = _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1))
