@@ -1,16 +1,17 @@
-"""Names of control groups, by which those of dead processes are told from those of the living.
+"""What killed processes left on this host: whose it was, whether they are surely dead, and its removal.
 
-A helper or keeper removes its groups, and a caller those of one that was killed. Where both were killed, empty ones
-stay: whoever comes next removes them. What holds a process cannot be removed, so nothing that lives is at risk.
+Theory of operation: names tell their makers. `owner` names this process by host, boot, process namespace, pid and start
+time, so that `is_dead` can judge a name that another process wrote; the label of a container carries it.
 
-Whose a thing outside of our processes is, and whether that process is surely dead.
+Control groups carry pid, namespace and start time in their names. The helper or the shim that made one removes it, and
+a caller those of a helper that was killed. Where both were killed, empty groups stay, and whoever comes next removes
+them. The kernel removes none that holds a process, so nothing that lives is at risk.
 
-Work that makes sure of what was let go: each piece in a thread, for all of which the process waits at its end.
+Folders of the host stand in for a workspace below level jail. A helper holds a lock on its folder for as long as it
+lives, which the kernel releases however that ends. So a folder of ours without a lock is nobody's any more, unless the
+guest has left a process behind that still is in it.
 
-Folders of the host that stand in for a workspace, and that nobody could remove: caller and helper were killed.
-
-A helper holds a lock on its folder for as long as it lives, which the kernel releases however that ends. So a folder
-of ours without a lock is nobody's any more, unless the guest has left a process behind that still is in it.
+`Background` runs removals in threads, for all of which the process waits at its end.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from cloche.jail.work_folder import WorkFolder
 from .host import Host
 
 HOSTS_OWN = "4026531836"  # the number that the kernel gives to its first process namespace
+log = logging.getLogger("cloche.local")
+_NAME = re.compile(r"cloche-[0-9]+-work-[0-9a-f]{12}")  # of folders that stand in for a workspace
 
 
 @functools.cache
@@ -178,10 +181,6 @@ class Background:
     def _forget(self) -> None:
         self._turn = threading.Lock()
         self._threads.clear()
-
-
-log = logging.getLogger("cloche.local")
-_NAME = re.compile(r"cloche-[0-9]+-work-[0-9a-f]{12}")
 
 
 def new_folder() -> str:

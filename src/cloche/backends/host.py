@@ -24,6 +24,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# What the probe tries in a process of its own, and what it must have found to be kept.
+_TRIED = {"landlock": int, "seccomp": str, "namespaces": str, "idmapped": str, "can_switch_identity": bool}
+_REFUSING = (
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+    "/proc/sys/user/max_user_namespaces",
+    "/proc/sys/kernel/unprivileged_userns_clone",
+)
+
+# What findings depend on: limits that a sandbox of any kind may fail on, and capabilities.
+_LIMITS = ("RLIMIT_NPROC", "RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK")
+_POWERS = ("CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
@@ -134,10 +146,6 @@ def _is_filtered() -> bool:
     return "\nSeccomp:\t2" in _reads("/proc/self/status")
 
 
-# What the probe tries in a process of its own, and what it must have found to be kept.
-_TRIED = {"landlock": int, "seccomp": str, "namespaces": str, "idmapped": str, "can_switch_identity": bool}
-
-
 def _to_plain(found: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what may be kept: only of a host with all that a jail needs. A start that it does not suffice for fails.
 
@@ -155,13 +163,6 @@ def _from_plain(plain: dict[str, Any]) -> Mapping[str, Any] | None:
 def _about(executable: str) -> tuple[object, ...]:
     """Return what allows and refuses namespaces, beside the circumstances of every answer."""
     return (executable, *map(_reads, _REFUSING), *map(_reads, ("/proc/self/uid_map", "/proc/self/attr/current")))
-
-
-_REFUSING = (
-    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
-    "/proc/sys/user/max_user_namespaces",
-    "/proc/sys/kernel/unprivileged_userns_clone",
-)
 
 
 def namespace_remedy(host: Host | None = None) -> str:
@@ -257,11 +258,6 @@ class KeptAnswers(Generic[T]):
         parts = (self._question, *map(str, about), *(circumstances() if self._is_of_host else ()))
         key = "\0".join(parts).encode(errors="surrogateescape")
         return f"{self._question}-{zlib.crc32(key):08x}", key
-
-
-# What a sandbox of any kind may fail on.
-_LIMITS = ("RLIMIT_NPROC", "RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK")
-_POWERS = ("CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
 
 
 def circumstances() -> tuple[str, ...]:

@@ -1,11 +1,11 @@
-"""What a run changed, and how its files are copied into a folder of the caller's: through no link, whatever waits.
+"""What a run changed: its files copied into a folder of the caller's, and how long a look at them may take.
 
-How long a look at a guest's files may take, and what is said when it was not enough.
+Files are copied through no link, whatever waits in that folder: all of them, or none.
 
-A guest decides how many files there are, and beside a session it may move them about while they are looked at. The
-guest's own time-out has ended by then, so the look has a time of its own, which begins with its thread. There are as
-many of these as runs and cells go on at once, as far as descriptors allow; what had to wait for one for too long looks
-no further than it gets at once, and says so.
+Theory of operation of looks: a guest decides how many files there are, and beside a session it may move them about
+while they are looked at. The guest's own time-out has ended by then, so the look has a time of its own, which begins
+with its thread. There are as many threads as runs and cells go on at once, as far as descriptors allow; what had to
+wait for one for too long looks no further than it gets at once, and says so.
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ from cloche.core.loops import finish
 from cloche.core.result import FileRecord, SaveFiles
 
 CHUNK_BYTES = 1 << 20
+
+T = TypeVar("T")
+# Why files may be missing from a result, as `meta["files_partial"]` says it; docs/api.md explains each.
+REASONS = frozenset({"time", "entries", "files", "bytes", "paths", "depth", "access"})
+SHARE, LEAST_S, MOST_S = 0.5, 1.0, 5.0
+LONGEST_QUEUE_S = 2 * MOST_S
+LOOKS_PER_CORE = 4  # as many as runs, see `execution.concurrency`
+LEAST_AT_ONCE = 2
+DESCRIPTORS_OF_A_LOOK = 128  # two for every level of folders; all looks together leave half of them to the rest
+_threads: tuple[int, ThreadPoolExecutor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,19 +222,6 @@ class Slice:
         data = os.pread(self._fd, size, self._place)
         self._place += len(data)
         return data
-
-
-T = TypeVar("T")
-
-# Why files may be missing from a result, as `meta["files_partial"]` says it; docs/api.md explains each.
-REASONS = frozenset({"time", "entries", "files", "bytes", "paths", "depth", "access"})
-SHARE, LEAST_S, MOST_S = 0.5, 1.0, 5.0
-LONGEST_QUEUE_S = 2 * MOST_S
-LOOKS_PER_CORE = 4  # as many as runs, see `execution.concurrency`
-LEAST_AT_ONCE = 2
-DESCRIPTORS_OF_A_LOOK = 128  # two for every level of folders; all looks together leave half of them to the rest
-
-_threads: tuple[int, ThreadPoolExecutor] | None = None
 
 
 def most_at_once() -> int:

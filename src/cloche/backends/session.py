@@ -407,7 +407,7 @@ class Session:
         """Wait for the answer by the clock; None when the session has ended without one."""
         loop, passed_s = asyncio.get_running_loop(), time.monotonic() - started
         timers = [
-            loop.call_later(LONG_S - passed_s, self._hurry),
+            loop.call_later(LONG_S - passed_s, lambda: self._set_pace(is_busy=True)),
             loop.call_later(timeout_s - passed_s, self._interrupt, KillCause.TIMEOUT),
         ]
         try:
@@ -429,9 +429,6 @@ class Session:
         finally:  # also when it was cancelled once more: else the next cell would have said what this one said
             self._collect()
             self._set_pace(is_busy=False)
-
-    def _hurry(self) -> None:
-        self._set_pace(is_busy=True)
 
     async def _wait_for(self, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any] | None:
         """Wait for the answer or for the session's end; None when it has ended without one."""

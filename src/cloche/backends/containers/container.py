@@ -1,10 +1,8 @@
-"""One container: how it is talked to. How it is started, killed and let go is each backend's own.
+"""One container: its frames, its first process, and a kill. How it is started and released is each backend's own.
 
-The link to a container: frames of our first process in what comes from its standard output.
-
-A thread of its own reads to the end whatever happens: a container whose output nobody takes may not be killed.
-
-What is sent to the first process of a container before it can listen: its own code, and the interpreter's.
+Theory of operation: our first process (`inside/reaper.py`) sends frames on its standard output: a tag, a length, a
+body. A thread of its own (`Link`) reads them to the end whatever happens: a container whose output nobody takes may not
+be killed. Before the first process can listen it is sent its own code and the interpreter's (`boot_message`).
 """
 
 from __future__ import annotations
@@ -33,6 +31,47 @@ WORDS_KEPT_BYTES = 4096
 OUTPUT = 1
 OnFrame = Callable[[bytes, bytes], None]
 OnEnd = Callable[[], None]
+
+# Tags of frames: those of a run and of files, then what only a container as a whole says and is told.
+STARTED, OUT, ERR, VALUE, ENDED, DATA, DONE, FAILED = b"s", b"o", b"e", b"v", b"r", b"D", b"k", b"x"
+STREAMS: dict[bytes, Stream] = {OUT: "stdout", ERR: "stderr"}
+MOST_BYTES, MOST_PARTS = 65_536, 100  # of what a first process says of itself
+READY, ORDER, KILL, TOLD, WORD = b"H", b"O", b"K", b"L", b"W"
+OF_FILES = (DATA, DONE, FAILED)
+
+START_S = 60.0
+SMALL_BYTES = 32 * 1024  # that are sent without a thread
+
+# What is sent to the first process: how it is started, and our modules.
+LEAST_PYTHON = (3, 11)
+# The only text on the command line: it makes the interpreter read a length, then that many bytes, and run them.
+ARGUMENTS = (
+    "-I",
+    "-S",
+    "-c",
+    (
+        "import os\nn=int(os.read(0,9))\nb=b''\nwhile len(b)<n:\n d=os.read(0,n-len(b))\n if not d:os._exit(0)\n b+=d\n"
+        "exec(compile(b,'<cloche>','exec'),{'__name__':'cloche_boot'})"
+    ),
+)
+_FIND_MODULES = """
+import json, sys
+from importlib.machinery import ModuleSpec
+class Archive:
+    sources = json.loads({sources!r})
+    def find_spec(name, path=None, target=None):
+        if name in Archive.sources: return ModuleSpec(name, Archive, origin="cloche", is_package="." not in name)
+    def create_module(spec): return None
+    def exec_module(module):
+        text = Archive.sources[module.__name__]
+        exec(compile(text, f"<{{module.__name__}}>", "exec", dont_inherit=True), module.__dict__)
+sys.meta_path.insert(0, Archive)
+"""
+_START = """
+import inside.reaper
+inside.reaper.main(Archive, json.loads({settings!r}))
+"""
+_OURS = ("files", "link", "program", "reaper", "session")
 
 
 class Wire(Protocol):
@@ -125,11 +164,6 @@ class Splitter:
         return found
 
 
-STARTED, OUT, ERR, VALUE, ENDED, DATA, DONE, FAILED = b"s", b"o", b"e", b"v", b"r", b"D", b"k", b"x"
-STREAMS: dict[bytes, Stream] = {OUT: "stdout", ERR: "stderr"}
-MOST_BYTES, MOST_PARTS = 65_536, 100  # of what a first process says of itself
-
-
 def read_object(body: bytes) -> dict[str, Any]:
     """Return the object that a frame holds, small as all of ours are. Raises ValueError.
 
@@ -141,12 +175,6 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("the container sent what is no object")
     return found
-
-
-READY, ORDER, KILL, TOLD, WORD = b"H", b"O", b"K", b"L", b"W"
-OF_FILES = (DATA, DONE, FAILED)
-START_S = 60.0
-SMALL_BYTES = 32 * 1024  # that are sent without a thread
 
 
 class Listener(Protocol):
@@ -316,37 +344,6 @@ class Container(ABC, Generic[G]):
         for listener in (self._listener, self._asker):
             if listener is not None:
                 listener.lose()
-
-
-LEAST_PYTHON = (3, 11)
-# The only text on the command line: it makes the interpreter read a length, then that many bytes, and run them.
-ARGUMENTS = (
-    "-I",
-    "-S",
-    "-c",
-    (
-        "import os\nn=int(os.read(0,9))\nb=b''\nwhile len(b)<n:\n d=os.read(0,n-len(b))\n if not d:os._exit(0)\n b+=d\n"
-        "exec(compile(b,'<cloche>','exec'),{'__name__':'cloche_boot'})"
-    ),
-)
-_FIND_MODULES = """
-import json, sys
-from importlib.machinery import ModuleSpec
-class Archive:
-    sources = json.loads({sources!r})
-    def find_spec(name, path=None, target=None):
-        if name in Archive.sources: return ModuleSpec(name, Archive, origin="cloche", is_package="." not in name)
-    def create_module(spec): return None
-    def exec_module(module):
-        text = Archive.sources[module.__name__]
-        exec(compile(text, f"<{{module.__name__}}>", "exec", dont_inherit=True), module.__dict__)
-sys.meta_path.insert(0, Archive)
-"""
-_START = """
-import inside.reaper
-inside.reaper.main(Archive, json.loads({settings!r}))
-"""
-_OURS = ("files", "link", "program", "reaper", "session")
 
 
 def boot_message(preload: Sequence[str], *, extra_paths: Sequence[str] = (), customizes: bool = False) -> bytes:

@@ -1,12 +1,12 @@
-"""Warm containers: started, idle, and used once.
+"""Warm containers: started in advance, idle, used once; and work that waits while runs are under way.
 
 A container waits for one exact plan. It leaves the pool once and never comes back. What nobody asked for in a while
-is let go, and so is everything at the end of the process; should that be killed, its containers hear it and end.
+is closed, and so is everything at the end of the process; should that be killed, its containers read the end of their
+input and end.
 
-What nobody waits for makes way: new containers, and the removal of old ones, come after runs in warm containers.
-
-Either takes a daemon many times the work of a short run, which would wait for a processor at each of its steps. So they
-begin when no such run is under way and none has just ended, or after a bounded time whatever happens.
+New containers, and the removal of old ones, come after runs in warm containers (`Way`). Either takes a daemon many
+times the work of a short run, which would wait for a processor at each of its steps. So they begin when no such run is
+under way and none has just ended, or after a bounded time whatever happens.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ from .container import Container
 
 QUIET_S = 0.03  # after a run: who asks for another one at once, asks by then
 MOST_S = 0.25  # much less than a container takes to start
+
+WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0  # containers of one kind, kinds, and how long one waits
+log = logging.getLogger("cloche.containers")
+Make = Callable[[], Container[Any]]
+_pools: dict[int, Pool] = {}
 
 
 class Way:
@@ -63,11 +68,6 @@ class Way:
 
 
 way = Way()
-
-
-WAITING, MOST_KINDS, IDLE_S = 2, 3, 300.0
-log = logging.getLogger("cloche.containers")
-Make = Callable[[], Container[Any]]
 
 
 @dataclass(slots=True)
@@ -169,9 +169,6 @@ class Pool:
             self._are_none_coming.notify_all()
         if container is not None:
             container.see_out()
-
-
-_pools: dict[int, Pool] = {}
 
 
 def shared_pool() -> Pool:

@@ -1,10 +1,7 @@
-"""One run as the first process of a container takes it: commands, files, environment.
+"""What runs in a container: a program or a session as its first process takes it, and what a guest gets in any case.
 
-What a session in a container runs: the interpreter that is there already, or an engine with its driver.
-
-What every guest of a container gets, whoever starts the container.
-
-Look what programs an image holds: a script for any `sh`, and the programs that it is asked about.
+Commands, files, environment and rlimits are the same whoever starts the container. A session is the interpreter that is
+there, or an engine with its driver. `LOOK` is a script for any `sh` that tells which of `PROGRAMS` an image holds.
 """
 
 from __future__ import annotations
@@ -37,10 +34,26 @@ ENVIRONMENT: Mapping[str, str] = {
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-
-
 # Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
 _HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
+
+# Sessions: where a driver lies. Not in /tmp, which a policy may close, and where programs list their own files.
+FOLDER = "/dev/shm/.cloche"
+LINK, ANSWERS = 3, 4  # as in `inside/program.py`
+
+PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for one in lang.engines for name in one.programs))
+# One line per program that is there: its name, its path, the first line that it says of its version.
+LOOK = """
+for name in "$@"; do
+  path=$(command -v "$name" 2>/dev/null) || continue
+  case $name in
+    go) version=$("$path" version 2>&1 </dev/null | head -n 1) ;;
+    env|sh|tsx|cc) version= ;;
+    *) version=$("$path" --version 2>&1 </dev/null | head -n 1) ;;
+  esac
+  printf '%s\\t%s\\t%s\\n' "$name" "$path" "$version"
+done
+"""
 
 
 class Equipment(Protocol):
@@ -158,11 +171,6 @@ def program_of(
     )
 
 
-# Not in /tmp, which a policy may close, and where programs list their own files.
-FOLDER = "/dev/shm/.cloche"
-LINK, ANSWERS = 3, 4  # as in `reaper_program`
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionProgram:
     """Hold what a session runs and how to talk to it; without `commands`, the first process forks the interpreter."""
@@ -227,18 +235,3 @@ def driven_session(language: Language, driver: Driver, program: str, env: Mappin
         commands=(tuple(driver.command(program, path, LINK, ANSWERS)),),
         generated={path: driver.text()},
     )
-
-
-PROGRAMS = tuple(dict.fromkeys(name for lang in LANGUAGES.values() for one in lang.engines for name in one.programs))
-# One line per program that is there: its name, its path, the first line that it says of its version.
-LOOK = """
-for name in "$@"; do
-  path=$(command -v "$name" 2>/dev/null) || continue
-  case $name in
-    go) version=$("$path" version 2>&1 </dev/null | head -n 1) ;;
-    env|sh|tsx|cc) version= ;;
-    *) version=$("$path" --version 2>&1 </dev/null | head -n 1) ;;
-  esac
-  printf '%s\\t%s\\t%s\\n' "$name" "$path" "$version"
-done
-"""

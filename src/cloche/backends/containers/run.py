@@ -1,13 +1,11 @@
-"""One conversation with a container, seen from the caller's event loop: a run, or a request about files.
+"""One run in a container, or a request about files: heard, killed where it must be, and judged.
 
-Frames arrive in the container's reading thread. Output is bounded there; everything else is handed to the loop.
+Frames arrive in the container's reading thread. Output is bounded there; everything else is handed to the caller's
+event loop, where the result is put together (`result_of`).
 
-What came of a run in a container, put together.
-
-End what must end: first by the first process of its container, and when that does not answer, with the container.
-
-Who kills containers may not answer either: then this one is given up, and nobody knows what becomes of it.
-Both are done in threads of their own: those that a loop shares may all be waiting for other containers.
+What must end is killed by the first process of its container first, and when that does not answer, with the container.
+Who kills containers may not answer either: then this one is given up, and nobody knows what becomes of it. Both are
+done in threads of their own: those that a loop shares may all be waiting for other containers.
 """
 
 from __future__ import annotations
@@ -43,6 +41,12 @@ _ERRORS: dict[str, type[SandboxFileError]] = {
     "refused": SandboxFileRefused,
     "full": SandboxFileRefused,
 }
+log = logging.getLogger("cloche.containers")
+ASK_S = 15.0
+BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
+LIFT_S = 0.25  # for the first process to see the guest out with the processor quota that there is
+SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
+GIVE_UP_S = 10.0  # for the container to be gone when it was to be killed
 
 
 class Lost(Exception):
@@ -191,10 +195,6 @@ def _error(body: dict[str, Any]) -> SandboxFileError:
     path = str(body.get("path"))
     kind = _ERRORS.get(str(body.get("kind")), SandboxFileRefused)
     return kind(f"{path!r}: {body.get('why')}; links are not followed", path=path)
-
-
-log = logging.getLogger("cloche.containers")
-ASK_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,12 +351,6 @@ def result_of(
         found=found,
         meta={**common, **notes, **told.notes()},
     )
-
-
-BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
-LIFT_S = 0.25  # for the first process to see the guest out with the processor quota that there is
-SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
-GIVE_UP_S = 10.0  # for the container to be gone when it was to be killed
 
 
 class Ending:

@@ -1,12 +1,11 @@
-"""One open sandbox: a workspace that lives, and every run in a container of its own.
+"""One open sandbox of containers: a workspace that lives, every run in a container of its own, and sessions beside.
 
 Theory of operation: a container runs one program. After that it is idle: nothing but its first process is left, which
 serves the workspace until the next container has come up. So there is always one that holds the files, and never one
 that runs twice. What a container is made of, and what the workspace is, each backend says by a few methods.
 
-A sandbox of containers that holds sessions: each in a container of its own, beside those of runs.
-
-A session's container has the files too while it lives, and holds them afterwards when no other one does.
+A session has a container of its own, which has the files too while it lives, and holds them afterwards when no other
+one does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The docker backend: every run in a throwaway container of a daemon.
-
-Which runtime a container gets: runc, or gVisor's runsc where that really works.
+"""The docker backend: every run in a throwaway container of a daemon, under runc or under gVisor's runsc.
 
 That a daemon knows runsc says little: it may lack a right, or a part of the kernel. So a container is run once, within
 a bounded time, and the answer kept for this process.
@@ -35,6 +33,12 @@ PROBE_S = 20
 REMEDY = 'install gVisor\'s runsc and register it with the daemon ("runsc install", then restart the daemon)'
 _turn = threading.Lock()
 _answers: dict[int, str] = {}  # by daemon: why not; empty when it works
+
+USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
+LOOK_S = 3  # for each of three questions, where a daemon is only looked for
+ABSENT_S = 30  # an absent daemon stays absent for so long, to whoever only looks
+_absent: dict[Key, tuple[float, str, str]] = {}  # since when, why, and what to do
+_cleared: set[int] = set()
 
 
 def choose_runtime(daemon: Daemon, image: Image | None, wanted: Level | None) -> tuple[str, Level]:
@@ -242,12 +246,6 @@ def _check(policy: Policy, enforcement: Enforcement) -> None:
     )
 
 
-USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
-LOOK_S = 3  # for each of three questions, where a daemon is only looked for
-ABSENT_S = 30  # an absent daemon stays absent for so long, to whoever only looks
-_absent: dict[Key, tuple[float, str, str]] = {}  # since when, why, and what to do
-
-
 def _look() -> Daemon:
     """Return the daemon, found within seconds or not at all. Raises BackendUnavailable, also from memory."""
     named = key()
@@ -261,9 +259,6 @@ def _look() -> Daemon:
     except BackendUnavailable as error:
         _absent[named] = (time.monotonic(), error.reason, error.remedy)
         raise
-
-
-_cleared: set[int] = set()
 
 
 def _clear_once(daemon: Daemon) -> None:

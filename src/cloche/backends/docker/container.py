@@ -1,7 +1,4 @@
-"""One container of a daemon: how it is started, killed and let go.
-
-What carries a container's streams: the connection that docker multiplexes them on.
-"""
+"""One container of a daemon: how it is started, killed and released, and the connection that carries its streams."""
 
 from __future__ import annotations
 
@@ -97,7 +94,7 @@ class Encrypted:
 
 
 class AttachedWire:
-    """Hold the connection to the attached streams of one container; see containers.frames.Wire."""
+    """Hold the connection to the attached streams of one container; see containers.container.Wire."""
 
     def __init__(self, connection: Any, stall_s: float = STALL_S):  # noqa: ANN401 - whatever the SDK opened
         self._connection, self._stall_s = connection, stall_s

@@ -1,10 +1,8 @@
-"""The docker daemon: how it is found, what it says of itself, and what to do when it cannot be had.
+"""The docker daemon: how it is found, what it says of itself, its errors, and the removal of containers and volumes.
 
-What is on its way out, and what others left behind.
-
-A container goes when its caller hangs up: the first process hears the end of its standard input, and the daemon
-removes what has ended. That holds for a killed caller too. What is done here is to make sure of it, and to remove
-workspaces, which the daemon only does for a container's own.
+A container goes when its caller closes its input: the first process reads the end of it, and the daemon removes what
+has ended. That holds for a killed caller too. What is done here is to make sure of it, and to remove workspaces, which
+the daemon only does for a container's own.
 """
 
 from __future__ import annotations
@@ -34,6 +32,27 @@ LATE_S = 3  # after the end of a container, for the daemon to say why
 OLDEST_API = "1.41"  # Docker 20.10
 CONNECTIONS = 64  # kept for later, at most
 OWNER_LABEL = "cloche.owner"
+
+# Connections.
+_turn = threading.Lock()
+Key = tuple[int, tuple[str, ...]]
+_daemons: dict[Key, Daemon] = {}
+_VARIABLES = ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONFIG")
+
+# Remedies.
+CERTIFICATES = (
+    "DOCKER_CERT_PATH names a folder with ca.pem (who signed the daemon's certificate), cert.pem and key.pem (what it "
+    'takes yours to be); a context has its own. See what "docker info" says.'
+)
+JOIN_THE_GROUP = (
+    'Join the group that owns its socket ("sudo usermod -aG docker $USER", then log in again; that makes you as good '
+    "as root), or run a rootless daemon and name it in DOCKER_HOST."
+)
+
+# Removal.
+PATIENCE_S, NAP_S, LISTENS_S = 5.0, 0.05, 5
+_background = Background("cloche-docker-end", 2 * PATIENCE_S)
+wait_for_all = _background.wait_for_all
 
 
 class Daemon:
@@ -178,12 +197,6 @@ class ignoring_absence:  # noqa: N801 - reads as the statement it is
         return False
 
 
-_turn = threading.Lock()
-Key = tuple[int, tuple[str, ...]]
-_daemons: dict[Key, Daemon] = {}
-_VARIABLES = ("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_CONFIG")
-
-
 def key() -> Key:
     """Return what a connection is kept under: this process, and what it was told of where the daemon is."""
     return os.getpid(), tuple(os.environ.get(name, "") for name in _VARIABLES)
@@ -326,16 +339,6 @@ def _why_not(error: Exception, where: str) -> tuple[str, str]:
     return f"the daemon cannot be reached at {where}: {explained(error)}.", 'See what "docker info" says.'
 
 
-CERTIFICATES = (
-    "DOCKER_CERT_PATH names a folder with ca.pem (who signed the daemon's certificate), cert.pem and key.pem (what it "
-    'takes yours to be); a context has its own. See what "docker info" says.'
-)
-JOIN_THE_GROUP = (
-    'Join the group that owns its socket ("sudo usermod -aG docker $USER", then log in again; that makes you as good '
-    "as root), or run a rootless daemon and name it in DOCKER_HOST."
-)
-
-
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and everything that it was made of."""
     pending: list[object] = [error]
@@ -353,11 +356,8 @@ def explained(error: BaseException) -> str:
     return str(text or error).strip()
 
 
-PATIENCE_S, NAP_S, LISTENS_S = 5.0, 0.05, 5
-
-
 class Leaving(Protocol):
-    """Name what can be hung up on."""
+    """Name what has an input to close."""
 
     id: str
     daemon: Daemon
@@ -365,10 +365,6 @@ class Leaving(Protocol):
     def hang_up(self) -> None:
         """End the conversation; the container then ends by itself."""
         ...
-
-
-_background = Background("cloche-docker-end", 2 * PATIENCE_S)
-wait_for_all = _background.wait_for_all
 
 
 def see_out(container: Leaving, volume: str = "") -> None:

@@ -24,13 +24,15 @@ from .plan import MAPPED_ID
 ANY_LANGUAGE = "*"
 PROBE_S = 30
 log = logging.getLogger("cloche.docker")
-
 # Copying needs these two, of whatever version.
 _PROBE = f"""{LOOK}
 for name in tar head; do command -v $name >/dev/null 2>&1 && printf '%s\\t%s\\t\\n' "$name" "$name"; done
 """
 Rows = list[list[str]]
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
+_turn = threading.Lock()
+_known: dict[str, Image] = {}
+_here: set[tuple[int, str]] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +74,6 @@ def image_name(language: str, chosen: Mapping[str, str]) -> str:
     return chosen.get(language) or chosen.get(ANY_LANGUAGE) or LANGUAGES[language].image
 
 
-_turn = threading.Lock()
-_known: dict[str, Image] = {}
-
-
 def find_image(daemon: Daemon, name: str) -> Image:
     """Return an image, pulled when it is not here, and looked into once.
 
@@ -89,9 +87,6 @@ def find_image(daemon: Daemon, name: str) -> Image:
             rows = _KEPT.find((state["Id"], _PROBE, *PROGRAMS), lambda: _look_into(daemon, name, state))
             found = _known[f"{name} {state['Id']}"] = _image(name, state, rows)
         return found
-
-
-_here: set[tuple[int, str]] = set()
 
 
 def is_here(daemon: Daemon, name: str) -> bool:

@@ -1,11 +1,7 @@
-"""One open sandbox of the docker backend.
+"""One open sandbox of the docker backend, and what a container must run for a request or a session.
 
 The workspace is a volume in memory, which lives as long as a container that has it; so the last one stays, idle, until
 the next one is up, and nothing can follow when none is left.
-
-Turn a request into what a container must run: commands, files, environment.
-
-Turn the wish for a session into what a container of an image must run.
 """
 
 from __future__ import annotations
@@ -47,6 +43,8 @@ from .shell_container import COMMAND as SHELL_COMMAND
 from .shell_container import ShellContainer
 
 FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+COMMAND = ("python3", *ARGUMENTS)
+UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
 def build_program(request: Request, image: Image) -> Program:
@@ -80,10 +78,6 @@ def build_session_program(name: str, env: Mapping[str, str], image: Image) -> Se
         return python_session(language, environment(image, env))
     of_engine = render_env(image.engine(language), path_of(driver), BUILD)
     return driven_session(language, driver, image.programs[program], environment(image, {**of_engine, **env}))
-
-
-COMMAND = ("python3", *ARGUMENTS)
-UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
 class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):

@@ -1,12 +1,10 @@
-"""The runsc backend: gVisor's own kernel around this host's toolchains, without a daemon or an image.
+"""The gvisor backend: gVisor's own kernel around this host's toolchains, without a daemon or an image.
 
-Whether gVisor works here: a container is run once, within a bounded time, and the answer kept.
+Whether it works here is tried: that runsc is installed says little, it may lack a right, or a part of the kernel. A
+container is run once, within a bounded time. That it worked is kept in the user's cache folder until the program, the
+user, the boot or the interpreter that containers show is another; that it did not, for the life of this process.
 
-That runsc is installed says little: it may lack a right, or a part of the kernel. That it worked is kept in the user's
-cache folder until the program, the user, the boot or the interpreter that containers show is another; that it did not,
-for the life of this process.
-
-One open sandbox of the runsc backend: the workspace belongs to the place, and outlives every container in it.
+The workspace of an open sandbox belongs to its place (`container.Place`), and outlives every container in it.
 """
 
 from __future__ import annotations

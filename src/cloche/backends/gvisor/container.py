@@ -43,6 +43,14 @@ wait_for_all = _background.wait_for_all
 KILLED = {"number": 0, "status": 9, "cause": ""}
 OnEnd = Callable[[Mapping[str, Any]], None]
 
+ERROR = 2
+SETTLE_S = 5.0  # for word of a container's end
+STALL_S = 60.0  # for a container to take more of what it is sent
+# How runsc begins the lines of its log, and how it says in one what ended it, or which of our words it does not know.
+_LOGGED = re.compile(r"[DIWEF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] ?")
+_FATAL = re.compile(r"FATAL ERROR: (.+)|(flag provided but not defined: .+)")
+_MOST_REASON = 300
+
 
 class Place:
     """Hold one place. All methods block, and are for any thread."""
@@ -124,7 +132,7 @@ class Place:
             raise StartFailed(f"{what}: {why}", step="runsc")
 
     def _read(self) -> None:
-        """Take what the keeper says until it is gone."""
+        """Take what the shim says until it is gone."""
         with noted(log, "the keeper process is not heard any more", OSError):
             poll = select.poll()
             poll.register(self._link.fileno(), select.POLLIN)
@@ -164,15 +172,11 @@ class Place:
             else:  # closed before, its number could be another's by the time that it is read from
                 with self._turn:
                     self._link.close()
-            if self._process.returncode != 0:
-                self._remove_groups()
+            if self._process.returncode != 0:  # a shim that was killed removed no control group; its processes are dead
+                for folders in self._folders.values():
+                    Cgroup(self._host.cgroup_version, folders).remove()
         except subprocess.TimeoutExpired:
             log.warning("the keeper process %d of a gVisor container was killed, and has not ended", self._process.pid)
-
-    def _remove_groups(self) -> None:
-        """Do what a keeper that was killed could not; its processes died with it."""
-        for folders in self._folders.values():
-            Cgroup(self._host.cgroup_version, folders).remove()
 
 
 def _cgroup(plan: Plan, host: Host) -> dict[str, Any] | None:
@@ -189,17 +193,6 @@ def _can_take(link: socket.socket) -> bool:
     return bool(poll.poll(PATIENCE_S * 1000))
 
 
-ERROR = 2
-SETTLE_S = 5.0  # for word of a container's end
-STALL_S = 60.0  # for a container to take more of what it is sent
-
-
-# How runsc begins the lines of its log, and how it says in one what ended it, or which of our words it does not know.
-_LOGGED = re.compile(r"[DIWEF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] ?")
-_FATAL = re.compile(r"FATAL ERROR: (.+)|(flag provided but not defined: .+)")
-_MOST_REASON = 300
-
-
 def reason_in(said: str) -> str:
     """Return the line of what runsc wrote to standard error that says why it ended, without what its log adds."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
@@ -210,7 +203,7 @@ def reason_in(said: str) -> str:
 
 
 class PipeWire:
-    """Hold the pipes to a container's standard streams; see containers.frames.Wire."""
+    """Hold the pipes to a container's standard streams; see containers.container.Wire."""
 
     def __init__(self, stall_s: float = STALL_S) -> None:
         """Open the pipes. Raises OSError when there is no room for them; then none is left open."""

@@ -1,11 +1,8 @@
-"""What a container of gVisor is made of, decided purely: its bundle, and the mounts that must be there before.
+"""What a container of gVisor is made of, decided purely: mounts, bundle, limits, arguments of runsc, and its program.
 
 The root is the host's own system, read-only, put together as the native jail's is: the same rows make both. It is made
-below a tmpfs in the place's own mount namespace, so nothing of a container is ever a file of the host's.
-
-Which runsc there is, and the words that it is called with.
-
-What of this host a container shows, and the program that it runs: the same toolchains as in the native jail.
+below a tmpfs in the place's own mount namespace, so nothing of a container is ever a file of the host's. A container
+shows the same toolchains as the native jail. `find_runsc` says which runsc there is.
 """
 
 from __future__ import annotations
@@ -66,6 +63,18 @@ INSTALL = (
     "docker is not needed."
 )
 
+# The bundle.
+USERS = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+TASKS_EACH = 8  # at most, that gVisor has for each thread of the guest's, on any platform
+# What gVisor itself holds besides the guest's memory.
+SENTRY_BYTES = 64 * MIB
+STAGE_BYTES = 64 * MIB  # for bundles, and what runsc writes down of its containers
+# Folders that are covered in the place; the first that is here, and is above nothing that is shown.
+STAGES = ("/dev/shm", "/mnt", "/media", "/srv", "/opt")
+FOLDERS = ("proc", "sys", "dev", "tmp", "workspace")
+_DEVICE_LINKS = tuple(("symlink", points_to, target) for points_to, target in layout.DEVICE_LINKS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
@@ -117,17 +126,6 @@ def version_of(path: str, age: int) -> str:  # noqa: ARG001 - part of the cache'
         return ""
     first = answer.stdout.decode("utf-8", "replace").splitlines()[:1]
     return first[0].removeprefix("runsc version ").strip() if first else ""
-
-
-USERS = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
-SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-TASKS_EACH = 8  # at most, that gVisor has for each thread of the guest's, on any platform
-# What gVisor itself holds besides the guest's memory.
-SENTRY_BYTES = 64 * MIB
-STAGE_BYTES = 64 * MIB  # for bundles, and what runsc writes down of its containers
-# Folders that are covered in the place; the first that is here, and is above nothing that is shown.
-STAGES = ("/dev/shm", "/mnt", "/media", "/srv", "/opt")
-FOLDERS = ("proc", "sys", "dev", "tmp", "workspace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,9 +307,6 @@ def stage_for(binds: Sequence[str]) -> str:
         if os.path.isdir(folder) and not any(layout.is_below(path, folder) for path in binds):
             return folder
     return "/var"
-
-
-_DEVICE_LINKS = tuple(("symlink", points_to, target) for points_to, target in layout.DEVICE_LINKS)
 
 
 def _folder(name: str) -> Call:

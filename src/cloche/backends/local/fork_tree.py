@@ -1,4 +1,4 @@
-"""A session's family as its owner sees it: which interpreters there are, which one runs, and which may be woken.
+"""The clones of a session, the owner's side: which interpreters there are, which one runs, and which may be woken.
 
 Theory of operation: see `cloche.jail.fork_tree` for why only leaves run. So a checkpoint is the interpreter that ran
 until then, stopped, and a clone of it goes on; a rollback discards what runs and wakes the checkpoint for as long as
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .helper_link import Connection
 
 ORIGIN = 0
-NOBODY = 0  # for the clone that needs no home yet
+NOBODY = 0  # for the clone that needs no namespaces of its own yet
 BIRTH_PATIENCE_S = 30.0
 
 log = logging.getLogger("cloche.local")
@@ -42,11 +42,11 @@ class Kind(enum.Enum):
 
     LIKE_IT = enum.auto()  # goes on as if it were the one that it came from
     FORK = enum.auto()  # goes on by itself
-    RESERVE = enum.auto()  # waits, without a home
+    RESERVE = enum.auto()  # waits, without namespaces of its own
 
 
 class Node:
-    """Hold one interpreter of a family: how to talk to it, and its workspace.
+    """Hold one interpreter of a fork tree: how to talk to it, and its workspace.
 
     `is_runner` says that an open session goes on in it, `is_held` that a checkpoint's name keeps it, `is_hollow` that
     only pid 1 is left of it, because others live in its process namespace. `reserve` is where it goes on when it is
@@ -70,7 +70,7 @@ class Node:
 
 
 class Family:
-    """Hold all nodes of one session and of its forks, and the helper that guards them."""
+    """Hold the fork tree of one session: all nodes, also of its forks, and the helper that guards them."""
 
     def __init__(self, connection: Connection, spec: Spec, first: Node, binds: Sequence[str] = ()):
         self.connection, self.spec, self._inner = connection, spec, inner_of(binds, spec)
@@ -127,7 +127,7 @@ class Family:
         return nodes
 
     async def _bear(self, parent: Node, pipes: SessionPipes, kind: Kind) -> Node:
-        """Let one clone be made; it says when it is born, and waits for its home."""
+        """Have one clone made; it says when it runs, and waits for its namespaces and mounts."""
         self._last += 1
         is_fork = kind is Kind.FORK
         node = Node(self._last, parent, pipes, parent.workspace.twin(), is_fork=is_fork)

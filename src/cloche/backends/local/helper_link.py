@@ -1,12 +1,11 @@
-"""The caller's end of a helper, on an event loop.
+"""The caller's end of one helper, on an event loop: start it or take a warm one over, send runs, hear their ends.
 
-Waiting until a helper has hung up, or has ended.
-
-Helpers that are on their way out, after the last run of a sandbox.
+Theory of operation: messages of a run come from the helper's own link and, where a prefork jail is used, from the
+handoff socket first; `run_report.RunEnd` decides which of them is the end.
 
 When the end of a throwaway sandbox's run is reported, its code is dead and its streams are read. What is left to do,
-the helper does alone: see the reaper out and remove the control group. Nobody waits for that but the end of this
-process; the next start takes note of it.
+the helper does alone: it waits for the reaper and removes the control group. Nobody waits for that but the end of this
+process; the next start takes note of it (`collect`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,17 @@ from .run_report import Conclusion, RunEnd, Source
 if TYPE_CHECKING:
     from cloche.forkserver.slot import Door, Slot
 
+log = logging.getLogger("cloche.local")
 CLOSE_PATIENCE_S = 10.0
+LEFT_EMPTY = "what is left of a helper stays, which is named after us and empty"
+PATIENCE_S, NAP_S = 10.0, 0.002
+_helpers: list[tuple[subprocess.Popen[bytes], Spec]] = []
+_lock = threading.Lock()
+
+UNHEARD_S = 0.003  # a handoff socket tells all that matters of a short run: a reader more costs more
+_numbers = itertools.count(1)  # of runs, for a helper that hears of the end of one when the next has begun
+END = ("ended", "failed", "lost", "")  # tags of the helper's that may end a run
+OnWord = Callable[[str, dict[str, Any], list[int]], None]
 
 
 async def until_end(link: socket.socket) -> None:
@@ -87,13 +96,6 @@ async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-log = logging.getLogger("cloche.local")
-LEFT_EMPTY = "what is left of a helper stays, which is named after us and empty"
-PATIENCE_S, NAP_S = 10.0, 0.002
-_helpers: list[tuple[subprocess.Popen[bytes], Spec]] = []
-_lock = threading.Lock()
-
-
 def add(process: subprocess.Popen[bytes], spec: Spec) -> None:
     """Take over a helper that was told to end."""
     with _lock:
@@ -129,13 +131,6 @@ def _forget_after_fork() -> None:
 
 os.register_at_fork(after_in_child=_forget_after_fork)
 atexit.register(_see_all_out)
-
-UNHEARD_S = 0.003  # what has a door says all that matters of a short run there: a reader more costs more
-_numbers = itertools.count(1)  # of runs, for a helper that hears of the end of one when the next has begun
-
-END = ("ended", "failed", "lost", "")  # tags of the helper's that may end a run
-
-OnWord = Callable[[str, dict[str, Any], list[int]], None]
 
 
 class Connection:
@@ -327,13 +322,13 @@ class Connection:
                 loop.remove_reader(door.fileno())
 
     def _wait_at(self, door: Door, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
-        """Wait at the door right here for as long as nothing else need be heard: a loop would take longer to do so."""
+        """Read the handoff socket right here for as long as nothing else need be heard: a loop would take longer."""
         until = monotonic() + UNHEARD_S
         while not end.done() and door.wait(until - monotonic()):
             self._listen_at(door, end, on_word)
 
     def _given_back(self, fds: list[int]) -> list[int]:
-        """Return the workspace after a failure: from the door where a guest had attached it, else the helper's."""
+        """Return the workspace after a failure: what a guest had attached, if one had, else the helper's."""
         slot = self._slot
         if slot is None or slot.door is None:
             return fds
@@ -344,7 +339,7 @@ class Connection:
         return found
 
     def _listen_at(self, door: Door, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
-        """Hear what is said at the door."""
+        """Hear what is said at the handoff socket."""
         run = self._run
         try:
             while not end.done():
@@ -419,7 +414,7 @@ class Connection:
     def _hear(
         self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, tag: str, body: dict[str, Any], fds: list[int]
     ) -> None:
-        """Take one message of the helper's, after what was said at the door before it."""
+        """Take one message of the helper's, after what was said at the handoff socket before it."""
         run, slot = self._run, self._slot
         door = slot.door if slot is not None else None
         if tag == "failed" and run.is_of_earlier(body):
@@ -445,7 +440,7 @@ class Connection:
         self._conclude("helper", found, body, end)
 
     def _note_end(self, body: dict[str, Any], on_word: OnWord) -> None:
-        """Take note, at a door, of what the end of a run means for the jail, and take over an unused workspace."""
+        """Take note, with a prefork jail, of what the end of a run means for it, and take over an unused workspace."""
         slot, run = self._slot, self._run
         if slot is None or slot.door is None:
             return

@@ -1,8 +1,7 @@
-"""Turn policy, limits and host into the plain description that the helper builds from. Decides; does nothing.
+"""What a jail is made of, and what runs in it: policy, limits and request as records for the helper. No I/O here.
 
-Turn a request into what a sandbox must run: commands, files, environment, and the toolchain they need.
-
-Which interpreter serves a session of each language, and how it is started.
+A `Spec` describes the jail of one sandbox with its limits, a `Run` one program: its commands, files, environment and
+toolchain. A session is a run too: `build_session_program` says which interpreter serves it, and how it is started.
 """
 
 from __future__ import annotations
@@ -66,6 +65,16 @@ SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 MOST_JAILS = 64
 _JAILS: dict[Hashable, tuple[Host, Spec]] = {}
 _FILTERS: dict[tuple[str, bool, bool, bool, bool], bytes] = {}
+
+# Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
+_INTERPRETER_VARIABLES = "PYTHON"
+SHORT_BYTES = 2048  # a script that travels with its orders, beside the file that it is: it need not be read again
+_HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
+_environments: dict[tuple[Places, str], Mapping[str, str]] = {}
+MOST_ENVIRONMENTS = 64
+
+FOR_EVER_S = 1e9  # the time-out of a session's run
+_ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,12 +260,6 @@ def guest_environment(places: Places, given: Mapping[str, str], toolchain: Mappi
     return {**minimum, **toolchain, **given}
 
 
-# Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
-_INTERPRETER_VARIABLES = "PYTHON"
-SHORT_BYTES = 2048  # a script that travels with its orders, beside the file that it is: it need not be read again
-_HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Hold a run for the helper, the toolchain, and the input files' content by path."""
@@ -314,10 +317,6 @@ def build_program(request: Request, places: Places, timeout_s: float) -> Program
     return _finished(run, files, timeout_s, toolchain, language)
 
 
-_environments: dict[tuple[Places, str], Mapping[str, str]] = {}
-MOST_ENVIRONMENTS = 64
-
-
 def _environment(toolchain: Toolchain, places: Places, source: str, build: str) -> Mapping[str, str]:
     """Return a program's variables besides those of the request; Python's toolchain is the same for ever."""
     key = (places, source)
@@ -349,9 +348,6 @@ def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
     return bool(env) and any(name.startswith(_INTERPRETER_VARIABLES) and name not in _HARMLESS for name in env)
 
 
-FOR_EVER_S = 1e9
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionProgram:
     """Hold the run that a session is, and how to talk to it."""
@@ -374,9 +370,6 @@ def build_session_program(name: str, env: Mapping[str, str], places: Places) -> 
     if driver is None:
         return _python(language, env, places)
     return _driven(language, env, places, driver)
-
-
-_ONE_THREAD: Mapping[str, str] = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def _python(language: Language, env: Mapping[str, str], places: Places) -> SessionProgram:

@@ -1,4 +1,4 @@
-"""The pools of this process, and what a warm jail is to the local backend."""
+"""Warm starts of the local backend: this process's pools, the jails built in advance, and which start a run gets."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ LEAST_SLOTS = 2
 MOST_POOLS = 4  # each set of modules to preload has one; the one that was not used for the longest time makes room
 KEPT_BYTES = 4 * 1024 * 1024  # files of earlier results that a slot's control group may still have to pay for
 
-
 MOST_BUILDINGS = 64
 _buildings: dict[Hashable, Building] = {}
 _jails: dict[Hashable, WarmJail] = {}
+_pools: dict[Hashable, Pool] = {}
+_lock = threading.Lock()
 
 
 @dataclass(slots=True)
 class WarmJail:
     """Be a jail that can be built ahead of the code that will run in it.
 
-    In a nursery, namespaces and tree stay for the next guest. One guest there is one process, so what is compiled first
-    has a jail of its own.
+    In a prefork jail (`is_nursery`), namespaces and mounts stay for the next guest. One guest there is one process, so
+    what is compiled first has a jail of its own.
     """
 
     key: Hashable
@@ -178,10 +179,6 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
     mine = spec.copy()  # the sandbox's may be given an identity of its own
     mine.outside = spec.ids[:2] if spec.outside is not None else None
     return WarmJail(key, mine, bare, is_nursery)
-
-
-_pools: dict[Hashable, Pool] = {}
-_lock = threading.Lock()
 
 
 def pool_for(policy: Policy, host: Host) -> Pool:

@@ -1,8 +1,7 @@
-"""The end of a run: what three sources tell of it, and which of them is believed. No I/O, no clock.
+"""The end of a run: what three sources tell of it, which of them is believed, and what its report says.
 
-What a helper reports of an end, read.
-
-How many runs go on at once in this process: more than there are processors are a crowd.
+`RunEnd` decides, without I/O and without a clock. `observed` and `usage` read the report. How many runs go on at once
+in this process is counted here too: more than there are processors, and some have to wait for one.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from cloche.core.errors import ClocheError, OutcomeUnknown, StartFailed
-from cloche.core.loops import finish
 from cloche.core.result import KillCause, Observed, Usage
 from cloche.forkserver.slot import UNWATCHED_S
 
 SHORT_S = UNWATCHED_S  # what lasts no longer was not looked at
 LEAST_TIMEOUT_S = 1.0  # far from the clock
-
-
 # Who tells something of a run: the shared status, where a guest writes that its program starts; the prefork jail, at
 # the handoff socket; the helper, on its link. (A member of an enumeration is looked up by a function in Python 3.11.)
 Source = Literal["status", "jail", "helper"]
+_PROCESSORS = len(os.sched_getaffinity(0))
+_running: set[object] = set()  # changing it by one is a single step for all threads
+os.register_at_fork(after_in_child=_running.clear)
 
 
 class Ask(enum.Enum):
@@ -121,9 +120,6 @@ def is_short(started_at: float, ended: Mapping[str, Any], timeout_s: float, *, i
     return is_well and timeout_s >= LEAST_TIMEOUT_S and ended["at"] - started_at < SHORT_S
 
 
-__all__ = ["finish", "observed", "usage"]
-
-
 def observed(ended: dict[str, Any]) -> Observed:
     """Read the helper's report of an end."""
     report = ended["ended"]
@@ -150,11 +146,6 @@ def usage(ended: dict[str, Any]) -> Usage:
         peak_memory_bytes=ended["peak_bytes"],
         processes=max(1, ended["tasks"]),
     )
-
-
-_PROCESSORS = len(os.sched_getaffinity(0))
-_running: set[object] = set()  # changing it by one is a single step for all threads
-os.register_at_fork(after_in_child=_running.clear)
 
 
 def enter(sandbox: object) -> None:

@@ -252,15 +252,12 @@ class LocalOpenSandbox:
             if connection is not None or self._slot is not None:
                 self._release()
             self.workspace.drop()
-            self._drop_claim()
+            if self._claim is not None:
+                self._claim.forget()
+                self._claim = None
 
     def _can_go_back(self) -> bool:
         return self._is_over and self._slot is not None and self._slot.kept_bytes <= KEPT_BYTES
-
-    def _drop_claim(self) -> None:
-        if self._claim is not None:
-            self._claim.forget()
-            self._claim = None
 
     def _begin_soon(self) -> None:
         """Have the pool begin in this loop while we wait: its start shall not take processors from the first run."""

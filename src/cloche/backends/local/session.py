@@ -1,9 +1,8 @@
 """A live session of the local backend: an interpreter in a jail of its own, in the workspace of its sandbox.
 
 It is one long run: the same helper, reaper, walls and limits; what is added is a link on which the interpreter is
-given cells, and that it can be cloned: checkpoints, rollbacks, forks.
-
-Stand still while files are looked at: what sessions run in a workspace is stopped, and goes on afterwards.
+given cells, and that it can be cloned: checkpoints, rollbacks, forks (`fork_tree`). What sessions run in a workspace is
+stopped while files are looked at, and goes on afterwards (`halted`).
 """
 
 from __future__ import annotations
@@ -384,7 +383,7 @@ class LocalSession(Session):
         return session
 
     def _forkable(self, *, needs_life: bool = True) -> Family:
-        """Return the family. Raises where this session cannot be cloned."""
+        """Return the fork tree. Raises where this session cannot be cloned."""
         if not self._program.is_forkable:
             raise BackendUnavailable(
                 f"a {self._program.language.name} session has no checkpoints and no forks; Python's have"

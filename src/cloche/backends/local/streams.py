@@ -1,16 +1,13 @@
-"""Read a guest's streams: bounded in memory, drained to the end whatever comes.
+"""The pipes of a guest, seen from the caller's side: of one run (`Pipes`), and of a session with its link.
 
-A guest that writes faster than anybody reads must neither block the kill nor grow the caller, so reading never
-stops; beyond the limit only a head and a tail are kept, and beyond the flood limit nothing.
+A guest that writes faster than anybody reads must neither block the kill nor grow the caller, so reading never stops;
+beyond the limit only a head and a tail are kept, and beyond the flood limit nothing.
 
-The pipes of one run: what the guest reads and writes, seen from the caller's side.
-
-A session's link and streams as a jail has them.
-
-Theory of operation: whatever a guest writes to is a pipe. A socket of AF_UNIX carries descriptors, and who receives
-one that it has no room for closes it: a TCP socket with SO_LINGER keeps the thread that closes it for as long as the
-guest says. Only the caller sends descriptors, to be cloned with. So cells and descriptors go to the guest by a socket
-whose other direction is shut down before the guest gets it: the kernel refuses all that is sent to the caller there.
+Theory of operation of a session's link: whatever a guest writes to is a pipe. A socket of AF_UNIX carries descriptors,
+and who receives one that it has no room for closes it: a TCP socket with SO_LINGER keeps the thread that closes it for
+as long as the guest says. Only the caller sends descriptors, to be cloned with. So cells and descriptors go to the
+guest by a socket whose other direction is shut down before the guest gets it: the kernel refuses all that is sent to
+the caller there.
 """
 
 from __future__ import annotations
@@ -32,9 +29,16 @@ from cloche.jail.syscalls import FORK_FLAGS
 from ..session import Printed, SessionLink
 from ..session_languages import Codec
 
+log = logging.getLogger("cloche.local")
+_STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 CHUNK_BYTES = 65_536
 DRAIN_S = 0.3
 PIPE_BYTES = 1 << 20  # the most that an ordinary user lets a pipe hold, unless the host says otherwise
+UNHEARD_S = 0.003  # what a short program says waits in its pipes until the end: listening costs more than reading
+_SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRITE
+_F_ADD_SEALS = 1033
+SESSION_CHUNK_BYTES = 1 << 18
+MOST_PIECES = 16
 
 
 class StreamReader:
@@ -191,11 +195,6 @@ def ignore(data: bytes) -> None:
     """Keep a chunk nowhere else than in the bounded buffer."""
 
 
-UNHEARD_S = 0.003  # what a short program says waits in its pipes until the end: listening costs more than reading
-_SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # F_SEAL_SEAL, _SHRINK, _GROW, _WRITE
-_F_ADD_SEALS = 1033
-
-
 class Pipes(StreamSet):
     """Hold the descriptors of one run. Use from a running event loop, and close in any case."""
 
@@ -209,8 +208,7 @@ class Pipes(StreamSet):
 
         try:
             self._guest.append(_stdin(stdin))
-            streams: tuple[Stream, ...] = ("stdout", "stderr")
-            for stream in streams:
+            for stream in _STREAMS:
                 self._add_reader(stream, limits.output_bytes, limits.flood_bytes, to_sink(stream, sink), on_flood)
             self._add_reader("value", 1, MAX_TOLD_BYTES, self._hearer(kill), on_flood)
         except BaseException:
@@ -287,12 +285,6 @@ def started_first(sink: Sink) -> Sink:
     return hand_on
 
 
-log = logging.getLogger("cloche.local")
-SESSION_CHUNK_BYTES = 1 << 18
-MOST_PIECES = 16
-_STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
-
-
 class SessionPipes(StreamSet):
     """Hold the caller's ends of one interpreter's link and streams. Use from one event loop, and close in any case.
 
@@ -359,7 +351,7 @@ class SessionPipes(StreamSet):
         return self.send(encode({"op": "keep", "path": path, "text": text}))
 
     def go(self, *, is_fork: bool) -> None:
-        """Let a clone go on that has a home by now; it will say that it is ready."""
+        """Let a clone go on that has its namespaces and mounts by now; it will say that it is ready."""
         with noted(log, "the clone is gone, as its link will say", OSError):
             self._socket.send(encode({"op": "go", "is_fork": is_fork}))
 

@@ -1,15 +1,13 @@
 """A workspace as its owner holds it: a mount that the next jail attaches, and what is known of the files in it.
 
-Bring files out of a workspace after everything in it was killed, or stopped.
+Files are looked at after everything there was killed or stopped. The guest chose the names and may have left links,
+fifos, devices or a million files; beside a session it may still be at work. So nothing is ever opened by a path:
+folders are walked by descriptors, depth first, each of them once however it is moved about, links are not followed,
+only regular files of the workspace's own file system are read, and time, entries, depth, number, size and the length of
+all paths are bounded. Paths are made for files alone, not for folders.
 
-The guest chose the names and may have left links, fifos, devices or a million files; beside a session it may still be
-at work. So nothing is ever opened by a path: folders are walked by descriptors, depth first, each of them once however
-it is moved about, links are not followed, only regular files of the workspace's own file system are read, and time,
-entries, depth, number, size and the length of all paths are bounded. Paths are made for files alone, not for folders.
-
-Keep a run's files readable after its sandbox is gone, for as long as somebody holds the result.
-
-Whatever keeps them has no name in any file system, so nothing is left behind however the caller ends.
+A run's files stay readable after its sandbox is gone, for as long as somebody holds the result. Whatever keeps them has
+no name in any file system, so nothing is left behind however the caller ends.
 """
 
 from __future__ import annotations
@@ -50,6 +48,9 @@ MAX_PATH_CHARS = 8 << 20  # of all paths together; and what is remembered of the
 LOOKS_EVERY = 32  # entries, at the clock
 UNSEEN = frozenset({"time", "entries", "access"})  # why nobody knows what else is there
 FEW_FILES = 4
+SMALL_BYTES, SMALL_FILES, SMALL_S = 512 * 1024, 128, 0.02
+Show = Callable[[int], None]
+Halted = Callable[[], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,11 +457,6 @@ class KeptCopies:
     @contextmanager
     def _open(self, record: FileRecord) -> Iterator[Source]:
         yield Slice(self._file.fileno(), self._places[record.path])
-
-
-SMALL_BYTES, SMALL_FILES, SMALL_S = 512 * 1024, 128, 0.02
-Show = Callable[[int], None]
-Halted = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class Workspace:

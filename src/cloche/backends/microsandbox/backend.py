@@ -1,10 +1,9 @@
 """The microsandbox backend: every sandbox in a machine of that project's, on KVM alone.
 
-Whether microsandbox can run machines here: found out by running one, in a process of its own, for five seconds.
-
-That `/dev/kvm` opens does not say it: there are hosts where it does and guests hang. The trial's machine has empty
-folders for its root and a home of its own, so nothing is fetched and nothing of the user's is touched. What hangs is
-killed with its process group, and the answer is kept in a file until the next boot.
+Whether microsandbox can run machines here is tried by running one, in a process of its own, for five seconds: there are
+hosts where `/dev/kvm` opens and guests hang. The trial's machine has empty folders for its root and a HOME of its own,
+so nothing is fetched and nothing of the user's is touched. What hangs is killed with its process group, and the answer
+is kept in a file until the next boot.
 """
 
 from __future__ import annotations
@@ -49,6 +48,9 @@ async def main(root):
     await one.kill(timeout=2.0)
 asyncio.run(main(sys.argv[1]))
 """
+
+ANY_LANGUAGE = "*"
+IMAGE = LANGUAGES["python"].image  # what has no Python could not hold our first process
 
 
 def check_host(package: Any) -> None:
@@ -114,10 +116,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     if process.stderr is not None:
         process.stderr.close()
-
-
-ANY_LANGUAGE = "*"
-IMAGE = LANGUAGES["python"].image  # what has no Python could not hold our first process
 
 
 class MicrosandboxBackend:

@@ -1,14 +1,10 @@
-"""One machine of microsandbox's, and the programs in it. All methods block, and are for any thread.
-
-What a machine of microsandbox's is made of, decided purely, and in the words of its package.
+"""One machine of microsandbox's: what it is made of, decided purely; the programs in it; and calls of the package.
 
 Everything that a caller may choose and that the package knows is passed on: memory, processors, places in memory with
 their sizes, limits of each process, environment, labels. No network, nothing of the host's, not root inside.
 
-The package `microsandbox`: found when it is needed, and talked to from threads.
-
-All of its calls are coroutines, and what they return belongs to the loop that they ran in. So there is one loop, in a
-thread of its own, for everything.
+All calls of the package are coroutines, and what they return belongs to the loop that they ran in. So there is one
+loop, in a thread of its own, for everything (`Caller`). Methods block, and are for any thread.
 """
 
 from __future__ import annotations
@@ -36,6 +32,7 @@ from cloche.core.suppressed import noted
 from ..containers.container import ARGUMENTS, OUTPUT
 from ..containers.program import ENVIRONMENT, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS
 
+log = logging.getLogger("cloche.microsandbox")
 OWNER_LABEL = "cloche.owner"
 GUEST_ID, NOBODY = 1000, 65_534
 KERNEL_BYTES = 128 * MIB  # what the kernel and microsandbox's own agent need besides
@@ -43,6 +40,27 @@ ROOT_BYTES = 16 * MIB  # of the image's root, what root inside may write: nobody
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MOST_CPUS = 16
 COMMAND = "python3"
+
+NAME = "microsandbox"
+INSTALL = 'Install the extra that brings it: "pip install cloche[microsandbox]".'
+T = TypeVar("T")
+
+CREATE_S = 300.0  # an image may have to be fetched
+ANSWER_S, STALL_S, END_S = 30.0, 60.0, 20.0
+ERROR = 2
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
+# As the user that programs run as: whoever else it is ends, and what they left in places for a moment goes.
+SWEEP = """
+import os, shutil
+try: os.kill(-1, 9)
+except ProcessLookupError: pass
+for place in ("/tmp", "/dev/shm"):
+    for entry in os.scandir(place):
+        if entry.is_dir(follow_symlinks=False): shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            try: os.unlink(entry.path)
+            except OSError: pass
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +135,6 @@ def plan_machine(policy: Policy, limits: Limits, *, image: str, labels: Mapping[
     )
 
 
-NAME = "microsandbox"
-INSTALL = 'Install the extra that brings it: "pip install cloche[microsandbox]".'
-T = TypeVar("T")
-
-
 def find_package() -> Any:
     """Return the package. Raises BackendUnavailable with the remedy."""
     try:
@@ -162,25 +175,6 @@ class Caller:
 
 
 call = Caller()
-
-
-log = logging.getLogger("cloche.microsandbox")
-CREATE_S = 300.0  # an image may have to be fetched
-ANSWER_S, STALL_S, END_S = 30.0, 60.0, 20.0
-ERROR = 2
-_VERSION = re.compile(r"\d+(?:\.\d+)+")
-# As the user that programs run as: whoever else it is ends, and what they left in places for a moment goes.
-SWEEP = """
-import os, shutil
-try: os.kill(-1, 9)
-except ProcessLookupError: pass
-for place in ("/tmp", "/dev/shm"):
-    for entry in os.scandir(place):
-        if entry.is_dir(follow_symlinks=False): shutil.rmtree(entry.path, ignore_errors=True)
-        else:
-            try: os.unlink(entry.path)
-            except OSError: pass
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +282,7 @@ def _told(error: BaseException) -> str:
 
 
 class ExecWire:
-    """Carry the streams of a program in a machine; see containers.frames.Wire."""
+    """Carry the streams of a program in a machine; see containers.container.Wire."""
 
     def __init__(self, package: Any, handle: Any):
         self._package, self._handle = package, handle

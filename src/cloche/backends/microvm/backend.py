@@ -1,11 +1,8 @@
 """The microvm backend: every sandbox in a throwaway virtual machine, under QEMU or under Firecracker.
 
-Whether a machine's processor is lent by KVM or emulated: found out by booting one, and remembered.
-
-How fast the processor's time-stamp counter runs: an emulated machine sees it, and has nothing to measure it with.
-
-The machine has no timer that its kernel could compare the counter to, so the kernel has to be told. Reading the counter
-takes one instruction, which Python has no name for.
+Whether KVM lends a machine its processor or that is emulated is found out by booting one, and remembered. An emulated
+machine sees the processor's time-stamp counter and has no timer that its kernel could compare the counter to, so the
+kernel has to be told how fast it runs. Reading it takes one instruction, which Python has no name for.
 """
 
 from __future__ import annotations
@@ -43,6 +40,19 @@ READ_COUNTER = bytes.fromhex("0f31 48c1e220 4809d0 c3")  # rdtsc; both halves in
 _MEGAHERTZ = re.compile(r"cpu MHz\s*: ([\d.]+)")
 GUESS_KHZ = 2_000_000
 
+# Acceleration.
+TRIAL_S = 5.0  # a guest on KVM is up in a fraction of that
+USE_KVM = "To get more, use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
+
+# Remedies.
+NEEDS_KVM = "Use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
+USE_QEMU = 'The backend "microvm" runs the same machines under QEMU, emulated where there is no KVM.'
+USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
+SLOW = (
+    "there is no KVM that can be used, and emulated machines take seconds to start and run many times slower; "
+    'name backend "microvm" to run in one all the same'
+)
+
 
 @functools.cache  # it takes its time, and stays the same
 def counter_khz() -> int:
@@ -76,10 +86,6 @@ def _told() -> int:
     return round(float(found[1]) * 1000) if found else GUESS_KHZ
 
 
-TRIAL_S = 5.0  # a guest on KVM is up in a fraction of that
-USE_KVM = "To get more, use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
-
-
 def find_acceleration(image: Image, monitor: Monitor) -> Found:
     """Return what machines run on; the first time on a host a guest is booted on KVM, for five seconds at most."""
     reason = _why_not_opened()
@@ -111,15 +117,6 @@ def _from_plain(plain: tuple[Acceleration, str]) -> Found:
 
 
 _KEPT = KeptAnswers[Found]("microvm", to_plain=lambda found: (found.kind, found.reason), from_plain=_from_plain)
-
-
-NEEDS_KVM = "Use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
-USE_QEMU = 'The backend "microvm" runs the same machines under QEMU, emulated where there is no KVM.'
-USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
-SLOW = (
-    "there is no KVM that can be used, and emulated machines take seconds to start and run many times slower; "
-    'name backend "microvm" to run in one all the same'
-)
 
 
 class MicroVMBackend:

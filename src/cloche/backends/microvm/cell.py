@@ -1,6 +1,6 @@
 """A root of its own for a monitor that takes paths: what it needs, for reading alone, and one folder in memory.
 
-Run by the keeper, which imports nothing of Cloche. All of it is in a mount namespace, and gone with that.
+Run by `jailer.py`, which imports nothing of Cloche. All of it is in a mount namespace, and gone with that.
 """
 
 from __future__ import annotations

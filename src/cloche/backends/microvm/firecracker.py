@@ -1,14 +1,10 @@
-"""Firecracker as the monitor: what it is asked for, decided purely, and how a machine of it is started.
+"""Firecracker as the monitor: what it is asked for, decided purely, its sockets, and how a machine of it is started.
 
-Theory of operation: the keeper makes a root for it that holds the image's files, for reading alone, the monitor itself,
+Theory of operation: the jailer makes a root for it that holds the image's files, for reading alone, the monitor itself,
 and one folder that it may write to, in memory (`cell.py`). It hands a descriptor of that folder to the caller, who
 reaches the sockets in there by it; no path of the host's leads to them, so nothing is left to remove. Over the API's
 socket the machine is described and started. When its first process is up it calls the host, over the vsock, and then
 the host calls the ports of all places. From there on a machine is the same as under QEMU.
-
-The sockets between a caller and Firecracker: its API, and its vsock, which is a socket of the host's.
-
-All are reached by a descriptor of the folder that they lie in, which is in a file system of the monitor's own.
 """
 
 from __future__ import annotations
@@ -36,6 +32,19 @@ from .plan import DISK, INITRD, KERNEL, KERNEL_WORDS, PLACES, Image, Launched, L
 LOOK_S = 0.005
 CHUNK_BYTES, WORDS_KEPT_BYTES, LINE_BYTES = 65_536, 4096, 64
 DONE = 204
+
+PROGRAM, VARIABLE = "firecracker", "CLOCHE_FIRECRACKER"
+INSTALL = "Install Firecracker 1.8 or later and put it on PATH, or name the file in CLOCHE_FIRECRACKER."
+BOOT_S = 20.0
+# Inside the monitor's own root.
+RUN, FILES = "/run", "/image"
+API_SOCKET, VSOCK_SOCKET = "api", "vsock"
+OWN_PORT, GUEST_CID = 1, 3
+EVEN_FROM = 2
+FOUND_BY_LINKER = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")  # for a program that is not whole
+# Its keyboard controller is how a guest tells it that it ends; it has no PCI.
+OWN_WORDS = ("reboot=k", "pci=off", "i8042.noaux", "i8042.nomux", "i8042.dumbkbd")
+_ELF, _PROGRAM_HEADERS_AT, _INTERPRETER = b"\x7fELF", 32, 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +101,7 @@ class Patience:
 
 
 def received_folder(hand: socket.socket, patience: Patience) -> int:
-    """Return the descriptor of a folder that the keeper hands over. Raises OSError when it cannot make one."""
+    """Return the descriptor of a folder that the jailer hands over. Raises OSError when it cannot make one."""
     hand.settimeout(patience.left_s())
     _, parts, _, _ = hand.recvmsg(1, socket.CMSG_SPACE(4))
     for level, kind, data in parts:
@@ -192,20 +201,6 @@ def called_port(folder: int, name: str, port: int, patience: Patience) -> socket
     return connection
 
 
-PROGRAM, VARIABLE = "firecracker", "CLOCHE_FIRECRACKER"
-INSTALL = "Install Firecracker 1.8 or later and put it on PATH, or name the file in CLOCHE_FIRECRACKER."
-BOOT_S = 20.0
-# Inside the monitor's own root.
-RUN, FILES = "/run", "/image"
-API_SOCKET, VSOCK_SOCKET = "api", "vsock"
-OWN_PORT, GUEST_CID = 1, 3
-EVEN_FROM = 2
-FOUND_BY_LINKER = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")  # for a program that is not whole
-# Its keyboard controller is how a guest tells it that it ends; it has no PCI.
-OWN_WORDS = ("reboot=k", "pci=off", "i8042.noaux", "i8042.nomux", "i8042.dumbkbd")
-_ELF, _PROGRAM_HEADERS_AT, _INTERPRETER = b"\x7fELF", 32, 3
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """Hold one call of its API: always PUT."""
@@ -278,7 +273,7 @@ class Firecracker:
         return (f"/{PROGRAM}", "--api-sock", f"{RUN}/{API_SOCKET}", "--id", "cloche")
 
     def order(self, plan: Plan, image: Image, hand: int) -> dict[str, Any]:
-        """Return what the keeper is told: who the monitor is to be, and what its root holds."""
+        """Return what the jailer is told: who the monitor is to be, and what its root holds."""
         files = {f"{FILES}/{name}": str(image.folder / name) for name in (KERNEL, INITRD, DISK)}
         return {
             "argv": list(self.words(plan)),

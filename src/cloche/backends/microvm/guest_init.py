@@ -2,8 +2,9 @@
 
 It lies on the root disk and imports nothing of Cloche. Over the first port it takes messages, each a length of nine
 digits and that many bytes of JSON: make a place, or end one. A place has a port of its own. Over that comes a mark, and
-then the program that is to live in the place (`containers.boot`), which from then on speaks frames there. When a place
-has ended this process says so in a frame. When nobody is at the other end any more, the machine ends.
+then the program that is to live in the place (`containers.container.boot_message`), which from then on speaks frames
+there. When a place has ended this process says so in a frame. When nobody is at the other end any more, the machine
+ends.
 
 Theory of operation: inside of the machine is what a container has, made by hand: a control group of version 2, new
 namespaces, new `/tmp`, `/dev` and `/proc`, an id that is not root, no capabilities. The workspace is a tmpfs that all

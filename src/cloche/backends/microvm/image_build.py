@@ -1,10 +1,7 @@
-"""Build a kernel and a root disk of a distribution's packages: `cloche images build`.
+"""Build an image of a distribution's packages: kernel, first file system, root disk (`cloche images build`).
 
-A distribution's packages: fetched and checked by its own tools, and unpacked into a folder without being installed.
-
-An ordinary user can do it: nothing of this machine's own packages is touched.
-
-What a distribution's kernel package holds, made fit for a virtual machine: an ELF image, and a first file system.
+Packages are fetched and checked by the distribution's own tools, and unpacked into a folder without being installed: an
+ordinary user can do it, and nothing of this machine's own packages is touched.
 
 Decompressing a kernel takes an emulated machine seconds, so it is done here, once; and an ELF image is what every
 monitor can load. The modules that the root disk needs go into the first file system with a busybox that loads them.
@@ -44,6 +41,55 @@ USERLAND = ("bash", "coreutils", "dash", "diffutils", "findutils", "grep", "gzip
 TOOLS = {"apt-get": "apt", "apt-cache": "apt", "dpkg-deb": "dpkg", "tar": "tar", "mke2fs": "e2fsprogs"}
 PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 UPDATE = 'Refresh the lists first: "sudo apt-get update".'
+
+# Kernel: its image and the first file system.
+SECTOR = 512
+SETUP_SECTORS_AT, MAGIC_AT, PAYLOAD_AT = 0x1F1, 0x202, 0x248
+ELF = b"\x7fELF"
+# The note by which a kernel says where a monitor may enter it: owner "Xen", type 18.
+ENTRY_NOTES = tuple(struct.pack("<III", 4, size, 18) + b"Xen\0" for size in (4, 8))
+# In the order in which they are loaded; what they depend on comes before them.
+WANTED_MODULES = (
+    "virtio_mmio", "virtio_blk", "virtio_console", "vmw_vsock_virtio_transport", "crc32c_generic", "ext4",
+)  # fmt: skip
+_DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
+TRAILER = "TRAILER!!!"
+# The first program: it loads modules, finds the root disk, and goes there. What fails is said in the kernel's log, as
+# critical: what is written to a terminal may not have left the machine when it restarts.
+INIT = """\
+#!/bin/busybox sh
+export PATH=/bin
+say() { echo "<2>cloche: $*" > /dev/kmsg; }
+busybox mount -t proc proc /proc
+busybox mount -t sysfs sysfs /sys
+busybox mount -t devtmpfs devtmpfs /dev
+while read -r module; do busybox insmod "/modules/$module" || say "cannot load $module"; done < /modules/order
+tries=0
+while [ ! -b /dev/vda ] && [ $tries -lt 500 ]; do tries=$((tries+1)); busybox usleep 10000; done
+busybox mount -t ext4 -o ro,nosuid,nodev,noatime /dev/vda /root || { say "no root disk"; busybox reboot -f; }
+for place in proc sys dev; do busybox mount --move /$place /root/$place; done
+exec busybox switch_root /root /usr/bin/python3 -I -S -B /usr/lib/cloche/guest.py
+"""
+
+# The root disk.
+FOLDERS = ("dev", "proc", "sys", "run", "tmp", "workspace", "root", "home", "usr/lib/cloche", "var/tmp")
+LINKED_FOLDERS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
+FILES = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nsandbox:x:1000:1000:sandbox:/workspace:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/:/bin/sh\n",
+    "etc/group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+    "etc/hosts": "127.0.0.1 localhost sandbox\n",
+    "etc/hostname": "sandbox\n",
+    "etc/resolv.conf": "",
+}
+# What no program needs to run.
+LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "boot",
+            "usr/share/bash-completion", "var/lib/dpkg", "var/cache")  # fmt: skip
+SPARE_BYTES = 8 * MIB
+INODES_SPARE = 512
+
+# Where a program's package has another name.
+_PACKAGE_OF = {"node": "nodejs", "go": "golang-go", "mcs": "mono-mcs", "mono": "mono-runtime", "sh": "dash"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,36 +194,6 @@ def upstream(version: str) -> str:
     """
     found = re.match(r"[0-9.]*[0-9]", version.partition(":")[2] or version)
     return found[0] if found else version
-
-
-SECTOR = 512
-SETUP_SECTORS_AT, MAGIC_AT, PAYLOAD_AT = 0x1F1, 0x202, 0x248
-ELF = b"\x7fELF"
-# The note by which a kernel says where a monitor may enter it: owner "Xen", type 18.
-ENTRY_NOTES = tuple(struct.pack("<III", 4, size, 18) + b"Xen\0" for size in (4, 8))
-# In the order in which they are loaded; what they depend on comes before them.
-WANTED_MODULES = (
-    "virtio_mmio", "virtio_blk", "virtio_console", "vmw_vsock_virtio_transport", "crc32c_generic", "ext4",
-)  # fmt: skip
-_DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
-TRAILER = "TRAILER!!!"
-
-# The first program: it loads modules, finds the root disk, and goes there. What fails is said in the kernel's log, as
-# critical: what is written to a terminal may not have left the machine when it restarts.
-INIT = """\
-#!/bin/busybox sh
-export PATH=/bin
-say() { echo "<2>cloche: $*" > /dev/kmsg; }
-busybox mount -t proc proc /proc
-busybox mount -t sysfs sysfs /sys
-busybox mount -t devtmpfs devtmpfs /dev
-while read -r module; do busybox insmod "/modules/$module" || say "cannot load $module"; done < /modules/order
-tries=0
-while [ ! -b /dev/vda ] && [ $tries -lt 500 ]; do tries=$((tries+1)); busybox usleep 10000; done
-busybox mount -t ext4 -o ro,nosuid,nodev,noatime /dev/vda /root || { say "no root disk"; busybox reboot -f; }
-for place in proc sys dev; do busybox mount --move /$place /root/$place; done
-exec busybox switch_root /root /usr/bin/python3 -I -S -B /usr/lib/cloche/guest.py
-"""
 
 
 def _by_zstd(data: bytes) -> bytes:
@@ -330,23 +346,6 @@ def pack_archive(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
     return bytes(packed)
 
 
-FOLDERS = ("dev", "proc", "sys", "run", "tmp", "workspace", "root", "home", "usr/lib/cloche", "var/tmp")
-LINKED_FOLDERS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
-FILES = {
-    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nsandbox:x:1000:1000:sandbox:/workspace:/bin/sh\n"
-    "nobody:x:65534:65534:nobody:/:/bin/sh\n",
-    "etc/group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
-    "etc/hosts": "127.0.0.1 localhost sandbox\n",
-    "etc/hostname": "sandbox\n",
-    "etc/resolv.conf": "",
-}
-# What no program needs to run.
-LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "boot",
-            "usr/share/bash-completion", "var/lib/dpkg", "var/cache")  # fmt: skip
-SPARE_BYTES = 8 * MIB
-INODES_SPARE = 512
-
-
 def build_image(packages: Sequence[str] = ()) -> Image:
     """Build the image, with `packages` besides the usual ones, and use it from now on.
 
@@ -473,7 +472,7 @@ def _write_manifest(ready: Path, root: Path, packages: Sequence[Package], python
         "id": digest.hexdigest(),
         "python": python,
         "programs": programs,
-        "versions": {name: version for name in programs if (version := _version(name, versions))},
+        "versions": {name: version for name in programs if (version := versions.get(_PACKAGE_OF.get(name, name)))},
         "packages": {package.name: package.version for package in packages},
     }
     (ready / MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -486,14 +485,6 @@ def _programs(root: Path) -> dict[str, str]:
     return {
         name: f"/{place}/{name}" for name in sorted(names) for place in places if os.path.lexists(root / place / name)
     }
-
-
-# Where a program's package has another name.
-_PACKAGE_OF = {"node": "nodejs", "go": "golang-go", "mcs": "mono-mcs", "mono": "mono-runtime", "sh": "dash"}
-
-
-def _version(program: str, versions: Mapping[str, str]) -> str:
-    return versions.get(_PACKAGE_OF.get(program, program), "")
 
 
 def _take_over(place: Path, ready: Path) -> Image:

@@ -27,7 +27,7 @@ CANNOT_START = 127
 
 
 def become_monitor(order: dict[str, Any], keeper: int) -> None:
-    """Become the monitor, unless the keeper at this descriptor is dead already; never returns."""
+    """Become the monitor, unless the jailer, whose pidfd is `keeper`, is dead already; never returns."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         os.setsid()

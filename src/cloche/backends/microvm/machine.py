@@ -1,12 +1,10 @@
 """One virtual machine: how it is started, talked to, and ended.
 
-Theory of operation: a keeper (`jailer.py`) is started, which starts the monitor as somebody who may do nothing, and
+Theory of operation: the jailer (`jailer.py`) is started, which starts the monitor as somebody who may do nothing, and
 kills it when this process says so or dies. One pipe holds what its console says, socket pairs lead to its ports. The
-first port is the machine's own: there `guest.py` is told to make a place, or to end one, and says when one has ended.
-Each place has one of the others, and the first process in there is the one of every container. A machine serves one
-sandbox: a place for each run and each session, and as many at once as there are ports.
-
-What carries a machine's words: its own port with its console, and a port for each place in it.
+first port is the machine's own: there `guest_init.py` is told to make a place, or to end one, and says when one has
+ended. Each place has one of the others, and the first process in there is the one of every container. A machine serves
+one sandbox: a place for each run and each session, and as many at once as there are ports.
 """
 
 from __future__ import annotations
@@ -32,6 +30,11 @@ from ..containers.container import CHUNK_BYTES, OUTPUT, Link, read_object
 from .plan import PLACES, Image, Leash, Monitor, Plan
 
 CONSOLE = 2
+log = logging.getLogger("cloche.microvm")
+TRIED, LEFT = b"H", b"L"
+FIRST_OF_PLACES = 2  # among the ports
+LEAVE_S = 30.0
+MARK_BYTES = 16
 
 
 class MachineWire:
@@ -138,13 +141,6 @@ class Beyond:
         return rest
 
 
-log = logging.getLogger("cloche.microvm")
-TRIED, LEFT = b"H", b"L"
-FIRST_OF_PLACES = 2  # among the ports
-LEAVE_S = 30.0
-MARK_BYTES = 16
-
-
 class Occupant(Protocol):
     """Be a place in a machine."""
 
@@ -223,7 +219,7 @@ class Machine:
         self._link = Link(wire, self._hear, self._lose)
 
     def _make_lifeline(self) -> int:
-        """Make the pipe that the keeper watches, and return its end. Raises StartFailed once it was killed."""
+        """Make the pipe that the jailer watches, and return its end. Raises StartFailed once it was killed."""
         with self._turn:
             if self._is_killed:
                 raise StartFailed("nobody waits for this virtual machine any more", step="boot")

@@ -1,11 +1,10 @@
-"""What a virtual machine is made of, decided purely: its size, its devices, and the words of its monitor.
+"""What a virtual machine is made of, decided purely: its size and limits, its image, and what a monitor must offer.
 
 One table of facts for every monitor: the disk, the kernel's own words and the settings of the first process do not
-depend on who boots them. Only `arguments` speaks QEMU's language; another monitor adds a function beside it.
+depend on who boots them. `qemu.py` and `firecracker.py` say the same in the language of each.
 
-Images: a kernel, a first file system and a root disk, where they lie, and what is on the disk.
-
-What a machine needs of whoever runs it: a monitor is started behind a keeper, and gives a machine its streams.
+An image is a folder with a kernel, a first file system and a root disk. A monitor is started behind the jailer
+(`start_keeper`), and gives a machine its streams.
 """
 
 from __future__ import annotations
@@ -50,6 +49,19 @@ KERNEL_WORDS = (
 )  # fmt: skip
 # Emulated, a guest never speculates in the way that these protect from, and each level of page tables costs.
 EMULATED_WORDS = ("mitigations=off", "no5lvl", "tsc=reliable")
+
+# Images.
+FORMAT = 4  # of the folder, of what the first process is told, and of what it does
+KERNEL, INITRD, DISK, MANIFEST, POINTER = "kernel", "initrd", "root.ext4", "manifest.json", "current"
+VARIABLE = "CLOCHE_MICROVM_IMAGE"
+BUILD_IT = 'Build them of the distribution\'s packages: "cloche images build".'
+_VERSION = re.compile(r"\d+(?:\.\d+)*")
+
+# Monitors.
+KVM = Path("/dev/kvm")
+PLAIN_DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/urandom"))
+# Ids that no user of a host has.
+FIRST_ID, IDS = 1_950_000_000, 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +137,6 @@ def plan_machine(policy: Policy, limits: Limits, acceleration: Acceleration, cou
         user=NOBODY if policy.user == "nobody" else GUEST_ID,
         is_tmp_writable="/tmp" in policy.writable_paths,
     )
-
-
-FORMAT = 4  # of the folder, of what the first process is told, and of what it does
-KERNEL, INITRD, DISK, MANIFEST, POINTER = "kernel", "initrd", "root.ext4", "manifest.json", "current"
-VARIABLE = "CLOCHE_MICROVM_IMAGE"
-BUILD_IT = 'Build them of the distribution\'s packages: "cloche images build".'
-_VERSION = re.compile(r"\d+(?:\.\d+)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,15 +223,9 @@ def _read(folder: Path) -> Image:
     )
 
 
-KVM = Path("/dev/kvm")
-PLAIN_DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/urandom"))
-# Ids that no user of a host has.
-FIRST_ID, IDS = 1_950_000_000, 100_000
-
-
 @dataclass(slots=True, kw_only=True)
 class Launched:
-    """Hold what leads to a machine: its own port, those of places, what its console says, and the keeper."""
+    """Hold what leads to a machine: its own port, those of places, what its console says, and the jailer."""
 
     own: socket.socket
     ports: list[socket.socket]
@@ -236,7 +235,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leash:
-    """Hold a keeper: its end of the lifeline, and what lets go of the other end."""
+    """Hold a jailer: its end of the control pipe, and what closes the other end."""
 
     lifeline: int
     kill: Callable[[], None]
@@ -278,7 +277,7 @@ class Monitor(Protocol):
 
 
 def start_keeper(order: Mapping[str, Any], leash: Leash, said: int, passed: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a keeper that starts a monitor. Raises StartFailed."""
+    """Start a jailer that starts a monitor. Raises StartFailed."""
     words = [sys.executable, "-I", "-S", str(Path(__file__).with_name("jailer.py")), json.dumps(order)]
     try:
         return subprocess.Popen(

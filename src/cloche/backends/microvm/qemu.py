@@ -28,6 +28,11 @@ from .plan import (
     start_keeper,
 )
 
+PROGRAM = "qemu-system-x86_64"
+BOOT_S: Mapping[str, float] = {"kvm": 20.0, "tcg": 120.0}
+# A cell of Node.js that shows without end takes up to 19 s to be interrupted, with half a processor, emulated.
+SLOWNESS: Mapping[str, float] = {"kvm": 1.0, "tcg": 8.0}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Descriptors:
@@ -68,12 +73,6 @@ def arguments(program: str, plan: Plan, given: Descriptors) -> list[str]:
 
 def _port(number: int, fd: int) -> tuple[str, ...]:
     return "-chardev", f"socket,id=port{number},fd={fd}", "-device", f"virtserialport,chardev=port{number},nr={number}"
-
-
-PROGRAM = "qemu-system-x86_64"
-BOOT_S: Mapping[str, float] = {"kvm": 20.0, "tcg": 120.0}
-# A cell of Node.js that shows without end takes up to 19 s to be interrupted, with half a processor, emulated.
-SLOWNESS: Mapping[str, float] = {"kvm": 1.0, "tcg": 8.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

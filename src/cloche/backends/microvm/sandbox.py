@@ -1,12 +1,8 @@
-"""One open sandbox of the microvm backend.
+"""One open sandbox of the microvm backend, and the place of one run or session: what is a container elsewhere.
 
 The workspace is a file system in the memory of one machine, which lives as long as the sandbox. Each run gets a new
 place in it, once that of the last one is empty, and each session a place that it keeps. A machine that was lost takes
 the workspace with it.
-
-The place of one run or one session in a virtual machine: what is a container elsewhere.
-
-Turn the wish for a session into what a place in a virtual machine must run.
 """
 
 from __future__ import annotations
@@ -48,6 +44,7 @@ from .plan import MOST_SESSIONS, Found, Image, Monitor, plan_machine
 log = logging.getLogger("cloche.microvm")
 LEAVE_S = 20.0
 OBEY_S = 8.0  # for the machine to end a place
+PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 class Place(Container[Image]):
@@ -157,9 +154,6 @@ class Place(Container[Image]):
     def words(self) -> Sequence[str]:
         """Return the words that start such a machine."""
         return self.machine.words()
-
-
-PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def build_session_program(name: str, env: Mapping[str, str], image: Image) -> SessionProgram:

@@ -1,7 +1,9 @@
-"""What runs inside a container: pid 1 (`reaper`), programs, sessions and files, as it orders them.
+"""What runs inside a container: its first process, which serves the caller's orders (`reaper`).
 
 These files are sent into the container as text, and imported there as the package `inside`, beside `interpreter`.
-In: frames from the caller on standard input (`link`). Out: frames on standard output.
+In: frames from the caller on standard input. Out: frames on standard output. `link` speaks them, and reads counters of
+control groups; `program` starts one program, watches its memory and kills what it left, and holds the guest that was
+forked in advance; `session` serves a program with a link; `files` reads and writes the workspace by descriptor.
 
 To be kept: the standard library alone, relative imports alone, and Python 3.11, whatever the image has besides. A
 new file must be named in `containers/container.py`. A program can send anything that this code can: the caller

@@ -1,6 +1,6 @@
-"""How the first process of a container speaks with its caller: frames of a tag, a length of four bytes, and a body.
+"""How the first process of a container speaks with its caller, and what the kernel counts for that container.
 
-What the kernel counts for a container, as its first process can see it.
+Frames are a tag, a length of four bytes, and a body. `Counters` reads the container's control groups from inside.
 """
 
 from __future__ import annotations
@@ -17,6 +17,17 @@ ORDER, DATA, KILL, TOLD, WORD = b"O", b"D", b"K", b"L", b"W"  # heard
 SAID = b"l"  # by a session's interpreter, as TOLD is what it is told; the others are ours
 READY, STARTED, OUT, ERR, VALUE, ENDED, DONE, FAILED = b"H", b"s", b"o", b"e", b"v", b"r", b"k", b"x"  # said
 CHUNK = 65_536
+
+# Counters.
+WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"
+# Of either version of control groups.
+PLACES = {
+    "stat": ("memory/memory.stat", "memory.stat"),
+    "oom": ("memory/memory.oom_control", "memory.events"),
+    "pids": ("pids/pids.events", "pids.events"),
+    "peak": ("memory/memory.max_usage_in_bytes", "memory.peak"),
+}
+ROUTES = {"ipv4": "/proc/net/snmp", "ipv6": "/proc/net/snmp6"}  # what the network namespace counts
 
 
 class Caller:
@@ -118,17 +129,6 @@ class Outgoing:
         for at in range(0, len(data), CHUNK):
             self.caller.say(DATA, data[at : at + CHUNK])
         return len(data)
-
-
-WORKSPACE, TMP, SHM = "/workspace", "/tmp", "/dev/shm"
-# Of either version of control groups.
-PLACES = {
-    "stat": ("memory/memory.stat", "memory.stat"),
-    "oom": ("memory/memory.oom_control", "memory.events"),
-    "pids": ("pids/pids.events", "pids.events"),
-    "peak": ("memory/memory.max_usage_in_bytes", "memory.peak"),
-}
-ROUTES = {"ipv4": "/proc/net/snmp", "ipv6": "/proc/net/snmp6"}  # what the network namespace counts
 
 
 class Counters:

@@ -1,11 +1,11 @@
-"""One program in a container: how it is started, what of it is passed on, and how it and all it left is ended.
+"""One program in a container: started, or taken over by a guest that waits; its output passed on; all of it ended.
 
-A guest forked ahead: an interpreter that has gone through a run of nothing, and waits for the order of a real one.
-
-Theory of operation: forking takes gVisor most of a short run's time, and needs no order. So a container that was made
-ahead may be told to expect a Python program. The waiting guest has let go of all that is ours but for three ends:
-where its order comes from, where it says that it has begun, and a file in memory that its standard input will be in.
-It closes the first two before anything of the caller's runs. It knows nothing of any run before that.
+Theory of operation of the guest that waits (`Waiting`): it is an interpreter that was forked before there was an order,
+and has gone through a run of nothing. Forking takes gVisor most of a short run's time, and needs no order. So a
+container that was started in advance may be told to expect a Python program. The waiting guest has closed all that is
+ours but for three ends: where its order comes from, where it says that it has begun, and a file in memory that its
+standard input will be in. It closes the first two before anything of the caller's runs. It knows nothing of any run
+before that.
 
 It is used once, or not at all. One that died before it had begun has run nothing: then a guest is forked as if there
 had been none. What it says before it begins is our own code's word; afterwards it can say nothing here.
@@ -39,6 +39,10 @@ prctl = ctypes.CDLL(None).prctl
 FOR_EVER = float("inf")
 LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
 archive: Any = None  # the finder of our modules and the interpreter's
+
+# The guest that waits.
+LENGTH_BYTES = 8
+NO_ORDER: dict[str, Any] = {"python": {"path": "", "argv": []}, "env": {"A": "b"}, "has_stdin": False}
 
 
 class Attempt:
@@ -325,10 +329,6 @@ class Account:
             unreachable=unreachable, wall_s=wall_s, cpu_user_s=max(0.0, used[0]), cpu_system_s=max(0.0, used[1]),
             peak_bytes=int(peak) if peak.isdigit() else None,
         )  # fmt: skip
-
-
-LENGTH_BYTES = 8
-NO_ORDER: dict[str, Any] = {"python": {"path": "", "argv": []}, "env": {"A": "b"}, "has_stdin": False}
 
 
 class Waiting:

@@ -1,18 +1,17 @@
-"""The first process of a container: takes files in, runs one program, sees it out, and hands files back.
+"""The first process of a container: takes files in, runs one program, waits for its end, and hands files back.
 
 It is sent over standard input as text, to an interpreter of the image's own, and imports nothing of Cloche. What it
 hears and says are frames: a tag of one byte, a length of four, a body.
 
 Theory of operation: the program is a child with pipes of its own, so nothing that it writes can be taken for a frame,
 and this process cannot be read or traced by it. When the program ends, or when it must, everything else in the
-process namespace is killed in one call, and only then files are looked at; but for those of a session, see there.
+process namespace is killed in one call, and only then files are looked at; but for those of a session, see `session`.
 When standard input ends, the caller is gone, and so is the container.
 
-What the first process does for nothing after it has forked a guest ahead, so that the run need not.
-
-A fork shares every page, and whoever first writes to one then copies it; in gVisor that takes most of what a short run
-takes. So the first process goes through a run's steps, as far as they leave no trace: it opens no file for writing,
-kills nobody, and says nothing to anybody but itself.
+After it has forked a guest in advance it rehearses a run, so that the run need not do the work (`rehearse`): a fork
+shares every page, and whoever first writes to one then copies it; in gVisor that takes most of what a short run takes.
+It goes through a run's steps as far as they leave no trace: it opens no file for writing, kills nobody, and says
+nothing to anybody but itself.
 """
 
 from __future__ import annotations
