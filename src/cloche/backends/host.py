@@ -261,7 +261,7 @@ class KeptAnswers(Generic[T]):
 
 
 def circumstances() -> tuple[str, ...]:
-    """Return what findings about this host depend on: boot, kernel, user, namespaces, powers, limits, interpreter.
+    """Return what findings about this host depend on: boot, kernel, user, namespaces, capabilities, limits, Python.
 
     A domain of Landlock cannot be seen from within it.
     """

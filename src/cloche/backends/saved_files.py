@@ -266,7 +266,7 @@ class Until:
 
 
 async def in_thread(until: Until, work: Callable[[], T]) -> T:
-    """Do in a thread what heeds `until`, whose time begins there.
+    """Do in a thread what ends when `until` says so, whose time begins there.
 
     When cancelled, it never begins, or is told to end and waited for: it holds what is not ours. Where no thread is
     free for too long, it is done here, and told at once that its time is over.

@@ -452,7 +452,7 @@ class Session:
             self._transport.kill(KillCause.OUTPUT_LIMIT)
 
     def _is_at_work(self, request_id: int) -> bool:
-        """Tell whether that cell runs and was not answered: who was held up hears first, and heeds clocks then."""
+        """Tell whether that cell runs and has no answer. After a delay, an answer counts before a timer."""
         is_asked = self._answer is not None and not self._answer.done()
         return self._is_running and self._request_id == request_id and is_asked
 

@@ -122,7 +122,7 @@ class Link:
         self.send(b"D")
 
     def close(self) -> None:
-        """Hang up: what listens at the other end goes away."""
+        """Close the input of the first process, which then ends."""
         with noted(log, "a container had hung up first", OSError):
             self._wire.hang_up()
 

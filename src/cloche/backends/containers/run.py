@@ -44,8 +44,8 @@ _ERRORS: dict[str, type[SandboxFileError]] = {
 log = logging.getLogger("cloche.containers")
 ASK_S = 15.0
 BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
-LIFT_S = 0.25  # for the first process to see the guest out with the processor quota that there is
-SETTLE_S = 5.0  # for the first process to see the guest out when it was told to
+LIFT_S = 0.25  # for the first process to end the guest with the processor quota that there is
+SETTLE_S = 5.0  # for the first process to end the guest when it was told to
 GIVE_UP_S = 10.0  # for the container to be gone when it was to be killed
 
 
@@ -280,7 +280,7 @@ async def observed_end(
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
     with noted(log, "nobody said in time what a container died of", TimeoutError):
-        async with asyncio.timeout(ASK_S):  # a daemon on its way out may never answer
+        async with asyncio.timeout(ASK_S):  # a daemon that is being stopped may never answer
             observed = await asyncio.to_thread(container.end_by_guest)
             if observed is not None:
                 return End(observed=observed, usage=Usage())

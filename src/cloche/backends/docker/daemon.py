@@ -180,7 +180,7 @@ class Daemon:
 
 
 class ignoring_absence:  # noqa: N801 - reads as the statement it is
-    """Take no notice of a container that is not there any more, or is on its way out."""
+    """Take no notice of a container that is not there any more, or is being removed."""
 
     def __enter__(self) -> None:
         pass

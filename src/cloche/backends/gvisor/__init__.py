@@ -1,5 +1,7 @@
 """The backend "gvisor": gVisor's runsc without a daemon or an image, around this host's toolchains.
 
+Where a docker daemon has runsc and the image, "gvisor" means `docker` on runsc instead.
+
 In: policy, limits, requests. Out: results and sessions. `plan` decides what a container is made of: root, OCI bundle,
 rlimits, and the amounts of its control group (memory, processes, processors); `container` starts and kills one, and
 talks with the shim (`jail.container_shim`) that makes namespaces and control group and removes them after a kill;

@@ -290,7 +290,7 @@ class Family:
             raise InvalidRequest(f"this session cannot be cloned: {error}") from error
 
     async def leave(self, held: Sequence[Node]) -> None:
-        """Take leave of one session, whose nodes are `held`; with the last one everything ends."""
+        """Close one session, whose nodes are `held`; with the last one everything ends."""
         for node in held:
             node.is_runner = node.is_held = False
         self.members -= 1

@@ -54,7 +54,7 @@ OnWord = Callable[[str, dict[str, Any], list[int]], None]
 
 
 async def until_end(link: socket.socket) -> None:
-    """Wait until the other end has hung up; what it says is dropped."""
+    """Wait until the other end is closed; messages are dropped."""
     while True:
         try:
             tag, _, fds = messages.receive(link.fileno())
@@ -520,7 +520,7 @@ class Connection:
             self._process = None
 
     async def _close_slot(self) -> None:
-        """Hang up and wait until the helper has hung up too."""
+        """Close the link and wait until the helper has closed it too."""
         link, self._link = self._link, None
         loop = asyncio.get_running_loop()
         if link is not None:

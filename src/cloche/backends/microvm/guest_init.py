@@ -208,7 +208,7 @@ def wait_for_host(port: int) -> None:
     """Wait until the kernel knows who is at the other end of a port: until then it reads as if they had gone."""
     poll, until = select.poll(), time.monotonic() + PORT_S
     poll.register(port, 0)
-    while poll.poll(0):  # it is hung up
+    while poll.poll(0):  # the other end is closed
         if time.monotonic() > until:
             raise RuntimeError("nobody is at the other end of a port")
         time.sleep(0.005)

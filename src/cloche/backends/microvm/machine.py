@@ -95,7 +95,7 @@ class PortWire:
         self._port.sendall(data)
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what comes out of the port until it is hung up, and what is there then."""
+        """Yield what comes out of the port until the other end is closed, and what is there then."""
         poll, port = select.poll(), self._port.fileno()
         for fd in (port, self._wake):
             poll.register(fd, select.POLLIN)
@@ -107,7 +107,7 @@ class PortWire:
             except ConnectionError:
                 data = b""
             if not data:
-                poll.unregister(port)  # the machine is gone, and whoever knows that will hang up
+                poll.unregister(port)  # the machine is gone, and whoever knows that calls `hang_up`
             elif said := self._beyond.feed(data):
                 yield OUTPUT, said
 

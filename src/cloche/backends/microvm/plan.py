@@ -37,7 +37,7 @@ KERNEL_BYTES = 160 * MIB  # what the kernel, the first process and the cache of 
 MEMORY_PER_DESCRIPTION = 64  # bytes of memory, of which the kernel takes one to describe them
 MOST_CPUS = 16
 MOST_SESSIONS = 6  # at once
-# A run's place, and one that is on its way out while its successor is made, besides those of sessions.
+# A run's place, and one that is ending while its successor is made, besides those of sessions.
 PLACES = MOST_SESSIONS + 2
 # So many places can have all of their memory at once: a run's and two sessions'. More share it.
 FULL_PLACES = 3

@@ -131,7 +131,7 @@ class Place(Container[Image]):
                 self.kill()
 
     def kill(self) -> None:
-        """Have the machine end it, and end the machine when that does not obey."""
+        """Have the machine end it, and end the machine when it does not do so."""
         if self._number and not self.is_lost:
             self.machine.end_place(self._number)
             if not self._over.wait(OBEY_S):

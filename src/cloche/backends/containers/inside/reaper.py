@@ -95,7 +95,7 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
-        """Obey for ever."""
+        """Handle orders for ever."""
         while True:
             tag, body = self.caller.hear()
             if tag == ORDER:  # else the rest of what a failed order left
@@ -166,7 +166,7 @@ class Server:
             pass  # the run does without what there was no room for
 
     def live(self, order: dict[str, Any]) -> None:
-        """See a session through; what is asked meanwhile is obeyed as well."""
+        """See a session through; orders that come meanwhile are handled as well."""
         self._dismiss()
         self.seen.files = survey()
         live(self.caller, order, self.wake, self.counters, self.obey)
