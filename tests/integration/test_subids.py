@@ -219,3 +219,27 @@ print(json.dumps([ids(result.value), result.enforcement.controls["identity"].rea
     ids, reason, prefix = found
     assert ids == [UID]
     assert f"could not read {prefix}" in reason
+
+
+def test_threads_that_come_first_share_one_range() -> None:
+    """A jail below another range than the mapper's could never be looked into."""
+    found = run_as_user(
+        HEAD
+        + """
+import threading
+from cloche.backends import subordinate_ids
+seen = []
+def run():
+    seen.append(saved_once(cloche.run(CODE)))
+def saved_once(result):
+    return [file.path for file in result.files]
+threads = [threading.Thread(target=run) for _ in range(4)]
+for one in threads: one.start()
+for one in threads: one.join()
+result = cloche.run(CODE)
+while result.meta["start"] != "pooled":
+    result = cloche.run(CODE)
+print(json.dumps([seen, saved_once(result), len(subordinate_ids._taken)]))
+"""
+    )
+    assert found == [[["secret"]] * 4, ["secret"], 1]

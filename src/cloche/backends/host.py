@@ -111,7 +111,19 @@ def _subordinate_ids(found: Mapping[str, Any]) -> SubordinateIds | str:
     """Take an ordinary user's range of ids, where jails can be made and the guest could read its interpreter."""
     if found["uid"] == 0 or found["namespaces"] or found["seccomp"]:
         return ""
-    return _range_of(found["uid"], os.getegid())
+    with _turn:  # else each of several threads that come first would take one, which the jails of others are not below
+        return _range_of(found["uid"], os.getegid())
+
+
+_turn = threading.Lock()
+
+
+def _forget_after_fork() -> None:
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 @functools.cache
