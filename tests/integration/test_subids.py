@@ -243,3 +243,24 @@ print(json.dumps([seen, saved_once(result), len(subordinate_ids._taken)]))
 """
     )
     assert found == [[["secret"]] * 4, ["secret"], 1]
+
+
+
+def test_the_mapper_keeps_none_of_the_hosts_mounts() -> None:
+    """What the host unmounts would live on there, where it is not told; whether the range was there before or not."""
+    found = run_as_user(
+        HEAD
+        + """
+from cloche.backends.host import measure_host
+held, seen = measure_host().ids, []
+for _ in range(2):
+    cloche.run(CODE)
+    with open(f"/proc/{held._process.pid}/mountinfo") as file:
+        seen.append([line.split()[4] for line in file])
+    held.rest()
+print(json.dumps(seen))
+"""
+    )
+    for places in found:
+        assert {"/", "/proc"} <= {*places}
+        assert all(place == "/" or place.startswith("/proc") for place in places)

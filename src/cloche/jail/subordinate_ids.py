@@ -15,7 +15,25 @@ from __future__ import annotations
 import posix
 
 from . import messages, user_namespaces
-from .syscalls import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_DUMPABLE, call, prctl, unshare, wait4
+from .syscalls import (
+    AT_FDCWD,
+    AT_RECURSIVE,
+    CLONE_NEWNS,
+    CLONE_NEWUSER,
+    MNT_DETACH,
+    MOVE_MOUNT_F_EMPTY_PATH,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_REC,
+    OPEN_TREE_CLOEXEC,
+    OPEN_TREE_CLONE,
+    PR_SET_DUMPABLE,
+    call,
+    prctl,
+    unshare,
+    wait4,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +70,7 @@ def main(fd: int, order: dict[str, Any]) -> NoReturn:
             unshare(CLONE_NEWNS)
         else:
             _take_range(order["programs"])
+        _leave_mounts()
         _show(_new_tmpfs(), TRIED_ID, namespaces)
         own = posix.open("/proc/self/ns/user", posix.O_RDONLY | posix.O_CLOEXEC)
         messages.send(fd, "ready", {}, (own,))
@@ -93,6 +112,20 @@ def _take_range(programs: list[list[str]]) -> None:
         said = posix.read(hearing, MOST_SAID).decode("utf-8", "replace").strip()
         raise OSError(0, said or "newuidmap has failed")
     posix.close(hearing)
+
+
+def _leave_mounts() -> None:
+    """Keep nothing of the host's mounts but /proc: what the host unmounts would live on in ours."""
+    call("mount", b"none", b"/", b"", MS_REC | MS_PRIVATE, None)
+    proc = call("open_tree", AT_FDCWD, b"/proc", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE)
+    call("mount", b"none", b"/proc", b"tmpfs", MS_NOSUID | MS_NODEV, b"size=4k,mode=755")
+    posix.chdir("/proc")
+    posix.mkdir("proc", 0o755)
+    call("move_mount", proc, b"", AT_FDCWD, b"proc", MOVE_MOUNT_F_EMPTY_PATH)
+    posix.close(proc)
+    call("pivot_root", b".", b".")
+    call("umount2", b".", MNT_DETACH)
+    posix.chdir("/")
 
 
 def _write_map(words: list[str], waiting: int, go: int, saying: int) -> NoReturn:
