@@ -1,5 +1,6 @@
 """An ordinary user with a range in /etc/subuid: guests have ids of it, and the caller's own is not mapped at all."""
 
+import os
 import shutil
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from tests.subordinates import COUNT, FIRST, RANGE, UID, run_as_user
 
 pytestmark = pytest.mark.root  # who else could give a user a range?
+
+ST_NODEV = 4
 
 HEAD = """
 import json, os, sys, time, cloche
@@ -165,6 +168,7 @@ print(json.dumps([saved(first), saved(again), json.loads(os.read(reading, 99)), 
         ({"subuid": ""}, "/etc/subuid has no range"),
         ({"subgid": ""}, "/etc/subgid has no range"),
         ({"subuid": f"{UID}:{FIRST}:8\n"}, "/etc/subuid has no range"),
+        ({"subuid": f"{UID}:{FIRST}:{'9' * 5000}\n"}, "/etc/subuid has no range"),
         ({"broken": shutil.which("newuidmap") or ""}, "newuidmap"),
     ],
 )
@@ -245,6 +249,69 @@ print(json.dumps([seen, saved_once(result), len(subordinate_ids._taken)]))
     assert found == [[["secret"]] * 4, ["secret"], 1]
 
 
+def test_a_caller_that_closes_what_it_did_not_open_goes_on() -> None:
+    """As a daemon does: the range is taken anew."""
+    found = run_as_user(
+        HEAD
+        + """
+cloche.run("0")
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.dup2(writing, 0)
+    os.closerange(3, 1024)
+    results = [cloche.run(CODE), cloche.run(CODE)]
+    os.write(0, json.dumps([ids(one.value) + [file.path for file in one.files] for one in results]).encode())
+    os._exit(0)
+os.wait()
+print(os.read(reading, 999).decode() or "[]")
+"""
+    )
+    assert len(found) == 2
+    assert all(is_of_range([one]) and path == "secret" for one, path in found)
+
+
+def test_a_mapper_that_is_stopped_holds_up_neither_the_loop_nor_the_run() -> None:
+    """It is ended and another one started, elsewhere; as it is when it was killed after it had done its work."""
+    found = run_as_user(
+        HEAD
+        + """
+import asyncio, signal
+from cloche.backends.host import measure_host
+from cloche.backends.local import LocalBackend
+from cloche.core.limits import Limits
+from cloche.core.policy import Policy
+from cloche.core.request import Request
+async def main():
+    held, seen = measure_host().ids, []
+    async def run():
+        async with LocalBackend().open(Policy(), Limits()) as sandbox:
+            await sandbox.run(Request(code="0"))
+            result = await sandbox.run(Request(code=CODE))
+            return [[file.path for file in result.files], (await sandbox.read_file("secret", max_bytes=9)).decode()]
+    hear, lost = held._hear, [ConnectionResetError()]
+    async def once():
+        gaps, last = [0.0], time.monotonic()
+        task = asyncio.create_task(run())
+        while not task.done():
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+        seen.append([*(await task), max(gaps) < 3])
+    os.kill(held._process.pid, signal.SIGSTOP)
+    await once()
+    def hear_and_lose(*patience):
+        answer = hear(*patience)
+        if lost: raise lost.pop()
+        return answer
+    held._hear = hear_and_lose
+    await once()
+    return seen
+begun = time.monotonic()
+print(json.dumps([asyncio.run(main()), time.monotonic() - begun < 9]))
+"""
+    )
+    assert found == [[[["secret"], "mine", True]] * 2, True]
+
 
 def test_the_mapper_keeps_none_of_the_hosts_mounts() -> None:
     """What the host unmounts would live on there, where it is not told; whether the range was there before or not."""
@@ -264,3 +331,60 @@ print(json.dumps(seen))
     for places in found:
         assert {"/", "/proc"} <= {*places}
         assert all(place == "/" or place.startswith("/proc") for place in places)
+
+
+def test_a_guests_set_user_id_file_is_no_program_of_the_callers() -> None:
+    """In no mount that the caller has of it, though one shows it as the caller's own; nor when it is saved."""
+    found = run_as_user(
+        HEAD
+        + """
+MINE = "import os; open('program', 'w').write('x'); os.chmod('program', 0o6755)"
+with cloche.Sandbox() as sandbox:
+    result = sandbox.run(MINE)
+    seen = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            state = os.stat("program", dir_fd=fd)
+        except OSError:
+            continue
+        seen.append([state.st_uid == os.getuid(), state.st_mode & 0o6000, os.fstatvfs(fd).f_flag])
+    result.save(f"{os.environ['HOME']}/out")
+state = os.stat(f"{os.environ['HOME']}/out/program")
+print(json.dumps([seen, state.st_uid, state.st_mode & 0o6111]))
+"""
+    )
+    seen, owner, mode = found
+    assert {is_ours for is_ours, *_ in seen} == {True, False}
+    assert all(bits == 0o6000 and flags & os.ST_NOSUID and flags & ST_NODEV for _, bits, flags in seen)
+    assert (owner, mode) == (UID, 0)
+
+
+def test_ids_are_claimed_when_the_users_cache_was_removed_and_refused_when_none_is_left() -> None:
+    """In words of ours, whoever claims them: the caller for an open sandbox, a helper for a single run."""
+    found = run_as_user(
+        HEAD
+        + """
+import fcntl, shutil, struct
+from cloche.backends.host import measure_host
+def tried(run):
+    try:
+        return is_file_seen(run())
+    except cloche.StartFailed as error:
+        return str(error)
+def is_file_seen(result):
+    return [file.path for file in result.files]
+def open_one():
+    with cloche.Sandbox(warm=False) as sandbox:
+        return sandbox.run(CODE)
+held, seen = measure_host().ids, []
+for run in (lambda: cloche.run(CODE, warm=False), open_one):
+    shutil.rmtree(f"{os.environ['HOME']}/.cache", ignore_errors=True)
+    seen.append(tried(run))
+locks = os.open(f"{os.environ['HOME']}/.cache/cloche/ids", os.O_RDWR)
+fcntl.fcntl(locks, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, held.first, held.count, 0))
+seen += [tried(lambda: cloche.run(CODE, warm=False)), tried(open_one)]
+print(json.dumps(seen))
+"""
+    )
+    assert found[:2] == [["secret"]] * 2
+    assert all("outside ids" in said for said in found[2:])

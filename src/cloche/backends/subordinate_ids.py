@@ -6,6 +6,7 @@ own id.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import pwd
@@ -15,7 +16,9 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 from cloche.jail import messages
 from cloche.jail.setup.launch import start_mapper
@@ -24,7 +27,15 @@ from cloche.jail.user_namespaces import claim_outside_id
 FILES = {"newgidmap": "/etc/subgid", "newuidmap": "/etc/subuid"}
 PROGRAM_PATH = "/usr/bin:/bin:/usr/local/bin:/run/wrappers/bin"
 LEAST_IDS = 256  # two for each jail; who has fewer would soon have none left
+MOST_DIGITS = 10
 PATIENCE_S = 10.0
+QUICK_S = 0.05  # many times what showing a mount takes
+
+
+class Show(Protocol):
+    """Make a guest's files ours in a mount, perhaps within a moment or not at all. Raises OSError."""
+
+    def __call__(self, mount: int, /, *, is_quick: bool = False) -> None: ...
 
 
 class SubordinateIds:
@@ -35,27 +46,68 @@ class SubordinateIds:
 
     def __init__(self, first: int, count: int, places: tuple[str, ...], programs: list[list[str]]):
         """Take the range. Raises OSError saying what is in the way."""
-        self.first, self.count, self.places = first, count, places
+        self.first, self.count, self.places, self._programs = first, count, places, programs
         self.namespace = -1
+        self._state: os.stat_result | None = None
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         os.close(claim_outside_id(first, count, places).held)
-        self.namespace = self._start(programs)
+        self._take()
         _taken.append(self)
         os.register_at_fork(after_in_child=self._forget)
 
-    def show(self, inside_id: int, mount: int) -> None:
-        """Have a mount that is attached nowhere show the files of `inside_id` as ours. Raises OSError."""
+    def _take(self) -> None:
+        self.namespace = self._start(self._programs)
+        self._state = os.fstat(self.namespace)
+
+    def hold(self) -> None:
+        """Take the range anew where its descriptor is gone: a caller may have closed what it did not open.
+
+        Raises OSError.
+        """
+        if self._is_there():
+            return
         with self._turn:
-            try:
-                why = self._ask(inside_id, mount)
-            except OSError:  # it was ended from outside
-                why = self._ask(inside_id, mount)
-        if why:
+            if not self._is_there():
+                if self._link is not None:
+                    self._link.detach()  # likewise: its number may be somebody else's by now
+                self._stop()
+                self.namespace = -1
+                self._take()
+
+    def _is_there(self) -> bool:
+        try:
+            return self._state is not None and os.path.samestat(os.fstat(self.namespace), self._state)
+        except OSError:
+            return False
+
+    def show(self, inside_id: int, mount: int, *, is_quick: bool = False) -> None:
+        """Have a mount that is attached nowhere show the files of `inside_id` as ours. Raises OSError.
+
+        Where it `is_quick`, that is tried for a moment, with the mapper that there is.
+        """
+        patience_s = QUICK_S if is_quick else PATIENCE_S
+        if not self._turn.acquire(timeout=patience_s):
+            raise TimeoutError("the process that maps ids is busy")
+        try:
+            why = self._try_to_show(inside_id, mount, patience_s, is_quick=is_quick)
+        finally:
+            self._turn.release()
+        if why and os.fstat(mount).st_uid != os.geteuid():  # else whoever was ended has done it
             raise OSError(0, why)
 
-    def showing(self, inside_id: int) -> Callable[[int], None]:
+    def _try_to_show(self, inside_id: int, mount: int, patience_s: float, *, is_quick: bool) -> str:
+        if is_quick and self._link is None:
+            raise TimeoutError("the process that maps ids has yet to be started")
+        try:
+            return self._ask(inside_id, mount, patience_s)
+        except OSError:  # it was ended from outside, or stopped
+            if is_quick:
+                raise
+            return self._ask(inside_id, mount, patience_s)
+
+    def showing(self, inside_id: int) -> Show:
         """Return `show` for one id."""
         return partial(self.show, inside_id)
 
@@ -64,13 +116,13 @@ class SubordinateIds:
         with self._turn:
             self._stop()
 
-    def _ask(self, inside_id: int, mount: int) -> str:
+    def _ask(self, inside_id: int, mount: int, patience_s: float) -> str:
         """Ask the mapper, which is started where there is none; return what it says is in the way."""
         if self._link is None:
             os.close(self._start([]))
         try:
             messages.send(self._fileno(), "show", {"inside_id": inside_id}, [mount])
-            return self._hear()[0]
+            return self._hear(patience_s)[0]
         except BaseException:
             self._stop()  # its answer may be yet to come, and would be taken for another
             raise
@@ -87,11 +139,11 @@ class SubordinateIds:
             raise
         return fds[0]
 
-    def _hear(self) -> tuple[str, list[int]]:
+    def _hear(self, patience_s: float = PATIENCE_S) -> tuple[str, list[int]]:
         """Return what the mapper says is in the way, empty for nothing, and what it hands over."""
         waiting = select.poll()
         waiting.register(self._fileno(), select.POLLIN)
-        if not waiting.poll(PATIENCE_S * 1000):
+        if not waiting.poll(patience_s * 1000):
             raise TimeoutError("the process that maps ids does not answer")
         tag, body, fds = messages.receive(self._fileno())
         if not tag:
@@ -117,6 +169,26 @@ class SubordinateIds:
         if self._process is not None:
             self._process.returncode = 0  # nobody's child here: there is nothing to wait for
         self._process = self._link = None
+
+
+async def make_seen(show: Show, mount: int) -> None:
+    """Have a mount shown: here, where that takes a moment as nearly always, else in a thread. Raises OSError.
+
+    Whoever is cancelled meanwhile leaves a descriptor of its own to the thread.
+    """
+    with suppress(OSError):
+        show(mount, is_quick=True)
+        return
+    fd = os.dup(mount)
+
+    def let_go(done: asyncio.Future[None]) -> None:
+        os.close(fd)
+        if not done.cancelled():
+            done.exception()  # perhaps nobody else asks for it
+
+    task = asyncio.ensure_future(asyncio.to_thread(show, fd))
+    task.add_done_callback(let_go)
+    await asyncio.shield(task)
 
 
 _taken: list[SubordinateIds] = []
@@ -169,19 +241,17 @@ def _read_range(path: str, name: str, uid: int, own: int) -> tuple[int, int] | N
     except OSError:
         return None
     for row in rows:
-        if len(row) == 3 and row[0] in (name, str(uid)) and row[1].isdecimal() and row[2].isdecimal():
+        if len(row) == 3 and row[0] in (name, str(uid)) and all(map(_is_number, row[1:])):
             first, count = int(row[1]), int(row[2])
             if count >= LEAST_IDS and 0 < first < first + count < 1 << 32 and not first <= own < first + count:
                 return first, count
     return None
 
 
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= MOST_DIGITS
+
+
 def _places(user: pwd.struct_passwd) -> tuple[str, ...]:
     """Return where the locks may lie: always the same for one user, whatever the environment says."""
-    cache = os.path.join(user.pw_dir, ".cache")
-    try:
-        if os.stat(user.pw_dir).st_uid == user.pw_uid:
-            os.makedirs(cache, 0o700, exist_ok=True)
-    except OSError:
-        pass  # then there is the other place
-    return cache, f"/run/user/{user.pw_uid}"
+    return os.path.join(user.pw_dir, ".cache"), f"/run/user/{user.pw_uid}"

@@ -103,7 +103,7 @@ def _open_locks(places: Sequence[str]) -> int:
     said = []
     for place in places:
         try:
-            state = posix.stat(place)
+            state = _look_at(place)
             if state.st_uid != posix.geteuid() or state.st_mode & _OTHERS_WRITE:
                 said.append(f"others may write to {place}")
                 continue
@@ -113,6 +113,20 @@ def _open_locks(places: Sequence[str]) -> int:
                 raise
             said.append(f"{place}: {error.strerror}")
     raise OSError(EROFS, f"no place for the locks of outside ids: {', '.join(said)}")
+
+
+def _look_at(place: str) -> posix.stat_result:
+    """Return the state of a place, made anew where the folder above is ours: a cache may be removed at any time."""
+    try:
+        return posix.stat(place)
+    except FileNotFoundError:
+        if posix.stat(place.rpartition("/")[0]).st_uid != posix.geteuid():
+            raise
+    try:
+        posix.mkdir(place, 0o700)
+    except FileExistsError:
+        pass
+    return posix.stat(place)
 
 
 def _open_in(folder: str) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,9 +15,10 @@ from cloche.backends.containers.archive import Spool, pack, unpack
 from cloche.backends.containers.inside import files
 from cloche.backends.containers.inside.link import DATA, Caller
 from cloche.backends.local import workspace as local_workspace
-from cloche.backends.local.workspace import collect, is_as_given, list_paths, read_regular
+from cloche.backends.local.workspace import Workspace, collect, is_as_given, list_paths, read_regular
 from cloche.backends.saved_files import Until
 from cloche.core.errors import SandboxFileRefused, SandboxFileTooLarge
+from cloche.core.limits import Limits
 from cloche.core.request import InputFile
 
 PLACES, FILES = 10, 20
@@ -247,3 +250,35 @@ def test_paths_that_are_remembered_have_bounds(
             kept = {path.decode() for path in workspace._known}
     assert 8 <= len(kept) <= 10
     assert set(names[-8:]) <= kept
+
+
+def test_a_reader_that_is_cancelled_does_not_read_on_by_a_number_of_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sandbox may be closed by then, and another file have the number of its workspace."""
+    (tmp_path / "file").write_text("mine")
+    begun, go_on = threading.Event(), threading.Event()
+    found: list[bytes] = []
+
+    def slow(root_fd: int, path: str, *, max_bytes: int) -> bytes:
+        begun.set()
+        assert go_on.wait(9)
+        found.append(read_regular(root_fd, path, max_bytes=max_bytes))
+        return found[0]
+
+    monkeypatch.setattr(local_workspace, "read_regular", slow)
+
+    async def main() -> None:
+        held = Workspace(Limits(), str(tmp_path))
+        held.take(())
+        reading = asyncio.create_task(held.read("file", max_bytes=9))
+        await asyncio.to_thread(begun.wait, 9)
+        reading.cancel()
+        await asyncio.sleep(0)
+        held.drop()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(main())
+    assert found == [b"mine"]

@@ -83,11 +83,12 @@ def test_a_folder_of_locks_that_is_not_ours_alone_is_refused(way: Callable[[Path
 
 def test_a_place_where_others_may_write_is_none(tmp_path: Path) -> None:
     """Names there are whoever comes first's; the next place is taken, and where there is none, all are told of."""
-    place, other = tmp_path / "place", tmp_path / "other"
+    place, other = tmp_path / "place", tmp_path / "none" / "other"
     place.mkdir()
     place.chmod(0o1777)
     with pytest.raises(OSError, match=f"others may write to {place}, {other}: No such file"):
         claim_outside_id(FIRST, 3, [str(place), str(other)])
-    other.mkdir()
+    other.parent.mkdir()  # ours, so that the place is made
     claim_outside_id(FIRST, 3, [str(place), str(other)]).forget()
     assert not list(place.iterdir())
+    assert other.stat().st_mode & 0o777 == 0o700

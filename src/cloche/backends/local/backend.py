@@ -119,6 +119,8 @@ class LocalBackend:
 
     def _host(self) -> Host:
         host = measure_host()
+        if host.ids is not None:
+            host.ids.hold()
         return host if self._use_cgroups else host.without_cgroups()
 
 

@@ -183,7 +183,7 @@ def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
 
 def pool_for(policy: Policy, host: Host) -> Pool:
     """Return this process's pool for what a policy wants loaded."""
-    key = (policy.preload, host.cgroup_version, host.ids is not None)
+    key = (policy.preload, host.cgroup_version, host.namespace)
     with _lock:
         found = _pools.pop(key, None) or _new_pool(policy, host)
         _pools[key] = found  # the last one used is the last one to go

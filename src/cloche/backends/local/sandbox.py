@@ -34,12 +34,13 @@ from .prefork import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_sta
 from .run_report import observed, usage
 from .session import halted
 from .streams import Pipes, started_first
-from .workspace import Workspace, read_regular
+from .workspace import Workspace
 
 if TYPE_CHECKING:
     from cloche.forkserver.slot import Slot
     from cloche.jail.steps import Step
 
+    from ..subordinate_ids import Show
     from .plan import SessionProgram
     from .session import LocalSession
 
@@ -94,7 +95,7 @@ class LocalOpenSandbox:
         """Return a regular file of the workspace. Raises the SandboxFile errors."""
         async with self._turn:
             await self._have_workspace()
-            return await asyncio.to_thread(read_regular, self.workspace.seen, path, max_bytes=max_bytes)
+            return await self.workspace.read(path, max_bytes=max_bytes)
 
     async def list_files(self, path: str = ".") -> tuple[str, ...]:
         """Return the paths of all regular files below `path`, relative to the workspace."""
@@ -444,13 +445,13 @@ class LocalOpenSandbox:
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
         if self._connection is None:
+            self._claim_id()
             if self._slot is not None:  # of a start that failed
                 self._release()
             self._slot = self._pool.take(jail) if self._pool is not None else None
             if self._slot is None:
                 await become_task()
                 self._begin_soon()
-            self._claim_id()
             connection = self._new_connection(self._spec, self._slot)
             try:
                 await connection.start()
@@ -463,7 +464,7 @@ class LocalOpenSandbox:
             raise StartFailed(lost, step="helper")
         return self._connection
 
-    def _showing(self) -> Callable[[int], None] | None:
+    def _showing(self) -> Show | None:
         """Return what makes the guest's files ours in a second mount of a workspace; None where they are."""
         ids = self._host.ids if self._spec.is_shown else None
         return ids.showing(self._spec.inside_id) if ids is not None else None
@@ -477,7 +478,11 @@ class LocalOpenSandbox:
         if self._spec.outside is None or self._is_last:
             return
         if self._claim is None:
-            self._claim = claim_outside_id(*self._spec.outside, self._spec.ids[2])
+            try:
+                self._claim = claim_outside_id(*self._spec.outside, self._spec.ids[2])
+            except OSError as error:
+                said = f"there is no outside id for this sandbox: {error}"
+                raise StartFailed(said, step="identity", errno=error.errno) from error
         self._spec.outside = (self._claim.outside_id, 1)
 
     def _kill(self, cause: KillCause) -> None:

@@ -12,6 +12,7 @@ no name in any file system, so nothing is left behind however the caller ends.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -41,6 +42,7 @@ from ..saved_files import (
     in_thread,
     time_for_files,
 )
+from ..subordinate_ids import Show, make_seen
 
 MAX_FILES, MAX_DEPTH = 10_000, 64
 MAX_ENTRIES = 200_000  # several times what a workspace holds at the default limits
@@ -507,14 +509,16 @@ class Workspace:
             self._shown = shown[0]
         return self._shown >= 0 and os.fstat(self._shown).st_dev == os.fstat(fresh).st_dev
 
-    @property
-    def seen(self) -> int:
+    async def _seen(self) -> int:
         """Return what the files are to be looked at by. Raises OutcomeUnknown where they cannot be shown to us."""
         if self._show is None or self.fd < 0:
             return self.fd
         if not self._is_shown:
+            shown = self._shown
             try:
-                self._show(self._shown)
+                await make_seen(self._show, shown)
+                if self._shown != shown:
+                    raise OSError(errno.EBADF, "the sandbox was closed meanwhile")
             except OSError as error:
                 raise OutcomeUnknown(
                     f"what ran has run, and its files cannot be seen: {error.strerror or error}"
@@ -569,10 +573,11 @@ class Workspace:
         """
         if is_last and not self._known and self._is_as_given(given):
             return Changes()
-        if (few := self._collect_few(given)) is not None:
-            return self._changes(few, self.seen)
+        seen = await self._seen()
+        if (few := self._collect_few(seen, given)) is not None:
+            return self._changes(few, seen)
         until, copies = Until(time_for_files(timeout_s)), KeptCopies() if self._folder else None
-        fd, known = os.dup(self.seen), self._known  # of our own: a sandbox that is closed lets go of its own
+        fd, known = os.dup(seen), self._known  # of our own: a sandbox that is closed lets go of its own
 
         def look() -> Collection:
             return collect(fd, known, given, max_bytes=self._max_bytes, until=until, copies=copies)
@@ -594,10 +599,18 @@ class Workspace:
 
     async def paths(self, path: str, *, halted: Halted) -> tuple[str, ...]:
         """Return the paths of the files below `path`. Raises SandboxFileTooLarge where there are too many."""
-        until, fd = Until(MOST_S), os.dup(self.seen)
+        until, fd = Until(MOST_S), os.dup(await self._seen())
         try:
             async with halted():
                 return await in_thread(until, lambda: list_paths(fd, path, until))
+        finally:
+            os.close(fd)
+
+    async def read(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a file. Raises the SandboxFile errors."""
+        fd = os.dup(await self._seen())  # of our own, as above
+        try:
+            return await in_thread(Until(MOST_S), lambda: read_regular(fd, path, max_bytes=max_bytes))
         finally:
             os.close(fd)
 
@@ -605,16 +618,14 @@ class Workspace:
         state = os.fstatvfs(self.fd)
         return not self._folder and is_as_given(self.fd, given, entries=state.f_files - state.f_ffree)
 
-    def _collect_few(self, given: Mapping[str, bytes]) -> Collection | None:
+    def _collect_few(self, seen: int, given: Mapping[str, bytes]) -> Collection | None:
         """Look at the files here and now, where that takes less time than handing the work to a thread; else None."""
         state = os.fstatvfs(self.fd)
         stored = (state.f_blocks - state.f_bfree) * state.f_frsize
         if self._folder or stored >= SMALL_BYTES or state.f_files - state.f_ffree >= SMALL_FILES:
             return None
         # What still runs may add to it meanwhile; and what takes no room may say to be of any size.
-        found = collect(
-            self.seen, self._known, given, max_bytes=SMALL_BYTES, until=Until(SMALL_S), max_entries=SMALL_FILES
-        )
+        found = collect(seen, self._known, given, max_bytes=SMALL_BYTES, until=Until(SMALL_S), max_entries=SMALL_FILES)
         return None if found.partial & {"time", "entries", "bytes"} else found
 
     def stored_bytes(self) -> int:
