@@ -1,4 +1,4 @@
-"""Auto-fix over the real protocol: the `openai` client, a server on loopback, real sandboxes."""
+"""Auto-fix over the real protocol: the `httpx` client, a server on loopback, real sandboxes."""
 
 from __future__ import annotations
 
@@ -445,7 +445,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra the error says how to get it."""
-    monkeypatch.setitem(sys.modules, "openai", None)
+    monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(BackendUnavailable, match=r"cloche\[fix\]"):
         Endpoint("http://localhost/v1", MODEL)
 

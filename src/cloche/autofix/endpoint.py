@@ -1,35 +1,35 @@
-"""Ask a language model behind an OpenAI-compatible endpoint: streamed where it can, tried again where that may help.
+"""A client of OpenAI-compatible chat completions: bounds, retries, server-sent events, tokens.
 
-The endpoint's words are bounded before they are read: no compressed answers, no redirects (they would take the code to
-another host), and no more bytes than any answer needs. The key is in no message, log or repr, and is struck out of
-whatever the endpoint says.
+The answer is hostile. Compressed answers are refused, redirects are not followed (they would send the code to another
+host), and reading stops at MOST_ANSWER_BYTES. The key is in no message, log or repr, and is removed from every text of
+the endpoint. A request is streamed where the endpoint supports it, and repeated where that may help. httpx is imported
+when a question is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import importlib.util
 import ipaddress
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cloche.core.errors import BackendUnavailable, ClocheError, InvalidRequest
 
 from .extract import MOST_REPLY_CHARS
 
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
 CHARS_PER_TOKEN = 3  # fewer than usual, so that a budget is not overrun where an endpoint tells nothing
-
-
-def tokens_of(text: str) -> int:
-    """Return about how many tokens a text is, rather too many."""
-    return len(text) // CHARS_PER_TOKEN + 1
-
-
 MOST_ANSWER_BYTES = 32 * 1024 * 1024  # on the wire: a stream takes some hundred bytes for every token
 MOST_ERROR_CHARS = 300
 MOST_RETRIES = 3
@@ -45,16 +45,21 @@ _WAYS: tuple[Mapping[str, Any], ...] = (
     {"stream": True},
     {},
 )
-_RAW = "x-stainless-raw-response"  # by which the package knows what it was asked for when the answer comes
-_HEADERS = (
-    "host", "connection", "accept", "content-type", "content-length", "transfer-encoding", "user-agent", _RAW,
-)  # fmt: skip
+_HEADERS = {
+    "Accept": "application/json", "Accept-Encoding": "identity", "Content-Type": "application/json",
+    "User-Agent": "cloche",
+}  # fmt: skip
 _THOUGHTS = ("reasoning_content", "reasoning")  # where endpoints put what is no answer, and is paid for: some in both
 _REFUSES_WAY = (400, 415, 422, 501)
 _WORTH_RETRYING = (408, 409, 429, 500, 502, 503, 504, 529)
 
 log = logging.getLogger("cloche.agent")
 Heard = Callable[[int], None]
+
+
+def tokens_of(text: str) -> int:
+    """Return about how many tokens a text is, rather too many."""
+    return len(text) // CHARS_PER_TOKEN + 1
 
 
 class ModelFailed(ClocheError):
@@ -128,7 +133,7 @@ class Endpoint:
     """Be a model at an OpenAI-compatible endpoint. `base_url` ends before `/chat/completions`.
 
     `api_key` may be empty for a server that wants none. Raises InvalidRequest for an address that is none, and
-    BackendUnavailable without the `openai` package.
+    BackendUnavailable without the `httpx` package.
     """
 
     def __init__(
@@ -151,9 +156,9 @@ class Endpoint:
         self._base_url, self._key = base_url, _checked_key(api_key)
         self._retries, self._retry_wait_s = retries, retry_wait_s
         self._way = 0
-        if importlib.util.find_spec("openai") is None:
+        if importlib.util.find_spec("httpx") is None:
             raise BackendUnavailable(
-                "auto-fix by an endpoint needs the package openai.",
+                "auto-fix by an endpoint needs the package httpx.",
                 remedy='Install it with: pip install "cloche[fix]".',
             )
 
@@ -198,46 +203,21 @@ class Endpoint:
                     self._way = way
                     return reply
 
-    def _client(self, timeout_s: float) -> Any:  # noqa: ANN401 - the package is an extra
-        """Return a client that follows no redirect, and tells an endpoint nothing that is meant for another."""
-        openai = _library()
+    def _client(self, timeout_s: float) -> httpx.AsyncClient:
+        import httpx
 
-        async def plain(request: Any) -> None:  # noqa: ANN401
-            for name in [name for name in request.headers if name.lower() not in _HEADERS]:
-                del request.headers[name]  # the package takes organisations and the like from the environment
-            request.headers["Accept-Encoding"] = "identity"
-            if self._key:
-                request.headers["Authorization"] = f"Bearer {self._key}"
-
-        hooks = {"request": [plain], "response": [_bound]}
-        http = openai.DefaultAsyncHttpxClient(
-            follow_redirects=False,
-            event_hooks=hooks,
-            trust_env=not _is_here(self._base_url),  # what is for this machine goes through nobody's proxy
-        )
-        return openai.AsyncOpenAI(
-            base_url=self._base_url,
-            api_key=self._key or "none",
-            max_retries=0,
+        return httpx.AsyncClient(
+            headers=_HEADERS | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             timeout=timeout_s,
-            http_client=http,
+            follow_redirects=False,
+            trust_env=not _is_here(self._base_url),  # what is for this machine goes through nobody's proxy
+            verify=_trusted(),
         )
 
-    async def _ask_once(self, client: Any, meter: _Meter, way: int) -> Reply:  # noqa: ANN401
-        """Ask in one way, with the package's errors in our words."""
-        openai = _library()
+    async def _ask_once(self, client: httpx.AsyncClient, meter: _Meter, way: int) -> Reply:
+        """Ask in one way, with the library's errors in our words."""
         try:
             return await self._answer(client, meter, way)
-        except openai.APIStatusError as error:
-            raise self._told_by(error, way) from None
-        except openai.APIConnectionError as error:
-            if isinstance(error.__cause__, _Unbearable):
-                raise ModelFailed(f"{self.host}: {error.__cause__}") from None
-            raise _Broken(
-                f"{self.host} cannot be reached: {self._clean(error.__cause__ or error)}; check it and the base URL"
-            ) from None
-        except openai.APIError as error:  # in the midst of a stream
-            raise _Broken(f"{self.host} failed while it answered: {self._clean(error)}") from None
         except _Unbearable as error:
             raise ModelFailed(f"{self.host}: {error}") from None
         except (ClocheError, _Broken, _WayRefused, TimeoutError):
@@ -248,45 +228,88 @@ class Endpoint:
                 f"{self.host} answered something that makes no sense ({type(error).__name__}); check the base URL"
             ) from None
 
-    def _told_by(self, error: Any, way: int) -> Exception:  # noqa: ANN401
+    async def _answer(self, client: httpx.AsyncClient, meter: _Meter, way: int) -> Reply:
+        asked = {"messages": [{"role": "user", "content": meter.prompt}], "model": self.model, **_WAYS[way]}
+        data = json.dumps(asked, ensure_ascii=False, separators=(",", ":")).encode()
+        url = f"{self._base_url}{'' if self._base_url.endswith('/') else '/'}chat/completions"
+        request = client.build_request("POST", url, content=data)
+        with self._connected():
+            response = await client.send(request, stream=True)
+        try:
+            encoding = response.headers.get("content-encoding", "identity").strip().lower()
+            if encoding not in ("", "identity"):
+                raise _Unbearable(f"the answer is packed ({encoding[:20]!r}), which was not asked for")
+            if not response.is_success:
+                raise self._told_by(response, await _read(response), way)
+            if "text/event-stream" in response.headers.get("content-type", "").lower():
+                async with aclosing(self._chunks(response)) as chunks:
+                    return await self._streamed(chunks, meter)
+            return self._whole(json.loads(await _read(response)), meter)
+        finally:
+            await response.aclose()
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Make a failure of the connection one that another try may mend."""
+        import ssl
+
+        import httpx
+
+        try:
+            yield
+        except (httpx.RequestError, ssl.SSLError) as error:
+            raise _Broken(f"{self.host} cannot be reached: {self._clean(error)}; check it and the base URL") from None
+
+    def _told_by(self, response: httpx.Response, body: bytes, way: int) -> Exception:
         """Return what an HTTP status means: another way, another try, or the end."""
-        status = int(error.status_code)
-        text = f"{self.host} answered {status}: {self._clean(error)}"
+        status, error = response.status_code, _error_in(body)
+        message = error.get("message")
+        said = f" - {message}" if isinstance(message, str) and message else ""
+        text = f"{self.host} answered {status}: {self._clean(f'Error code: {status}{said}')}"
         if status in _REFUSES_WAY and way < len(_WAYS) - 1:
             return _WayRefused(text)
         self._way = 0 if status in _REFUSES_WAY else self._way  # it was not for the way of asking
         if 300 <= status < 400:
             return ModelFailed(f"{self.host} answered {status}, a redirect, and none is followed; correct the base URL")
-        if status in _WORTH_RETRYING and getattr(error, "code", None) != "insufficient_quota":
-            return _Broken(text, _wait_of(error.response.headers))
+        if status in _WORTH_RETRYING and error.get("code") != "insufficient_quota":
+            return _Broken(text, _wait_of(response.headers))
         setting = "autofix.api_key, or CLOCHE_AUTOFIX_API_KEY"
         key = f"check the key ({setting})" if self._key else f"no key is set; set {setting}"
         hints = {401: key, 403: key, 404: "check the base URL and the model"}
         hint = f"; {hints[status]}" if status in hints else ""
         return ModelFailed(text + hint)
 
-    async def _answer(self, client: Any, meter: _Meter, way: int) -> Reply:  # noqa: ANN401
-        asking = client.chat.completions.with_streaming_response.create(
-            model=self.model, messages=[{"role": "user", "content": meter.prompt}], **_WAYS[way]
-        )
-        async with asking as response:
-            kind = response.headers.get("content-type", "").lower()
-            if "text/event-stream" in kind:
-                return await self._streamed(await response.parse(), meter)
-            return self._whole(json.loads(await response.read()), meter)
+    async def _chunks(self, response: httpx.Response) -> AsyncGenerator[object]:
+        """Yield the chunks of a stream as they come, until it says that it is done."""
+        events = _Events()
+        with self._connected():
+            async for piece in _bounded(response):
+                for data in events.feed(piece):
+                    if data.startswith("[DONE]"):
+                        return
+                    yield self._checked(json.loads(data))
 
-    async def _streamed(self, chunks: AsyncIterator[Any], meter: _Meter) -> Reply:
+    def _checked(self, chunk: object) -> object:
+        """Return a chunk, unless it reports an error."""
+        error = _get(chunk, "error")
+        if error:
+            message = _get(error, "message")
+            said = message if isinstance(message, str) and message else "An error occurred during streaming"
+            raise _Broken(f"{self.host} failed while it answered: {self._clean(said)}")
+        return chunk
+
+    async def _streamed(self, chunks: AsyncIterator[object], meter: _Meter) -> Reply:
         """Put an answer together from its pieces; one that breaks off is no answer."""
         pieces, size, thought, tokens, ending = [], 0, 0, 0, None
         async for chunk in chunks:
-            tokens = max(tokens, _tokens(getattr(chunk, "usage", None)))
-            for choice in _first(getattr(chunk, "choices", None)):
-                ending = getattr(choice, "finish_reason", None) or ending
-                delta = getattr(choice, "delta", None)
-                piece = _text(getattr(delta, "content", None))
+            tokens = max(tokens, _tokens(_get(chunk, "usage")))
+            for choice in _first(_get(chunk, "choices")):
+                ending = _get(choice, "finish_reason") or ending
+                delta = _get(choice, "delta")
+                piece = _text(_get(delta, "content"))
                 pieces.append(piece)
                 size += len(piece)
-                thought += max(len(_text(getattr(delta, name, None))) for name in _THOUGHTS)
+                thought += max(len(_text(_get(delta, name))) for name in _THOUGHTS)
                 meter.came(size + thought)
             if size > MOST_REPLY_CHARS:
                 ending = "length"
@@ -364,32 +387,66 @@ def _is_here(base_url: str) -> bool:
         return False
 
 
-def _library() -> Any:  # noqa: ANN401
-    """Import the package when something is asked: that takes most of a second."""
-    return importlib.import_module("openai")
+def _trusted() -> ssl.SSLContext | bool:
+    """Trust the certificates that this machine trusts; where it has none, those that httpx brings."""
+    import ssl
+
+    paths = ssl.get_default_verify_paths()
+    has_store = paths.cafile or (paths.capath and any(Path(paths.capath).glob("*.0")))
+    return ssl.create_default_context() if has_store else True
 
 
-async def _bound(response: Any) -> None:  # noqa: ANN401
-    """Let no more of an answer be read than any answer needs, whatever is read of it and by whom."""
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise _Unbearable(f"the answer is packed ({encoding[:20]!r}), which was not asked for")
-    http = importlib.import_module(type(response).__module__.partition(".")[0])  # httpx, or what came after it
-    stream = response.stream
+async def _bounded(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield an answer's bytes, and no more of them than any answer needs."""
+    left = MOST_ANSWER_BYTES
+    async for piece in response.aiter_raw():
+        left -= len(piece)
+        if left < 0:
+            raise _Unbearable(f"the answer is longer than {MOST_ANSWER_BYTES} bytes")
+        yield piece
 
-    class Bounded(http.AsyncByteStream):  # type: ignore[misc, name-defined]  # a library of the extra's choice
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            left = MOST_ANSWER_BYTES
-            async for piece in stream:
-                left -= len(piece)
-                if left < 0:
-                    raise _Unbearable(f"the answer is longer than {MOST_ANSWER_BYTES} bytes")
-                yield piece
 
-        async def aclose(self) -> None:
-            await stream.aclose()
+async def _read(response: httpx.Response) -> bytes:
+    return b"".join([piece async for piece in _bounded(response)])
 
-    response.stream = Bounded()
+
+class _Events:
+    """Take server-sent events out of bytes, linear in their number. Of an event only the data counts here."""
+
+    def __init__(self) -> None:
+        self._line, self._data, self._ended_with_cr = bytearray(), list[str](), False
+
+    def feed(self, piece: bytes) -> Iterator[str]:
+        """Yield the data of each event that ends in this piece. A line ends with CR, LF or both."""
+        rest = piece[1:] if self._ended_with_cr and piece.startswith(b"\n") else piece
+        self._ended_with_cr = piece.endswith(b"\r")
+        for part in rest.splitlines(keepends=True):
+            self._line += part
+            if not part.endswith((b"\r", b"\n")):
+                return
+            line = self._line.rstrip(b"\r\n").decode()
+            self._line.clear()
+            name, _, value = line.partition(":")
+            if name == "data":
+                self._data.append(value.removeprefix(" "))
+            elif not line and self._data:
+                yield "\n".join(self._data)
+                self._data.clear()
+
+
+def _error_in(body: bytes) -> Mapping[str, Any]:
+    """Return the error that a body tells of; empty where there is none to be found."""
+    try:
+        told = json.loads(body)
+    except Exception:  # bytes of any kind, nested however deep
+        return {}
+    error = told.get("error", told) if isinstance(told, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def _get(told: object, name: str) -> Any:  # noqa: ANN401 - whatever an endpoint put there
+    """Return a field of what should be an object; None where it is none."""
+    return told.get(name) if isinstance(told, dict) else None
 
 
 def _first(choices: object) -> list[Any]:
@@ -407,7 +464,7 @@ def _text(content: object) -> str:
 
 def _tokens(usage: object) -> int:
     """Return the tokens that an endpoint counts; 0 for what is no number of them."""
-    total = usage.get("total_tokens") if isinstance(usage, dict) else getattr(usage, "total_tokens", None)
+    total = _get(usage, "total_tokens")
     if not isinstance(total, int) or isinstance(total, bool):
         return 0
     return min(max(total, 0), MOST_CLAIMED_TOKENS)

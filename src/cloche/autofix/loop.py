@@ -194,7 +194,7 @@ class AutoFix:
     text such as `5m`); not given, they come from the configuration. `on_event` hears of every step, see
     `cloche.core.fixing`. One AutoFix serves any number of runs.
 
-    Raises InvalidRequest, and BackendUnavailable where the `openai` package is missing.
+    Raises InvalidRequest, and BackendUnavailable where the `httpx` package is missing.
     """
 
     def __init__(
