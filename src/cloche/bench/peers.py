@@ -1,10 +1,9 @@
-"""The peers: other people's sandboxes, each called as its own documents say it is fastest, none of them required.
+"""The peers: other projects' sandboxes, each called as its own documents say is fastest. None of them is required.
 
 Theory of operation: a peer that is a command is run like any other command. One that is a library lives in an
-interpreter of its own (`peer_driver.py`, `srt_driver.mjs`), in the environment that scripts/bench_peers.sh made for
-it, and times itself there. One that cannot be had or does not work is left out, with its own words as the reason.
-
-The process that a peer's library lives in, spoken to line by line.
+interpreter of its own (`peer_process.py`, `srt_driver.mjs`), in the environment that scripts/bench_peers.sh made for
+it, and measures the time itself; `Driver` speaks with that process line by line. A peer that is not there or fails is
+left out, with its own message as the reason.
 """
 
 from __future__ import annotations
@@ -45,6 +44,23 @@ from .scenarios import (
 
 ANSWER_S = 60.0
 CLOSING_S = 30.0
+DOCKER_RUN, DOCKER_RUN_GVISOR = "docker run", "docker run, gVisor"
+LLM_DOCKER = ("llm-sandbox, docker", "llm-sandbox, docker pool")
+DOCKER_COLD, DOCKER_WARM, GVISOR_WARM = "cloche, docker cold", "cloche, docker warm", "cloche, gVisor warm"
+SLOTS = 4  # what a peer may keep ready ahead
+HERE = Path(__file__).resolve().parent
+IMAGE_NAME = "image.name"
+NEED_IMAGE = ("kern-fresh", "kern-prewarmed", "kern-kernel", "llm-fresh", "llm-pooled")
+SRT_PACKAGE = Path("npm/node_modules/@anthropic-ai/sandbox-runtime")
+SRT_SETTINGS = {
+    "network": {"allowedDomains": [], "deniedDomains": []},
+    "filesystem": {"denyRead": [], "allowWrite": ["."], "denyWrite": []},
+}
+# The limits and restrictions that a run of Cloche has by default, as far as docker has them.
+DOCKER_OPTIONS = (
+    "--rm", "--pull=never", "--network=none", "--memory=256m", "--pids-limit=64", "--cap-drop=ALL", "--read-only",
+    "--security-opt=no-new-privileges", "--tmpfs=/tmp", "--tmpfs=/workspace", "--workdir=/workspace",
+)  # fmt: skip
 
 
 class PeerFailed(Exception):
@@ -114,25 +130,6 @@ class Driver:
             self._process.wait()
 
 
-DOCKER_RUN, DOCKER_RUN_GVISOR = "docker run", "docker run, gVisor"
-LLM_DOCKER = ("llm-sandbox, docker", "llm-sandbox, docker pool")
-DOCKER_COLD, DOCKER_WARM, GVISOR_WARM = "cloche, docker cold", "cloche, docker warm", "cloche, gVisor warm"
-SLOTS = 4  # what a peer may keep ready ahead
-HERE = Path(__file__).resolve().parent
-IMAGE_NAME = "image.name"
-NEED_IMAGE = ("kern-fresh", "kern-prewarmed", "kern-kernel", "llm-fresh", "llm-pooled")
-SRT_PACKAGE = Path("npm/node_modules/@anthropic-ai/sandbox-runtime")
-SRT_SETTINGS = {
-    "network": {"allowedDomains": [], "deniedDomains": []},
-    "filesystem": {"denyRead": [], "allowWrite": ["."], "denyWrite": []},
-}
-# The limits and closed doors that a run of Cloche has by default, as far as docker has them.
-DOCKER_OPTIONS = (
-    "--rm", "--pull=never", "--network=none", "--memory=256m", "--pids-limit=64", "--cap-drop=ALL", "--read-only",
-    "--security-opt=no-new-privileges", "--tmpfs=/tmp", "--tmpfs=/workspace", "--workdir=/workspace",
-)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
     """Describe one peer: `call` is for readers, `command` starts what runs it, or raises PeerFailed.
@@ -156,7 +153,7 @@ def _python_driver(name: str, setting: Setting) -> list[str]:
         _check_image(setting)
     shown = list(dict.fromkeys([sys.prefix, sys.base_prefix]))
     settings = {"python": sys.executable, "shown": shown, "image": setting.image, "slots": SLOTS}
-    return [str(python), str(HERE / "peer_driver.py"), name, json.dumps(settings)]
+    return [str(python), str(HERE / "peer_process.py"), name, json.dumps(settings)]
 
 
 def _srt_library(setting: Setting) -> list[str]:

@@ -1,5 +1,5 @@
 // Run Anthropic's sandbox-runtime as a library that stays loaded, turn by turn; the same orders and answers as
-// peer_driver.py. Usage: node srt_driver.mjs INDEX_JS PYTHON. Its proxies are started once, before the first turn.
+// peer_process.py. Usage: node srt_driver.mjs INDEX_JS PYTHON. Its proxies are started once, before the first turn.
 import { spawn } from 'node:child_process'
 import { createInterface } from 'node:readline'
 import { pathToFileURL } from 'node:url'

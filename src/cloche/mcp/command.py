@@ -1,8 +1,9 @@
-"""Serve as the command line says, until the client leaves or a signal comes.
+"""`cloche mcp`: serve as the command line says, until the client leaves or a signal arrives.
 
-Serve one client over standard input and output, on which nothing but the protocol is written.
+Over standard streams one client is served, and nothing but the protocol is written to standard output. A daemon thread
+reads standard input: a read that blocks must not keep the process from ending.
 
-Standard input is read by a thread that nobody waits for: a read that blocks shall not keep the process from ending.
+The protocol package is imported in functions: `require_extra` must come first, and logging, which it would set up.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ TOKEN_VARIABLE = "CLOCHE_MCP_TOKEN"  # noqa: S105 - a name
 MOST_TOKEN_BYTES = 65_536
 FAREWELL_S = 8.0
 _APPROVERS: Mapping[str, Approver | None] = {"client": None, "deny": deny, "high": auto("high")}
+MOST_LINE_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 16
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+TOO_LONG = "{}"  # in place of a line that is too long: no message, and answered as such
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +138,7 @@ def read_tokens(path: str | None) -> tuple[str, ...]:
     """
     from_environment = os.environ.pop(TOKEN_VARIABLE, None)
     if path is None:
-        if from_environment == "":  # who sets it means to have a lock: an empty one is no door without any
+        if from_environment == "":  # who sets it wants a token: an empty one must not mean none
             raise InvalidRequest(f"{TOKEN_VARIABLE} is set and empty; put a token in it, or unset it to have none")
         return () if from_environment is None else (from_environment,)
     try:
@@ -183,14 +188,10 @@ def _leave_at_last(code: int) -> None:
     timer.start()
 
 
-MOST_LINE_BYTES = 16 << 20
-CHUNK_BYTES = 1 << 16
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-TOO_LONG = "{}"  # in place of a line that is too long: no message, and answered as such
-
-
 async def serve_stdio(server: MCPServer[Any]) -> None:
     """Serve until the client closes its end, or this is cancelled."""
+    from mcp.server.stdio import stdio_server
+
     lines = _Lines(_take_stdin())
     from mcp.server.stdio import stdio_server
 
