@@ -1,8 +1,8 @@
-"""Hold the project's own contest: `python -m bench [--rounds N] [--runs N] [--peers] [--json FILE] [--plot FILE]`.
+"""Run the project's own benchmark: `python -m bench [--rounds N] [--runs N] [--peers] [--json FILE] [--plot FILE]`.
 
-It is the contest of `cloche bench`, in fresh virtual environments, so that no package of the development environment
-slows any contestant. Whoever is in it takes turns, so that a slow moment of the machine hits all of them. From root
-an ordinary user holds the first part of it, before all else: that is who Cloche is for.
+It is that of `cloche bench`, in fresh virtual environments, so that no package of the development environment slows any
+contestant. Contestants take turns, so that a slow moment of the machine hits all of them. From root an ordinary user
+runs the first part of it, before all else: that is who Cloche is for.
 """
 
 from __future__ import annotations

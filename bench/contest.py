@@ -1,7 +1,6 @@
-"""Hold the contest in this interpreter and print the report as JSON: the program of a fresh environment.
+"""Run the benchmark in this interpreter and print the report as JSON: the program of a fresh environment.
 
-Its only argument is a setting as JSON; `paths` are what it adds to its search path, so that no interpreter of a
-contestant sees them.
+Its only argument is a setting as JSON; `paths` are added to its search path, and no contestant's interpreter sees them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interpreters that a contest is held in: that of a fresh virtual environment, or this one; or as another user."""
+"""The interpreters that run the benchmark: a fresh virtual environment's or this one, as this user or another one."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Measure what a guest's words cost its caller: `python -m bench.frames [--rounds N] [--shapes NAME,...]`.
+"""Measure what a guest's messages cost its caller: `python -m bench.frames [--rounds N] [--shapes NAME,...]`.
 
-Each shape is what a hostile guest may say of its value: into the value's pipe of a one-shot run, or onto the link of a
-session. While the caller reads it, a coroutine in the same event loop is woken every millisecond. The most processor
-time that the loop's thread took between two of these moments is the gap: less than that nobody else in the loop had to
-wait, on a machine that does nothing else. It is the least of all rounds. Memory is the most that the caller's Python
-had allocated meanwhile, in a round of its own, beside what it kept of the result.
+Each shape is what a hostile guest may send as its value: into the value's pipe of a one-shot run, or over the link of a
+session. While the caller reads it, a coroutine in the same event loop is woken every millisecond. The gap is the most
+processor time that the loop's thread took between two of these moments, the least of all rounds: longer than that
+nothing else in the loop had to wait, on an idle machine. Memory is the most that the caller's Python had allocated
+meanwhile, in a round of its own, beside what it kept of the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What we set out to reach, held against a report; a target that was missed is said as plainly as one that was met."""
+"""Targets, compared with a report; a missed one is printed as plainly as one that was met."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Print pip's settings in the words of uv, which does not read them, as lines for a shell: `eval "$(...)"`.
+"""Print pip's settings as those of uv, which does not read pip's, as lines for a shell: `eval "$(...)"`.
 
-What uv has been told itself (UV_*) wins. Nothing is written down: a package index stays this machine's own affair.
+What uv has been told itself (UV_*) wins. Nothing is written to a file: the package index is this machine's own.
 """
 
 from __future__ import annotations

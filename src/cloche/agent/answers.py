@@ -1,7 +1,4 @@
-"""What a model is told of one call: text of bounded length, figures, and where the rest of it is.
-
-What a model is told of a run: what came out, compact and bounded; what happened, in words; and what to try next.
-"""
+"""What a model reads of one call: bounded output, how the run ended in words, hints, figures, where the rest is."""
 
 from __future__ import annotations
 
@@ -61,6 +58,8 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"EOFError: EOF when reading a line", "Nobody can answer questions; take values from the code or from files."),
     )
 )
+NONE, NEW, KEPT, LOST = "none", "new", "kept", "lost"
+Keep = Callable[[str, str], Awaitable[str]]  # a stream's name and text; returns the path where all of it is, if so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +157,6 @@ def value_text(result: Result) -> str:
     return json.dumps(result.value, ensure_ascii=False)
 
 
-NONE, NEW, KEPT, LOST = "none", "new", "kept", "lost"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """Hold what came of one call. `note` is for the model.
@@ -174,15 +170,12 @@ class Ran:
     note: str = ""
 
 
-Keep = Callable[[str, str], Awaitable[str]]  # a stream's name and text; returns the path where all of it is, if so
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Hold what a model is told of one call: text of bounded length, and figures.
 
     `is_error` says that the call did not do what was asked. `result` is the run's, for the program around the model,
-    and `state` what became of the interpreter, see `live.Ran`; the text begins with the `note`, if there is one.
+    and `state` what became of the interpreter, see `Ran`; the text begins with the `note`, if there is one.
     """
 
     text: str

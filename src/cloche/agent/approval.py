@@ -1,10 +1,9 @@
-"""Who says yes: a human, or rules that a human made. Whatever is not said yes to in time is a no.
+"""Approval of a tool's call: risks, requests, decisions, automatic approvers, and the gate that asks.
 
-Theory of operation: LOW and MEDIUM pass. HIGH is asked for once, and may be remembered for the same code under the same
-rules. CRITICAL is asked for and then asked for once more, on every call; nothing remembers it, and no automatic
-approver says yes to it. An approver is an async function from a request to a decision; that it fails is a no.
-
-How much an action may cost if it goes wrong.
+Theory of operation: `Risk` orders actions by what they can do. LOW and MEDIUM pass. HIGH is asked for once, and may be
+remembered for the same code under the same rules. CRITICAL is asked for and then confirmed, on every call; it is never
+remembered, and no automatic approver allows it. An approver is an async function from a request to a decision. An
+approver that fails or does not answer in time has said no.
 """
 
 from __future__ import annotations
@@ -24,6 +23,12 @@ from typing import Any
 from cloche.blocking.calls import in_own_thread
 from cloche.core.errors import ApprovalDenied, InvalidRequest
 
+PATIENCE_S = 300.0
+ON_HOST = "the host"  # what `runs_on` of the rules says where there is no sandbox
+FAREWELL_S = 2.0  # for an approver that is no longer waited for, to tidy up
+MOST_COMPARED_LINES = 2_000  # comparing takes time with the square of it
+log = logging.getLogger("cloche.agent")
+
 
 class Risk(enum.IntEnum):
     """Order actions by what they can do; from HIGH on, a human is asked."""
@@ -35,13 +40,6 @@ class Risk(enum.IntEnum):
 
     def __str__(self) -> str:
         return self.name.lower()
-
-
-PATIENCE_S = 300.0
-ON_HOST = "the host"  # what `runs_on` of the rules says where there is no sandbox
-FAREWELL_S = 2.0  # for an approver that is no longer waited for, to tidy up
-MOST_COMPARED_LINES = 2_000  # comparing takes time with the square of it
-log = logging.getLogger("cloche.agent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

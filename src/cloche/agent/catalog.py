@@ -1,10 +1,8 @@
-"""The tools there are: one table of names, words for the model, arguments, what they do, and in which tiers.
+"""The table of tools: names, descriptions for the model, arguments, actions, risks, and the tiers that have them.
 
-Risk follows the place and not the name: what runs code in a sandbox is HIGH, what runs it on the host is CRITICAL.
-
-What a model passes to a tool, checked against the tool's own table: nothing unknown, nothing of another kind.
-
-Which tier a toolbox has, and the options of the sandbox that goes with it.
+`read_arguments` checks what a model passes against a tool's schema: no unknown names, no other types. Risk depends on
+the place, not the name: code in a sandbox is HIGH, code on the host is CRITICAL. `with_tier` turns a tier into options
+of the sandbox.
 """
 
 from __future__ import annotations
@@ -24,6 +22,12 @@ from cloche.core.protocols import Backend
 
 from .approval import Risk
 
+HOST_SHELLS = ("bash", "sh", "cmd", "powershell")
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,),
+}  # fmt: skip
+DEFAULT_TIER = 3
+
 
 class Deed(enum.StrEnum):
     """Say what a tool does when it is called."""
@@ -37,7 +41,6 @@ class Deed(enum.StrEnum):
     EDIT = "edit"
 
 
-HOST_SHELLS = ("bash", "sh", "cmd", "powershell")
 # The risk of what runs no code; code's own depends on where it runs.
 RISK_OF_FILES: Mapping[Deed, Risk] = {
     Deed.READ: Risk.LOW,
@@ -270,11 +273,6 @@ def risk_of(tool: Tool, *, is_on_host: bool) -> Risk:
     return Risk.CRITICAL if is_on_host or tool.deed is Deed.HOST else Risk.HIGH
 
 
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,),
-}  # fmt: skip
-
-
 def read_arguments(tool: Tool, arguments: object) -> dict[str, Any]:
     """Return a tool's arguments, complete with defaults. Raises InvalidRequest that names tool and argument."""
     if not isinstance(arguments, Mapping):
@@ -303,9 +301,6 @@ def _read(tool: Tool, name: str, schema: Mapping[str, Any], arguments: Mapping[s
     return value
 
 
-DEFAULT_TIER = 3
-
-
 def tier_of(options: SandboxOptions) -> int:
     """Return the tier that is asked for, else the configured one; but the host's only when it is asked for here."""
     asked = options.get("tier")
@@ -316,11 +311,9 @@ def tier_of(options: SandboxOptions) -> int:
 
 def settings_of(options: SandboxOptions) -> Settings:
     """Return the settings that options come to; a backend that is an object is left out."""
-    return load_settings({name: value for name, value in given(options).items() if not _is_object(name, value)})
-
-
-def _is_object(name: str, value: object) -> bool:
-    return name == "backend" and not isinstance(value, str)
+    return load_settings(
+        {name: value for name, value in given(options).items() if name != "backend" or isinstance(value, str)}
+    )
 
 
 def with_tier(options: SandboxOptions, tier: int) -> SandboxOptions:

@@ -1,11 +1,9 @@
-"""One command on the host itself: no sandbox, limited by its time-out alone.
+"""The host itself: a command without a sandbox, and the operator's folders behind /memory and /configs.
 
-Only tier 4 has it, and only when a human has approved and confirmed the call.
+A command has a time-out and no other limit. Only tier 4 has it, after a human approved and confirmed the call.
 
-The agent's own folders: /memory and /configs, kept on the host in folders that the operator chose.
-
-Every path is followed one name at a time, by descriptors: no link is followed, at no place, and `..` is refused, so
-nothing outside of a root is ever opened, whoever changes the folder meanwhile.
+`Roots` opens every path one name at a time, by descriptor: links are not followed, `..` is refused. So nothing outside
+of a root is opened, even while somebody changes the folder.
 """
 
 from __future__ import annotations
@@ -43,6 +41,10 @@ DRAIN_S = 0.5
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "bash": ("-c",), "sh": ("-c",), "cmd": ("/c",), "powershell": ("-NoProfile", "-NonInteractive", "-Command"),
 }  # fmt: skip
+MOUNTS = ("/memory", "/configs")
+MOST_LISTED = 10_000
+MOST_FOLDERS, MOST_NAMES = 20_000, 100_000  # that are walked, and that are read in one of them
+MOST_DEPTH = 64  # folders within folders
 
 
 async def run_on_host(shell: str, command: str, limits: Limits) -> Result:
@@ -126,12 +128,6 @@ def _result(code: int, kept: list[HeadTail], duration: float, *, timed_out: bool
         stderr_bytes=err,
         meta={"backend": "host"},
     )
-
-
-MOUNTS = ("/memory", "/configs")
-MOST_LISTED = 10_000
-MOST_FOLDERS, MOST_NAMES = 20_000, 100_000  # that are walked, and that are read in one of them
-MOST_DEPTH = 64  # folders within folders
 
 
 class Roots:

@@ -1,13 +1,11 @@
-"""Interpreters that go on from call to call: one for each language of a toolbox, begun when it is first needed.
+"""Interpreters kept between calls: one for each language of a toolbox, in a pool with a least-recently-used policy.
 
-What a call defined is there in the next one. Where it is not (memory, a crash, too long unused, put away for another
-one), the call begins in a new interpreter, and its answer says so and why; files are not touched by any of that.
+What a call defined is there in the next one. Where the interpreter is gone (memory, a crash, idle for too long,
+evicted), the call starts a new one, and its answer says so and why. Files stay.
 
-How many interpreters go on between calls, and which one is put away when another one needs its place.
-
-Theory of operation: `choose` is pure. Given who is there and who wants in, it names the one to put away. Of those that
-do not work just now that is the least recently used one of the owner who has most, so that nobody puts away what
-another one keeps within an equal share. What waits, and what ends an interpreter, happens after it has returned.
+Theory of operation: `choose` is pure. Given who is in the pool and who wants in, it names the one to evict: of those
+that are not busy, the least recently used one of the owner with most interpreters. So nobody evicts what another owner
+keeps within an equal share. Whatever waits, or ends an interpreter, happens after `choose` has returned.
 """
 
 from __future__ import annotations
@@ -31,10 +29,11 @@ from .answers import KEPT, LOST, NEW, Ran, clip
 MOST_INTERPRETERS = 16
 IDLE_S = 1800.0
 log = logging.getLogger("cloche.agent")
+MOST_REASON_CHARS = 300
 
 
 class Tenant(Protocol):
-    """Be what stays in a room between its calls. `used_at` is the time of the last one, in seconds."""
+    """An entry of the pool, which stays between calls. `used_at` is the time of the last call, in seconds."""
 
     owner: str | None
     is_busy: bool
@@ -42,11 +41,11 @@ class Tenant(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it holds anything; what does not, needs no room."""
+        """Tell whether it holds anything; an entry that does not is dropped."""
         ...
 
     async def put_away(self, why: str) -> None:
-        """End it, unless it has begun to work meanwhile; `why` is for whoever comes back to it."""
+        """End it (evict), unless it became busy meanwhile; `why` is for the next call of it."""
         ...
 
 
@@ -54,7 +53,7 @@ T = TypeVar("T", bound=Tenant)
 
 
 def choose(there: Sequence[T], owner: str | None) -> T | None:
-    """Return which one makes room for another of `owner`'s; None where all that could are at work."""
+    """Return which entry to evict for a new one of `owner`; None where all that could be evicted are busy."""
     counts = Counter(one.owner for one in there)
     own = counts[owner]
     counts[owner] += 1
@@ -66,7 +65,7 @@ def choose(there: Sequence[T], owner: str | None) -> T | None:
 
 
 class Room:
-    """Bound how many interpreters are alive at once, over all toolboxes that share it, in one event loop.
+    """The pool: bound how many interpreters are alive at once, over all toolboxes that share it, in one event loop.
 
     There are at most `most`, and one that was not used for `idle_s` seconds is ended. Raises InvalidRequest for
     numbers that are none.
@@ -82,14 +81,14 @@ class Room:
         self._waiting: list[asyncio.Future[None]] = []
 
     def share_of(self, owner: str | None) -> Share:
-        """Return what a toolbox of an owner's takes as `live`: where there is no room, owners have equal shares."""
+        """Return what an owner's toolbox takes as `live`: in a full pool owners have equal shares."""
         return Share(room=self, owner=owner)
 
     @asynccontextmanager
     async def stay(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Have room for a tenant while it works and, if it is still alive then, until it is put away.
+        """Hold a place for an entry while it works and, if it is still alive then, until it is evicted.
 
-        Waits while everything that could be put away is at work.
+        Waits while everything that could be evicted is busy.
         """
         leaving = await self._enter(tenant)
         try:
@@ -101,13 +100,13 @@ class Room:
             self._prune()
 
     def leave(self, tenant: Tenant) -> None:
-        """Give up a tenant's place."""
+        """Give up an entry's place."""
         if tenant in self._there:
             self._there.remove(tenant)
             self._wake()
 
     async def _enter(self, tenant: Tenant) -> Tenant | None:
-        """Take a place for a tenant; return who has to go for it."""
+        """Take a place for an entry; return the one to evict for it."""
         while True:
             self._there = [one for one in self._there if one.is_busy or one.is_alive]
             is_new = tenant not in self._there
@@ -154,11 +153,8 @@ class Share:
     owner: str | None = None
 
 
-MOST_REASON_CHARS = 300
-
-
 class Interpreter:
-    """Keep the interpreter of one language, as a tenant of a room."""
+    """The interpreter of one language, as an entry of the pool."""
 
     def __init__(self, language: str, *, owner: str | None, idle_s: float):
         self.language, self.owner, self._idle_s = language, owner, idle_s
@@ -214,7 +210,7 @@ class Interpreter:
         return result
 
     async def put_away(self, why: str) -> None:
-        """End it, unless a call has come back to it; see room.Tenant."""
+        """End it, unless a call has come back to it; see `Tenant`."""
         async with self._changing:
             if self._session is not None and not self.is_busy:
                 self._gone = why

@@ -1,8 +1,8 @@
-"""Approvals that wait in a file, for a human somewhere else: another process lists them and decides.
+"""Approval requests in a SQLite file: one process waits, another one lists and decides.
 
-One SQLite file. What is asked outlives the process that asks, and so does what was decided; a request that nobody
-waits for any more is closed by its deadline, as a no. What has ended stays for a month, a thousand of them at most: so
-that one can look back, and see what changed since last time.
+Requests and decisions outlive the process that asked. A request that nobody waits for is closed at its deadline, as a
+no. Closed requests are kept for a month, at most a thousand of them, to look back at and to show what changed since
+the last request.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Ask whoever sits at the terminal: the code in colours, the rules that will hold, what changed since last time.
+"""An approver that asks at the terminal: it shows the code, the rules that will hold, and what changed since last time.
 
-What whoever approves is shown: nothing that cannot be seen, and in words what will hold.
+Control characters and characters that cannot be seen are shown as escapes, and named in a warning. The rules are
+written out in words.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MANY_LINES, COLUMNS = 30, 80  # from here on some of the code may have left the screen
+YES, ALWAYS = ("y", "yes"), ("a", "always")
+LOOK_S = 0.05
 
 
 def rules_in_words(request: ApprovalRequest) -> str:
@@ -58,10 +61,6 @@ def cautions(text: str) -> str:
         named = ", ".join(f"U+{ord(char):04X}" for char in hidden[:10])
         told += f"careful: what cannot be seen is shown as an escape above: {named}\n"
     return told
-
-
-YES, ALWAYS = ("y", "yes"), ("a", "always")
-LOOK_S = 0.05
 
 
 class AskTerminal:

@@ -1,13 +1,11 @@
-"""The tools of one agent: a sandbox with its workspace, the rules, and whoever approves.
+"""The tools of one agent: check the arguments, ask for approval, run, answer; a sandbox whose workspace is kept.
 
     async with Toolbox(approve=auto("high")) as tools:
         answer = await tools.call("run_code", {"code": "print(6 * 7)"})
         print(answer.text)
 
-The sandbox is the operator's: made of the keywords that `cloche.Sandbox` takes, when the toolbox is made. What a model
-passes to a tool is checked against the tool's table and can only ask for less (a shorter time-out), never for more.
-
-What is told of a tool's calls: decisions in the audit log, a span for each call.
+The sandbox is the operator's: it takes the keywords of `cloche.Sandbox`. What a model passes is checked against the
+tool's table and can only ask for less (a shorter time-out). Decisions go to the audit log, each call to a span.
 """
 
 from __future__ import annotations
@@ -58,6 +56,9 @@ from .interpreters import Interpreters, Room, Share
 
 _CODE = ("code", "command")  # the arguments of tools that are run
 log = logging.getLogger("cloche.agent")
+MOST_READ_BYTES = 4 * MIB
+OUTPUTS = "tool-outputs"  # the folder of the workspace that holds what was too long to be told
+WORKSPACE = "/workspace"
 
 
 def record_decision(audit: Audit | None, event: ApprovalEvent) -> None:
@@ -106,11 +107,6 @@ def traced_call(tool: Tool, call: str) -> Iterator[Callable[[str], None]]:
 
 def _ignore(error: str) -> None:
     pass
-
-
-MOST_READ_BYTES = 4 * MIB
-OUTPUTS = "tool-outputs"  # the folder of the workspace that holds what was too long to be told
-WORKSPACE = "/workspace"
 
 
 class Toolbox:
@@ -257,7 +253,7 @@ class Toolbox:
         return self._roots.has(path)
 
     def would_ask(self, name: str, arguments: Mapping[str, Any] | None = None) -> ApprovalRequest | None:
-        """Return what an approver would be asked for this call, None where nobody would be: for doors that ask first.
+        """Return what an approver would be asked for this call, None where nobody would be: for servers that ask first.
 
         Raises InvalidRequest for a call that would be refused before anybody is asked.
         """

@@ -52,7 +52,6 @@ _HEADERS = {
 _THOUGHTS = ("reasoning_content", "reasoning")  # where endpoints put what is no answer, and is paid for: some in both
 _REFUSES_WAY = (400, 415, 422, 501)
 _WORTH_RETRYING = (408, 409, 429, 500, 502, 503, 504, 529)
-
 log = logging.getLogger("cloche.agent")
 Heard = Callable[[int], None]
 

@@ -1,11 +1,10 @@
-"""Take a program out of a model's answer. The answer is hostile text: bounded, never run here, never believed.
+"""Find the program in a model's answer. The answer is hostile text: bounded, and never run here.
 
-Theory of operation: an answer is peeled (line ends, thinking, a wrapping of JSON) and then read as fenced blocks. Of
-blocks in the language, else without one, the longest that is not the old program counts; a unified diff is applied to
-the old program. Text without any block counts only where nearly all of it looks like code. What is left out on
-purpose ("rest unchanged"), cut off or empty is nothing.
-
-Apply a unified diff that a model wrote: found by its text, since its line numbers are seldom right.
+Theory of operation: line ends, thinking and a wrapping of JSON are removed from the answer, which is then read as
+fenced blocks. Of the blocks in the language, else of those without one, the longest that is not the old program counts.
+A unified diff is applied to the old program; its hunks are found by their text, since a model's line numbers are seldom
+right. Text without any block counts only where nearly all of it looks like code. What leaves parts out ("rest
+unchanged"), is cut off or is empty counts as no program.
 """
 
 from __future__ import annotations
@@ -25,6 +24,45 @@ MOST_LINES = 20_000
 MOST_COMPARED = 10_000_000  # the program's lines times those of all hunks
 _HUNK = re.compile(r"^@@(?: -(\d{1,9})(?:,\d+)? \+\d+(?:,\d+)?)? ?.*$")
 _HEADERS = ("diff ", "index ", "--- ", "+++ ", "new file", "old mode", "new mode", "\\ No newline")
+MOST_REPLY_CHARS = 400_000
+MOST_CODE_CHARS = 200_000
+MOST_FENCES = 1_000
+MOST_FENCE_CHARS = 200
+MOST_PATCHES = 16  # of one answer that are tried
+MOST_ELISION_CHARS = 120
+MOST_LINE_CHARS = 400  # that are looked at to tell code from prose
+MOST_DEPTH = 5  # of JSON in fences in JSON
+NAMES = (
+    "code", "fixed_code", "fixedCode", "corrected_code", "program", "source", "solution", "script", "answer",
+    "content", "text", "response", "output", "result", "python", "javascript", "typescript", "bash",
+)  # fmt: skip
+DATA = ("json", "json5", "jsonc")
+PATCHES = ("diff", "patch", "udiff")
+_THINKING = "think|thinking|thought|reasoning|analysis|scratchpad|reflection"
+_THOUGHT = re.compile(rf"\A\s*<({_THINKING})>.*?</\1>", re.DOTALL | re.IGNORECASE)
+_OPEN_THOUGHT = re.compile(rf"\A\s*<({_THINKING})>", re.IGNORECASE)
+_END_OF_THOUGHT = re.compile(rf"\A.*?</(?:{_THINKING})>", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"[ \t]*(?P<marks>`{3,}|~{3,})(?P<info>[^`\n]*)")
+_TICKED = ("js", "javascript", "ts", "typescript", "go", "golang", "mjs", "jsx", "tsx")
+_QUOTED = ("", "py", "python", "python3", "py3")
+_LONG_STRINGS: Mapping[str, tuple[str, ...]] = {'"""': _QUOTED, "'''": _QUOTED, "`": _TICKED}
+_ELISION_BEGINS = ("#", "/", "-", "<", ".", "…", "[", "(")
+_WORD = re.compile(r"[\w#+.-]+")
+_ELISION = re.compile(
+    r"(?:#|//|--|/\*|<!--)?[ \t]*(?:\.{3}|…)?[ \t]*[\[(<]?"
+    r"(?:the )?(?:rest|remainder|remaining|existing|previous|other|unchanged)\b.{0,60}?"
+    r"(?:code|program|script|file|function|class|lines|imports|unchanged|same|as before|here|goes here|omitted)"
+    r".{0,30}?(?:\.{3}|…|\*/|-->)?[\])>]?",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"[A-Z]\S*(?: \S+){2,}[.!?:]")
+_CODE_LIKE = re.compile(
+    r"[{};\\]\s*$|^\s*[})\]]|\w\(.*\)|[\w\])]\s*(?:[-+*/|&%]|:)?=[^=]|^\s*(?:#|//|/\*|\*/|--|@)|=>|->|::|\$\w|^\s{2,}\S|"
+    r"^\s*(?:import|from|def|class|return|for|while|if|elif|else|try|except|finally|with|func|fn|let|const|var|use|"
+    r"package|fi|done|do|then|end|puts|echo|print|raise|require|module|export|async|await|pub|impl|struct|using|"
+    r"namespace|pass|break|continue)\b(?!.*[.!?]$)"
+)
+_COMMENT = re.compile(r"^\s*(?:#(?!!)|//|--|/\*.*\*/\s*$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,48 +137,6 @@ def _place_of(bare: list[str], hunk: Hunk, wanted: int) -> int | None:
     first = old[0]
     places = [at for at, line in enumerate(bare) if line == first and bare[at : at + len(old)] == old]
     return min(places, key=lambda at: abs(at - wanted), default=None)
-
-
-MOST_REPLY_CHARS = 400_000
-MOST_CODE_CHARS = 200_000
-MOST_FENCES = 1_000
-MOST_FENCE_CHARS = 200
-MOST_PATCHES = 16  # of one answer that are tried
-MOST_ELISION_CHARS = 120
-MOST_LINE_CHARS = 400  # that are looked at to tell code from prose
-MOST_DEPTH = 5  # of JSON in fences in JSON
-NAMES = (
-    "code", "fixed_code", "fixedCode", "corrected_code", "program", "source", "solution", "script", "answer",
-    "content", "text", "response", "output", "result", "python", "javascript", "typescript", "bash",
-)  # fmt: skip
-DATA = ("json", "json5", "jsonc")
-PATCHES = ("diff", "patch", "udiff")
-
-_THINKING = "think|thinking|thought|reasoning|analysis|scratchpad|reflection"
-_THOUGHT = re.compile(rf"\A\s*<({_THINKING})>.*?</\1>", re.DOTALL | re.IGNORECASE)
-_OPEN_THOUGHT = re.compile(rf"\A\s*<({_THINKING})>", re.IGNORECASE)
-_END_OF_THOUGHT = re.compile(rf"\A.*?</(?:{_THINKING})>", re.DOTALL | re.IGNORECASE)
-_FENCE = re.compile(r"[ \t]*(?P<marks>`{3,}|~{3,})(?P<info>[^`\n]*)")
-_TICKED = ("js", "javascript", "ts", "typescript", "go", "golang", "mjs", "jsx", "tsx")
-_QUOTED = ("", "py", "python", "python3", "py3")
-_LONG_STRINGS: Mapping[str, tuple[str, ...]] = {'"""': _QUOTED, "'''": _QUOTED, "`": _TICKED}
-_ELISION_BEGINS = ("#", "/", "-", "<", ".", "…", "[", "(")
-_WORD = re.compile(r"[\w#+.-]+")
-_ELISION = re.compile(
-    r"(?:#|//|--|/\*|<!--)?[ \t]*(?:\.{3}|…)?[ \t]*[\[(<]?"
-    r"(?:the )?(?:rest|remainder|remaining|existing|previous|other|unchanged)\b.{0,60}?"
-    r"(?:code|program|script|file|function|class|lines|imports|unchanged|same|as before|here|goes here|omitted)"
-    r".{0,30}?(?:\.{3}|…|\*/|-->)?[\])>]?",
-    re.IGNORECASE,
-)
-_SENTENCE = re.compile(r"[A-Z]\S*(?: \S+){2,}[.!?:]")
-_CODE_LIKE = re.compile(
-    r"[{};\\]\s*$|^\s*[})\]]|\w\(.*\)|[\w\])]\s*(?:[-+*/|&%]|:)?=[^=]|^\s*(?:#|//|/\*|\*/|--|@)|=>|->|::|\$\w|^\s{2,}\S|"
-    r"^\s*(?:import|from|def|class|return|for|while|if|elif|else|try|except|finally|with|func|fn|let|const|var|use|"
-    r"package|fi|done|do|then|end|puts|echo|print|raise|require|module|export|async|await|pub|impl|struct|using|"
-    r"namespace|pass|break|continue)\b(?!.*[.!?]$)"
-)
-_COMMENT = re.compile(r"^\s*(?:#(?!!)|//|--|/\*.*\*/\s*$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

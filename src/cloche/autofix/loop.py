@@ -1,4 +1,4 @@
-"""Auto-fix: a program that fails is repaired by a language model and run again, for a few rounds.
+"""The rounds of auto-fix: ask a model about a failed program, run its answer, and decide when to stop.
 
     from cloche.autofix.loop import AutoFix
 
@@ -6,10 +6,9 @@
     result = cloche.run(code, autofix=AutoFix(my_function))    # or a function from a prompt to an answer
     print(result.fix.message, result.fix.diff)
 
-It sends the code and the end of its output to the model, and nothing else is sent. What the model answers is run in
-the place of the first program, by the same request under the same policy; no answer can change more than the code.
-
-What a model is asked: the error, the code, what was enforced; and when two errors are the same.
+`build_prompt` writes what is sent: the code, the error, the end of the output, which controls were enforced. Nothing
+else is sent. What the model answers runs in place of the program, by the same request under the same policy; an answer
+can change the code and nothing else. `signature` tells whether two errors are the same.
 """
 
 from __future__ import annotations

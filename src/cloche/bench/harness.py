@@ -1,13 +1,12 @@
-"""Taking turns with a reference, so that a slow moment of the machine hits both, and the ratio is what counts.
+"""Measure by turns with a reference, so that a slow moment of the machine hits both; and count memory and leaks.
 
-Absolute times say more about the machine than about anyone. Before every turn the reference takes one: whoever is
-compared to it finds the machine as the reference left it, not as the one who happened to be before did, some of whose
-work the kernel may do after its turn. Each takes several turns in a row, for nobody who runs programs runs one in ten
-different ways; and comes several times, for the machine has slow whiles, too.
+Absolute times say more about the machine than about a contestant. So the reference takes a turn before every other
+turn: each contestant finds the machine as the reference left it, and not as another contestant did, some of whose work
+the kernel may do after its turn. Each contestant takes several turns in a row, as real callers do, and several such
+rows, since the machine has slow phases.
 
-What the contest costs besides time: memory that waits between runs, and what would be left behind.
-
-This process adopts orphans while it measures, so that nothing which Cloche started can end up as somebody else's child.
+Besides time: the memory of what waits between runs, and what would be left behind. The process adopts orphans while it
+measures (subreaper), so that nothing that Cloche started becomes somebody else's child.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from cloche.execution.registry import backend_named
@@ -31,6 +31,9 @@ THREADS = 4
 STINTS = 5  # into which all turns are cut, and the runs from several threads
 WARM_UP_ROUNDS = 3
 Did = TypeVar("Did")
+SETTLE_S = 0.5  # slots build their next jail, and the last guest's end is cleared up
+PATIENCE_S = 10.0
+KIB = 1024
 
 
 class ContestFailed(Exception):
@@ -199,7 +202,7 @@ def full_speed(
             share = runs // STINTS + (stint < runs % STINTS)
             if contestant.name in failed or not share:
                 continue
-            measure = contestant.at_full_speed or _from_here(contestant)
+            measure = contestant.at_full_speed or partial(burst, contestant.turn)
             try:
                 for _ in range(WARM_UP_ROUNDS if stint == 0 else 1):
                     contestant.turn()
@@ -218,15 +221,6 @@ def full_speed(
         else:
             found[name] = {"runs": done, "seconds": round(seconds, 3), "per_second": round(done / seconds, 1)}
     return found
-
-
-def _from_here(contestant: Contestant) -> Callable[[int, int, float], tuple[int, float]]:
-    return lambda runs, threads, limit_s: burst(contestant.turn, runs, threads, limit_s)
-
-
-SETTLE_S = 0.5  # slots build their next jail, and the last guest's end is cleared up
-PATIENCE_S = 10.0
-KIB = 1024
 
 
 class _CoolsDown(Protocol):

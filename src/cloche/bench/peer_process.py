@@ -1,9 +1,9 @@
 """Run one peer's library in the environment that the peer was installed in, turn by turn.
 
-A program of its own, for an interpreter that has the peer and need not have Cloche: `peer_driver.py NAME SETTINGS`.
-On its standard input it gets one line per order, `turn` or `burst RUNS THREADS SECONDS`, and answers each
-with one line of JSON. It times itself, so that the way between the two processes is nobody's cost. The first answer
-says that the peer is set up. End of file closes the peer.
+A program of its own, for an interpreter that has the peer and need not have Cloche: `peer_process.py NAME SETTINGS`.
+On its standard input it gets one line per order, `turn` or `burst RUNS THREADS SECONDS`, and answers each with one line
+of JSON. It measures the time itself, so that the pipe between the two processes is in no figure. The first answer says
+that the peer is set up. End of file closes the peer.
 """
 
 from __future__ import annotations

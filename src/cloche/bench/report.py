@@ -1,7 +1,4 @@
-"""The whole contest, event by event, as one report of plain values; and the report as tables.
-
-A report as one picture: the median of every contestant, with its 95th and 99th percentile.
-"""
+"""Run all events and report them as plain values; draw the report: median, 95th and 99th percentile of each row."""
 
 from __future__ import annotations
 
@@ -42,6 +39,9 @@ _MEMORY = (
     "{slot_mib} MiB PSS per idle slot ({slot_private_mib} MiB its own, {processes_per_slot} processes, {slots} slots), "
     "template {template_mib} MiB, all {all_mib} MiB"
 )
+Axes: TypeAlias = Any  # matplotlib, and so its types, need not be there
+KINDS = (".png", ".svg")
+OURS, OTHERS = "#2f6f4f", "#52606d"
 
 
 def measure(
@@ -114,12 +114,6 @@ def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
         **memory,
         **also,
     }
-
-
-Axes: TypeAlias = Any  # matplotlib, and so its types, need not be there
-
-KINDS = (".png", ".svg")
-OURS, OTHERS = "#2f6f4f", "#52606d"
 
 
 def check_plot(name: str) -> None:

@@ -1,13 +1,11 @@
-"""Who takes part: plain subprocesses, bubblewrap, and Cloche in each of its ways.
+"""What is measured: plain subprocesses, bubblewrap, Cloche in each of its ways, and live sessions.
 
-An event is one row of a table: contestants that take turns with one another, and what they are compared to. Whoever
-has something new to measure writes a function that yields contestants and adds an event.
+An event is one row of a table: contestants that take turns with one another, and what they are compared to. To measure
+something new, write a function that yields contestants and add an event.
 
-Live sessions in the contest: a cell, opening, checkpoint, rollback and fork, and the memory that one holds.
-
-Every turn with a large session begins the same way, untimed: it is rolled back to its first checkpoint, which ends
-whatever the turn before left, and runs one cell, so that there is something to go back from. What came of a turn is
-looked at afterwards, and forks are closed then.
+Sessions: a cell, opening, checkpoint, rollback, fork, and memory. Every turn with a large session begins the same way,
+not measured: it is rolled back to its first checkpoint, which removes what the turn before left, and runs one cell, so
+that there is something to roll back. Results are checked, and forks closed, after the turn.
 """
 
 from __future__ import annotations
@@ -63,6 +61,16 @@ FIRST_RUN, FIRST_COLD = "first cloche.run", "first cloche.run, cold"
 EMPTY = "interpreter, nothing imported"
 NOTHING, VERSION, COMMAND = "python -c pass", "cloche --version", "cloche run, a new process"
 WHOLE_FIRST = "first cloche.run, whole process"
+CELL = "x = 1; x"
+SESSION, OPENED = "cloche, session cell", "cloche, session opened"
+TABLE_CELL = "cloche, session shows a DataFrame"
+ROLLBACK, FORK, CHECKPOINT = "cloche, rollback", "cloche, fork(1)", "cloche, checkpoint"
+LARGE_ROWS = 65_536_000  # of eight bytes each
+LARGE_MEMORY, LARGE_NEEDS_BYTES = "2g", 3 << 30
+LARGE_CODE = f"import numpy, pandas\nlarge = pandas.DataFrame({{'a': numpy.random.rand({LARGE_ROWS})}})\nlen(large)"
+IDLE_SESSIONS, CROWD_NEEDS_BYTES = 20, 8 << 30
+FIRST = "first"
+SETTLE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,18 +363,6 @@ def _bubblewrap_options() -> list[str]:
     ]
     mounts = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *binds, *links, "--tmpfs", "/workspace"]
     return ["--unshare-all", *mounts, "--chdir", "/workspace", "--clearenv", "--die-with-parent", "--new-session"]
-
-
-CELL = "x = 1; x"
-SESSION, OPENED = "cloche, session cell", "cloche, session opened"
-TABLE_CELL = "cloche, session shows a DataFrame"
-ROLLBACK, FORK, CHECKPOINT = "cloche, rollback", "cloche, fork(1)", "cloche, checkpoint"
-LARGE_ROWS = 65_536_000  # of eight bytes each
-LARGE_MEMORY, LARGE_NEEDS_BYTES = "2g", 3 << 30
-LARGE_CODE = f"import numpy, pandas\nlarge = pandas.DataFrame({{'a': numpy.random.rand({LARGE_ROWS})}})\nlen(large)"
-IDLE_SESSIONS, CROWD_NEEDS_BYTES = 20, 8 << 30
-FIRST = "first"
-SETTLE_S = 0.5
 
 
 def live_session(_: Setting, stack: ExitStack) -> Entrants:

@@ -1,5 +1,5 @@
-"""`cloche tools`, `cloche approvals` and `cloche container`: an agent's tools, what waits for a human's decision,
-and the container that an agent itself works in.
+"""`cloche tools`, `cloche approvals` and `cloche container`: an agent's tools, requests that wait for a decision, and
+the `docker run` of an agent's own container.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`cloche audit`: what the log says, whether it is whole, and the head that has to be kept elsewhere for that.
+"""`cloche audit`: show, verify, prune and export the log, and print its head, which is to be kept elsewhere.
 
-What is printed may be anybody's words (a reason, a tool's name): on a terminal none of it is obeyed.
+Reasons and names of tools may be anybody's words: what is printed on a terminal is escaped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`cloche bench`: what runs cost on this machine, measured turn by turn with a plain subprocess."""
+"""`cloche bench`: what a run costs on this machine, measured in turns with a plain subprocess."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The cells of a session: what they show, and whether what was typed so far is a whole one.
+"""The cells of a session: show their output, and tell whether typed text is a complete cell.
 
-What is shown (output as it comes, values as text, images and HTML as files) is the guest's word. On a terminal nothing
-of it is obeyed, see `output`; the names of files are ours. Whether a cell is whole, Python is asked itself; JavaScript
-and Bash are looked at for quotes, brackets and backslashes that are open. This reads what a person typed on this side;
-nothing of it is run here.
+Output (text as it comes, values, images and HTML as files) is hostile: on a terminal it is escaped, and the names of
+files are chosen here. Whether a cell is complete, Python's own compiler says; in JavaScript and Bash open quotes,
+brackets and backslashes are counted. That reads what a person typed, and runs nothing.
 """
 
 from __future__ import annotations

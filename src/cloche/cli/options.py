@@ -1,6 +1,6 @@
-"""What commands are made of: arguments and options, those that several commands have declared once, and the guard.
+"""What commands are made of: arguments, options that several commands share, and the guard that makes exit codes.
 
-A command is a function that returns an exit code. Options that belong to a sandbox reach it as one mapping, `options`.
+A command is a function that returns an exit code. Options of a sandbox reach it as one mapping, `options`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the command line writes: exit codes, messages on stderr, the guest's bytes, tables, a bar for long downloads.
 
-The program's own exit code passes through. Cloche's are: 124 time-out, 137 out of memory, 125 Cloche could not do
-it, 2 wrong usage, 130 Ctrl-C, 143 terminated, 141 nobody reads the output any more. The guest's bytes go untouched into
-files and pipes, and are harmless on a terminal.
+The program's exit code passes through. Cloche's own are: 124 time-out, 137 out of memory, 125 Cloche failed, 2 wrong
+usage, 130 Ctrl-C, 143 terminated, 141 nobody reads the output. The guest's bytes go unchanged into files and pipes, and
+are escaped on a terminal.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""`cloche run`: read the source, run it, pass its output on as it comes. With --fix: hold back what failed runs print,
-show how far the repair is, say at last what changed.
+"""`cloche run`: read the source, run it, pass its output on as it comes.
+
+With `--fix` the output of failed runs is held back, progress of the repair is shown, and at the end the diff.
 """
 
 from __future__ import annotations

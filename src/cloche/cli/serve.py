@@ -1,4 +1,4 @@
-"""Commands that start servers: the one place where the command line names any."""
+"""Commands that start servers (`cloche mcp`): the only module of the command line that imports one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """`cloche session`: an interpreter that keeps its state, at a prompt or for cells that are piped in.
 
-Theory of operation of the prompt: cells run in the library's background loop, and this thread waits. Ctrl-C then is a
-signal handler that asks for an interrupt in a thread of its own, because the waiting thread may hold what that needs.
-A second one soon after raises KeyboardInterrupt here, which ends the run as it does for any blocking call: with
-everything killed. Words that begin with a colon are for the prompt itself.
+Theory of operation of the prompt: cells run in the library's background loop, and the main thread waits. Ctrl-C is a
+signal handler that asks for an interrupt in a thread of its own, because the waiting thread may hold a lock that this
+needs. A second Ctrl-C soon after raises KeyboardInterrupt in the main thread, which ends the run and kills everything,
+as in any blocking call. Lines that begin with a colon are commands of the prompt (`WORDS`).
 """
 
 from __future__ import annotations

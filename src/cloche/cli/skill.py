@@ -1,7 +1,4 @@
-"""`cloche skill`: check, list and run skills.
-
-Every word of a skill's is a stranger's, and nothing of it drives a terminal.
-"""
+"""`cloche skill`: check, list and run skills. The texts of a skill are hostile and escaped on a terminal."""
 
 from __future__ import annotations
 

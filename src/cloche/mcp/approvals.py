@@ -1,10 +1,9 @@
-"""Approval by the human behind the client, asked through the protocol.
+"""Approval by the human behind the client, through the protocol's elicitation.
 
-Theory of operation: the questions are resolvers, which the protocol package answers in the way of each revision: while
-the call waits (up to 2025-11-25), or by having the client call again with the answer and a sealed state (from
-2026-07-28 on). What was answered is then handed to the toolbox's own gate, which decides: an answer counts for exactly
-the call and the rules that were shown. Whoever cannot be asked, does not answer in time or answers anything else has
-said no.
+Theory of operation: the questions are resolvers, which the protocol package answers as each revision defines: while the
+call waits (up to 2025-11-25), or by having the client call again with the answer and a sealed state (from 2026-07-28
+on). The answer goes to the toolbox's own gate, which decides: it counts for exactly the call and the rules that were
+shown. A client that cannot be asked, does not answer in time or answers anything else has said no.
 """
 
 from __future__ import annotations

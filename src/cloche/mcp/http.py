@@ -1,9 +1,7 @@
-"""Serve many clients over streamable HTTP: who may connect from where, and how it begins and ends.
+"""The HTTP application: allowed hosts and origins, start and end, limits on connections and on the time of a request.
 
-How many connections there may be, and how long one may take to say what it wants.
-
-Whoever reaches the port needs no token to connect. What they can hold is bounded, so that descriptors are left for the
-sandboxes, and given up in the end.
+Whoever reaches the port needs no token to connect. So connections are bounded in number and time, and descriptors are
+left for the sandboxes.
 """
 
 from __future__ import annotations
@@ -39,6 +37,12 @@ MOST_CONNECTIONS = 512
 MOST_BACKLOG = 128
 HEAD_S = 15.0  # a client that has not sent the head of a request by then will not
 BODY_S = 60.0  # nor the rest of it by then: 4 MiB at most, which is 70 kB a second
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+FAREWELL_S = 1
+MOST_PORT = 65_535
+HEALTH = "/healthz"
+HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://" + HOST.pattern)
 
 
 def most_connections() -> int:
@@ -109,14 +113,6 @@ class BoundedProtocol(H11Protocol):
 def bounded() -> type[BoundedProtocol]:
     """Return the protocol with the bounds of this process."""
     return type("Bounded", (BoundedProtocol,), {"most": most_connections()})
-
-
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-FAREWELL_S = 1
-MOST_PORT = 65_535
-HEALTH = "/healthz"
-HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://" + HOST.pattern)
 
 
 def create_app(

@@ -1,6 +1,6 @@
-"""Make a server: whose sandbox it is, who approves, and which tools it offers.
+"""Make a server: whose sandbox it is, who approves, which tools it offers, which bearer tokens are accepted.
 
-Bearer tokens that the operator wrote down: compared in constant time, never logged.
+Tokens are the operator's, compared in constant time, and never logged.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ from .sessions import IDLE_S, MOST_SESSIONS, Sessions, share
 from .tools import Serving, offered, session_tools
 
 FEWEST_CHARS = 16
+INSTRUCTIONS = (
+    "Runs code in a sandbox that has no access to this machine's files. Running code may have to be approved by the "
+    "user. Files stay in the workspace of a session, and so does what code defined, where run_code says so: without a "
+    "session they may be gone after a call; open_session opens one, and its handle is passed as `session`."
+)
 
 
 class StaticTokens:
@@ -61,13 +66,6 @@ class StaticTokens:
         if found is None:
             return None
         return AccessToken(token="", client_id=found.hex()[:16], scopes=[])
-
-
-INSTRUCTIONS = (
-    "Runs code in a sandbox that has no access to this machine's files. Running code may have to be approved by the "
-    "user. Files stay in the workspace of a session, and so does what code defined, where run_code says so: without a "
-    "session they may be gone after a call; open_session opens one, and its handle is passed as `session`."
-)
 
 
 def create_server(

@@ -1,10 +1,10 @@
-"""Workspaces and interpreters that outlive a call: one for each connection that is one, and those opened by name.
+"""Workspaces and interpreters that outlive a call: one toolbox for each connection, and those opened by handle.
 
-Theory of operation: a session is a toolbox, with a workspace and interpreters that go on between calls. Up to
-2025-11-25 a connection is a session, and lives and dies with it. From 2026-07-28 on every request stands alone. There a
-client that wants to keep anything opens a session with a tool and passes its handle; without one, a call has a
-workspace of its own, which is gone afterwards. A process that serves one client over its standard streams is that
-client's session at every revision.
+Theory of operation: a session is a toolbox, with a workspace and interpreters that are kept between calls. Up to
+2025-11-25 a connection is a session and ends with it. From 2026-07-28 on every request stands alone: a client that
+wants to keep anything opens a session with a tool and passes its handle; without one, a call has a workspace of its
+own, which is removed afterwards. A process that serves one client over its standard streams is that client's session
+at every revision.
 """
 
 from __future__ import annotations

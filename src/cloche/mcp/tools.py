@@ -1,8 +1,7 @@
-"""The tools of the catalog as the protocol offers them: names, schemas, hints, and what happens on a call.
+"""The tools of the catalog over the protocol: names, schemas, hints, running a call, answers, progress, cancellation.
 
-What a client gets of a call: text and figures for the model, and the same as data with a schema.
-
-One call while it runs: the client hears how far it is, and a call that is cancelled ends what it runs.
+A client gets text and figures for the model, and the same as structured data. While a call runs, its progress is
+reported; a call that is cancelled ends what it runs.
 """
 
 from __future__ import annotations
@@ -40,6 +39,9 @@ from .approvals import Asking, Spent
 from .sessions import Sessions
 
 MOST_DEPTH = 64  # what takes messages apart stops at some depth
+TICK_S = 1.0
+STATELESS_VERSION = "2026-07-28"
+HOME = "cloche.session"  # where a connection keeps the handle of its own session
 
 
 class Told(BaseModel):
@@ -142,9 +144,6 @@ def opened_result(handle: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=told.text)], structured_content=told.model_dump())
 
 
-TICK_S = 1.0
-
-
 async def run_to_end(toolbox: Toolbox, name: str, arguments: Mapping[str, Any], context: Context[Any, Any]) -> Answer:
     """Call a tool and report progress: the seconds so far, of those that it may take.
 
@@ -181,9 +180,6 @@ async def _report(context: Context[Any, Any], seconds: float, total: float | Non
             seconds, total, f"running for {seconds:.0f} s" if seconds >= TICK_S else "started"
         )
 
-
-STATELESS_VERSION = "2026-07-28"
-HOME = "cloche.session"  # where a connection keeps the handle of its own session
 
 _SESSION = {
     "type": "string",

@@ -1,7 +1,9 @@
-"""Skills: folders with a `SKILL.md`, what they may, and their runs.
+"""Skills: folders with a `SKILL.md` that somebody else wrote; they are read, checked and run.
 
-In: a folder that somebody else wrote. Out: a skill as a value (`skill`), its faults, a run under its policy (`run`).
-`manifest` parses, which is pure; `loader` finds and reads files.
+In: a folder, or a name on the search path. Out: a `Skill`, its faults, and the result of a run.
+`skill` holds the values; `manifest` parses SKILL.md and `cloche-skill.yaml` (pure); `loader` finds folders and reads
+their files by descriptor; `run` decides what a skill is granted (limits, network, tools) and runs its script.
 
-To be kept: no link is followed, all is bounded, and a skill gets no more than its user grants.
+To be kept: loading runs no code and follows no link; everything is bounded; a skill never gets more than its user
+allows, and a refusal says which setting refuses it. Wording of faults may be changed without asking.
 """

@@ -1,14 +1,12 @@
-"""Find skills and load them. Loading only reads: no code of a skill is imported, compiled or run.
+"""Find skills and read their folders. Loading only reads: no code of a skill is imported, compiled or run.
 
-skill = load_skill("word-count", load_settings())
-result = run_skill(skill, argv=("notes.txt",), files={"notes.txt": Path("notes.txt")})
+    skill = load_skill("word-count", load_settings())
+    result = run_skill(skill, argv=("notes.txt",), files={"notes.txt": Path("notes.txt")})
 
-The files of a skill, read once and within bounds.
-
-Theory of operation: the folder is opened once and everything below it by descriptors, one name at a time and following
-no link, so whoever changes the folder meanwhile cannot lead us out of it. A link is read as text: one that stays in
-the folder and ends at a regular file counts as a copy of that file, any other is a fault. Nothing is waited for, and
-nothing is run.
+Theory of operation: the folder is opened once and everything below it by descriptor, one name at a time, following no
+link. So whoever changes the folder meanwhile cannot lead the reader out of it. The target of a link is read as text: a
+link that stays in the folder and ends at a regular file counts as a copy of that file, any other is a fault. Only
+regular files are opened, so no read blocks. Sizes, depth and number of files are bounded.
 """
 
 from __future__ import annotations
@@ -40,6 +38,8 @@ MOST_SHOWN = 200  # characters of a name
 # What version control, interpreters and desktops leave in a folder: no part of a skill.
 LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".DS_Store"})
 _READ_ONLY, _PROGRAM = 0o444, 0o555
+SCRIPTS = "scripts"
+MOST_SKILLS = 1000  # of one folder of the search path
 
 
 @dataclass(slots=True)
@@ -213,10 +213,6 @@ def _name_problem(name: str) -> str:
     if plain_name(name) != name or "\\" in name:
         return "has a control character, a character that cannot be seen, or a backslash in its name; rename it"
     return ""
-
-
-SCRIPTS = "scripts"
-MOST_SKILLS = 1000  # of one folder of the search path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Read SKILL.md and `cloche-skill.yaml`: text in, values and faults out. Pure, and nothing in them is obeyed.
+"""Parse SKILL.md and `cloche-skill.yaml`: bytes in, values and faults out. Pure.
 
-SKILL.md has the published Agent Skills format, whose validators refuse keys that it does not name; so what Cloche wants
-to know stands in a file of its own, and a skill without that file is a skill too.
+SKILL.md has the published Agent Skills format, whose validators refuse keys that it does not name. So what Cloche adds
+is in a file of its own, which is optional.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What holds when a skill runs: what it asks for, against what the operator has set. Pure.
+"""Decide what a skill is granted, and run its script in a throwaway sandbox.
 
-A skill's wishes take the place of defaults: of Cloche's own, of a tier's and of the plain values in the operator's
-files. They yield to what is said for this very run, by the environment or an argument; to a file of the working
-directory, which may only tighten; and to the operator's ceilings, to which an amount is lowered. What has no amount to
-lower (a language, a tool, the network, packages) is granted or refused, and nothing else of a policy can be asked for.
-
-Run a script of a skill: in a throwaway sandbox, with the skill's files in the workspace, under the agreed terms.
+Theory of operation: `agree` is pure. It compares what a skill asks for with what the operator has set. A skill's wishes
+replace defaults: Cloche's own, a tier's, plain values in the operator's files. They yield to the environment and to
+arguments of this run; to a file of the working directory, which may only tighten; and to the operator's ceilings, to
+which an amount is lowered. What is no amount (a language, a tool, the network, packages) is granted or refused. No
+other part of a policy can be asked for. `arun_skill` then runs the script with the skill's files in the workspace.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Unpack, cast
 
-from cloche.agent.catalog import tools_of
+from cloche.agent.catalog import DEFAULT_TIER, tools_of
 from cloche.audit.recording import note_fallback, refusals
 from cloche.config.keys import DEFAULT, LIMIT_FIELDS, Origin, SandboxOptions, Settings, shown_limit
 from cloche.config.settings import given, load_settings
@@ -37,7 +36,6 @@ from cloche.sync import blocking
 from .manifest import LIMIT_WORDS
 from .skill import MANIFEST, Asked, Fault, Script, Skill
 
-DEFAULT_TIER = 3
 _WORDS = {LIMIT_FIELDS[word]: word for word in LIMIT_WORDS}
 
 
@@ -229,7 +227,7 @@ def _require(asked: Asked, settings: Settings) -> Term:
 
 
 def _backend(settings: Settings) -> Term:
-    """Say where it runs: where other code does, except that a stranger's skill has no host to itself."""
+    """Say where it runs: where other code does, but on the host only if it is trusted."""
     level = settings.policy.level
     is_on_host = settings.backend in ON_HOST or (level is not None and level < Level.CONFINED)
     is_refused = is_on_host and not settings.policy.trusted

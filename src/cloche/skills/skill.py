@@ -1,4 +1,4 @@
-"""What a skill is: a folder with SKILL.md, files, scripts, and what its manifest asks for."""
+"""What a skill is, as values: the card of SKILL.md, the manifest, scripts, what it asks for, faults."""
 
 from __future__ import annotations
 
