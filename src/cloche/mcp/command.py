@@ -193,7 +193,6 @@ async def serve_stdio(server: MCPServer[Any]) -> None:
     from mcp.server.stdio import stdio_server
 
     lines = _Lines(_take_stdin())
-    from mcp.server.stdio import stdio_server
 
     async with stdio_server(stdin=cast("Any", lines)) as (incoming, outgoing):
         lowlevel = server._lowlevel_server  # what `run_stdio_async` runs, with an input of its own

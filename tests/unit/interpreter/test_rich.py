@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -281,7 +282,9 @@ def test_a_failing_format_is_reported_and_left_out(capsys: pytest.CaptureFixture
         def _repr_svg_(self) -> str:
             return "<svg/>"
 
-    assert sorted(bundle(Half())[0]) == ["image/svg+xml", "text/plain"]
+    # A thread of its own: tests that interrupt at each instruction leave an exception behind in theirs.
+    with ThreadPoolExecutor(1) as pool:
+        assert sorted(pool.submit(bundle, Half()).result()[0]) == ["image/svg+xml", "text/plain"]
     errors = capsys.readouterr().err
     assert "ValueError: half" in errors
     assert errors.count("Traceback") == 1

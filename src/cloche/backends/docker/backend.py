@@ -31,7 +31,7 @@ from .sandbox import DockerOpenSandbox
 
 PROBE_S = 20
 REMEDY = 'install gVisor\'s runsc and register it with the daemon ("runsc install", then restart the daemon)'
-_turn = threading.Lock()
+_trying, _clearing = threading.Lock(), threading.Lock()
 _answers: dict[int, str] = {}  # by daemon: why not; empty when it works
 
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
@@ -74,7 +74,7 @@ def why_no_gvisor(daemon: Daemon, image: Image | None) -> str:
     """Return why gVisor cannot be used, empty when it was tried and can; trying it takes an image."""
     if RUNSC not in (daemon.info.get("Runtimes") or {}):
         return "the daemon does not know the runtime runsc"
-    with _turn:
+    with _trying:
         if id(daemon) not in _answers:
             if image is None:
                 return "it was not tried yet, for want of an image to try it with"
@@ -263,7 +263,7 @@ def _look() -> Daemon:
 
 def _clear_once(daemon: Daemon) -> None:
     """Remove what dead processes left, once per daemon, in the background."""
-    with _turn:
+    with _clearing:
         if id(daemon) in _cleared:
             return
         _cleared.add(id(daemon))

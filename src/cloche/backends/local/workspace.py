@@ -51,7 +51,6 @@ LOOKS_EVERY = 32  # entries, at the clock
 UNSEEN = frozenset({"time", "entries", "access"})  # why nobody knows what else is there
 FEW_FILES = 4
 SMALL_BYTES, SMALL_FILES, SMALL_S = 512 * 1024, 128, 0.02
-Show = Callable[[int], None]
 Halted = Callable[[], AbstractAsyncContextManager[None]]
 
 
