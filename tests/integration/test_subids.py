@@ -388,3 +388,30 @@ print(json.dumps(seen))
     )
     assert found[:2] == [["secret"]] * 2
     assert all("outside ids" in said for said in found[2:])
+
+
+def test_a_program_that_never_ends_is_not_left_behind() -> None:
+    """One that maps ids may wait for a directory service."""
+    found = run_as_user(
+        HEAD
+        + """
+from cloche.backends import subordinate_ids
+subordinate_ids.PATIENCE_S = 1.0
+result = cloche.run(CODE)
+cloche.run(CODE)
+left = []
+for pid in filter(str.isdecimal, os.listdir("/proc")):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if b"newuidmap" in file.read().split(b"\\0")[0]:
+                left.append(pid)
+    except OSError:
+        continue
+print(json.dumps([result.enforcement.controls["identity"].reason, left]))
+""",
+        broken=shutil.which("newuidmap") or "",
+        instead=shutil.which("yes") or "",
+    )
+    reason, left = found
+    assert "does not answer" in reason
+    assert left == []

@@ -12,6 +12,7 @@ import os
 import pwd
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -131,7 +132,7 @@ class SubordinateIds:
         """Start a mapper, in the namespace that we have or in a new one, and return the descriptor of that."""
         self._process, self._link = start_mapper(programs, self.namespace)
         try:
-            why, fds = self._hear()
+            why, fds = self._hear(PATIENCE_S)
             if why:
                 raise OSError(0, why)
         except BaseException:
@@ -139,7 +140,7 @@ class SubordinateIds:
             raise
         return fds[0]
 
-    def _hear(self, patience_s: float = PATIENCE_S) -> tuple[str, list[int]]:
+    def _hear(self, patience_s: float) -> tuple[str, list[int]]:
         """Return what the mapper says is in the way, empty for nothing, and what it hands over."""
         waiting = select.poll()
         waiting.register(self._fileno(), select.POLLIN)
@@ -158,7 +159,8 @@ class SubordinateIds:
         if link is not None:
             link.close()
         if process is not None:
-            process.kill()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # a program that it waits for, too
             process.wait()
 
     def _forget(self) -> None:
