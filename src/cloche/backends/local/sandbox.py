@@ -343,12 +343,18 @@ class LocalOpenSandbox:
                 forget_host()
                 raise
             log.warning("a warm start failed, starting afresh: %s", error)
+            first = error
         await become_task()
         if again is COLD:
             await self._leave_slot(has_workspace=has_workspace)
         elif self._slot is not None:
             self._slot.invalidate()
-        return await self._run_once(request, program, sink)
+        try:
+            return await self._run_once(request, program, sink)
+        except StartFailed:
+            if not has_workspace:
+                raise
+            raise first from None  # of the same files, whose mount may be in the jail that failed first
 
     async def _leave_slot(self, *, has_workspace: bool) -> None:
         """Go on in a helper of our own, in the workspace if there was one before."""
