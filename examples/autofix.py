@@ -5,7 +5,7 @@ endpoint of your configuration, or a function that asks whomever you like.
 """
 
 import cloche
-from cloche.autofix.loop import AutoFix
+from cloche.autofix import AutoFix
 
 BROKEN = "scores = {'ann': 3, 'bob': 5}\nprint(max(scores, key=scores.gett))\n"
 ANSWERS = iter(
