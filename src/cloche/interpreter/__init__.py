@@ -4,9 +4,10 @@ In: settings, environment and descriptors, from `jail/guest.py` or from pid 1 of
 would print, and values and pictures as frames on a pipe, which the caller checks: they are the guest's word.
 `oneshot` runs one script; `result_value` sends the value of its last expression; `preload` is what fork server or
 container load ahead. `session` runs the cells of a live session (`session.js` and `session.sh` those of Node and Bash);
-`session_fork` clones it. `magics` finds and rewrites lines that are no Python, `line_magics` and `cell_magics` hold
-the tables of `%name` and `%%name`, `command_line` runs `!cmd`. `rich` makes MIME bundles, displays and figures,
-`pretty` the text of values; `ipython` is `get_ipython()` and the stub modules, `ipython_display` their classes.
+`session_fork` clones it. `magics` finds and rewrites lines that are no Python, `line_magics` and `cell_magics` are
+what `%name` and `%%name` do (`%time` and `%timeit` of a line stand in `cell_magics`), `command_line` runs `!cmd`.
+`rich` makes MIME bundles, displays and figures, `pretty` the text of values; `ipython` is `get_ipython()` and the stub
+modules, `ipython_display` their classes.
 
 To be kept: relative imports alone; Python 3.11, since containers get these files as text; what a script needs only at
 its end is loaded then (`result_value`, also without this package; `rich`). `pretty` and `oneshot` leave our own frames
