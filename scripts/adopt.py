@@ -1,6 +1,6 @@
 """Run a command and adopt what is orphaned below it, as a service manager does: nothing of it outlives this.
 
-A suite of tests looks for what it left behind among the orphans that go where its own go (tests/leftovers.py), so
+A suite of tests looks for what it left behind among the orphans that go where its own go (tests/harness/leaks.py), so
 suites of one user that run beside each other find nothing of one another's.
 """
 

@@ -3,7 +3,7 @@
 A lane is one session of pytest, or of pytest-xdist with some workers, each below an adopter of its own (adopt.py). What
 the first lane prints is shown as it comes, what the others print when all have ended. What failed gets a second look
 then: alone, one test after the other. What passes there is named in the last lines and fails nothing; what was left
-behind (tests/outcome.py) has no second look. Arguments: `test`, or `soak` and an area.
+behind (tests/harness/outcome.py) has no second look. Arguments: `test`, or `soak` and an area.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.daemon import Daemon, chosen, open_daemon
-from tests.escape.attempts import Attempt
-from tests.outcome import Outcome, keep_together
+from tests.harness.containers import Daemon, chosen, open_daemon
+from tests.harness.escape.attempts import Attempt
+from tests.harness.outcome import Outcome, keep_together
 
 IN_CI = os.environ.get("CI", "").lower() in {"true", "1"}
 # How long an example takes says how busy the machine is; and of one tree CI tries the same ones every time.
@@ -127,7 +127,7 @@ def gvisor_daemon() -> Iterator[Daemon]:
 @pytest.fixture(scope="session")
 def microvm_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give an image for virtual machines, in a cache of the tests' own, which also remembers what was found of KVM."""
-    from tests.microvms import build_once
+    from tests.harness.machines import build_once
 
     return build_once(tmp_path_factory.mktemp("microvm"))
 

@@ -7,7 +7,7 @@ import pytest
 from cloche.backends.docker.backend import DockerBackend
 from cloche.core.enforcement import Level
 from cloche.testing.conformance import CHECKS, run_conformance
-from tests.daemon import Daemon
+from tests.harness.containers import Daemon
 
 pytestmark = pytest.mark.root
 

@@ -8,7 +8,7 @@ import pytest
 
 from cloche.backends.microvm.backend import MicroVMBackend
 from cloche.testing.conformance import CHECKS, run_conformance
-from tests.microvms import monitors
+from tests.harness.machines import monitors
 
 # All checks are kept, and take ten minutes of emulation. The soak tries the first of each family, and whole families
 # whose claims are a machine's own: that it says what is true of it, and that its walls stand. Those whose first check

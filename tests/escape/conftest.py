@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.escape.attempts import FORK, JAIL, SESSION, Attempt
-from tests.escape.ledger import Ledger
-from tests.escape.left_out import FOUND_OPEN, key_of, places_of
-from tests.escape.stage import open_stage
+from tests.harness.escape.attempts import FORK, JAIL, SESSION, Attempt
+from tests.harness.escape.controls import Ledger
+from tests.harness.escape.left_out import FOUND_OPEN, key_of, places_of
+from tests.harness.escape.targets import open_stage
 
 _ledgers: list[Ledger] = []
 # Some minutes of attempts that the jail itself is held to in every test run: a cell of a session, and of a fork, are

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cloche
-from tests.escape.hostile import LINGERING, OPTIONS
+from tests.harness.escape.hostile import LINGERING, OPTIONS
 
 LINGER_S = 30
 PROMPTLY_S = 15

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import Daemon
-from tests.escape.attempts import JAIL, SESSION, Attempt, play
-from tests.escape.cells import Cells, Kept, own_session
-from tests.escape.ledger import Ledger, all_attempts
-from tests.escape.left_out import key_of, places_of
-from tests.escape.places import Inside
+from tests.harness.containers import Daemon
+from tests.harness.escape.attempts import JAIL, SESSION, Attempt, play
+from tests.harness.escape.cells import Cells, Kept, own_session
+from tests.harness.escape.controls import Ledger, all_attempts
+from tests.harness.escape.left_out import key_of, places_of
+from tests.harness.escape.runners import Inside
 
 pytestmark = pytest.mark.root
 # Some minutes of attempts that the jail is held to in every test run: there, a container is held to one of each family.
@@ -46,7 +46,7 @@ NOT_HELD = {
 @pytest.fixture(scope="module")
 def image(docker_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Give an image on a daemon that Cloche finds for as long as this module's attempts last."""
-    from tests.daemon import chosen
+    from tests.harness.containers import chosen
 
     with pytest.MonkeyPatch.context() as patch:
         folder: Path = tmp_path_factory.mktemp("cache")

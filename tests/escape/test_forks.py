@@ -13,7 +13,7 @@ import pytest
 
 import cloche
 from cloche.sync import Session
-from tests.escape.hostile import TAKE_OVER, at_birth
+from tests.harness.escape.hostile import TAKE_OVER, at_birth
 
 pytestmark = pytest.mark.both_users
 

@@ -10,9 +10,9 @@ import pytest
 
 import cloche
 from cloche.backends.local.backend import LocalBackend
-from tests.escape.attempts import BOTH, CONFINED, JAIL, Attempt
-from tests.escape.ledger import Ledger
-from tests.escape.places import level_keywords
+from tests.harness.escape.attempts import BOTH, CONFINED, JAIL, Attempt
+from tests.harness.escape.controls import Ledger
+from tests.harness.escape.runners import level_keywords
 
 pytestmark = pytest.mark.both_users
 

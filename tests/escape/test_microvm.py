@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 import cloche
-from tests.escape.attempts import JAIL, Attempt, Verdict, judge, play
-from tests.escape.ledger import Ledger, all_attempts
-from tests.escape.left_out import key_of
-from tests.escape.places import run_on_terminal, show_on_terminal
-from tests.escape.rounds import Hearing, Rounds, build_script
-from tests.escape.scenarios import COMMANDS, LAST_WORD
-from tests.escape.stage import Stage
-from tests.microvms import monitors
+from tests.harness.escape.attempts import JAIL, Attempt, Verdict, judge, play
+from tests.harness.escape.batch import Hearing, Rounds, build_script
+from tests.harness.escape.checks import COMMANDS, LAST_WORD
+from tests.harness.escape.controls import Ledger, all_attempts
+from tests.harness.escape.left_out import key_of
+from tests.harness.escape.runners import run_on_terminal, show_on_terminal
+from tests.harness.escape.targets import Stage
+from tests.harness.machines import monitors
 
 pytestmark = [pytest.mark.root, pytest.mark.soak, pytest.mark.timeout(900)]
 

@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Any
 
-from tests.escape.attempts import BOTH, JAIL, Attempt
-from tests.escape.ledger import Ledger
+from tests.harness.escape.attempts import BOTH, JAIL, Attempt
+from tests.harness.escape.controls import Ledger
 
 OWNERS = ("host", "neighbour")
 attempt = partial(Attempt, family="network", levels=BOTH)

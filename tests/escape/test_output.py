@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from tests.escape.attempts import BOTH, Attempt
-from tests.escape.ledger import Ledger
-from tests.escape.scenarios import captures_at_most, prints_to_terminal, returns_by
+from tests.harness.escape.attempts import BOTH, Attempt
+from tests.harness.escape.checks import captures_at_most, prints_to_terminal, returns_by
+from tests.harness.escape.controls import Ledger
 
 HELD = 1 << 20
 flood = partial(Attempt, family="output", levels=BOTH, scenario=captures_at_most(HELD), limits={"timeout": 15})

@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Any
 
-from tests.escape.attempts import BOTH, Attempt
-from tests.escape.ledger import Ledger
+from tests.harness.escape.attempts import BOTH, Attempt
+from tests.harness.escape.controls import Ledger
 
 reach = partial(Attempt, family="processes")
 OWNERS = ("host", "neighbour")

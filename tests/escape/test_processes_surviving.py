@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Any
 
-from tests.escape.attempts import BOTH, Attempt
-from tests.escape.ledger import Ledger
-from tests.escape.scenarios import outlives, returns_by
+from tests.harness.escape.attempts import BOTH, Attempt
+from tests.harness.escape.checks import outlives, returns_by
+from tests.harness.escape.controls import Ledger
 
 # Live on for a while in a process that nobody waits for. Its command line, and so its token, are the run's own.
 LINGER = """

@@ -3,8 +3,8 @@
 import os
 from functools import partial
 
-from tests.escape.attempts import Attempt
-from tests.escape.ledger import Ledger
+from tests.harness.escape.attempts import Attempt
+from tests.harness.escape.controls import Ledger
 
 residue = partial(Attempt, family="residue")
 LEFT = f"escape-left-{os.getpid()}"  # outside, where the suites of two users and their controls run at once

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from tests.escape.attempts import BOTH, Attempt
-from tests.escape.ledger import Ledger
-from tests.escape.scenarios import returns_by
+from tests.harness.escape.attempts import BOTH, Attempt
+from tests.harness.escape.checks import returns_by
+from tests.harness.escape.controls import Ledger
 
 SMALL = {"memory": "48m", "disk": "16m", "timeout": 12}
 ALL_OF_IT = 320  # MiB: more than the memory, the workspace, /tmp and /dev/shm together

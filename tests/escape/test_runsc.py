@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cloche.backends.gvisor.backend import RunscBackend
-from tests.escape.attempts import JAIL, Attempt, play
-from tests.escape.ledger import Ledger, all_attempts
-from tests.escape.places import Inside
+from tests.harness.escape.attempts import JAIL, Attempt, play
+from tests.harness.escape.controls import Ledger, all_attempts
+from tests.harness.escape.runners import Inside
 
 pytestmark = pytest.mark.usefixtures("runsc_alone")
 GVISOR = "gvisor"

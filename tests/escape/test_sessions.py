@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import cloche
-from tests.escape.hostile import TAKE_OVER
-from tests.escape.places import survivors
+from tests.harness.escape.hostile import TAKE_OVER
+from tests.harness.escape.runners import survivors
 
 pytestmark = pytest.mark.both_users
 

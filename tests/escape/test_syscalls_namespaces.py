@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from tests.escape.attempts import BOTH, Attempt
-from tests.escape.ledger import Ledger
+from tests.harness.escape.attempts import BOTH, Attempt
+from tests.harness.escape.controls import Ledger
 
 build = partial(Attempt, family="system calls", levels=BOTH)
 

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from tests.escape.attempts import BOTH, Attempt
-from tests.escape.ledger import Ledger
-from tests.escape.scenarios import races, reads, saved, saved_over, writes
+from tests.harness.escape.attempts import BOTH, Attempt
+from tests.harness.escape.checks import races, reads, saved, saved_over, writes
+from tests.harness.escape.controls import Ledger
 
 out = partial(Attempt, family="way out", scenario=saved)
 file_out = partial(Attempt, family="way out", code="pass")

@@ -20,7 +20,7 @@ import pytest
 import cloche
 from cloche.jail.clone_namespaces import FOLDER, copy_tree
 from cloche.sync import Session
-from tests.escape.ledger import Ledger
+from tests.harness.escape.controls import Ledger
 
 RACE_S, MOST_S = 0.8, 30.0
 

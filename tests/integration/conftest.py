@@ -9,7 +9,7 @@ import pytest
 
 import cloche
 from cloche.sync import Session
-from tests.session_driver import Driver
+from tests.harness.sessions import Driver
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from cloche.agent.approval import ApprovalEvent, ApprovalRequest, Decided, Gate,
 from cloche.agent.queue import ApprovalQueue, Entry, default_path
 from cloche.agent.terminal import show_request
 from cloche.cli.agent import decide, list_approvals, show_approval, watch
-from tests.terminal import Terminal
+from tests.harness.terminals import Terminal
 
 RULES = {
     "runs_on": "local",

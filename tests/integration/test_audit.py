@@ -26,9 +26,9 @@ from cloche.config.keys import Settings
 from cloche.core.errors import AuditFailed
 from cloche.skills.loader import load_skill
 from cloche.skills.run import run_skill
-from tests.audits import cloche as call
-from tests.audits import lines_of, rewrite
-from tests.skills import write_skill
+from tests.harness.audits import cloche as call
+from tests.harness.audits import lines_of, rewrite
+from tests.harness.skills import write_skill
 
 
 @pytest.fixture

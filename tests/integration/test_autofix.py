@@ -21,7 +21,7 @@ from cloche.autofix.loop import AutoFix
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.fixing import FixAnswering, FixEvent
 from cloche.core.result import FixReport, FixStop, Result
-from tests.model_server import ESCAPES, KEY, MODEL, Answer, Handler, Reply, Scripted, block, serving
+from tests.harness.models import ESCAPES, KEY, MODEL, Answer, Handler, Reply, Scripted, block, serving
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
 

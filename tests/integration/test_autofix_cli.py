@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kin import wait_for_word
-from tests.model_server import ESCAPES, KEY, MODEL, Handler, Scripted, block, serving
+from tests.harness.models import ESCAPES, KEY, MODEL, Handler, Scripted, block, serving
+from tests.harness.processes import wait_for_word
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "no_variables")
 

@@ -12,7 +12,7 @@ import pytest
 from cloche.bench.harness import Contestant, LeftOut, take_turns
 from cloche.bench.peers import DOCKER_COLD, DOCKER_RUN, DOCKER_RUN_GVISOR, DOCKER_WARM, GVISOR_WARM, containers
 from cloche.bench.scenarios import Setting
-from tests.daemon import ROOT, Daemon
+from tests.harness.containers import ROOT, Daemon
 
 pytestmark = [pytest.mark.soak, pytest.mark.root]
 IMAGE = "cloche-bench:test"

@@ -25,7 +25,7 @@ from cloche.bench.scenarios import Entrants, Event, Setting
 from cloche.cli.bench import BenchCommand, bench
 from cloche.core.errors import BackendUnavailable
 from cloche.testing.conformance.subject import leftovers
-from tests.contests import OURS, ROOT, event, run
+from tests.harness.bench import OURS, ROOT, event, run
 
 NAMES = (
     "plain subprocess", "bubblewrap", "cloche, cold", "cloche, warm", "cloche, on demand", "cloche, pandas preloaded",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-REFUSING = Path(__file__).with_name("refusing.py")
+REFUSING = Path(__file__).parents[1] / "harness/programs/refusing.py"
 WAYS = ("seccomp", "sysctl")
 
 RUN = """

@@ -27,9 +27,9 @@ from cloche.core.errors import ClocheError, InvalidRequest, OutcomeUnknown, Sand
 from cloche.core.policy import Policy
 from cloche.core.result import KillCause, Status
 from cloche.forkserver.slot import Slot
-from tests.kin import guests, held_up, is_alive, kill_and_wait
-from tests.leftovers import Snapshot, wait_for_leftovers
-from tests.warm import run_pooled, run_warm
+from tests.harness.leaks import Snapshot, wait_for_leftovers
+from tests.harness.processes import guests, held_up, is_alive, kill_and_wait
+from tests.harness.warm import run_pooled, run_warm
 
 pytestmark = pytest.mark.both_users
 
@@ -365,7 +365,7 @@ def test_a_sandbox_closes_under_a_run(after_s: float) -> None:
 def test_ctrl_c_at_any_moment_ends_one_run_only() -> None:
     """Interrupts that come at random moments are raised, lose no loop and no handler, and the next run is answered."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.interrupted_caller", "60"],
+        [sys.executable, "-W", "error", "-m", "tests.harness.programs.interrupted_caller", "60"],
         capture_output=True, text=True, check=False, timeout=200, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

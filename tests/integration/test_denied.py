@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import cloche
-from tests.daemon import Daemon
+from tests.harness.containers import Daemon
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
 

@@ -22,10 +22,10 @@ from cloche.backends.docker.daemon import connect
 from cloche.backends.docker.sandbox import DockerOpenSandbox
 from cloche.core.languages import LANGUAGES
 from cloche.core.result import Status
-from tests.daemon import ROOT, Daemon, open_daemon
 from tests.escape.test_first_process import all_that_is_refused
-from tests.programs import PROGRAMS
-from tests.warm import fill_pool
+from tests.harness.containers import ROOT, Daemon, open_daemon
+from tests.harness.texts import PROGRAMS
+from tests.harness.warm import fill_pool
 
 pytestmark = pytest.mark.root
 

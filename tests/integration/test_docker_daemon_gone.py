@@ -15,7 +15,7 @@ import pytest
 
 import cloche
 from cloche.backends.docker.backend import DockerBackend
-from tests.daemon import Daemon, open_daemon
+from tests.harness.containers import Daemon, open_daemon
 
 # Where nobody answers, docker's own library leaves its sockets to the garbage collector.
 UNCLOSED = "ignore::pytest.PytestUnraisableExceptionWarning"

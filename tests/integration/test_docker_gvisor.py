@@ -14,7 +14,7 @@ from cloche.backends.docker.daemon import Daemon as ForDocker
 from cloche.backends.local.backend import LocalBackend
 from cloche.core.enforcement import Control, Level
 from cloche.execution.registry import capabilities_of
-from tests.daemon import Daemon, open_daemon
+from tests.harness.containers import Daemon, open_daemon
 
 pytestmark = pytest.mark.root
 

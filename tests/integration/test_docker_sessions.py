@@ -18,11 +18,11 @@ import pytest
 import cloche
 from cloche.backends.docker.backend import DockerBackend
 from cloche.sync import Sandbox, Session
-from tests.daemon import Daemon, open_daemon
-from tests.escape.hostile import LINGERING, OPTIONS
+from tests.harness.containers import Daemon, open_daemon
+from tests.harness.escape.hostile import LINGERING, OPTIONS
+from tests.harness.processes import children
 from tests.integration import test_session_drivers as drivers
 from tests.integration import test_sessions as jail
-from tests.kin import children
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("settings_of_nobody")]
 

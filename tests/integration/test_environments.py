@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.environments import make_environment, root_with, run_there
+from tests.harness.environments import make_environment, root_with, run_there
 
 pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
 

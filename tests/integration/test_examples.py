@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import blocks
-from tests.scripted_openai import calls, says, scripted
+from tests.harness.documents import blocks
+from tests.harness.scripted_openai import calls, says, scripted
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MOST_LINES = 6

@@ -14,7 +14,7 @@ import cloche
 
 pytestmark = [pytest.mark.usefixtures("settings_of_nobody"), pytest.mark.usefixtures("no_docker")]
 
-REFUSING = Path(__file__).with_name("refusing.py")
+REFUSING = Path(__file__).parents[1] / "harness/programs/refusing.py"
 RUN = """
 import json, sys, cloche
 try:

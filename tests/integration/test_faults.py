@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.faults import GUEST_FAULTS, OUR_FAULTS, fail, induce
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.harness.faults import GUEST_FAULTS, OUR_FAULTS, fail, induce
+from tests.harness.leaks import Snapshot, wait_for_leftovers
 
 pytestmark = pytest.mark.both_users
 
@@ -50,7 +50,7 @@ async def _run_after_loss(*, warm: bool) -> BaseException:
     from cloche.core.errors import OutcomeUnknown, StartFailed
     from cloche.core.events import OutputChunk
     from cloche.core.request import Request
-    from tests.faults import _host, _kill_helper, _sandbox, _warm_sandbox
+    from tests.harness.faults import _host, _kill_helper, _sandbox, _warm_sandbox
 
     host = _host(use_cgroups=True)
     sandbox = await _warm_sandbox(host) if warm else _sandbox(host, Level.JAIL)

@@ -11,7 +11,7 @@ import pytest
 import cloche
 from cloche.core.errors import BackendUnavailable, PolicyDenied
 from cloche.core.result import Status
-from tests.programs import PROGRAMS
+from tests.harness.texts import PROGRAMS
 
 NPM_PROGRAMS = Path(__file__).parents[2] / ".toolchains/bin"
 EIGHT = tuple(PROGRAMS)

@@ -15,7 +15,7 @@ import pytest
 
 import cloche
 from cloche.backends.garbage_collection import remove_folders
-from tests.kin import descendants, kill_and_wait, tell
+from tests.harness.processes import descendants, kill_and_wait, tell
 
 pytestmark = pytest.mark.both_users
 CALLER = """

@@ -11,7 +11,7 @@ import pytest
 
 from cloche.backends.garbage_collection import group_name
 from cloche.backends.host import measure_host
-from tests.kin import descendants, kill_and_wait, tell
+from tests.harness.processes import descendants, kill_and_wait, tell
 
 pytestmark = [pytest.mark.soak, pytest.mark.root]
 CALLERS = {

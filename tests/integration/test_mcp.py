@@ -17,9 +17,8 @@ import pytest
 from mcp import MCPError
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, ElicitResult, InputRequiredResult
 
-from tests.documents import blocks
-from tests.kin import seen
-from tests.mcp_clients import (
+from tests.harness.documents import blocks
+from tests.harness.mcp import (
     MODES,
     Place,
     User,
@@ -34,6 +33,7 @@ from tests.mcp_clients import (
     until,
     yes,
 )
+from tests.harness.processes import seen
 
 TOKEN = "a-token-of-the-tests-0123456789"
 OTHER_TOKEN = "another-token-of-the-tests-0123456789"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mcp_clients import COMMAND, server_process
+from tests.harness.mcp import COMMAND, server_process
 
 ROOT = Path(__file__).parents[2]
 REVISIONS = ("2025-11-25", "2026-07-28")
@@ -70,7 +70,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[tuple[
     """Run the suite against both servers at both revisions, all at once: most of its time it waits."""
     home = tmp_path_factory.mktemp("conformance")
     commands = {
-        "fixtures": [sys.executable, "-m", "tests.mcp_fixtures"],
+        "fixtures": [sys.executable, "-m", "tests.harness.programs.mcp_fixtures"],
         "shipped": [*COMMAND, "--http", "--port", "0"],
     }
     with ExitStack() as stack, ThreadPoolExecutor() as pool:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.leftovers import Snapshot, wait_for_leftovers
-from tests.mcp_clients import COMMAND, END_S, Place, environment, http_server, run
+from tests.harness.leaks import Snapshot, wait_for_leftovers
+from tests.harness.mcp import COMMAND, END_S, Place, environment, http_server, run
 
 CALL_ID = 7
 

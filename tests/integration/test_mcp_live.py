@@ -16,9 +16,8 @@ from mcp_types import CallToolResult
 
 from cloche.agent.approval import auto
 from cloche.mcp.server import create_server
-from tests.audits import lines_of
-from tests.kin import seen
-from tests.mcp_clients import (
+from tests.harness.audits import lines_of
+from tests.harness.mcp import (
     MODES,
     Place,
     User,
@@ -31,6 +30,7 @@ from tests.mcp_clients import (
     until,
     yes,
 )
+from tests.harness.processes import seen
 
 TOKEN = "a-token-of-the-tests-0123456789"
 OTHER_TOKEN = "another-token-of-the-tests-0123456789"

@@ -16,7 +16,7 @@ from cloche.agent.approval import Asked, Decided, Decision, auto
 from cloche.agent.queue import ApprovalQueue
 from cloche.core.errors import InvalidRequest
 from cloche.mcp.server import create_server
-from tests.mcp_clients import MODES, User, images_of, run, text_of, yes
+from tests.harness.mcp import MODES, User, images_of, run, text_of, yes
 
 FILES = {"read_file", "list_files", "write_file", "edit_file"}
 CODE = {"run_code", "run_python_code", "code_exec", "code_execute", "os_execute_sandboxed"}

@@ -21,7 +21,7 @@ from cloche.core.protocols import OpenSandbox
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Status
 from cloche.execution.registry import capabilities_of
-from tests.microsandboxes import Recorded, StandIn, check_call
+from tests.harness.microsandboxes import Recorded, StandIn, check_call
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(120)]
 

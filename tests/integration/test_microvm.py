@@ -20,7 +20,7 @@ import cloche
 from cloche.backends.microvm.plan import DISK
 from cloche.core.enforcement import Control, State
 from cloche.core.errors import StartFailed
-from tests.microvms import monitors, with_late_ports, with_own_id
+from tests.harness.machines import monitors, with_late_ports, with_own_id
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -20,10 +20,10 @@ import pytest
 import cloche
 from cloche.backends.microvm.plan import MOST_SESSIONS
 from cloche.sync import Sandbox, Session
+from tests.harness.machines import monitors
 from tests.integration import test_docker_sessions as docker
 from tests.integration import test_sessions as jail
 from tests.integration.test_microvm import image
-from tests.microvms import monitors
 
 __all__ = ["image"]
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("settings_of_nobody")]

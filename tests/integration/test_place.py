@@ -14,7 +14,7 @@ from cloche.jail import messages
 from cloche.jail.setup.launch import start_keeper
 from cloche.jail.setup.mounts import mount
 from cloche.jail.syscalls import MS_PRIVATE, MS_REC
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.harness.leaks import Snapshot, wait_for_leftovers
 
 PRIVATE = [mount("none", "/", "", MS_REC | MS_PRIVATE), mount("proc", "/proc", "proc", 0)]
 USER = None if os.geteuid() == 0 else 0

@@ -18,8 +18,8 @@ from cloche.backends.gvisor.backend import RunscBackend
 from cloche.backends.host import measure_host
 from cloche.core.enforcement import Level
 from cloche.execution.registry import capabilities_of
-from tests.environments import make_environment, run_there
-from tests.leftovers import Snapshot, wait_for_leftovers, what_stays
+from tests.harness.environments import make_environment, run_there
+from tests.harness.leaks import Snapshot, wait_for_leftovers, what_stays
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "gvisor_alone")
 KERNEL = "print(open('/proc/version').read())"

@@ -12,10 +12,10 @@ import pytest
 
 import cloche
 from cloche.sync import Sandbox, Session
+from tests.harness.leaks import Snapshot, wait_for_leftovers
 from tests.integration import test_docker_sessions as docker
 from tests.integration import test_session_drivers as drivers
 from tests.integration import test_sessions as jail
-from tests.leftovers import Snapshot, wait_for_leftovers
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody", "gvisor_alone")
 

@@ -17,11 +17,11 @@ import pytest
 
 import cloche
 from cloche.core.enforcement import Level
-from tests.daemon import Daemon, open_daemon
+from tests.harness.containers import Daemon, open_daemon
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
 
-REFUSING = Path(__file__).with_name("refusing.py")
+REFUSING = Path(__file__).parents[1] / "harness/programs/refusing.py"
 RUN = """
 import json, sys, cloche
 result = cloche.run("print(1)", **json.loads(sys.argv[1]))

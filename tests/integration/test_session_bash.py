@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.session_driver import END_OF_LINK, Driver
+from tests.harness.sessions import END_OF_LINK, Driver
 
 pytestmark = pytest.mark.toolchain
 Open = Callable[..., Driver]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.terminal import COMMAND, Terminal
+from tests.harness.terminals import COMMAND, Terminal
 
 FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"
 

@@ -9,7 +9,7 @@ import pytest
 
 import cloche
 from cloche.backends.local.session import LocalSession
-from tests.kin import held_up
+from tests.harness.processes import held_up
 
 
 def inner_of(session: cloche.AsyncSession) -> LocalSession:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.session_driver import CTRL_C, Driver
+from tests.harness.sessions import CTRL_C, Driver
 
 pytestmark = pytest.mark.toolchain
 

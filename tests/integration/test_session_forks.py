@@ -15,9 +15,9 @@ import cloche
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.jail.procfs import descendants, text_of
 from cloche.sync import Session
-from tests.faults import HOARDS
-from tests.kin import children, guests, held_up, kill_helpers, wait_for_end
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.harness.faults import HOARDS
+from tests.harness.leaks import Snapshot, wait_for_leftovers
+from tests.harness.processes import children, guests, held_up, kill_helpers, wait_for_end
 
 pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
 

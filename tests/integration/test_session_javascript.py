@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.session_driver import Driver
+from tests.harness.sessions import Driver
 
 pytestmark = pytest.mark.toolchain
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.terminal import Terminal
+from tests.harness.terminals import Terminal
 
 CTRL_C, CTRL_D = "\x03", "\x04"
 FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2]); None"

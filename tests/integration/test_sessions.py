@@ -18,7 +18,7 @@ import pytest
 import cloche
 from cloche.core.events import Displayed, Ended, OutputChunk, Started
 from cloche.sync import Session
-from tests.faults import HOARDS
+from tests.harness.faults import HOARDS
 
 pytestmark = [pytest.mark.both_users, pytest.mark.usefixtures("settings_of_nobody")]
 

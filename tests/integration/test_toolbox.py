@@ -23,7 +23,7 @@ from cloche.agent.exports import answer_anthropic, answer_openai, anthropic_tool
 from cloche.agent.toolbox import Toolbox
 from cloche.backends.host import measure_host
 from cloche.backends.toolchain import languages_here
-from tests.environments import make_environment, run_there
+from tests.harness.environments import make_environment, run_there
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"
 YES = Decision(is_approved=True, by="test")

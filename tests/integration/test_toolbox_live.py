@@ -20,7 +20,7 @@ from cloche.audit.log import sha256_of
 from cloche.core.errors import InvalidRequest
 from cloche.core.result import Result
 from cloche.testing.fake import FakeBackend
-from tests.audits import lines_of
+from tests.harness.audits import lines_of
 
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 RESISTING = f"{DEAF}while True: pass"

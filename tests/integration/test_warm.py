@@ -24,13 +24,13 @@ from cloche.core.result import Status
 from cloche.forkserver.pool import Pool, remove_cgroup
 from cloche.forkserver.slot import Slot, Template
 from cloche.jail import shared_status
-from tests.kin import kill_and_wait, kill_helpers
-from tests.leftovers import Snapshot, wait_for_leftovers
-from tests.warm import run_pooled, run_warm
+from tests.harness.leaks import Snapshot, wait_for_leftovers
+from tests.harness.processes import kill_and_wait, kill_helpers
+from tests.harness.warm import run_pooled, run_warm
 
 pytestmark = pytest.mark.both_users
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+PROGRAMS = str(Path(__file__).parents[1] / "harness/programs")
 STARTS_THREAD = "starts_a_thread"
 NO_CGROUP: dict[str, Any] = {"cgroup_version": 0, "cgroup_folders": {}, "group_name": str, "least": 1, "most": 1}
 # What a program can see of how it was started, and how it may end.
@@ -150,7 +150,7 @@ def test_a_template_with_threads_is_not_used(caplog: pytest.LogCaptureFixture) -
     """A module that starts threads when it is loaded makes warm starts impossible, and that is said."""
     caplog.set_level("WARNING", logger="cloche.zygote")
     pool = Pool(
-        {"preload": [STARTS_THREAD], "extra_paths": [HERE], "customizes": False, "home": "/", "ahead": None},
+        {"preload": [STARTS_THREAD], "extra_paths": [PROGRAMS], "customizes": False, "home": "/", "ahead": None},
         **NO_CGROUP,
     )
     pool.start()

@@ -14,7 +14,7 @@ import pytest
 
 from cloche.audit.log import Audit
 from cloche.audit.verify import Reading, verify
-from tests.audits import TAMPERINGS, cloche, cut_the_end, lines_of, rewrite, write_from_processes
+from tests.harness.audits import TAMPERINGS, cloche, cut_the_end, lines_of, rewrite, write_from_processes
 
 pytestmark = pytest.mark.soak
 

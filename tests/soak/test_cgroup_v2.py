@@ -19,7 +19,7 @@ import pytest
 
 import cloche
 from cloche.testing.conformance import CHECKS
-from tests.microvms import monitors, with_root
+from tests.harness.machines import monitors, with_root
 
 pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.timeout(900)]
 
@@ -27,7 +27,7 @@ MACHINE: dict[str, Any] = {
     "backend": "microvm", "require": "vm", "cpus": 2, "memory": "1g", "disk": "256m", "pids": 4000, "timeout": 300,
 }  # fmt: skip
 TESTS = Path(__file__).parents[1]
-ENTER = (TESTS / "inside_v2.py").read_text()
+ENTER = (TESTS / "harness/programs/inside_v2.py").read_text()
 USERS = {"root": 0, "an ordinary user": 1000}
 UNPACK = """
 import os, tarfile

@@ -16,8 +16,8 @@ import pytest
 import cloche
 from cloche.core.errors import ClocheError
 from cloche.core.result import Status
-from tests.leftovers import Snapshot, wait_for_leftovers
-from tests.warm import run_pooled
+from tests.harness.leaks import Snapshot, wait_for_leftovers
+from tests.harness.warm import run_pooled
 
 PROMPTLY_S = 30.0
 ROOT = Path(__file__).parents[2]
@@ -158,7 +158,7 @@ def test_two_hundred_sandboxes_close_under_a_run(draw: random.Random) -> None:
 def test_a_thousand_interrupts() -> None:
     """Ctrl-C at any moment of a call in the caller's own thread is raised, and the next run is answered."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.interrupted_caller", "1000"],
+        [sys.executable, "-W", "error", "-m", "tests.harness.programs.interrupted_caller", "1000"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from tests.faults import GUEST_FAULTS, OUR_FAULTS, fail, induce
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.harness.faults import GUEST_FAULTS, OUR_FAULTS, fail, induce
+from tests.harness.leaks import Snapshot, wait_for_leftovers
 
 REPETITIONS, AT_ONCE = 50, 3
 MODES = pytest.mark.parametrize("use_cgroups", [True, False], ids=["cgroups", "rlimits"])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import Snapshot, is_of_this_suite, wait_for_leftovers
-from tests.soak.killed_caller import WAYS
+from tests.harness.leaks import Snapshot, is_of_this_suite, wait_for_leftovers
+from tests.harness.programs.killed_caller import WAYS
 
 KILLS, LATEST_S, AT_ONCE = 200, 0.15, 4
 PATIENCE_S = 60
@@ -46,7 +46,7 @@ def _wait_for_namespaces(before: frozenset[str]) -> frozenset[str]:
 
 def _start(way: str, seed: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.soak.killed_caller", way, str(seed)],
+        [sys.executable, "-m", "tests.harness.programs.killed_caller", way, str(seed)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         start_new_session=True,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon
-from tests.leftovers import Snapshot, wait_for_leftovers
-from tests.microvms import monitors
+from tests.harness.containers import Daemon
+from tests.harness.leaks import Snapshot, wait_for_leftovers
+from tests.harness.machines import monitors
 
 KILLS, LATEST_S, PATIENCE_S = 4, 6.0, 60
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.timeout(600)]
 
 def kill_among_runs(keywords: dict[str, object], chance: random.Random) -> None:
     """Start a hundred runs, and kill their caller at some moment after the first has ended."""
-    words = [sys.executable, "-m", "tests.soak.killed_among_runs", json.dumps(keywords), str(chance.randrange(1 << 32))]
+    arguments = [json.dumps(keywords), str(chance.randrange(1 << 32))]
+    words = [sys.executable, "-m", "tests.harness.programs.killed_among_runs", *arguments]
     caller = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
     assert caller.stdout is not None
     try:

@@ -12,7 +12,7 @@ import pytest
 from cloche.agent.approval import auto
 from cloche.agent.interpreters import Room
 from cloche.agent.toolbox import Toolbox
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.harness.leaks import Snapshot, wait_for_leftovers
 
 PATIENCE_S = 60
 CLIENTS, OWNERS, CALLS, MOST = 24, 3, 400, 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cloche
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.harness.leaks import Snapshot, wait_for_leftovers
 
 ROOT = Path(__file__).parents[2]
 KILLS, SESSIONS, ROLLBACKS = 20, 100, 200
@@ -81,7 +81,7 @@ def test_nothing_outlives_a_killed_holder_of_sessions() -> None:
     chance = random.Random(seed)
     before = Snapshot.take()
     for _ in range(KILLS):
-        command = [sys.executable, "-m", "tests.soak.held_sessions", str(chance.randrange(1 << 32))]
+        command = [sys.executable, "-m", "tests.harness.programs.held_sessions", str(chance.randrange(1 << 32))]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as caller:
             try:
                 assert caller.stdout is not None

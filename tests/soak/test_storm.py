@@ -14,7 +14,7 @@ import pytest
 import cloche
 from cloche.backends.local.prefork import close_pools
 from cloche.blocking import calls
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.harness.leaks import Snapshot, wait_for_leftovers
 
 PATIENCE_S = 600
 THREADS, RUNS_EACH, AT_ONCE, ROUNDS = 50, 100, 100, 100

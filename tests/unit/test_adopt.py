@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kin import is_alive
+from tests.harness.processes import is_alive
 
 ROOT = Path(__file__).parents[2]
 ADOPT = [sys.executable, str(ROOT / "scripts" / "adopt.py")]
@@ -41,7 +41,7 @@ os.posix_spawnp = spawn_and_be_stopped
 del sys.argv[0]
 runpy.run_path("adopt.py", run_name="__main__")
 """
-ADOPTER = "from tests.leftovers import adopter, is_of_this_suite; import os; print(adopter(), is_of_this_suite(%d))"
+ADOPTER = "from tests.harness.leaks import adopter, is_of_this_suite; import os; print(adopter(), is_of_this_suite(%d))"
 
 
 def test_the_exit_code_is_kept_and_nothing_lives_on() -> None:

@@ -7,7 +7,7 @@ from typing import cast
 
 from cloche.core.errors import InvalidRequest
 from cloche.sync import Session
-from tests.escape.cells import LOOK, Kept
+from tests.harness.escape.cells import LOOK, Kept
 
 
 class Ended:

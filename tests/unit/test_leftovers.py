@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kin import kill_and_wait
-from tests.leftovers import DIRECTORY_PREFIX, Snapshot, wait_for_leftovers, what_stays
+from tests.harness.leaks import DIRECTORY_PREFIX, Snapshot, wait_for_leftovers, what_stays
+from tests.harness.processes import kill_and_wait
 
 NOBODY_HERE = 61235
 # A child that leaves a grandchild behind: an orphan, in a folder of its own choice.
@@ -105,7 +105,7 @@ def test_what_belongs_to_the_user_beside_root_is_not_ours(monkeypatch: pytest.Mo
         try:
             seen = {f"directory: {folder}", f"process {theirs}: sleep 60"}
             assert seen <= set(before.leftovers())
-            monkeypatch.setattr("tests.leftovers.BESIDE", str(NOBODY_HERE))
+            monkeypatch.setattr("tests.harness.leaks.BESIDE", str(NOBODY_HERE))
             assert not seen & set(before.leftovers())
         finally:
             os.kill(theirs, signal.SIGKILL)

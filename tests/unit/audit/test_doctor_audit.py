@@ -13,7 +13,7 @@ from cloche.audit import verify, writer
 from cloche.audit.log import Audit
 from cloche.audit.verify import AuditState, examine_audit
 from cloche.cli.system import audit_lines
-from tests.audits import lines_of, rewrite
+from tests.harness.audits import lines_of, rewrite
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from cloche.audit.writer import load
 from cloche.config.keys import Settings
 from cloche.core.enforcement import Level
 from cloche.core.errors import AuditFailed, InvalidRequest
-from tests.audits import (
+from tests.harness.audits import (
     TAMPERINGS,
     be_killed_while_writing,
     change_a_byte,

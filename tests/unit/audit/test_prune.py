@@ -21,8 +21,8 @@ from cloche.audit.writer import load
 from cloche.config.keys import Settings
 from cloche.config.settings import load_settings
 from cloche.core.errors import AuditFailed, InvalidRequest
-from tests.audits import cloche as call
-from tests.audits import lines_of
+from tests.harness.audits import cloche as call
+from tests.harness.audits import lines_of
 
 NOBODYS = Redactor({}, environ={})
 DAY_S = 24 * 3600.0

@@ -31,7 +31,7 @@ from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.execution.registry import capabilities_of
-from tests.stand_in.schema import fault
+from tests.harness.stand_in.schema import fault
 
 
 def bodies(**limits: float) -> dict[str, Any]:

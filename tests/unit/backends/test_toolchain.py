@@ -14,7 +14,7 @@ import pytest
 from cloche.backends.toolchain import FOLDERS_VARIABLE, SYSTEM_FOLDERS, Toolchain, default_search_path, find_toolchain
 from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import LANGUAGES, Engine, Language, render, render_env, render_generated
-from tests.programs import PROGRAMS
+from tests.harness.texts import PROGRAMS
 
 NPM_PROGRAMS = Path(__file__).parents[3] / ".toolchains/bin"
 # What Debian 12 and npm do not bring onto the test machine: .NET, and a node and a Go that are new enough.

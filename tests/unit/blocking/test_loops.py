@@ -20,8 +20,8 @@ from cloche.blocking import calls as blocking_calls
 from cloche.blocking import loops
 from cloche.blocking.loops import SharedLoop
 from cloche.core.errors import InternalError
-from tests.descriptors import no_room
-from tests.interrupts import interrupted
+from tests.harness.descriptors import no_room
+from tests.harness.interrupts import interrupted
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloche.forkserver.slot import Template
-from tests.kin import stop_and_wait
+from tests.harness.processes import stop_and_wait
 
 SETTINGS: dict[str, Any] = {
     "preload": [], "extra_paths": [], "customizes": False, "home": "/workspace", "ahead": None,

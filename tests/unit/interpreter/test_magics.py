@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cloche.interpreter.cell_magics import duration
 from cloche.interpreter.command_line import SList, UsageError, expand
 from cloche.interpreter.magics import cell_magic, rewrite
-from tests.kin import wait_for_end
+from tests.harness.processes import wait_for_end
 from tests.unit.interpreter.notebook import Notebook, parsed
 
 LINE, OUTPUT, SYSTEM = "get_ipython().run_line_magic", "get_ipython().getoutput", "get_ipython().system"

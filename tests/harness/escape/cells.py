@@ -21,8 +21,8 @@ from typing import Any
 import cloche
 from cloche.core.errors import InvalidRequest
 from cloche.sync import Session
-from tests.escape.attempts import JAIL, Attempt, Seen
-from tests.escape.places import (
+from tests.harness.escape.attempts import JAIL, Attempt, Seen
+from tests.harness.escape.runners import (
     CODA,
     PRELUDE,
     Workspace,
@@ -32,7 +32,7 @@ from tests.escape.places import (
     run_on_terminal,
     show_on_terminal,
 )
-from tests.escape.stage import Stage
+from tests.harness.escape.targets import Stage
 
 BEFORE = "import sys\nsys.argv = ['cell', {argument!r}]\n"
 # The interpreter's own link to its caller, and the end of a cell: children and other threads end as ever.

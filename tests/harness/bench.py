@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OURS = {"cloche, cold", "cloche, warm", "cloche, open sandbox", "cloche, on demand"}
 
 

@@ -1,6 +1,7 @@
 """The tools, prompts and resources by fixed names that MCP's conformance suite calls, added to a server of ours.
 
-As a program (`python -m tests.mcp_fixtures`) it serves them beside the tools of `cloche mcp`, at a free port.
+As a program (`python -m tests.harness.programs.mcp_fixtures`) it serves them beside the tools of `cloche mcp`, at a
+free port.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.escape.attempts import FORK, IS_ROOT, JAIL, SESSION, Attempt
+from tests.harness.escape.attempts import FORK, IS_ROOT, JAIL, SESSION, Attempt
 
 # By family and name: why it makes no sense in a cell.
 PATIENCE = "who resists the interrupt of a time-out has three seconds more: test_sessions.py plays them as cells"

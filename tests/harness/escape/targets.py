@@ -21,8 +21,8 @@ from typing import Any
 
 from cloche.backends.local.backend import LocalBackend
 from cloche.core.enforcement import Level
-from tests.escape.attempts import CONFINED, JAIL
-from tests.escape.places import level_keywords
+from tests.harness.escape.attempts import CONFINED, JAIL
+from tests.harness.escape.runners import level_keywords
 
 HERE = Path(__file__).parent
 HOLD_SECONDS = 7200  # longer than all tests may take

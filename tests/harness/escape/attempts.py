@@ -17,8 +17,8 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.escape.places import Place
-    from tests.escape.stage import Stage
+    from tests.harness.escape.runners import Place
+    from tests.harness.escape.targets import Stage
 
 JAIL, CONFINED = "jail", "confined"
 BOTH = (JAIL, CONFINED)

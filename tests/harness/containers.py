@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Name -> what `scripts/sandbox_image.py` makes it of.
 SHELL = ("dash", "bash", "coreutils", "tar")
 IMAGES: dict[str, tuple[str, ...]] = {

@@ -214,7 +214,7 @@ class Driver:
         return bool(data)
 
 
-if __name__ == "__main__":  # a session by hand: `python -m tests.session_driver bash`
+if __name__ == "__main__":  # a session by hand: `python -m tests.harness.sessions bash`
     with Driver(sys.argv[1], Path.cwd()) as driver:
         for line in sys.stdin:
             print(driver.run(line))

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.escape.attempts import FORK, SESSION, Attempt, Verdict, play
-from tests.escape.cells import Cells, Kept, Origin, own_session
-from tests.escape.left_out import key_of
-from tests.escape.places import Inside, Outside
-from tests.escape.stage import Stage
+from tests.harness.escape.attempts import FORK, SESSION, Attempt, Verdict, play
+from tests.harness.escape.cells import Cells, Kept, Origin, own_session
+from tests.harness.escape.left_out import key_of
+from tests.harness.escape.runners import Inside, Outside
+from tests.harness.escape.targets import Stage
 
 
 class Ledger:
@@ -100,7 +100,7 @@ class Ledger:
 
 
 def all_attempts() -> list[Attempt]:
-    """Return the attempts of every module of this folder, in order."""
-    names = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
+    """Return the attempts of every module of tests/escape, in order."""
+    names = sorted(path.stem for path in (Path(__file__).parents[2] / "escape").glob("test_*.py"))
     modules = [importlib.import_module(f"tests.escape.{name}") for name in names]
     return [attempt for module in modules for attempt in getattr(module, "ATTEMPTS", ())]

@@ -1,4 +1,4 @@
-"""Play many attempts one after another in one run, each in a child of its own: the inside of rounds.py.
+"""Play many attempts one after another in one run, each in a child of its own: the inside of batch.py.
 
 This text runs wherever attempts run, so it imports nothing of ours. `TOLD` is put before it: JSON with the prelude and
 the plays. Standard output gets a line of JSON when a play begins and when it has ended. What a play leaves behind is

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from _pytest.nodeid import NodeId
 
-from tests.leftovers import Snapshot, wait_for_leftovers
+from tests.harness.leaks import Snapshot, wait_for_leftovers
 
 GROUP = "together-"
 PATIENCE_S = 10

@@ -1,10 +1,10 @@
 """Play attempts where starting a program takes longer than most of them: many in one run.
 
-Theory of operation. One program (`player.py`) plays them in a sandbox one after another, each in a child and a folder
-of its own, and tells of each beginning and end. The verdict is given as soon as an end is heard, so what happened on
-the host meanwhile is that attempt's doing. An attempt that takes the run down with it is judged by how the run ended,
-and the others follow in another one. Whoever plays there has the player for a parent, under the same id, which no
-guest has: so what got out, or broke, is believed only once it was played alone, in a run of its own.
+Theory of operation. One program (`batch_program.py`) plays them in a sandbox one after another, each in a child and a
+folder of its own, and tells of each beginning and end. The verdict is given as soon as an end is heard, so what
+happened on the host meanwhile is that attempt's doing. An attempt that takes the run down with it is judged by how the
+run ended, and the others follow in another one. Whoever plays there has the player for a parent, under the same id,
+which no guest has: so what got out, or broke, is believed only once it was played alone, in a run of its own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import cloche
-from tests.escape.attempts import Attempt, Seen, Verdict, judge
-from tests.escape.left_out import key_of
-from tests.escape.places import (
+from tests.harness.escape.attempts import Attempt, Seen, Verdict, judge
+from tests.harness.escape.left_out import key_of
+from tests.harness.escape.runners import (
     CODA,
     CONTROL_SECONDS,
     PRELUDE,
@@ -31,9 +31,9 @@ from tests.escape.places import (
     new_token,
     whole_program,
 )
-from tests.escape.stage import Stage
+from tests.harness.escape.targets import Stage
 
-PLAYER = (Path(__file__).parent / "player.py").read_text()
+PLAYER = (Path(__file__).parent / "batch_program.py").read_text()
 ROUND_S = 600.0
 
 

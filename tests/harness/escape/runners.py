@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import cloche
-from tests.escape.attempts import IS_ROOT, Attempt, Seen
+from tests.harness.escape.attempts import IS_ROOT, Attempt, Seen
 
 if TYPE_CHECKING:
-    from tests.escape.stage import Stage
+    from tests.harness.escape.targets import Stage
 
 HERE = Path(__file__).parent
 CONTROL_SECONDS = 20.0

@@ -15,7 +15,7 @@ import pytest
 from cloche.backends.microvm.image_build import INIT, TOOLS, build_image, pack_archive
 from cloche.backends.microvm.plan import DISK, FIRST_ID, IDS, INITRD, MANIFEST
 from cloche.core.errors import StartFailed
-from tests.leftovers import is_of_this_suite
+from tests.harness.leaks import is_of_this_suite
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

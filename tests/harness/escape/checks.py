@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.escape.attempts import Attempt, Verdict, judge
-from tests.escape.places import end_survivors, survivors
+from tests.harness.escape.attempts import Attempt, Verdict, judge
+from tests.harness.escape.runners import end_survivors, survivors
 
 if TYPE_CHECKING:
-    from tests.escape.places import Place
-    from tests.escape.stage import Stage
+    from tests.harness.escape.runners import Place
+    from tests.harness.escape.targets import Stage
 
 HANGS = (TimeoutError, subprocess.TimeoutExpired)
 # Set the title or the clipboard, ask for an answer, a device string, clear, reset, and the one-byte forms.

@@ -27,7 +27,7 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.result import Status
 from cloche.jail.messages import Run, Spec
-from tests.kin import kill_and_wait
+from tests.harness.processes import kill_and_wait
 
 # Piece by piece: a sum that is taken every 20 ms must be able to see it grow.
 GROWS = """

@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.daemon import ROOT, Daemon
+from tests.harness.containers import ROOT, Daemon
 
 ENVIRONMENT = {
     "PYTHONPATH": "/opt/cloche/src:/opt/packages",
