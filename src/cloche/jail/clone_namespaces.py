@@ -21,7 +21,7 @@ import posix
 
 from . import messages, procfs
 from .procfs import text_of
-from .steps import perform
+from .steps import MOUNT_NAMESPACE, NETWORK_NAMESPACE, NEXT_WORKSPACE, OWN_MOUNTS, SHOWN_WORKSPACE, perform
 from .syscalls import CLONE_NEWNS, MS_PRIVATE, MS_REC, call, socketpair, unshare, wait4
 
 TYPE_CHECKING = False
@@ -113,7 +113,6 @@ def _close(*fds: int) -> None:
 
 
 SIGKILL = 9
-PLACES = {"workspace": "workspace", "tmp": "tmp", "shm": "dev/shm"}  # by register: where each is, in the parent
 
 
 class Errand:
@@ -204,8 +203,8 @@ def _build(spec: Spec, link: int) -> list[int]:
 def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) -> list[int]:
     """Enter what owns the clone's namespaces, map its ids, make its places and fill them."""
     registers = {
-        "network": _open(f"/proc/{clone}/ns/net"),
-        "mounts": _open(f"/proc/{clone}/ns/mnt"),
+        NETWORK_NAMESPACE: _open(f"/proc/{clone}/ns/net"),
+        MOUNT_NAMESPACE: _open(f"/proc/{clone}/ns/mnt"),
     }
     processes = _open(f"/proc/{clone}/ns/pid")
     call("setns", _open(f"/proc/{parent}/ns/user"), 0)
@@ -218,8 +217,8 @@ def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) 
     call("mount", b"none", b"/", b"", MS_REC | MS_PRIVATE, None)
     posix.umask(0)
     perform(steps["outside"], registers)
-    for register, place in PLACES.items():
-        source = posix.open(f"/proc/{parent}/root/{place}", FOLDER)
+    for path, register in OWN_MOUNTS.items():
+        source = posix.open(f"/proc/{parent}/root/{path}", FOLDER)
         copy_tree(source, registers[register])
         posix.close(source)
     call("setns", processes, 0)
@@ -229,7 +228,7 @@ def _outside(spec: Spec, steps: dict[str, list[Step]], parent: int, clone: int) 
 
 def _inside(steps: dict[str, list[Step]], registers: dict[str, int]) -> list[int]:
     perform(steps["inside"], registers)
-    return [registers[name] for name in ("kept", "shown") if name in registers]
+    return [registers[name] for name in (NEXT_WORKSPACE, SHOWN_WORKSPACE) if name in registers]
 
 
 def _open(path: str) -> int:

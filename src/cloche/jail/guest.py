@@ -14,7 +14,17 @@ from time import monotonic, perf_counter
 from . import messages, shared_status
 from .messages import FILTER, Building, Order
 from .pid1 import tell_failure
-from .steps import StepFailed, perform, perform_calls
+from .steps import (
+    CALLERS_WORKSPACE,
+    MOUNT_NAMESPACE,
+    NEXT_WORKSPACE,
+    OWN_MOUNTS,
+    OWN_WORKSPACE,
+    SHOWN_WORKSPACE,
+    StepFailed,
+    perform,
+    perform_calls,
+)
 from .syscalls import FAREWELL, SCHED_BATCH, attempt, call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
 
 TYPE_CHECKING = False
@@ -30,10 +40,6 @@ KEPT_NUMBERS, FEWER_NUMBERS = (1023, 1022), (63, 62)
 CANNOT_RUN, NOT_FOUND = 126, 127
 GO, EBUSY = b"g", 16
 ROBUST_LIST_BYTES = 24
-PLACES = ("workspace", "tmp", "shm")  # the registers in which a guest of a prefork jail has its own places …
-NAMESPACE = "namespace"  # … the one that keeps its mount namespace, to be taken down when nobody waits for it …
-KEPT, LENT = "kept", "lent"  # … and further mounts of a workspace that is kept: for the next guest, for the caller
-SHOWN = "shown"  # the mount by which the caller sees a workspace, where that is another one
 kept: list[object] = []  # what no guest shall take apart on its way out of the helper: it would copy its memory first
 notify: Any = None  # our module `seccomp_notify`, once it is needed
 
@@ -100,7 +106,7 @@ class Guest:
             if nursed is None and self.index == 0:  # after which we may be killed at any time
                 messages.send(self.link, "started", {"at": monotonic(), "seconds": seconds})
         except StepFailed as error:
-            kept = [self.registers[name] for name in (LENT, KEPT) if name in self.registers]
+            kept = [self.registers[name] for name in (CALLERS_WORKSPACE, NEXT_WORKSPACE) if name in self.registers]
             tell_failure(self.link, error, tuple(kept[:1]))
             posix._exit(1)
         command = order.commands[self.index] if self.index < len(order.commands) else None
@@ -132,10 +138,10 @@ class Guest:
 
     def _for_caller(self) -> list[int]:
         """Return what the caller shall see the workspace by: one that is kept, it has since the first guest."""
-        shown = [self.registers[SHOWN]] if SHOWN in self.registers else []
-        if LENT in self.registers:
-            return [self.registers[LENT], *shown]
-        return [] if KEPT in self.registers else [self.registers["workspace"], *shown]
+        shown = [self.registers[SHOWN_WORKSPACE]] if SHOWN_WORKSPACE in self.registers else []
+        if CALLERS_WORKSPACE in self.registers:
+            return [self.registers[CALLERS_WORKSPACE], *shown]
+        return [] if NEXT_WORKSPACE in self.registers else [self.registers[OWN_WORKSPACE], *shown]
 
     def _rehearse(self, building: Building) -> None:
         """Take orders for nothing, and go through a run of nothing, with streams of the same kinds as a run's."""
@@ -188,9 +194,9 @@ class Guest:
     def _hand_over(self, listener: int, *, holds: bool, is_nursed: bool) -> None:
         """Give the parent what it answers the filter by; and what a prefork jail looks at and unmounts at the end."""
         if is_nursed:
-            further = KEPT if KEPT in self.registers else SHOWN
+            further = NEXT_WORKSPACE if NEXT_WORKSPACE in self.registers else SHOWN_WORKSPACE
             kept = [self.registers[further]] if further in self.registers else []
-            made = [self.registers[name] for name in (*PLACES, NAMESPACE)]
+            made = [self.registers[name] for name in (*OWN_MOUNTS.values(), MOUNT_NAMESPACE)]
             messages.send_patiently(self.asking, "made", {"holds": holds}, [*made, listener, *kept])
         elif listener >= 0:
             messages.send_patiently(self.asking, "listener", {}, [listener])

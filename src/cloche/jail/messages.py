@@ -288,15 +288,6 @@ class Building(_Record):
             fields |= unpack_part(part)
         return cls(**fields)
 
-    def name_private(self, fds: list[int]) -> dict[str, int]:
-        """Return the registers of the mounts that the helper opened for `private`, in its order."""
-        return {private_register(path): fd for path, fd in zip(self.private, fds, strict=True)}
-
-
-def private_register(path: str) -> str:
-    """Name the register that holds the id-mapped mount of `path`."""
-    return f"private {path}"
-
 
 class Order(_Record):
     """Tell a waiting guest what to do: see the fields of the same names in `Run`."""

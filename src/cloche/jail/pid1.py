@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix
 
 from . import messages
-from .steps import StepFailed, perform
+from .steps import NEXT_WORKSPACE, SHOWN_WORKSPACE, StepFailed, perform, private_register
 from .syscalls import SIGCHLD, WNOHANG, wait4
 
 TYPE_CHECKING = False
@@ -50,7 +50,7 @@ class Parent:
 
     def build(self, building: Building, private: list[int]) -> list[float]:
         """Build the sandbox, and return the seconds that each step took."""
-        self.registers.update(building.name_private(private))
+        self.registers.update(zip(map(private_register, building.private), private, strict=True))
         try:
             return perform(building.build, self.registers)[:MOST_STEPS]
         except StepFailed as error:
@@ -65,7 +65,7 @@ class Parent:
 
         One that was made is followed by the mount that shows it to the caller, where that is another one.
         """
-        return tuple(self.registers.pop(name) for name in ("kept", "shown") if name in self.registers)
+        return tuple(self.registers.pop(name) for name in (NEXT_WORKSPACE, SHOWN_WORKSPACE) if name in self.registers)
 
 
 class Minder:

@@ -43,10 +43,11 @@ import posix
 from time import monotonic
 
 from . import messages, procfs, shared_status
-from .guest import PLACES, Guest, Nursed, forget_helper, kept, load_notify
+from .guest import Guest, Nursed, forget_helper, kept, load_notify
 from .messages import Building
 from .pid1 import Minder, Parent
 from .procfs import Sockets, Vitals, count_unreachable, open_last_pid
+from .steps import ATTACHED_WORKSPACE, OWN_MOUNTS, PROCESS_COUNTER
 from .syscalls import (
     CLONE_NEWCGROUP,
     P_ALL,
@@ -231,8 +232,6 @@ def _nobody(_pid: int) -> bool:
 
 
 FEW_BLOCKS = 64  # what a guest may have stored that is still there for a moment when the next one is made
-COUNTER = "counter"  # the register with what says which process was made last
-TICKET = "ticket"  # the register of the mount that a guest attaches as its workspace, where it is kept
 
 
 class Nursery(Parent):
@@ -250,7 +249,7 @@ class Nursery(Parent):
         ready = {**said, "seconds": self.build(building, private)}
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
-        ward, can_copy = Ward(self.spec, self.registers.get(COUNTER, -1)), shared_status.is_possible()
+        ward, can_copy = Ward(self.spec, self.registers.get(PROCESS_COUNTER, -1)), shared_status.is_possible()
         left: list[int] = []
         noted = None
         while True:
@@ -298,8 +297,8 @@ class Nursery(Parent):
         """
         if not given:  # it failed, and has told the helper at what; or it was killed
             posix._exit(1)
-        *places, namespace, listener = given[: len(PLACES) + 2]
-        further = given[len(PLACES) + 2 :]
+        *places, namespace, listener = given[: len(OWN_MOUNTS) + 2]
+        further = given[len(OWN_MOUNTS) + 2 :]
         if further and keeps_workspace:
             self._keep(further.pop())
         return [*places, listener, namespace, *further]
@@ -311,7 +310,7 @@ class Nursery(Parent):
 
         `before` is the number of the run whose orders were taken before it was born; `said` is told in any case.
         """
-        places, listener, left = made[: len(PLACES)], made[len(PLACES)], made[len(PLACES) + 1 :]
+        places, listener, left = made[: len(OWN_MOUNTS)], made[len(OWN_MOUNTS)], made[len(OWN_MOUNTS) + 1 :]
         last: list[int] = []
 
         def look_around() -> None:
@@ -345,11 +344,11 @@ class Nursery(Parent):
             _close(left)
         return ended, left
 
-    def _keep(self, ticket: int) -> None:
+    def _keep(self, workspace: int) -> None:
         """Hold the mount of the workspace that the next guest shall attach, in place of the one that is attached."""
-        if TICKET in self.registers:
-            posix.close(self.registers[TICKET])
-        self.registers[TICKET] = ticket
+        if ATTACHED_WORKSPACE in self.registers:
+            posix.close(self.registers[ATTACHED_WORKSPACE])
+        self.registers[ATTACHED_WORKSPACE] = workspace
 
 
 def _close(fds: list[int]) -> None:

@@ -26,9 +26,28 @@ if TYPE_CHECKING:
     Call: TypeAlias = tuple[str, tuple[Argument, ...], str, tuple[int, ...], bool]
     Step: TypeAlias = tuple[str, str, list[Call]]
 
+# The registers by which the helper, pid 1, the guests and the caller's list of steps know the same thing. All other
+# names are between two calls of one list. First what the helper gives, see also `private_register`:
+OUTSIDE_ID = "outside id"  # the host's id for this sandbox
+ATTACHED_WORKSPACE = "attached workspace"  # the mount that is attached as the workspace, kept from an earlier guest
+# Further mounts of the workspace that is in use: the one that the next guest attaches; in a prefork jail the caller's;
+# and what the caller sees a new one by, where its own id is not the guest's.
+NEXT_WORKSPACE, CALLERS_WORKSPACE = "next workspace", "caller's workspace"
+SHOWN_WORKSPACE = "shown workspace"
+# What each guest of a prefork jail, and each clone of a session, has for itself: its mounts, by their path, …
+OWN_WORKSPACE, OWN_TMP, OWN_SHM = "own workspace", "own tmp", "own shm"
+OWN_MOUNTS = {"workspace": OWN_WORKSPACE, "tmp": OWN_TMP, "dev/shm": OWN_SHM}
+MOUNT_NAMESPACE, NETWORK_NAMESPACE = "mount namespace", "network namespace"  # … and its namespaces
+PROCESS_COUNTER = "process counter"  # by which the count of processes begins anew for each guest of a prefork jail
+
 _NAMES_A_REGISTER = frozenset((str, tuple))
 EXCUSED = -1  # what a register holds whose call failed with an error that is no failure
 EPERM, ENOENT, EACCES, EEXIST, EISDIR, EINVAL, ENOSPC, EROFS = 1, 2, 13, 17, 21, 22, 28, 30
+
+
+def private_register(path: str) -> str:
+    """Name the register that holds the id-mapped mount of `path`."""
+    return f"private {path}"
 
 
 class StepFailed(Exception):

@@ -15,6 +15,7 @@ from .accounting import IDLE_TICK_S, TICK_S, Accounting
 from .cgroups import bear
 from .reaper import Reaper
 from .sandbox_state import failure
+from .steps import ATTACHED_WORKSPACE, OUTSIDE_ID
 from .syscalls import (
     CLONE_NEWCGROUP,
     CLONE_NEWIPC,
@@ -126,12 +127,12 @@ class Watch:
         try:
             registers = {}
             if state.claim is not None:
-                registers["outside"] = state.claim.outside_id
+                registers[OUTSIDE_ID] = state.claim.outside_id
                 state.claim.forget()
             if state.keeper is not None:
                 state.keeper.forget()
             if state.workspace_fd >= 0:
-                registers["ticket" if self.is_nursing else "workspace"] = state.workspace_fd
+                registers[ATTACHED_WORKSPACE] = state.workspace_fd
             if state.cgroup is not None and state.cgroup.version == 1:
                 state.cgroup.enter()
             ends = {"plan_fd": plan_fd, "link": self._reaper_link, "go": waiting}

@@ -11,8 +11,27 @@ from __future__ import annotations
 
 import os
 
-from ..messages import Building, Run, Spec, private_register
-from ..steps import EACCES, EEXIST, EISDIR, ENOENT, EPERM, EROFS, make
+from ..messages import Building, Run, Spec
+from ..steps import (
+    ATTACHED_WORKSPACE,
+    CALLERS_WORKSPACE,
+    EACCES,
+    EEXIST,
+    EISDIR,
+    ENOENT,
+    EPERM,
+    EROFS,
+    MOUNT_NAMESPACE,
+    NETWORK_NAMESPACE,
+    NEXT_WORKSPACE,
+    OUTSIDE_ID,
+    OWN_MOUNTS,
+    OWN_WORKSPACE,
+    PROCESS_COUNTER,
+    SHOWN_WORKSPACE,
+    make,
+    private_register,
+)
 from ..syscalls import AT_FDCWD, CLONE_NEWNS, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, SOCK_DGRAM
 from . import mounts, privileges
 
@@ -44,12 +63,6 @@ OFFER = "make the guest the first choice of the out-of-memory killer"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_REMOVED = (ENOENT, EPERM, EACCES, EISDIR, EROFS)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Registers: the one that the helper fills with a kept workspace, and the one in which the reaper looks for it.
-WORKSPACE, KEPT = "workspace", "kept"
-# In a prefork jail that keeps a workspace: the mount that the next guest attaches, and the one that is the caller's.
-TICKET, LENT = "ticket", "lent"
-SHOWN = "shown"  # what the caller sees a new workspace by, where its own id is not the guest's
-COUNTER = "counter"  # in a prefork jail: what each guest's count of processes begins anew by
 
 
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
@@ -74,9 +87,9 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
     it for the next. The first one makes it, unless the sandbox `has_workspace`, and takes one for the caller as well.
     """
     places = {
-        "workspace": mounts.Tmpfs(spec.workspace[1:], spec.disk_bytes, spec.inodes, _owned("0755", spec)),
+        OWN_WORKSPACE: mounts.Tmpfs(spec.workspace[1:], spec.disk_bytes, spec.inodes, _owned("0755", spec)),
         **{
-            _register(row): mounts.Tmpfs(row[1], row[2], row[3], _owned(row[4], spec))
+            OWN_MOUNTS[row[1]]: mounts.Tmpfs(row[1], row[2], row[3], _owned(row[4], spec))
             for row in spec.mounts
             if _is_own(row)
         },
@@ -105,7 +118,7 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
             *(("place", f"make room for /{one.target}", one.calls()[:-1]) for one in places.values()),
         ]),
         _step("process_counter", "open what tells a guest how many processes there were before it",
-              *mounts.process_counter(COUNTER)),
+              *mounts.process_counter(PROCESS_COUNTER)),
         _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
         _step("loopback", "bring the loopback device up", *raise_loopback()),
         _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
@@ -129,13 +142,17 @@ def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_
         name: _step("tmpfs", one.describe(), one.calls()[-1], _look_at(one.target, name))
         for name, one in places.items()
     }
-    attach = mounts.Attach(TICKET, spec.workspace[1:])
-    attached = {**made, "workspace": _step("attach", attach.describe(), attach.calls()[-1],
-                                           _look_at(attach.target, "workspace"))}  # fmt: skip
-    keep = [_step("keep_workspace", f"keep a copy of the mount of {spec.workspace} for the next",
-                  mounts.open_tree(spec.workspace, KEPT, recursive=False))] if keeps_workspace else []  # fmt: skip
-    lend = [_step("lend_workspace", f"keep a copy of the mount of {spec.workspace} for the caller",
-                  mounts.open_tree(spec.workspace, LENT, recursive=False))] if keeps_workspace else []  # fmt: skip
+    attach = mounts.Attach(ATTACHED_WORKSPACE, spec.workspace[1:])
+    attached = {**made, OWN_WORKSPACE: _step("attach", attach.describe(), attach.calls()[-1],
+                                             _look_at(attach.target, OWN_WORKSPACE))}  # fmt: skip
+    keep = [
+        _step("keep_workspace", f"keep a copy of the mount of {spec.workspace} for the next",
+              mounts.open_tree(spec.workspace, NEXT_WORKSPACE, recursive=False)),
+    ] if keeps_workspace else []  # fmt: skip
+    lend = [
+        _step("lend_workspace", f"keep a copy of the mount of {spec.workspace} for the caller",
+              mounts.open_tree(spec.workspace, CALLERS_WORKSPACE, recursive=False)),
+    ] if keeps_workspace else []  # fmt: skip
     shown = [] if has_workspace else _shown(spec)
     mine = [
         _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
@@ -174,12 +191,12 @@ def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step]
     What its parent sees of the host in these places, the paths `inner`, it takes along.
 
     Outside are the namespaces of its parent and a copy of the host's mounts, where file systems can be made; inside
-    are its own, in which the registers `mounts` and `network` hold two. The new places cover the old ones, which
-    are locked there: nobody can take them down, and whoever builds here looks that the clone holds none of them open.
+    are its own: of network and mounts, which registers hold. The new places cover the old ones, which are locked
+    there: nobody can take them down, and whoever builds here looks that the clone holds none of them open.
     """
     sizes = {
-        "workspace": (spec.workspace, spec.disk_bytes, spec.inodes, "0755"),
-        **{_register(row): (f"/{row[1]}", *row[2:5]) for row in spec.mounts if _is_own(row)},
+        OWN_WORKSPACE: (spec.workspace, spec.disk_bytes, spec.inodes, "0755"),
+        **{OWN_MOUNTS[row[1]]: (f"/{row[1]}", *row[2:5]) for row in spec.mounts if _is_own(row)},
     }
     make_places = [
         _step("tmpfs", f"make a new {path}", *mounts.detached_tmpfs(name, size, inodes, mode))
@@ -193,13 +210,13 @@ def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step]
         _step("proc", "cover /proc with its own", mounts.move_mount("proc", "/proc"),
               *mounts.Proc(spec.masked).covers()),
         _step("keep_workspace", "keep a copy of the new workspace's mount",
-              mounts.open_tree(spec.workspace, KEPT, recursive=False)),
+              mounts.open_tree(spec.workspace, NEXT_WORKSPACE, recursive=False)),
         *_shown(spec),
     ]  # fmt: skip
     inside = [
         _step("proc", "make a /proc of its own", *mounts.detached_proc("proc")),
-        _step("setns", "enter its network and its mounts", make("setns", "network", 0), make("setns", "mounts", 0),
-              mounts.chdir("/")),
+        _step("setns", "enter its network and its mounts", make("setns", NETWORK_NAMESPACE, 0),
+              make("setns", MOUNT_NAMESPACE, 0), mounts.chdir("/")),
         *covers,
         _step("loopback", "bring the loopback device up", *raise_loopback()),
     ]  # fmt: skip
@@ -217,10 +234,6 @@ def inner_of(paths: Sequence[str], spec: Spec) -> list[str]:
     return [path for path in paths if path.startswith(own)]
 
 
-def _register(row: tuple[Any, ...]) -> str:
-    return os.path.basename(str(row[1]))
-
-
 def _owned(mode: str, spec: Spec) -> str:
     """Return a tmpfs's mode with its owner, who does not mount it himself."""
     return f"{mode},uid={spec.inside_id},gid={spec.inside_id}"
@@ -233,7 +246,7 @@ def _look_at(target: str, register: str) -> Call:
 
 def _look_at_namespace() -> Call:
     """Keep the mount namespace: the last process in it would otherwise take it down before its end is known."""
-    return make("openat", AT_FDCWD, b"/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, 0, keep="namespace")
+    return make("openat", AT_FDCWD, b"/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, 0, keep=MOUNT_NAMESPACE)
 
 
 def compile_files(spec: Spec, run: Run, *, is_first: bool = False) -> list[Step]:
@@ -273,7 +286,7 @@ def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_w
     values = _tree(spec, run, has_workspace=has_workspace)
     sources = [value for value in values if isinstance(value, mounts.Bind)]
     opening = [one for source in sources for one in source.opening()]
-    keep = mounts.open_tree(spec.workspace, KEPT, recursive=False)
+    keep = mounts.open_tree(spec.workspace, NEXT_WORKSPACE, recursive=False)
     host = spec.hostname.encode()
     return [
         _step("open_sources", f"open {len(sources)} bind sources as the caller", *opening),
@@ -296,7 +309,7 @@ def _shown(spec: Spec) -> list[Step]:
     """Keep a mount of a new workspace in which the caller will be shown the guest's files as its own."""
     if not spec.is_shown:
         return []
-    call = mounts.open_tree(spec.workspace, SHOWN, recursive=False)
+    call = mounts.open_tree(spec.workspace, SHOWN_WORKSPACE, recursive=False)
     return [_step("show_workspace", f"keep a copy of the mount of {spec.workspace} for the caller to see", call)]
 
 
@@ -309,7 +322,7 @@ def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
     binds, inner = _binds(run, spec)
     rows = [*mounts.from_rows(spec.mounts), *binds]
     if has_workspace:
-        rows.append(mounts.Attach(WORKSPACE, workspace))
+        rows.append(mounts.Attach(ATTACHED_WORKSPACE, workspace))
     else:
         rows.append(mounts.Tmpfs(workspace, spec.disk_bytes, spec.inodes, "0755"))
     return [*rows, *inner, *_covers(run), mounts.Proc(spec.masked)]
@@ -378,7 +391,7 @@ def _identity(spec: Spec, run: Run) -> list[Step]:
         switch = switch_identity(spec.inside_id, can_set_groups=spec.outside is not None)
         return [_step("switch_identity", f"become uid {spec.inside_id}", *switch), die]
     if spec.outside is not None and spec.level == "confined":
-        switch = switch_identity("outside", can_set_groups=True)
+        switch = switch_identity(OUTSIDE_ID, can_set_groups=True)
         switch = privileges.keep_read_search(switch) if run.keep_read_search else switch
         return [_step("switch_identity", "become an outside id of its own", *switch), die]
     return [die]
