@@ -1,4 +1,7 @@
-"""Which parts of the host's system every jail shows; toolchains come on top, each by its own root."""
+"""What every guest has: the parts of the host's system that it is shown, an account, variables, and where programs are.
+
+Toolchains come on top, each by its own root.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import functools
 import glob
 import os
 import stat
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 Row = tuple[Any, ...]
@@ -16,6 +21,9 @@ ETC_SHOWN = (
     "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/ld.so.cache",
     "/etc/fonts", "/etc/localtime", "/etc/mime.types", "/etc/protocols", "/etc/services",
 )  # fmt: skip
+# The guest's name and id, as it sees them, by the policy's user.
+USERS: Mapping[str | None, tuple[str, int]] = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 DEVICE_LINKS = (
     ("/proc/self/fd", "dev/fd"), ("/proc/self/fd/0", "dev/stdin"), ("/proc/self/fd/1", "dev/stdout"),
@@ -91,6 +99,23 @@ def etc_rows(user: str, uid: int) -> list[Row]:
         ("text", "etc/resolv.conf", "nameserver 192.0.2.1\n"),  # for documents alone; without one, loopback is asked
         ("text", "etc/hostname", "cloche\n"),
     ]
+
+
+def guest_variables(workspace: str = "/workspace", tmp: str = "/tmp") -> dict[str, str]:
+    """Return the variables that every guest has besides PATH."""
+    return {
+        "HOME": workspace,
+        "TMPDIR": tmp,
+        "XDG_CACHE_HOME": f"{tmp}/.cache",
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def search_path() -> str:
+    """Return the PATH of a guest that is shown the host's system and the caller's interpreter."""
+    programs = os.path.dirname(sys.executable)
+    return SYSTEM_PATH if is_below(programs, "/usr") else f"{programs}:{SYSTEM_PATH}"
 
 
 def _ancestors(path: str) -> list[str]:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cloche.core.errors import BackendUnavailable
+from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.frames import BashCodec, FrameReader, encode
 from cloche.core.languages import Language, language_named
+
+from .toolchain import Toolchain, sets_interpreter_variables
 
 Word = tuple[str, Mapping[str, int]]  # for who guards the session: a tag, and what it carries
 
@@ -110,3 +112,15 @@ def session_language(name: str) -> tuple[Language, Driver | None]:
         have = ", ".join(DRIVERS)
         raise BackendUnavailable(f"there are no sessions of {language.name} (there are of {have}); use run instead")
     return language, DRIVERS[language.name]
+
+
+def check_variables(env: Mapping[str, str]) -> None:
+    """Raise InvalidRequest where variables are given that an interpreter which runs already cannot take any more."""
+    if sets_interpreter_variables(env):
+        raise InvalidRequest("env: PYTHON* variables take effect before a session begins; drop them")
+
+
+def check_toolchain(language: Language, driver: Driver, toolchain: Toolchain) -> None:
+    """Raise BackendUnavailable where a toolchain runs a language, and not its driver."""
+    if driver.program not in toolchain.programs:
+        raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {toolchain.engine.name} cannot")

@@ -65,6 +65,8 @@ _MULTICALL = frozenset({"busybox", "coreutils", "toybox"})
 # Folders of a home that mix toolchains with private data; the home itself and all above it are refused
 # anyway.
 _GRAB_BAGS = (".cache", ".cargo", ".config", ".deno", ".local", ".ssh", "bin")
+# Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
+_HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
 _INSTALLERS = re.compile(
     r"(pip|pipx|uv|uvx|conda|mamba|poetry|npm|npx|yarn|pnpm|corepack|gem|bundle|bundler|cargo|nuget"
     r"|apt|apt-get|aptitude|apk|dnf|microdnf|yum|zypper|pacman)[0-9.]*"
@@ -401,6 +403,11 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
 def has_customization() -> bool:
     """Tell whether this environment has a `sitecustomize` or `usercustomize`, which every interpreter start runs."""
     return any(importlib.util.find_spec(name) is not None for name in ("sitecustomize", "usercustomize"))
+
+
+def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
+    """Tell whether a variable is among them that takes effect when the interpreter starts."""
+    return bool(env) and any(name.startswith("PYTHON") and name not in _HARMLESS for name in env)
 
 
 @functools.cache

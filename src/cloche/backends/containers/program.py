@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES, Engine, Language, language_named, render, render_env, render_generated
 from cloche.core.limits import KIB, MIB, Limits
 from cloche.core.request import InputFile, Request, source_of
 
+from ..layout import guest_variables
 from ..saved_files import time_for_files
-from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec
+from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables
+from ..toolchain import sets_interpreter_variables
 
 WORKSPACE, BUILD = "/workspace", "/tmp/build"
 NOFILE = 1024
@@ -27,15 +28,8 @@ REAPERS = 1  # our first process
 GVISOR_THREADS = 256  # gVisor's own, which the same control group counts
 # What the first process itself needs, besides the guest: an interpreter with its usual modules.
 REAPER_BYTES = 24 * MIB
-ENVIRONMENT: Mapping[str, str] = {
-    "HOME": WORKSPACE,
-    "TMPDIR": "/tmp",
-    "XDG_CACHE_HOME": "/tmp/.cache",
-    "LANG": "C.UTF-8",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-# Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
-_HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
+ENVIRONMENT: Mapping[str, str] = guest_variables(WORKSPACE)
+IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # in an image that sets none
 
 # Sessions: where a driver lies. Not in /tmp, which a policy may close, and where programs list their own files.
 FOLDER = "/dev/shm/.cloche"
@@ -120,11 +114,6 @@ def language_of(request: Request) -> Language:
     return language_named(request.language if request.code is not None else "bash")
 
 
-def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
-    """Tell whether a variable is among them that takes effect when the interpreter starts."""
-    return any(name.startswith("PYTHON") and name not in _HARMLESS for name in env)
-
-
 def program_of(
     request: Request,
     image: Equipment,
@@ -199,10 +188,33 @@ class SessionProgram:
         }
 
 
-def check_variables(env: Mapping[str, str]) -> None:
-    """Raise InvalidRequest where variables are given that an interpreter which runs already cannot take any more."""
-    if sets_interpreter_variables(env):
-        raise InvalidRequest("env: PYTHON* variables take effect before a session begins; drop them")
+def session_of(
+    language: Language,
+    driver: Driver | None,
+    image: Equipment,
+    env: Mapping[str, str],
+    given: Mapping[str, str],
+    *,
+    extra_paths: Sequence[str] = (),
+    customizes: bool = False,
+) -> SessionProgram:
+    """Return a session in an image, whose own variables are `env`; `given` are the session's.
+
+    The image has the program of the `driver`. Raises InvalidRequest for variables that come too late.
+    """
+    base = {**env, **ENVIRONMENT}
+    if driver is None:
+        check_variables(given)
+        return python_session(language, {**base, **given}, extra_paths=extra_paths, customizes=customizes)
+    path = f"{FOLDER}/{driver.file_name}"
+    return SessionProgram(
+        language=language,
+        env={**base, **render_env(image.engine(language), path, BUILD), **given},
+        new_codec=driver.new_codec,
+        interrupt=driver.interrupt,
+        commands=(tuple(driver.command(image.programs[driver.program], path, LINK, ANSWERS)),),
+        generated={path: driver.text()},
+    )
 
 
 def python_session(
@@ -217,21 +229,3 @@ def python_session(
         "customizes": customizes,
     }
     return SessionProgram(language=language, env=env, new_codec=JsonCodec, interrupt=ONCE, python=settings)
-
-
-def path_of(driver: Driver) -> str:
-    """Return where a driver lies in its container."""
-    return f"{FOLDER}/{driver.file_name}"
-
-
-def driven_session(language: Language, driver: Driver, program: str, env: Mapping[str, str]) -> SessionProgram:
-    """Return a session of an engine, which is at `program`, with the whole environment that it has."""
-    path = path_of(driver)
-    return SessionProgram(
-        language=language,
-        env=env,
-        new_codec=driver.new_codec,
-        interrupt=driver.interrupt,
-        commands=(tuple(driver.command(program, path, LINK, ANSWERS)),),
-        generated={path: driver.text()},
-    )

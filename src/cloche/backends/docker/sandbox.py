@@ -14,24 +14,12 @@ from typing import Any
 
 from cloche.core.enforcement import Control, Enforcement, Measure, State
 from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.core.languages import render_env
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 
 from ..containers.container import ARGUMENTS
-from ..containers.program import (
-    BUILD,
-    ENVIRONMENT,
-    Program,
-    SessionProgram,
-    check_variables,
-    driven_session,
-    language_of,
-    path_of,
-    program_of,
-    python_session,
-)
+from ..containers.program import IMAGE_PATH, Program, SessionProgram, language_of, program_of, session_of
 from ..containers.sandbox import SessionSandbox
 from ..garbage_collection import owner
 from ..session_languages import session_language
@@ -42,19 +30,17 @@ from .plan import FIRST_ID, IDS, Plan, plan_container
 from .shell_container import COMMAND as SHELL_COMMAND
 from .shell_container import ShellContainer
 
-FALLBACK_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 COMMAND = ("python3", *ARGUMENTS)
 UNWATCHED = Measure(state=State.ENFORCED, mechanism="memory control group; what the file systems in memory hold counts")
 
 
 def build_program(request: Request, image: Image) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for an engine that is missing."""
-    return program_of(request, image, {"PATH": FALLBACK_PATH, **image.env}, has_interpreter=image.has_reaper)
+    return program_of(request, image, _variables(image), has_interpreter=image.has_reaper)
 
 
-def environment(image: Image, more: Mapping[str, str]) -> dict[str, str]:
-    """Return a guest's environment: what the image sets, below the fixed minimum, below `more`."""
-    return {"PATH": FALLBACK_PATH, **image.env, **ENVIRONMENT, **more}
+def _variables(image: Image) -> dict[str, str]:
+    return {"PATH": IMAGE_PATH, **image.env}
 
 
 def build_session_program(name: str, env: Mapping[str, str], image: Image) -> SessionProgram:
@@ -73,11 +59,7 @@ def build_session_program(name: str, env: Mapping[str, str], image: Image) -> Se
             f'cloche-sandbox .", and name it: --image cloche-sandbox, images: {{{language.name}: NAME}}, or '
             f"CLOCHE_IMAGE_{language.name.upper()}"
         )
-    if driver is None:
-        check_variables(env)
-        return python_session(language, environment(image, env))
-    of_engine = render_env(image.engine(language), path_of(driver), BUILD)
-    return driven_session(language, driver, image.programs[program], environment(image, {**of_engine, **env}))
+    return session_of(language, driver, image, _variables(image), env)
 
 
 class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):

@@ -14,12 +14,10 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.errors import BackendUnavailable
 from cloche.core.languages import Engine as LanguageEngine
 from cloche.core.languages import Language, language_named
 from cloche.core.limits import MIB, Limits
@@ -40,13 +38,11 @@ from ..containers.program import (
     ULIMITS,
     Program,
     SessionProgram,
-    check_variables,
-    driven_session,
     program_of,
-    python_session,
+    session_of,
 )
-from ..layout import is_below
-from ..session_languages import session_language
+from ..layout import SYSTEM_PATH, USERS, is_below
+from ..session_languages import check_toolchain, session_language
 from ..toolchain import Toolchain, engine_version, find_toolchain, has_customization, python_toolchain, user_site
 
 if TYPE_CHECKING:
@@ -64,8 +60,6 @@ INSTALL = (
 )
 
 # The bundle.
-USERS = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
-SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 TASKS_EACH = 8  # at most, that gVisor has for each thread of the guest's, on any platform
 # What gVisor itself holds besides the guest's memory.
 SENTRY_BYTES = 64 * MIB
@@ -287,7 +281,7 @@ def plan_container(policy: Policy, limits: Limits, *, engine: Engine, shown: Sho
     return Plan(
         engine=engine,
         shown=shown,
-        user=USERS[policy.user if policy.user in USERS else None][0],
+        user=USERS.get(policy.user, USERS[None])[0],
         guest_bytes=limits.memory_bytes + stored,
         memory_bytes=limits.memory_bytes + stored + limits.disk_bytes + SENTRY_BYTES,
         cpus=limits.cpus,
@@ -394,11 +388,10 @@ class _Equipped:
 def build_program(request: Request) -> Program:
     """Return the program of a request. Raises InvalidRequest, or BackendUnavailable for a missing toolchain."""
     toolchain = _toolchain(request)
-    env = _environment(toolchain.env if toolchain is not None else {}, {})
     return program_of(
         request,
         _Equipped(toolchain or python_toolchain()),
-        env,
+        _variables(toolchain),
         has_interpreter=True,
         extra_paths=user_site(),
         customizes=has_customization(),
@@ -408,18 +401,19 @@ def build_program(request: Request) -> Program:
 def build_session_program(name: str, env: Mapping[str, str]) -> SessionProgram:
     """Return what serves a session. Raises InvalidRequest, or BackendUnavailable where there can be none."""
     language, driver = session_language(name)
-    if driver is None:
-        check_variables(env)
-        return python_session(
-            language, _environment(python_toolchain().env, env), extra_paths=user_site(), customizes=has_customization()
-        )
-    toolchain = find_toolchain(language)
-    if driver.program not in toolchain.programs:
-        raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {toolchain.engine.name} cannot")
-    return driven_session(language, driver, toolchain.programs[driver.program], _environment(toolchain.env, env))
+    toolchain = find_toolchain(language) if driver is not None else python_toolchain()
+    if driver is not None:
+        check_toolchain(language, driver, toolchain)
+    return session_of(
+        language,
+        driver,
+        _Equipped(toolchain),
+        _variables(toolchain),
+        env,
+        extra_paths=user_site(),
+        customizes=has_customization(),
+    )
 
 
-def _environment(toolchain: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    programs = os.path.dirname(sys.executable)
-    path = SYSTEM_PATH if is_below(programs, "/usr") else f"{programs}:{SYSTEM_PATH}"
-    return {"PATH": path, **ENVIRONMENT, **toolchain, **given}
+def _variables(toolchain: Toolchain | None) -> dict[str, str]:
+    return {"PATH": layout.search_path(), **(toolchain.env if toolchain is not None else {})}

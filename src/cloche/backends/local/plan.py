@@ -9,13 +9,11 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cloche.core.enforcement import Level
-from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.languages import Language, language_named, render, render_env, render_generated
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
@@ -30,7 +28,16 @@ from cloche.jail.user_namespaces import PLACES
 from .. import layout
 from ..garbage_collection import group_name, new_folder
 from ..host import Host
-from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, session_language
+from ..session_languages import (
+    ONCE,
+    Codec,
+    Driver,
+    Interrupt,
+    JsonCodec,
+    check_toolchain,
+    check_variables,
+    session_language,
+)
 from ..toolchain import (
     Toolchain,
     engine_version,
@@ -38,12 +45,12 @@ from ..toolchain import (
     has_customization,
     package_managers,
     python_toolchain,
+    sets_interpreter_variables,
     user_site,
 )
 
 # The range of outside ids: above what distributions and systemd give out, below 2^31.
 OUTSIDE_IDS = (1_900_000_000, 100_000)
-USERS = {None: ("sandbox", 1000), "nobody": ("nobody", 65534)}
 NOFILE = 1024
 KIND = "local"  # of control groups
 # One byte, not none: with 0 the kernel still feeds a crashed guest to a program of the host's that takes core dumps.
@@ -61,15 +68,11 @@ REAPERS = 1
 # Where the kernel counts per user: the helper, and threads of the caller that start after the counting. Too few, and
 # the guest would be refused processes before its own limit, which nobody could see.
 COMING_TASKS = 8
-SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 MOST_JAILS = 64
 _JAILS: dict[Hashable, tuple[Host, Spec]] = {}
 _FILTERS: dict[tuple[str, bool, bool, bool, bool], bytes] = {}
 
-# Variables of the interpreter itself take effect at its start only, so a run that sets one starts a new interpreter.
-_INTERPRETER_VARIABLES = "PYTHON"
 SHORT_BYTES = 2048  # a script that travels with its orders, beside the file that it is: it need not be read again
-_HARMLESS = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONUSERBASE"})
 _environments: dict[tuple[Places, str], Mapping[str, str]] = {}
 MOST_ENVIRONMENTS = 64
 
@@ -114,7 +117,7 @@ def build_spec(level: Level, policy: Policy, limits: Limits, host: Host, places:
 
 
 def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: Places) -> Spec:
-    user, uid = USERS[policy.user if policy.user in USERS else None]
+    user, uid = layout.USERS.get(policy.user, layout.USERS[None])
     ids = _outside_ids(level, host)
     spec = Spec(
         level=str(level),
@@ -247,17 +250,8 @@ def _cgroup(limits: Limits, host: Host) -> dict[str, Any] | None:
 
 def guest_environment(places: Places, given: Mapping[str, str], toolchain: Mapping[str, str]) -> dict[str, str]:
     """Return the guest's whole environment: a fixed minimum, the toolchain's, then what the request gives."""
-    programs = os.path.dirname(sys.executable)
-    path = SYSTEM_PATH if layout.is_below(programs, "/usr") else f"{programs}:{SYSTEM_PATH}"
-    minimum = {
-        "PATH": path,
-        "HOME": places.workspace,
-        "TMPDIR": places.tmp,
-        "XDG_CACHE_HOME": f"{places.tmp}/.cache",
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    return {**minimum, **toolchain, **given}
+    minimum = layout.guest_variables(places.workspace, places.tmp)
+    return {"PATH": layout.search_path(), **minimum, **toolchain, **given}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,11 +337,6 @@ def _finished(
     return Program(run=run, toolchain=toolchain, language=language, given=given)
 
 
-def sets_interpreter_variables(env: Mapping[str, str]) -> bool:
-    """Tell whether a variable is among them that takes effect when the interpreter starts."""
-    return bool(env) and any(name.startswith(_INTERPRETER_VARIABLES) and name not in _HARMLESS for name in env)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionProgram:
     """Hold the run that a session is, and how to talk to it."""
@@ -373,8 +362,7 @@ def build_session_program(name: str, env: Mapping[str, str], places: Places) -> 
 
 
 def _python(language: Language, env: Mapping[str, str], places: Places) -> SessionProgram:
-    if sets_interpreter_variables(env):
-        raise InvalidRequest("env: PYTHON* variables take effect before a session begins; drop them")
+    check_variables(env)
     # A library's threads could not be cloned, so those that would start some are asked not to.
     run = Run(env=guest_environment(places, env, _ONE_THREAD), timeout_s=FOR_EVER_S, is_session=True)
     run.python = {
@@ -393,8 +381,7 @@ def _python(language: Language, env: Mapping[str, str], places: Places) -> Sessi
 def _driven(language: Language, env: Mapping[str, str], places: Places, driver: Driver) -> SessionProgram:
     """Return a session in an interpreter of its own, which runs a driver that is written into its /tmp."""
     toolchain = find_toolchain(language)
-    if driver.program not in toolchain.programs:
-        raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {toolchain.engine.name} cannot")
+    check_toolchain(language, driver, toolchain)
     folder = f"{places.tmp}/.cloche"
     path = f"{folder}/{driver.file_name}"
     run = Run(env=guest_environment(places, env, toolchain.env), timeout_s=FOR_EVER_S, is_session=True)

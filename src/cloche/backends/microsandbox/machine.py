@@ -30,14 +30,13 @@ from cloche.core.policy import Policy
 from cloche.core.suppressed import noted
 
 from ..containers.container import ARGUMENTS, OUTPUT
-from ..containers.program import ENVIRONMENT, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS
+from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS
 
 log = logging.getLogger("cloche.microsandbox")
 OWNER_LABEL = "cloche.owner"
 GUEST_ID, NOBODY = 1000, 65_534
 KERNEL_BYTES = 128 * MIB  # what the kernel and microsandbox's own agent need besides
 ROOT_BYTES = 16 * MIB  # of the image's root, what root inside may write: nobody is root there
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MOST_CPUS = 16
 COMMAND = "python3"
 
@@ -111,7 +110,7 @@ class Plan:
         return {
             "cwd": "/",
             "user": str(self.user),
-            "env": {"PATH": PATH, **ENVIRONMENT},
+            "env": {"PATH": IMAGE_PATH, **ENVIRONMENT},
             "stdin": package.Stdin.pipe(),
             "tty": False,
             "rlimits": [package.Rlimit(package.RlimitResource(name), most, most) for name, most in limits.items()],
@@ -244,7 +243,7 @@ class Machine:
 
     def _run(self, program: str, words: Sequence[str], user: str) -> bytes:
         """Run a program to its end, and return what it writes. Raises OSError when it fails."""
-        sandbox, more = self._sandbox, {"cwd": "/", "user": user, "env": {"PATH": PATH}, "timeout": ANSWER_S}
+        sandbox, more = self._sandbox, {"cwd": "/", "user": user, "env": {"PATH": IMAGE_PATH}, "timeout": ANSWER_S}
         done = call(lambda: sandbox.exec(program, list(words), **more), 2 * ANSWER_S)
         if done.exit_code != 0:
             raise OSError(f"{program} failed with exit code {done.exit_code}: {done.stderr_text[-600:]}")

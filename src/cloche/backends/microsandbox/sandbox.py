@@ -19,10 +19,10 @@ from cloche.core.request import Request
 from cloche.core.result import Observed
 
 from ..containers.container import START_S, Container, Link, boot_message
-from ..containers.program import Program, language_of, program_of
+from ..containers.program import IMAGE_PATH, Program, language_of, program_of
 from ..containers.sandbox import ContainerSandbox
 from ..garbage_collection import Background
-from .machine import COMMAND, END_S, PATH, Image, Machine
+from .machine import COMMAND, END_S, Image, Machine
 
 _background = Background("cloche-microsandbox-end", 2 * END_S)
 wait_for_all = _background.wait_for_all
@@ -110,7 +110,7 @@ class MicrosandboxOpenSandbox(ContainerSandbox[Image, MicrosandboxContainer]):
         return self._image
 
     def _build_program(self, request: Request, ground: Image) -> Program:
-        return program_of(request, ground, {"PATH": PATH}, has_interpreter=True)
+        return program_of(request, ground, {"PATH": IMAGE_PATH}, has_interpreter=True)
 
     def _make(self, ground: Image, after: MicrosandboxContainer | None) -> MicrosandboxContainer:
         machine = self._machine

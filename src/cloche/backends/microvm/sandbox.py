@@ -16,7 +16,6 @@ from typing import Any
 
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
-from cloche.core.languages import render_env
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.policy import Policy
@@ -25,18 +24,9 @@ from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import noted
 
 from ..containers.container import Container, boot_message
-from ..containers.program import (
-    BUILD,
-    ENVIRONMENT,
-    Program,
-    SessionProgram,
-    check_variables,
-    driven_session,
-    path_of,
-    program_of,
-    python_session,
-)
+from ..containers.program import Program, SessionProgram, program_of, session_of
 from ..containers.sandbox import SessionSandbox
+from ..layout import SYSTEM_PATH
 from ..session_languages import session_language
 from .machine import Machine
 from .plan import MOST_SESSIONS, Found, Image, Monitor, plan_machine
@@ -44,7 +34,6 @@ from .plan import MOST_SESSIONS, Found, Image, Monitor, plan_machine
 log = logging.getLogger("cloche.microvm")
 LEAVE_S = 20.0
 OBEY_S = 8.0  # for the machine to end a place
-PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 class Place(Container[Image]):
@@ -159,15 +148,10 @@ class Place(Container[Image]):
 def build_session_program(name: str, env: Mapping[str, str], image: Image) -> SessionProgram:
     """Return what serves a session. Raises InvalidRequest, or BackendUnavailable where there can be none."""
     language, driver = session_language(name)
-    base = {"PATH": PATH, **ENVIRONMENT}
-    if driver is None:
-        check_variables(env)
-        return python_session(language, {**base, **env})
-    engine = image.engine(language)
-    if driver.program not in image.programs:
+    if driver is not None and driver.program not in image.programs:
+        engine = image.engine(language)
         raise BackendUnavailable(f"a {language.name} session needs {driver.program}; {engine.name} cannot hold one")
-    variables = {**base, **render_env(engine, path_of(driver), BUILD), **env}
-    return driven_session(language, driver, image.programs[driver.program], variables)
+    return session_of(language, driver, image, {"PATH": SYSTEM_PATH}, env)
 
 
 class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
@@ -200,7 +184,7 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
         return self._image
 
     def _build_program(self, request: Request, ground: Image) -> Program:
-        return program_of(request, ground, {"PATH": PATH}, has_interpreter=True)
+        return program_of(request, ground, {"PATH": SYSTEM_PATH}, has_interpreter=True)
 
     def _find_session_ground(self, language: str) -> Image:
         session_language(language)
