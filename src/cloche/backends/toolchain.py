@@ -196,7 +196,7 @@ def _try_engine(engine: Engine, folders: tuple[str, ...]) -> tuple[Toolchain | N
     main = engine.programs[0]
     if engine.least_version:
         version = _program_version(main, found[main].path)
-        if _version_numbers(version) < engine.least_version:
+        if version_numbers(version) < engine.least_version:
             least = ".".join(map(str, engine.least_version))
             return None, f"{main} is {version or 'of unknown version'}, older than {least}"
     programs = MappingProxyType({name: program.path for name, program in found.items()})
@@ -278,9 +278,15 @@ def _program_version(name: str, path: str) -> str:
     return _ask(path, _ASK_VERSION.get(name, ("--version",)), _age(path))
 
 
-def _version_numbers(line: str) -> tuple[int, ...]:
+def find_version(line: str) -> str:
+    """Return the version in what a program says of itself; empty when there is none."""
     match = _VERSION.search(line)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
+    return match[0] if match else ""
+
+
+def version_numbers(line: str) -> tuple[int, ...]:
+    """Return the version in what a program says of itself, as numbers."""
+    return tuple(int(part) for part in find_version(line).split(".") if part)
 
 
 def _age(path: str) -> int:

@@ -18,7 +18,7 @@ from cloche.core.request import InputFile, Request, source_of
 from ..layout import guest_variables
 from ..saved_files import time_for_files
 from ..session_languages import ONCE, Codec, Driver, Interrupt, JsonCodec, check_variables
-from ..toolchain import sets_interpreter_variables
+from ..toolchain import sets_interpreter_variables, version_numbers
 
 WORKSPACE, BUILD = "/workspace", "/tmp/build"
 NOFILE = 1024
@@ -65,6 +65,15 @@ class Equipment(Protocol):
     def version(self, engine: Engine) -> str:
         """Return the version of an engine."""
         ...
+
+
+def engine_of(language: Language, programs: Mapping[str, str], versions: Mapping[str, str]) -> Engine | None:
+    """Return the first engine whose programs are there, the main one of a version that will do."""
+    for engine in language.engines:
+        main = versions.get(engine.programs[0], "")
+        if all(name in programs for name in engine.programs) and version_numbers(main) >= engine.least_version:
+            return engine
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from cloche.core.events import Progress, tell
 from cloche.core.languages import LANGUAGES, Engine, Language
 
 from ..containers.container import LEAST_PYTHON
-from ..containers.program import LOOK, PROGRAMS
+from ..containers.program import LOOK, PROGRAMS, engine_of
 from ..garbage_collection import owner
 from ..host import KeptAnswers
+from ..toolchain import version_numbers
 from .daemon import CONNECT_S, OWNER_LABEL, Daemon, explained
 from .plan import MAPPED_ID
 
@@ -29,7 +29,6 @@ _PROBE = f"""{LOOK}
 for name in tar head; do command -v $name >/dev/null 2>&1 && printf '%s\\t%s\\t\\n' "$name" "$name"; done
 """
 Rows = list[list[str]]
-_VERSION = re.compile(r"\d+(?:\.\d+)+")
 _turn = threading.Lock()
 _known: dict[str, Image] = {}
 _here: set[tuple[int, str]] = set()
@@ -48,16 +47,13 @@ class Image:
     @property
     def has_reaper(self) -> bool:
         """Tell whether our first process can run in it."""
-        return _numbers(self.versions.get("python3", "")) >= LEAST_PYTHON
+        return version_numbers(self.versions.get("python3", "")) >= LEAST_PYTHON
 
     def engine(self, language: Language) -> Engine:
         """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
-        for engine in language.engines:
-            main = self.versions.get(engine.programs[0], "")
-            if all(name in self.programs for name in engine.programs) and (
-                not engine.least_version or _numbers(main) >= engine.least_version
-            ):
-                return engine
+        engine = engine_of(language, self.programs, self.versions)
+        if engine is not None:
+            return engine
         wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
         raise BackendUnavailable(
             f"image {self.name!r} cannot run {language.name}: it has no {wanted}. Name one that has: "
@@ -192,8 +188,3 @@ def _environment(state: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that an image sets: its toolchains may need them."""
     lines = [str(line) for line in (state.get("Config") or {}).get("Env") or ()]
     return {name: value for name, _, value in (line.partition("=") for line in lines) if name}
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    found = _VERSION.search(text)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()

@@ -16,7 +16,6 @@ import importlib
 import logging
 import math
 import os
-import re
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,8 @@ from cloche.core.policy import Policy
 from cloche.core.suppressed import noted
 
 from ..containers.container import ARGUMENTS, OUTPUT
-from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS
+from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS, engine_of
+from ..toolchain import find_version
 
 log = logging.getLogger("cloche.microsandbox")
 OWNER_LABEL = "cloche.owner"
@@ -47,7 +47,6 @@ T = TypeVar("T")
 CREATE_S = 300.0  # an image may have to be fetched
 ANSWER_S, STALL_S, END_S = 30.0, 60.0, 20.0
 ERROR = 2
-_VERSION = re.compile(r"\d+(?:\.\d+)+")
 # As the user that programs run as: whoever else it is ends, and what they left in places for a moment goes.
 SWEEP = """
 import os, shutil
@@ -190,10 +189,9 @@ class Image:
 
     def engine(self, language: Language) -> Engine:
         """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
-        for engine in language.engines:
-            found = _numbers(self.versions.get(engine.programs[0], ""))
-            if all(name in self.programs for name in engine.programs) and found >= engine.least_version:
-                return engine
+        engine = engine_of(language, self.programs, self.versions)
+        if engine is not None:
+            return engine
         wanted = "; or ".join(", ".join(engine.programs) for engine in language.engines)
         raise BackendUnavailable(
             f"image {self.name!r} cannot run {language.name}: it has no {wanted}.", remedy="Name one that has: --image."
@@ -201,13 +199,7 @@ class Image:
 
     def version(self, engine: Engine) -> str:
         """Return what the engine's main program says of its version, else its name."""
-        found = _VERSION.search(self.versions.get(engine.programs[0], ""))
-        return found[0] if found else engine.programs[0]
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    found = _VERSION.search(text)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+        return find_version(self.versions.get(engine.programs[0], "")) or engine.programs[0]
 
 
 class Machine:

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import random
-import re
 import socket
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from cloche.core.languages import Engine, Language
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 
-from ..containers.program import REAPER_BYTES, REAPERS, ULIMITS
+from ..containers.program import REAPER_BYTES, REAPERS, ULIMITS, engine_of
 
 Acceleration = Literal["kvm", "tcg"]
 
@@ -55,7 +54,6 @@ FORMAT = 4  # of the folder, of what the first process is told, and of what it d
 KERNEL, INITRD, DISK, MANIFEST, POINTER = "kernel", "initrd", "root.ext4", "manifest.json", "current"
 VARIABLE = "CLOCHE_MICROVM_IMAGE"
 BUILD_IT = 'Build them of the distribution\'s packages: "cloche images build".'
-_VERSION = re.compile(r"\d+(?:\.\d+)*")
 
 # Monitors.
 KVM = Path("/dev/kvm")
@@ -155,12 +153,9 @@ class Image:
 
     def engine(self, language: Language) -> Engine:
         """Return the first engine that is there. Raises BackendUnavailable saying what is missing."""
-        for engine in language.engines:
-            least = engine.least_version
-            if all(name in self.programs for name in engine.programs) and (
-                not least or _numbers(self.versions.get(engine.programs[0], "")) >= least
-            ):
-                return engine
+        engine = engine_of(language, self.programs, self.versions)
+        if engine is not None:
+            return engine
         package = language.engines[0].package.rpartition(" ")[2]
         raise BackendUnavailable(
             f"the microVM's root disk cannot run {language.name}: it has no {language.engines[0].programs[0]}.",
@@ -170,11 +165,6 @@ class Image:
     def version(self, engine: Engine) -> str:
         """Return the version of the engine's main program, else its name."""
         return self.versions.get(engine.programs[0]) or engine.programs[0]
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    found = _VERSION.search(text)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def place_of_images() -> Path:
