@@ -324,6 +324,12 @@ class Container(ABC, Generic[G]):
             raise ConnectionError("the container is gone")
         return self._link
 
+    def _is_ready(self, timeout_s: float = START_S) -> bool:
+        """Wait until the first process listens, and tell whether it does."""
+        self._ready.wait(timeout_s)
+        self.start_s = time.time() - self.started_at
+        return self._ready.is_set() and not self.is_lost
+
     def _hear(self, tag: bytes, body: bytes) -> None:
         if tag == READY:
             self._said = read_object(body)

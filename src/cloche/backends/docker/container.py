@@ -16,7 +16,7 @@ from cloche.core.errors import StartFailed
 from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import noted
 
-from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, START_S, Container, Link, boot_message
+from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, Link, boot_message
 from .daemon import Daemon, explained, see_out
 from .images import Image
 from .plan import Plan
@@ -166,10 +166,8 @@ class DockerContainer(Container[Image]):
             self._link = Link(wire, self._hear, self._lose)
             self.daemon.start(self.id)
             self._begin(self._link, preload)
-            self._ready.wait(START_S)
-            if self.is_lost or not self._ready.is_set():
+            if not self._is_ready():
                 raise StartFailed(f"the container of {self.ground.name!r} did not get ready{self.last_words()}")
-            self.start_s = time.time() - self.started_at
         except OSError as error:
             self._abandon()
             raise StartFailed(f"the container of {self.ground.name!r} is gone: {error}{self.last_words()}") from error

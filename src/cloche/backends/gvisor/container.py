@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -296,12 +295,10 @@ class RunscContainer(Container[Shown]):
         self._link = Link(wire, self._hear, self._lose)
         try:
             self._link.send_raw(boot_message(preload, extra_paths=user_site(), customizes=has_customization()))
-            self._ready.wait(patience_s)
-            if self.is_lost or not self._ready.is_set():
+            if not self._is_ready(patience_s):
                 raise StartFailed(f"a container of gVisor did not get ready{self.last_words()}", step="runsc")
             if self._said.get("kernel") == os.uname().release:
                 raise StartFailed("what runs as runsc is not gVisor: a container saw this host's kernel", step="runsc")
-            self.start_s = time.time() - self.started_at
         except OSError as error:
             self.end()
             raise StartFailed(

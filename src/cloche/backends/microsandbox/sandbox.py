@@ -6,7 +6,6 @@ The workspace is a place in the machine's memory. Before a run begins, all that 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.result import Observed
 
-from ..containers.container import START_S, Container, Link, boot_message
+from ..containers.container import Container, Link, boot_message
 from ..containers.program import IMAGE_PATH, Program, language_of, program_of
 from ..containers.sandbox import ContainerSandbox
 from ..garbage_collection import Background
@@ -45,10 +44,8 @@ class MicrosandboxContainer(Container[Image]):
         try:
             self._link = Link(self.machine.start(), self._hear, self._lose)
             self._link.send_raw(boot_message(preload))
-            self._ready.wait(START_S)
-            if self.is_lost or not self._ready.is_set():
+            if not self._is_ready():
                 raise StartFailed(f"nothing got ready in a machine of microsandbox{self.last_words()}", step="boot")
-            self.start_s = time.time() - self.started_at
         except OSError as error:
             self.machine.end()
             raise StartFailed(f"a machine of microsandbox is gone: {error}{self.last_words()}", step="boot") from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,18 +64,17 @@ class Place(Container[Image]):
                 machine.boot()
             self._number, self._link, mark = machine.make_room(self)
             self._link.send_raw(mark + boot_message(preload))
-            self._ready.wait(machine.boot_s)
+            is_ready = self._is_ready(machine.boot_s)
         except OSError as error:
             self._fail(is_first)
             raise StartFailed(f"the virtual machine is gone: {error}{machine.last_words()}", step="boot") from error
         except BaseException:
             self._fail(is_first)
             raise
-        if self.is_lost or not self._ready.is_set():
+        if not is_ready:
             what, why = self.what, self._why_not_ready()
             self._fail(is_first)  # where the machine goes with it, all is heard by then that it had to say
             raise StartFailed(f"the {what} did not get ready{why}{machine.last_words()}", step="boot")
-        self.start_s = time.time() - self.started_at
 
     def _why_not_ready(self) -> str:
         """Say what is known of why it did not get ready, besides what the machine says."""
