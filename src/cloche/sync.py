@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 from .audit.log import Audit
 from .blocking import calls
 from .config.keys import SandboxOptions
-from .config.settings import given, load_settings
+from .config.settings import given_options, load_settings
 from .core.limits import Limits
 from .core.policy import Policy
 from .core.protocols import CodeSandbox
@@ -368,6 +368,6 @@ def get_sandbox(name: str | None = None, /, **options: Unpack[SandboxOptions]) -
         options["backend"] = name
     chosen = options.get("backend")
     if chosen is None or isinstance(chosen, str):
-        chosen = options["backend"] = load_settings(given(options)).backend
+        chosen = options["backend"] = load_settings(given_options(options)).backend
     face = _FACES.get(chosen, BackendSandbox) if isinstance(chosen, str) else BackendSandbox
     return face(**options)

@@ -47,7 +47,7 @@ CONTROL = {
 # A row, its field with its type and default, and its keyword: all in one file.
 KEY = {
     '    Key(name="audit_folder", ': """    Key(
-        name="example", variable="CLOCHE_EXAMPLE", parse=parse_count, goes_to="example", is_looser=operator.gt
+        name="example", variable="CLOCHE_EXAMPLE", parse=parse_count, settings_field="example", is_looser=operator.gt
     ),
 """,
     "    audit_folder: str | None = None": "    example: int = 7\n",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from cloche.config.keys import SandboxOptions, Settings
-from cloche.config.settings import given, load_settings
+from cloche.config.settings import given_options, load_settings
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest
 from cloche.core.policy import DEFAULT_LANGUAGES, TIERS, parse_tier, tier_numbered
@@ -312,7 +312,7 @@ def tier_of(options: SandboxOptions) -> int:
 def settings_of(options: SandboxOptions) -> Settings:
     """Return the settings that options come to; a backend that is an object is left out."""
     return load_settings(
-        {name: value for name, value in given(options).items() if name != "backend" or isinstance(value, str)}
+        {name: value for name, value in given_options(options).items() if name != "backend" or isinstance(value, str)}
     )
 
 

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Unpack
 
 from cloche.config.keys import SandboxOptions, Settings
-from cloche.config.settings import given, load_settings
+from cloche.config.settings import given_options, load_settings
 from cloche.core.enforcement import Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import Policy
@@ -50,7 +50,7 @@ def container_arguments(
     except OSError as error:
         why = f"cannot look into {path!r}: {error.strerror}"
         raise InvalidRequest(f"workspace: {why}; name a folder of yours") from None
-    settings = load_settings(given(options))
+    settings = load_settings(given_options(options))
     owned = (owner.st_uid, owner.st_gid or owner.st_uid)
     wanted = WorkspaceContainer(
         image=image_name,

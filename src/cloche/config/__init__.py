@@ -6,8 +6,8 @@ In: files, environment, `.env`, arguments. Out: one frozen `Settings` in which e
 - `readers`: how a value is parsed and checked. `plain_yaml`: YAML as bounded plain data.
 - `sources`: which files exist, and what files, environment, `.env` and arguments say, as layers.
 - `resolve`: which layer wins; presets, tiers, ceilings; files that may only tighten.
-- `settings`: `load_settings`, which keeps what it found, and whether these settings let code run.
+- `settings`: `load_settings`, with a cache, and whether these settings let code run.
 
-To be kept: a file that came with a checkout can only tighten what its user allows; each value knows where it came
-from. A key is added by its row without asking (docs/contributing.md).
+Must not change: a file that came with a checkout can only tighten what its user allows; each value has its origin.
+A key may be added freely: it is one row (docs/contributing.md).
 """

@@ -1,7 +1,7 @@
 """Every configuration key: one row says how it is spelled and read, what it is by default, when a new value is looser
-than an old one, where it goes in the settings, and how it is shown.
+than an old one, which field of the settings it sets, and how it is displayed.
 
-Theory of operation: a source (a file, the environment, the arguments) becomes a `Layer`, a mapping from keys to wishes.
+Theory of operation: a source (a file, the environment, the arguments) becomes a `Layer`: key -> `ConfiguredValue`.
 Some spellings set several keys at once (`require` is a level and controls), so reading a spelling gives a mapping.
 Within one source two spellings may set the same key only to the same value. Whatever else needs to know the keys is
 derived from `KEYS`, from the fields of `Settings`, which give types and defaults, and from the keywords of
@@ -51,10 +51,10 @@ OriginKind = Literal["default", "tier", "preset", "file", "environment", "argume
 
 
 class Origin(str):
-    """Be the text that says where a value came from, and know its parts.
+    """Say where a value came from, as text with a kind. Without a kind it is the path of a file.
 
-    Text alone is the path of a file. `first` is who asked for the value in the first place: the argument behind
-    `preset minimal (argument)`, and behind a ceiling that lowered what an argument asked for.
+    `first` is the original source: the argument behind `preset minimal (argument)`, and the argument whose value a
+    ceiling lowered.
     """
 
     __slots__ = ("_behind", "kind")
@@ -84,9 +84,9 @@ class Origin(str):
 
     @classmethod
     def joined(cls, origins: Iterable[Origin]) -> Origin:
-        """Return one origin for the parts of what is shown as one key; parts that nobody set do not count."""
-        said = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT]
-        return said[0] if len(said) == 1 else cls("; ".join(said), "several") if said else DEFAULT
+        """Return one origin for several keys that are listed as one; keys with their default do not count."""
+        known = [origin for origin in dict.fromkeys(origins) if origin != DEFAULT]
+        return known[0] if len(known) == 1 else cls("; ".join(known), "several") if known else DEFAULT
 
     @property
     def first(self) -> Origin:
@@ -97,15 +97,15 @@ DEFAULT, ARGUMENT = Origin("default", "default"), Origin("argument", "argument")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """Hold what one source says about one key: the value, the source, and the key as it is written there."""
+class ConfiguredValue:
+    """Hold the value of one key from one source, with the source and the key as it is spelled there."""
 
     value: Any
     origin: Origin
     key: str
 
 
-Layer = Mapping[str, Wish]
+Layer = Mapping[str, ConfiguredValue]
 
 
 class SandboxOptions(TypedDict, total=False):
@@ -225,24 +225,24 @@ class Settings:
     def as_rows(self) -> list[tuple[str, str, str]]:
         """Return key, value and origin of everything that holds, as text for `cloche config show`."""
         parts: dict[str, list[str]] = {}
-        nothing: dict[str, str] = {}
+        empty_texts: dict[str, str] = {}
         for key in KEYS:
-            value = key.value_in(self) if key.goes_to and key.is_listed else ABSENT
+            value = key.value_in(self) if key.settings_field and key.is_listed else ABSENT
             if value is not ABSENT:
-                said = [key.show(value, self)] if value not in (None, "", ()) else []
-                parts.setdefault(key.label, []).extend(said)
-                nothing[key.label] = key.nothing
-        shown = {label: ", ".join(said) or nothing[label] for label, said in parts.items()}
+                texts = [key.render(value, self)] if value not in (None, "", ()) else []
+                parts.setdefault(key.label, []).extend(texts)
+                empty_texts[key.label] = key.text_if_empty
+        rows = {label: ", ".join(texts) or empty_texts[label] for label, texts in parts.items()}
         limits = {where: name for name, where in LIMIT_FIELDS.items()}
-        most = {limits[where]: amount for where, amount in self.ceilings.items()}
-        shown |= {f"ceilings.{limit}": shown_limit(limit, amount) for limit, amount in most.items()}
-        return [(label, text, self.origins.get(label, DEFAULT)) for label, text in shown.items()]
+        ceilings = {limits[where]: amount for where, amount in self.ceilings.items()}
+        rows |= {f"ceilings.{limit}": format_limit(limit, amount) for limit, amount in ceilings.items()}
+        return [(label, text, self.origins.get(label, DEFAULT)) for label, text in rows.items()]
 
 
 ABSENT = object()
 
 
-def _text_of(value: Any, _: Settings) -> str:  # noqa: ANN401  # as many types as there are keys
+def _render_value(value: Any, _: Settings) -> str:  # noqa: ANN401  # as many types as there are keys
     if isinstance(value, bool):
         return str(value).lower()
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -253,40 +253,40 @@ class Key:
     """Say everything about one key.
 
     - `name`: how files spell it, and arguments where `SandboxOptions` has that keyword. After a dot it is the key of a
-      section, as in `autofix.model`. `also` are further spellings in files, `variable` is one of the environment.
+      section, as in `autofix.model`. `aliases` are further spellings in files, `variable` is its environment variable.
     - `parse` returns its value; `read`, instead, the values of several keys. With neither, only other keys set it.
-      `json` reads it in JSON, `otherwise` under spellings that mean something else. `is_in_files` is false for what no
-      file may say.
-    - `goes_to`: the field of `Settings`, such as `limits.pids`, that takes its value and has its default, unless
-      `default` says another one. Empty for a key that only sets other keys.
-    - `is_looser(new, old)`: whether a file that nobody vetted would get more by it. None refuses every value there.
-      `join(one, other)` is what two such files come to, without it the tighter one. With `is_added` a value joins what
-      holds already instead of replacing it.
-    - `shown_as`: the key in `cloche config show`, where it is not the name; keys with the same one are shown together.
-      `show` writes a value there, and `nothing` stands for None, empty text and an empty list.
+      `json` reads it in JSON. `other_spellings` have readers of their own, because their values mean something else (a
+      percentage, say). `is_in_files` is false for a key that no file may set.
+    - `settings_field`: the field of `Settings` that it sets, such as `limits.pids`. The field has the default, unless
+      `default` is given. Empty for a key that only sets other keys.
+    - `is_looser(new, old)`: whether an untrusted file would get more by the new value. None refuses every value there.
+      `join(one, other)` combines the values of two such files; without it the tighter one holds. With `is_added` a
+      value is joined with what holds already instead of replacing it.
+    - `listed_as`: the key in `cloche config show`, if not the name; keys with the same one are listed as one line.
+      `render` writes a value there; `text_if_empty` stands for None, empty text and an empty list.
     """
 
     name: str
-    also: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     variable: str = ""
     parse: Parser | None = None
     read: Reader | None = None
     json: Reader | None = None
-    otherwise: Mapping[str, Reader] = field(default_factory=dict)
+    other_spellings: Mapping[str, Reader] = field(default_factory=dict)
     is_in_files: bool = True
-    goes_to: str = ""
+    settings_field: str = ""
     default: Any = ABSENT
     is_looser: Callable[[Any, Any], bool] | None = None
-    join: Callable[[Wish, Wish], Wish] | None = None
+    join: Callable[[ConfiguredValue, ConfiguredValue], ConfiguredValue] | None = None
     is_added: bool = False
-    shown_as: str = ""
+    listed_as: str = ""
     is_listed: bool = True
-    show: Callable[[Any, Settings], str] = _text_of
-    nothing: str = "none"
+    render: Callable[[Any, Settings], str] = _render_value
+    text_if_empty: str = "none"
 
     @property
     def label(self) -> str:
-        return self.shown_as or self.name
+        return self.listed_as or self.name
 
     @property
     def section(self) -> str:
@@ -302,11 +302,11 @@ class Key:
         if self.reader is None or not self.is_in_files:
             return {}
         own = self.json if is_json and self.json is not None else self.reader
-        return {self.name.rpartition(".")[2]: own, **dict.fromkeys(self.also, self.reader), **self.otherwise}
+        return {self.name.rpartition(".")[2]: own, **dict.fromkeys(self.aliases, self.reader), **self.other_spellings}
 
     def value_in(self, settings: Settings) -> Any:  # noqa: ANN401  # as many types as there are keys
-        """Return what holds, ABSENT where a mapping does not have it."""
-        part, _, name = self.goes_to.rpartition(".")
+        """Return the value in these settings; ABSENT for a key that a mapping does not have."""
+        part, _, name = self.settings_field.rpartition(".")
         holder = getattr(settings, part) if part else settings
         return holder.get(name, ABSENT) if isinstance(holder, Mapping) else getattr(holder, name)
 
@@ -319,39 +319,40 @@ def _is_wider(new: Iterable[object], old: Iterable[object]) -> bool:
     return not set(new) <= set(old)
 
 
-def _is_another(new: object, old: object) -> bool:
+def _is_different(new: object, old: object) -> bool:
     return new != old
 
 
-def _is_before(*order: object) -> Callable[[object, object], bool]:
-    """Return the rule of words that stand here from the loosest to the tightest."""
-    return lambda new, old: order.index(new) < order.index(old)
+def _is_before(*words: object) -> Callable[[object, object], bool]:
+    """Return the rule for values that are given here from the loosest to the tightest."""
+    return lambda new, old: words.index(new) < words.index(old)
 
 
-def _in_both(one: Wish, other: Wish) -> Wish:
+def _in_both(one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
     """Join two lists to what is in both; `auto` is a list that nobody can shorten."""
     if AUTO in (one.value, other.value):
         return one if other.value == AUTO else other
     return with_value(other, tuple(item for item in one.value if item in other.value))
 
 
-def _in_either(one: Wish, other: Wish) -> Wish:
+def _in_either(one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
     return with_value(other, tuple(dict.fromkeys((*one.value, *other.value))))
 
 
-def _highest(one: Wish, other: Wish) -> Wish:
+def _highest(one: ConfiguredValue, other: ConfiguredValue) -> ConfiguredValue:
     return other if one.value is None or other.value > one.value else one
 
 
-def with_value(wish: Wish, value: object) -> Wish:
-    """Return the wish for another value."""
-    return Wish(value=value, origin=wish.origin, key=wish.key)
+def with_value(configured: ConfiguredValue, value: object) -> ConfiguredValue:
+    """Return a copy with another value."""
+    return ConfiguredValue(value=value, origin=configured.origin, key=configured.key)
 
 
-def _limit(name: str, where: str, parse: Parser, *also: str, **more: Any) -> Key:  # noqa: ANN401 - fields of Key
+def _limit(name: str, where: str, parse: Parser, *aliases: str, **more: Any) -> Key:  # noqa: ANN401 - fields of Key
     return Key(
-        name=name, also=(*also, *((where,) if where != name else ())), parse=parse, goes_to=f"limits.{where}",
-        is_looser=operator.gt, show=lambda amount, _: shown_limit(name, amount), **more,
+        name=name, aliases=(*aliases, *((where,) if where != name else ())), parse=parse,
+        settings_field=f"limits.{where}",
+        is_looser=operator.gt, render=lambda amount, _: format_limit(name, amount), **more,
     )  # fmt: skip
 
 
@@ -362,22 +363,22 @@ def _amount(name: str, parse: Parser, **more: Any) -> Reader:  # noqa: ANN401 - 
 def _image(language: str) -> Key:
     variable = "" if language == ANY_LANGUAGE else f"CLOCHE_IMAGE_{language.upper()}"
     return Key(
-        name=f"image.{language}", variable=variable, parse=readers.parse_image, goes_to=f"images.{language}",
-        is_looser=_is_another, shown_as=f"images.{language}",
+        name=f"image.{language}", variable=variable, parse=readers.parse_image, settings_field=f"images.{language}",
+        is_looser=_is_different, listed_as=f"images.{language}",
     )  # fmt: skip
 
 
 def _root(name: str) -> Key:
     return Key(
         name=f"roots.{name}", variable=f"CLOCHE_ROOT_{name.upper()}", parse=partial(readers.parse_root, root=name),
-        goes_to=f"roots.{name}", is_looser=lambda new, old: bool(new) and new != old,
+        settings_field=f"roots.{name}", is_looser=lambda new, old: bool(new) and new != old,
     )  # fmt: skip
 
 
 def _autofix(name: str, parse: Parser, where: str = "", **more: Any) -> Key:  # noqa: ANN401 - fields of Key
     return Key(
         name=f"autofix.{name}", variable=f"CLOCHE_AUTOFIX_{name.upper()}", parse=parse,
-        goes_to=f"autofix.{where or name}", **more,
+        settings_field=f"autofix.{where or name}", **more,
     )  # fmt: skip
 
 
@@ -386,7 +387,7 @@ def _read_ceilings(value: object, name: str, by_name: Mapping[str, Reader]) -> V
     return readers.read_ceilings(value, name=name, readers=known, limits=LIMIT_FIELDS)
 
 
-def shown_limit(limit: str, value: float) -> str:
+def format_limit(limit: str, value: float) -> str:
     """Return a limit as one would write it: `256MiB`, `30s`, `0.5`."""
     if LIMIT_FIELDS[limit].endswith("_bytes"):
         return format_size(int(value))
@@ -400,37 +401,41 @@ def _seconds(value: float, _: Settings) -> str:
 # In the order in which `cloche config show` lists them.
 KEYS: tuple[Key, ...] = (
     # The rule of `backend` stands in `resolve`: it depends on the tier.
-    Key(name="backend", variable="SANDBOX_TYPE", parse=parse_backend, goes_to="backend"),
+    Key(name="backend", variable="SANDBOX_TYPE", parse=parse_backend, settings_field="backend"),
     Key(
-        name="prefer", variable="CLOCHE_PREFER", parse=readers.one_of(get_args(Prefer)), goes_to="prefer",
+        name="prefer", variable="CLOCHE_PREFER", parse=readers.one_of(get_args(Prefer)), settings_field="prefer",
         is_looser=lambda new, old: new == "fastest" != old,
     ),
     # No tier stands between 4 (the host) and 3 (a jail or stronger).
-    Key(name="tier", variable="CLOCHE_TIER", parse=parse_tier, goes_to="tier", is_looser=_is_before(4, None, 3, 2, 1)),
+    Key(
+        name="tier", variable="CLOCHE_TIER", parse=parse_tier,
+        settings_field="tier", is_looser=_is_before(4, None, 3, 2, 1),
+    ),
     # A name; what it stands for is judged key by key.
     Key(
-        name="preset", variable="CLOCHE_PRESET", parse=readers.parse_preset, goes_to="preset",
+        name="preset", variable="CLOCHE_PRESET", parse=readers.parse_preset, settings_field="preset",
         is_looser=_is_never_looser,
     ),
     # Where the log is and what is kept beside it is the owner's choice alone.
     Key(
-        name="audit", variable="CLOCHE_AUDIT", read=readers.read_audit, goes_to="audit",
-        nothing="on in the command line",
+        name="audit", variable="CLOCHE_AUDIT", read=readers.read_audit, settings_field="audit",
+        text_if_empty="on in the command line",
         is_looser=lambda new, old: not new and old is not False,
-        show=lambda is_on, held: held.audit_folder or "on" if is_on else "off",
+        render=lambda is_on, held: held.audit_folder or "on" if is_on else "off",
     ),
-    Key(name="audit_folder", goes_to="audit_folder", is_listed=False),
-    Key(name="audit_keep", variable="CLOCHE_AUDIT_KEEP", parse=readers.parse_audit_keep, goes_to="audit_keep"),
+    Key(name="audit_folder", settings_field="audit_folder", is_listed=False),
+    Key(name="audit_keep", variable="CLOCHE_AUDIT_KEEP", parse=readers.parse_audit_keep, settings_field="audit_keep"),
     Key(
-        name="audit_keep_age", variable="CLOCHE_AUDIT_KEEP_AGE", parse=readers.parse_age, goes_to="audit_keep_age_s",
-        default=30 * 24 * 3600.0, show=_seconds,
+        name="audit_keep_age", variable="CLOCHE_AUDIT_KEEP_AGE", parse=readers.parse_age,
+        settings_field="audit_keep_age_s",
+        default=30 * 24 * 3600.0, render=_seconds,
     ),
     Key(
         name="audit_keep_size", variable="CLOCHE_AUDIT_KEEP_SIZE", parse=readers.parse_total,
-        goes_to="audit_keep_bytes",
-        default=1 << 30, show=lambda size, _: format_size(size),
+        settings_field="audit_keep_bytes",
+        default=1 << 30, render=lambda size, _: format_size(size),
     ),
-    Key(name="skill_path", parse=readers.parse_list, goes_to="skill_path"),
+    Key(name="skill_path", parse=readers.parse_list, settings_field="skill_path"),
     # C8: a bare `timeout` is in milliseconds in JSON, and only there.
     _limit(
         "timeout", "timeout_s", parse_duration, "Timeout",
@@ -442,7 +447,7 @@ KEYS: tuple[Key, ...] = (
     ),
     _limit(
         "cpus", "cpus", parse_cpus, "cpu_limit", variable="CLOCHE_CPUS",
-        otherwise={"CpuLimitPercent": _amount("cpus", parse_cpu_percent)},
+        other_spellings={"CpuLimitPercent": _amount("cpus", parse_cpu_percent)},
     ),
     _limit("pids", "pids", parse_count, variable="CLOCHE_PIDS"),
     _limit("disk", "disk_bytes", parse_size, variable="CLOCHE_DISK"),
@@ -453,65 +458,75 @@ KEYS: tuple[Key, ...] = (
     Key(name="timeout_override", variable="SANDBOX_TIMEOUT_SEC", parse=parse_duration, is_in_files=False),
     # Mode and hosts are judged together, in `resolve`: neither says alone what can be reached.
     Key(
-        name="network", also=("NetworkEnabled",), variable="CLOCHE_NETWORK", read=readers.read_network,
-        goes_to="policy.network",
+        name="network", aliases=("NetworkEnabled",), variable="CLOCHE_NETWORK", read=readers.read_network,
+        settings_field="policy.network",
     ),
-    Key(name="network_allow", also=("NetworkAllowList",), parse=readers.parse_hosts, goes_to="policy.network_allow"),
+    Key(
+        name="network_allow", aliases=("NetworkAllowList",), parse=readers.parse_hosts,
+        settings_field="policy.network_allow",
+    ),
     Key(name="require", variable="CLOCHE_REQUIRE", read=readers.read_require),
     Key(
-        name="require_level", goes_to="policy.require_level", shown_as="require",
+        name="require_level", settings_field="policy.require_level", listed_as="require",
         is_looser=_is_never_looser, join=_highest, is_added=True,
     ),
     Key(
-        name="require_controls", goes_to="policy.require_controls", shown_as="require",
+        name="require_controls", settings_field="policy.require_controls", listed_as="require",
         is_looser=_is_never_looser, join=_in_either, is_added=True,
     ),
     Key(
-        name="best_effort", parse=readers.parse_controls, goes_to="policy.best_effort",
+        name="best_effort", parse=readers.parse_controls, settings_field="policy.best_effort",
         is_looser=_is_wider, join=_in_both,
     ),
     Key(
         name="fallback", variable="CLOCHE_FALLBACK", parse=readers.one_of(get_args(Fallback), if_false="none"),
-        goes_to="policy.fallback", is_looser=lambda new, old: new != "none" and new != old,
+        settings_field="policy.fallback", is_looser=lambda new, old: new != "none" and new != old,
     ),
-    Key(name="trusted", parse=readers.parse_trusted, is_in_files=False, goes_to="policy.trusted"),
+    Key(name="trusted", parse=readers.parse_trusted, is_in_files=False, settings_field="policy.trusted"),
     Key(
         name="screen", variable="CLOCHE_SCREEN", parse=readers.one_of(get_args(ScreenMode), if_false="off"),
-        goes_to="policy.screen", is_looser=_is_before("off", "warn", "block"),
+        settings_field="policy.screen", is_looser=_is_before("off", "warn", "block"),
     ),
     Key(
-        name="packages", also=("PythonPackages",), parse=readers.parse_packages, goes_to="policy.packages",
+        name="packages", aliases=("PythonPackages",), parse=readers.parse_packages, settings_field="policy.packages",
         is_looser=lambda new, old: new != old and new != () and (old == AUTO or _is_wider(new, old)), join=_in_both,
     ),
     Key(
-        name="languages", parse=readers.parse_languages, goes_to="policy.languages", is_looser=_is_wider, join=_in_both,
+        name="languages", parse=readers.parse_languages,
+        settings_field="policy.languages", is_looser=_is_wider, join=_in_both,
     ),
     # Fewer things shared between runs is the tighter choice.
     Key(
-        name="warm", variable="CLOCHE_WARM", parse=readers.parse_switch, goes_to="policy.warm",
+        name="warm", variable="CLOCHE_WARM", parse=readers.parse_switch, settings_field="policy.warm",
         is_looser=lambda new, old: new and not old,
     ),
     Key(
-        name="preload", variable="CLOCHE_PRELOAD", parse=readers.parse_modules, goes_to="policy.preload",
+        name="preload", variable="CLOCHE_PRELOAD", parse=readers.parse_modules, settings_field="policy.preload",
         is_looser=_is_wider, join=_in_both,
     ),
     Key(
-        name="user", goes_to="policy.user", nothing="unprivileged",
+        name="user", settings_field="policy.user", text_if_empty="unprivileged",
         is_looser=lambda new, old: old is not None and new != old,
     ),
-    Key(name="seccomp", goes_to="policy.seccomp", is_looser=lambda new, old: old and not new, is_listed=False),
-    Key(name="level", parse=readers.parse_level, is_in_files=False, goes_to="policy.level", nothing="strongest"),
+    Key(name="seccomp", settings_field="policy.seccomp", is_looser=lambda new, old: old and not new, is_listed=False),
+    Key(
+        name="level", parse=readers.parse_level, is_in_files=False,
+        settings_field="policy.level", text_if_empty="strongest",
+    ),
     # Docker's own runtime shuts gVisor out.
-    Key(name="runtime", read=readers.read_runtime, goes_to="policy.runtime", nothing="any", is_looser=_is_another),
+    Key(
+        name="runtime", read=readers.read_runtime,
+        settings_field="policy.runtime", text_if_empty="any", is_looser=_is_different,
+    ),
     Key(
         name="autofix", read=lambda value, *, name: readers.read_autofix(value, name=name, readers=SECTIONS["autofix"]),
     ),
-    _autofix("base_url", readers.parse_line, show=lambda url, _: _USER.sub("//(hidden)@", url)),
+    _autofix("base_url", readers.parse_line, render=lambda url, _: _USER.sub("//(hidden)@", url)),
     _autofix("model", readers.parse_line),
-    _autofix("api_key", readers.parse_secret, show=lambda _key, _: "set (hidden)"),
-    _autofix("max_rounds", readers.parse_rounds, also=("maxRounds",), is_looser=operator.gt),
+    _autofix("api_key", readers.parse_secret, render=lambda _key, _: "set (hidden)"),
+    _autofix("max_rounds", readers.parse_rounds, aliases=("maxRounds",), is_looser=operator.gt),
     _autofix("token_budget", parse_count, is_looser=operator.gt),
-    _autofix("time_budget", parse_duration, "time_budget_s", is_looser=operator.gt, show=_seconds),
+    _autofix("time_budget", parse_duration, "time_budget_s", is_looser=operator.gt, render=_seconds),
     Key(name="image", read=lambda value, *, name: {f"image.{ANY_LANGUAGE}": readers.parse_image(value, name=name)}),
     Key(name="images", read=readers.read_images),
     *map(_image, (ANY_LANGUAGE, *LANGUAGES)),
@@ -527,7 +542,7 @@ KEYS: tuple[Key, ...] = (
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
 # The key of each limit, with its field in `Limits`.
 LIMIT_FIELDS: Mapping[str, str] = {
-    key.name: key.goes_to.removeprefix("limits.") for key in KEYS if key.goes_to.startswith("limits.")
+    key.name: key.settings_field.removeprefix("limits.") for key in KEYS if key.settings_field.startswith("limits.")
 }
 
 
@@ -553,41 +568,43 @@ ARGUMENT_READERS: Mapping[str, Reader] = {
 
 
 def _defaults() -> Layer:
-    """Return what holds where nobody says anything: what the fields of the settings have, or the rows say."""
+    """Return the default of each key: that of its row, else that of its field of the settings."""
     plain = Settings()
-    values = {key.name: key.value_in(plain) if key.default is ABSENT else key.default for key in KEYS if key.goes_to}
-    return {name: Wish(value=v, origin=DEFAULT, key=name) for name, v in values.items() if v is not ABSENT}
+    values = {
+        key.name: key.value_in(plain) if key.default is ABSENT else key.default for key in KEYS if key.settings_field
+    }
+    return {name: ConfiguredValue(value=v, origin=DEFAULT, key=name) for name, v in values.items() if v is not ABSENT}
 
 
 DEFAULTS: Layer = MappingProxyType(_defaults())
 
 
-def read_words(
-    pairs: Iterable[tuple[str, object]], by_name: Mapping[str, Reader], *, origin: Origin, where: str
+def read_layer(
+    pairs: Iterable[tuple[str, object]], reader_of: Mapping[str, Reader], *, origin: Origin, where: str
 ) -> Layer:
-    """Return the layer that `pairs` of key and value say; `where` is put before keys in messages.
+    """Return the layer of these pairs of key and value; `where` is put before keys in messages.
 
-    A key may be dotted (`sandbox.memory`): its last part is the spelling. A value of None says nothing.
+    A key may be dotted (`sandbox.memory`): its last part is the spelling. A value of None is skipped.
     Raises InvalidRequest naming the key, both keys where two of them disagree.
     """
-    layer: dict[str, Wish] = {}
+    layer: dict[str, ConfiguredValue] = {}
     for key, value in pairs:
         if value is None:
             continue
         name = f"{where}{key}"
-        values = by_name[key.rpartition(".")[2]](readers.short(value, name=name), name=name)
-        for held, found in values.items():
-            earlier = layer.get(held)
-            if earlier is not None and earlier.value != found:
+        values = reader_of[key.rpartition(".")[2]](readers.check_length(value, name=name), name=name)
+        for known, read in values.items():
+            earlier = layer.get(known)
+            if earlier is not None and earlier.value != read:
                 raise InvalidRequest(
                     f"{where}{earlier.key} and {key} say different things about the same; keep one of them"
                 )
-            layer[held] = Wish(value=found, origin=origin, key=key)
-    return with_choice(_with_reach(layer, where=where), where=where)
+            layer[known] = ConfiguredValue(value=read, origin=origin, key=key)
+    return with_auto_backend(_with_host_list(layer, where=where), where=where)
 
 
-def _with_reach(layer: dict[str, Wish], *, where: str) -> Layer:
-    """Make a network that is on and a list of hosts in one source mean the list; `open` beside one is a mistake."""
+def _with_host_list(layer: dict[str, ConfiguredValue], *, where: str) -> Layer:
+    """Let `on` mean `allowlist` where the same source lists hosts. Raises InvalidRequest for `open` with a list."""
     network, hosts = layer.get("network"), layer.get("network_allow")
     if network is None or hosts is None or network.value in {"off", "allowlist"}:
         return layer
@@ -595,11 +612,11 @@ def _with_reach(layer: dict[str, Wish], *, where: str) -> Layer:
         raise InvalidRequest(
             f"{where}{network.key} is open but {hosts.key} lists hosts; use allowlist, or drop the list"
         )
-    return {**layer, "network": Wish(value="allowlist", origin=network.origin, key=network.key)}
+    return {**layer, "network": ConfiguredValue(value="allowlist", origin=network.origin, key=network.key)}
 
 
-def with_choice(layer: Layer, *, where: str) -> Layer:
-    """Make a preference in a source mean the backend `auto`; beside another backend it is a mistake."""
+def with_auto_backend(layer: Layer, *, where: str) -> Layer:
+    """Let `prefer` choose the backend `auto`. Raises InvalidRequest where the source names another backend."""
     prefer, backend = layer.get("prefer"), layer.get("backend")
     if prefer is None:
         return layer
@@ -608,4 +625,4 @@ def with_choice(layer: Layer, *, where: str) -> Layer:
             f"{where}{prefer.key} is for a choice among backends but {backend.key} names {backend.value}; "
             f"drop one of them, or let {backend.key} be {AUTO}"
         )
-    return {**layer, "backend": backend or Wish(value=AUTO, origin=prefer.origin, key=prefer.key)}
+    return {**layer, "backend": backend or ConfiguredValue(value=AUTO, origin=prefer.origin, key=prefer.key)}

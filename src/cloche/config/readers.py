@@ -34,7 +34,7 @@ _SWITCH: Mapping[str, bool] = {"true": True, "on": True, "false": False, "off": 
 
 
 class Secret(str):
-    """Be text that shows itself to nobody; `reveal` is the only way to it."""
+    """Be text that `repr`, `str` and `format` hide; only `reveal` returns it."""
 
     __slots__ = ()
 
@@ -121,19 +121,19 @@ def parse_switch(value: object, *, name: str) -> bool:
     """Return true or false, also from `on` and `off`."""
     found = _SWITCH.get(str(value).strip().lower())
     if found is None or not isinstance(value, bool | str):
-        raise InvalidRequest(f"{name}: {_shown(value)} is neither true nor false")
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is neither true nor false")
     return found
 
 
 def parse_trusted(value: object, *, name: str) -> bool:
     """Return whether code is trusted, which only a program says, and with a real boolean."""
     if not isinstance(value, bool):
-        raise InvalidRequest(f"{name}: {_shown(value)} is neither True nor False")
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is neither True nor False")
     return value
 
 
 def parse_audit_keep(value: object, *, name: str) -> tuple[str, ...]:
-    """Return what is kept beside the audit log."""
+    """Return what is stored beside the audit log: `code`, `output`."""
     listed = [] if value is False or value == "none" else parse_list(value, name=name)
     return tuple(_one_of(("code", "output"), what, name=name) for what in listed)
 
@@ -205,8 +205,8 @@ def read_network(value: object, *, name: str) -> Values:
         return read_network(parse_list(value.partition(":")[2], name=name), name=name)
     if isinstance(value, list | tuple | set | frozenset):
         return {"network": "allowlist", "network_allow": parse_hosts(value, name=name)}
-    is_word_on = value is True or (isinstance(value, str) and value.strip().lower() in {"true", "on"})
-    return {"network": "on" if is_word_on else parse_network(value, name=name)}
+    is_on = value is True or (isinstance(value, str) and value.strip().lower() in {"true", "on"})
+    return {"network": "on" if is_on else parse_network(value, name=name)}
 
 
 def read_require(value: object, *, name: str) -> Values:
@@ -228,7 +228,7 @@ def read_audit(value: object, *, name: str) -> Values:
         return {"audit": is_on}
     folder = os.path.expanduser(_text(os.fspath(value) if isinstance(value, os.PathLike) else value, name=name))
     if not os.path.isabs(folder) or "\0" in folder:
-        raise InvalidRequest(f"{name}: {_shown(value)} is neither on nor off, nor the absolute path of a folder")
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is neither on nor off, nor the absolute path of a folder")
     return {"audit": True, "audit_folder": os.path.normpath(folder)}
 
 
@@ -271,13 +271,13 @@ def read_ceilings(value: object, *, name: str, readers: Mapping[str, Reader], li
         if spelling not in readers:
             raise InvalidRequest(f"{name}: unknown limit {spelling!r}; known limits: {', '.join(limits)}")
         where = f"{name}.{spelling}"
-        for key, amount in readers[spelling](short(most, name=where), name=where).items():
+        for key, amount in readers[spelling](check_length(most, name=where), name=where).items():
             values[f"ceiling.{key}"] = min(amount, values.get(f"ceiling.{key}", amount))
     return values
 
 
-def short(value: object, *, name: str) -> object:
-    """Refuse text so long that it can only be a mistake or an attack on the reader of the message."""
+def check_length(value: object, *, name: str) -> object:
+    """Return the value. Raises InvalidRequest for very long text: a mistake, or meant to flood the message."""
     if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
         raise InvalidRequest(f"{name}: the text has {len(value)} characters; at most {MAX_TEXT_CHARS} make sense")
     return value
@@ -290,22 +290,22 @@ def nearest(key: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(key[:80], list(known), n=1, cutoff=0.7)), "")
 
 
-def advice(key: str, known: Collection[str]) -> str:
-    """Return what to say about an unknown key: the one that was probably meant, else all of them."""
+def hint_for(key: str, known: Collection[str]) -> str:
+    """Return a hint for an unknown key: the one that was probably meant, else all known ones."""
     near = nearest(key, known)
     return f"did you mean {near!r}?" if near else f"known keys: {', '.join(known)}"
 
 
 def _text(value: object, *, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InvalidRequest(f"{name}: {_shown(value)} is not text")
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is not text")
     return value.strip()
 
 
 def _one_of(known: tuple[str, ...], value: object, *, name: str) -> str:
     word = value.strip().lower() if isinstance(value, str) else None
     if word not in known:
-        raise InvalidRequest(f"{name}: {_shown(value)} is unknown; use one of {', '.join(known)}")
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is unknown; use one of {', '.join(known)}")
     return word
 
 
@@ -326,20 +326,20 @@ def _language(text: str, *, name: str) -> str:
 
 def _items(value: object, *, name: str) -> Iterable[object]:
     if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
-        raise InvalidRequest(f"{name}: {_shown(value)} is not a list")
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is not a list")
     return value
 
 
 def _entries(value: object, *, name: str) -> Iterator[tuple[str, object]]:
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{name}: {_shown(value)} is not a mapping of names to values")
+        raise InvalidRequest(f"{name}: {_short_repr(value)} is not a mapping of names to values")
     for key, item in value.items():
         if not isinstance(key, str):
-            raise InvalidRequest(f"{name}: the key {_shown(key)} is not text")
+            raise InvalidRequest(f"{name}: the key {_short_repr(key)} is not text")
         yield key, item
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     """Return a short repr; a container from a file may be built to have an endless one."""
     is_short = isinstance(value, str | int | float | bool) or value is None
     return repr(value)[:200] if is_short else f"a {type(value).__name__}"

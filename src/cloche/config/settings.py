@@ -1,6 +1,6 @@
-"""What holds for a run: one `Settings`, kept until a source says something else; and whether it lets code run.
+"""The settings of a run: `load_settings` returns one `Settings`, cached until a source changes; may it run code?
 
-`given` and `spelled_out` serve the calls that take the keywords of `SandboxOptions`.
+`given_options` and `list_options_in_signature` are for functions that take the keywords of `SandboxOptions`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,36 @@ from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.limits import Limits
 from cloche.core.policy import TIERS, Policy
 
-from .keys import ARGUMENT, KEYS, LIMIT_FIELDS, AutoFixSettings, Layer, Origin, SandboxOptions, Settings, Wish
-from .resolve import effective_network, settle
-from .sources import Places, fingerprint
+from .keys import (
+    ARGUMENT,
+    KEYS,
+    LIMIT_FIELDS,
+    AutoFixSettings,
+    ConfiguredValue,
+    Layer,
+    Origin,
+    SandboxOptions,
+    Settings,
+)
+from .resolve import effective_network, resolve_settings
+from .sources import ConfigPaths, fingerprint
 
-__all__ = ["SandboxOptions", "Settings", "check_runnable", "given", "load_settings", "spelled_out"]
+__all__ = [
+    "SandboxOptions",
+    "Settings",
+    "check_runnable",
+    "given_options",
+    "list_options_in_signature",
+    "load_settings",
+]
 
 F = TypeVar("F", bound=Callable[..., object])
 
 HOST_TIER = 4
-MOST_SETTLED = 64
-# Values that say all by being equal; anything else is settled anew each time.
-_PLAIN = (bool, int, float, str, type(None), Level)
-_settled: dict[Hashable, Settings] = {}
+MOST_CACHED = 64
+# Values that can be compared; with any other one the settings are not cached.
+_COMPARABLE = (bool, int, float, str, type(None), Level)
+_cache: dict[Hashable, Settings] = {}
 
 
 def load_settings(
@@ -40,38 +57,38 @@ def load_settings(
     config_file: str | os.PathLike[str] | None = None,
     home: Path | None = None,
 ) -> Settings:
-    """Return what holds for a run.
+    """Return the settings of a run.
 
     `arguments` are the keywords of `cloche.run` that say how a sandbox is made, None meaning "not given";
     `config` among them is the same as `config_file`. The other parameters replace the process's environment,
     working directory and home. Raises InvalidRequest naming the source and the key that is wrong.
     """
-    asked = dict(arguments or {})
-    named = asked.pop("config", None) or config_file
+    options = dict(arguments or {})
+    named = options.pop("config", None) or config_file
     variables = os.environ if environ is None else environ
-    places = Places(environ=variables, cwd=cwd, home=home, config_file=named)
-    if not all(type(value) in _PLAIN for value in asked.values()):
-        return _settle(asked, places)
-    known = (tuple(sorted(asked.items())), fingerprint(places))
-    found = _settled.get(known)
+    config_paths = ConfigPaths(environ=variables, cwd=cwd, home=home, config_file=named)
+    if not all(type(value) in _COMPARABLE for value in options.values()):
+        return _build_settings(options, config_paths)
+    known = (tuple(sorted(options.items())), fingerprint(config_paths))
+    found = _cache.get(known)
     if found is None:
-        if len(_settled) >= MOST_SETTLED:
-            _settled.clear()
-        found = _settled[known] = _settle(asked, places)
+        if len(_cache) >= MOST_CACHED:
+            _cache.clear()
+        found = _cache[known] = _build_settings(options, config_paths)
     return found
 
 
-def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
-    held, ceilings = settle(asked, places)
+def _build_settings(options: Mapping[str, Any], config_paths: ConfigPaths) -> Settings:
+    resolved, ceilings = resolve_settings(options, config_paths)
     parts: dict[str, dict[str, Any]] = {"": {}, "limits": {}, "policy": {}, "autofix": {}, "images": {}, "roots": {}}
     for key in KEYS:
-        if key.goes_to and key.name in held:
-            part, _, name = key.goes_to.rpartition(".")
-            parts[part][name] = held[key.name].value
+        if key.settings_field and key.name in resolved:
+            part, _, name = key.settings_field.rpartition(".")
+            parts[part][name] = resolved[key.name].value
     policy = parts["policy"]
-    policy["network"] = effective_network(held)
+    policy["network"] = effective_network(resolved)
     if policy["level"] is None:
-        policy["level"], _ = _implied_level(held)
+        policy["level"], _ = _implied_level(resolved)
     return Settings(
         **parts[""],
         limits=Limits(**parts["limits"]),
@@ -80,27 +97,27 @@ def _settle(asked: Mapping[str, Any], places: Places) -> Settings:
         ceilings=MappingProxyType({LIMIT_FIELDS[limit]: most.value for limit, most in ceilings.items()}),
         images=MappingProxyType(parts["images"]),
         roots=MappingProxyType({root: folder for root, folder in parts["roots"].items() if folder}),
-        origins=MappingProxyType(_origins(held, ceilings)),
+        origins=MappingProxyType(_origins(resolved, ceilings)),
     )
 
 
-def _implied_level(held: Layer) -> tuple[Level | None, str]:
-    """Return the level that another key stands for, and that key."""
-    if held["backend"].value == "subprocess":
+def _implied_level(resolved: Layer) -> tuple[Level | None, str]:
+    """Return the level that another key implies, and that key."""
+    if resolved["backend"].value == "subprocess":
         return Level.PROCESS, "backend"
-    return (Level.JAIL, "runtime") if held["runtime"].value is not None else (None, "level")
+    return (Level.JAIL, "runtime") if resolved["runtime"].value is not None else (None, "level")
 
 
-def _origins(held: Layer, ceilings: Mapping[str, Wish]) -> dict[str, Origin]:
+def _origins(resolved: Layer, ceilings: Mapping[str, ConfiguredValue]) -> dict[str, Origin]:
     """Return where the value of each key came from, by the name under which it is shown."""
     parts: dict[str, list[Origin]] = {}
     for key in KEYS:
-        if key.goes_to and key.name in held:
-            parts.setdefault(key.label, []).append(held[key.name].origin)
+        if key.settings_field and key.name in resolved:
+            parts.setdefault(key.label, []).append(resolved[key.name].origin)
     origins = {label: Origin.joined(found) for label, found in parts.items()}
-    if held["level"].value is None:
-        origins["level"] = held[_implied_level(held)[1]].origin
-    return origins | {f"ceilings.{limit}": wish.origin for limit, wish in ceilings.items()}
+    if resolved["level"].value is None:
+        origins["level"] = resolved[_implied_level(resolved)[1]].origin
+    return origins | {f"ceilings.{limit}": configured.origin for limit, configured in ceilings.items()}
 
 
 def check_runnable(settings: Settings) -> None:
@@ -134,8 +151,8 @@ def _check_level(settings: Settings) -> None:
         )
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the caller really gave, or raise TypeError for a keyword that does not exist."""
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are not None or (). Raises TypeError for an unknown keyword."""
     known = SandboxOptions.__annotations__
     for name in options:
         if name not in known:
@@ -143,7 +160,7 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None and value != ()}
 
 
-def spelled_out(function: F) -> F:
+def list_options_in_signature(function: F) -> F:
     """Let `help` and `inspect.signature` show each keyword of SandboxOptions instead of `**options`."""
     *own, _ = inspect.signature(function).parameters.values()
     names = {name: getattr(kind, "__forward_arg__", kind) for name, kind in SandboxOptions.__annotations__.items()}

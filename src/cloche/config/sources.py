@@ -1,8 +1,8 @@
 """Where configuration is read from: which files exist, what is in them, what the environment and the arguments say.
 
-A file is read once and kept, by path, time of change, size and inode; where there is none, a look costs one `stat`
-each. Files in the working directory are anybody's: they are bounded, regular files only, and never waited for. Of a
-`.env` only the variables that Cloche knows are read; its other lines belong to other programs and are not even parsed.
+A file is read once and cached by path, time of change, size and inode; a missing file costs one `stat`. Files in the
+working directory are not trusted: only regular files of bounded size are read, and opening never waits. Of a `.env`
+only the variables that Cloche knows are read; its other lines belong to other programs and are not parsed.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from .keys import (
     JSON_READERS,
     VARIABLE_READERS,
     YAML_READERS,
+    ConfiguredValue,
     Layer,
     Origin,
-    Wish,
-    read_words,
-    with_choice,
+    read_layer,
+    with_auto_backend,
 )
-from .readers import Reader, advice, nearest
+from .readers import Reader, hint_for, nearest
 
 log = logging.getLogger("cloche.config")
 MAX_FILE_BYTES = 1 << 20
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for the writer of a fifo
 _LINE = re.compile(r"[ \t]*(?:export[ \t]+)?(?P<key>(?:SANDBOX|CLOCHE)_[A-Za-z0-9_]*)[ \t]*=[ \t]*(?P<rest>.*)")
 _VALUE = re.compile(r"""(?:'(?P<single>[^']*)'|"(?P<double>[^"\\]*)"|(?P<bare>[^\s'"#][^\s#]*)?)[ \t]*(?:#.*)?""")
-# What names another file, and the option that does so as well.
+# Variables that name another file, with the option that does the same.
 OTHER_FILES: Mapping[str, str] = {"CLOCHE_CONFIG": "--config", "CLOCHE_ENV_FILE": "--env-file"}
-_OF_PROCESS = ("HOME", "XDG_CONFIG_HOME")
-_WATCHED = (*VARIABLE_READERS, *OTHER_FILES, *_OF_PROCESS)
-_ENCODED = tuple(os.fsencode(name) for name in _WATCHED)
-# Who asks for one of these asks for isolation, and never gets less because something else is wrong in the same file.
+_PROCESS_VARIABLES = ("HOME", "XDG_CONFIG_HOME")
+_WATCHED_VARIABLES = (*VARIABLE_READERS, *OTHER_FILES, *_PROCESS_VARIABLES)
+_WATCHED_ENCODED = tuple(os.fsencode(name) for name in _WATCHED_VARIABLES)
+# A file with one of these keys asks for isolation: an error elsewhere in it is an error, not a reason to ignore it.
 _ISOLATION = ("backend", "require")
 _ASKS_FOR_ISOLATION = re.compile(rf"""(^[ \t]+|[{{,]\s*)["']?({"|".join(_ISOLATION)})["']?\s*:""", re.MULTILINE)
-_MOST_LOOKED_AT = 100  # keys of a section; each is compared with all that Cloche has
+_MAX_COMPARED_KEYS = 100  # keys of a section; each is compared with all that Cloche has
 
 MOST_FILES = 16
 _MAX_CACHED = 64
@@ -111,8 +111,8 @@ _CHECKOUT_FILES: Mapping[str, Format] = {"config.yaml": _SHARED_YAML, "cloche.ya
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Say where to look; None means the real thing (the process's environment, folder, home)."""
+class ConfigPaths:
+    """Say where to look for configuration; None means the process's own working directory or home."""
 
     environ: Mapping[str, str]
     cwd: Path | None = None
@@ -135,38 +135,41 @@ class Places:
         return os.path.abspath(os.path.join(self.cwd or "", name))
 
 
-def fingerprint(places: Places) -> Hashable:
-    """Return what tells whether any source says something else than before: the variables, and facts of each file."""
+def fingerprint(config_paths: ConfigPaths) -> Hashable:
+    """Return a key that changes whenever any source may have: the variables, and `stat` of each file."""
     try:
-        folder = os.fspath(places.cwd) if places.cwd is not None else os.getcwd()
+        folder = os.fspath(config_paths.cwd) if config_paths.cwd is not None else os.getcwd()
     except FileNotFoundError:
         folder = ""
-    environ = places.environ
+    environ = config_paths.environ
     raw: Mapping[bytes, bytes] | None = getattr(os.environ, "_data", None) if environ is os.environ else None
     if raw is not None:  # it is asked at every run, and would decode each value
-        variables: tuple[object, ...] = tuple([raw.get(name) for name in _ENCODED])
+        variables: tuple[object, ...] = tuple([raw.get(name) for name in _WATCHED_ENCODED])
     else:
-        variables = (*(environ.get(name) for name in _WATCHED), *(os.environ.get(name) for name in _OF_PROCESS))
-    files = _watched_files(variables, folder, places)
-    return variables, folder, str(places.config_file), tuple([_facts(path) for path in files])
+        variables = (
+            *(environ.get(name) for name in _WATCHED_VARIABLES),
+            *(os.environ.get(name) for name in _PROCESS_VARIABLES),
+        )
+    files = _watched_files(variables, folder, config_paths)
+    return variables, folder, str(config_paths.config_file), tuple([_stat_facts(path) for path in files])
 
 
-def _watched_files(variables: Hashable, folder: str, places: Places) -> tuple[str, ...]:
+def _watched_files(variables: Hashable, folder: str, config_paths: ConfigPaths) -> tuple[str, ...]:
     """Return the paths that may hold settings; they depend on nothing else than what is given."""
-    key = (variables, folder, places.cwd, places.home, str(places.config_file))
+    key = (variables, folder, config_paths.cwd, config_paths.home, str(config_paths.config_file))
     found = _files.get(key)
     if found is None:
         if len(_files) >= MOST_FILES:
             _files.clear()
         found = _files[key] = (
-            *(path for path, _ in _standing_files(places.environ, places.home)),
+            *(path for path, _ in _user_files(config_paths.environ, config_paths.home)),
             *((os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")) if folder else ()),
-            *(named for named in (places.named, places.env_file) if named is not None),
+            *(named for named in (config_paths.named, config_paths.env_file) if named is not None),
         )
     return found
 
 
-def _facts(path: str) -> tuple[int, ...] | str:
+def _stat_facts(path: str) -> tuple[int, ...] | str:
     try:
         found = os.stat(path)
     except OSError as error:
@@ -174,26 +177,26 @@ def _facts(path: str) -> tuple[int, ...] | str:
     return found.st_mode, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
-def operator_layers(places: Places) -> list[Layer]:
+def operator_layers(config_paths: ConfigPaths) -> list[Layer]:
     """Return the layers of the files that their owner put in place, weakest first."""
-    paths = _standing_files(places.environ, places.home)
+    paths = _user_files(config_paths.environ, config_paths.home)
     layers = [found for path, format_ in paths if (found := _load(path, format_)) is not None]
-    named = places.named
+    named = config_paths.named
     if named is None:
         return layers
     explicit = _load(named, _format_of(named))
     if explicit is None:
-        said_by = "config" if places.config_file else "environment CLOCHE_CONFIG"
+        said_by = "config" if config_paths.config_file else "environment CLOCHE_CONFIG"
         raise InvalidRequest(f"{said_by}: there is no file {named}; correct the path, or leave it out")
     return [*layers, explicit]
 
 
-def env_file_layer(places: Places) -> Layer:
-    """Return the layer of the `.env` that the user named: their own word, like the environment."""
-    path = places.env_file
+def env_file_layer(config_paths: ConfigPaths) -> Layer:
+    """Return the layer of the `.env` that the user named; it is trusted like the environment."""
+    path = config_paths.env_file
     if path is None:
         return {}
-    layer = _load_dotenv(path, is_named=True)
+    layer = _load_dotenv(path, is_users=True)
     if layer is None:
         raise InvalidRequest(
             f"--env-file (CLOCHE_ENV_FILE): there is no file {path}; correct the path, or leave it out"
@@ -201,7 +204,7 @@ def env_file_layer(places: Places) -> Layer:
     return layer
 
 
-def _standing_files(environ: Mapping[str, str], home: Path | None) -> Iterator[tuple[str, Format]]:
+def _user_files(environ: Mapping[str, str], home: Path | None) -> Iterator[tuple[str, Format]]:
     base = _home_folder(home)
     if base is not None:
         yield os.path.join(base, ".cloche", "config.json"), _JSON
@@ -221,8 +224,8 @@ def _config_folder(environ: Mapping[str, str], base: str | None, *, is_given: bo
     """Return the platform's folder; below a given home, that of the XDG rules."""
     if not is_given:
         return _platform_folder(os.environ.get("XDG_CONFIG_HOME"), base)
-    asked = environ.get("XDG_CONFIG_HOME", "")
-    return os.path.join(asked if os.path.isabs(asked) else os.path.join(base or "/", ".config"), "cloche")
+    configured = environ.get("XDG_CONFIG_HOME", "")
+    return os.path.join(configured if os.path.isabs(configured) else os.path.join(base or "/", ".config"), "cloche")
 
 
 @lru_cache(maxsize=4)
@@ -248,36 +251,36 @@ def _format_of(path: str) -> Format:
         raise InvalidRequest(f"{path}: a configuration file's name ends in .yaml, .yml or .json") from None
 
 
-def checkout_layers(places: Places) -> list[Layer]:
+def checkout_layers(config_paths: ConfigPaths) -> list[Layer]:
     """Return the layers of the files in the working directory, weakest first.
 
     What the owner named, or keeps in their own folders, is not read a second time as an unvetted file.
     """
     try:
-        folder = os.fspath(places.cwd) if places.cwd is not None else os.getcwd()
+        folder = os.fspath(config_paths.cwd) if config_paths.cwd is not None else os.getcwd()
     except FileNotFoundError:  # the working directory was removed
         return []
     paths = [os.path.join(folder, name) for name in (*_CHECKOUT_FILES, ".env")]
     present = [path for path in paths if os.path.lexists(path)]
-    own = _own_files(places) if present else set()
+    own = _trusted_files(config_paths) if present else set()
     found = [path for path in present if os.path.realpath(path) not in own]
-    layers = [_load_found(path) for path in found]
+    layers = [_load_checkout_file(path) for path in found]
     return [layer for layer in layers if layer]
 
 
-def _load_found(path: str) -> Layer | None:
+def _load_checkout_file(path: str) -> Layer | None:
     format_ = _CHECKOUT_FILES.get(os.path.basename(path))
-    return _load_dotenv(path, is_named=False) if format_ is None else _load(path, format_)
+    return _load_dotenv(path, is_users=False) if format_ is None else _load(path, format_)
 
 
-def stranger_origins(places: Places) -> frozenset[Origin]:
-    """Return the origins of what the working directory's files say, as settings name them."""
-    return frozenset(wish.origin for layer in checkout_layers(places) for wish in layer.values())
+def checkout_origins(config_paths: ConfigPaths) -> frozenset[Origin]:
+    """Return the origins of the working directory's files, as settings name them."""
+    return frozenset(configured.origin for layer in checkout_layers(config_paths) for configured in layer.values())
 
 
-def _own_files(places: Places) -> set[str]:
-    paths = [path for path, _ in _standing_files(places.environ, places.home)]
-    return {os.path.realpath(path) for path in (*paths, places.named, places.env_file) if path is not None}
+def _trusted_files(config_paths: ConfigPaths) -> set[str]:
+    paths = [path for path, _ in _user_files(config_paths.environ, config_paths.home)]
+    return {os.path.realpath(path) for path in (*paths, config_paths.named, config_paths.env_file) if path is not None}
 
 
 def _load(path: str, format_: Format) -> Layer | None:
@@ -285,12 +288,12 @@ def _load(path: str, format_: Format) -> Layer | None:
     return _cached(path, format_.is_ours, lambda text: _read_layer(text, path, format_))
 
 
-def _load_dotenv(path: str, *, is_named: bool) -> Layer | None:
+def _load_dotenv(path: str, *, is_users: bool) -> Layer | None:
     def read(text: str) -> Layer:
         variables = read_dotenv(text, file=path, known={*VARIABLE_READERS, *OTHER_FILES})
-        return read_words(variables.items(), VARIABLE_READERS, origin=Origin(path), where=f"{path}: ")
+        return read_layer(variables.items(), VARIABLE_READERS, origin=Origin(path), where=f"{path}: ")
 
-    return _cached(path, is_named, read)
+    return _cached(path, is_users, read)
 
 
 def read_dotenv(text: str, *, file: str, known: Container[str]) -> dict[str, str]:
@@ -342,7 +345,7 @@ def _cached(path: str, is_ours: bool, read: Callable[[str], Layer]) -> Layer | N
     except InvalidRequest as error:
         if is_ours or os.path.basename(path) == ".env":
             raise
-        _pass_over(f"{error}; it is ignored")
+        _warn_ignored(f"{error}; it is ignored")
         return None
     layer = read(text)
     if len(_cache) >= _MAX_CACHED:
@@ -374,11 +377,11 @@ def _read_layer(text: str, path: str, format_: Format) -> Layer:
         return {}
     if not isinstance(document, Mapping):
         raise InvalidRequest(f"{path}: the whole file must be a mapping of keys to values")
-    return read_words(_pairs(document, path, format_), format_.readers, origin=Origin(path), where=f"{path}: ")
+    return read_layer(_pairs(document, path, format_), format_.readers, origin=Origin(path), where=f"{path}: ")
 
 
 def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, object] | None:
-    """Return what is Cloche's in a file that may be another program's; the rest is passed over, with a warning.
+    """Return Cloche's part of a file that may be another program's; the rest is ignored, with a warning.
 
     A section with a key that Cloche has nothing like is another program's, unless it asks for isolation.
     """
@@ -389,31 +392,31 @@ def _shared_part(text: str, path: str, format_: Format) -> Mapping[object, objec
     except InvalidRequest as error:
         if _ASKS_FOR_ISOLATION.search(text):
             raise
-        _pass_over(f"{error}; the file is taken for another program's and ignored")
+        _warn_ignored(f"{error}; the file is taken for another program's and ignored")
         return None
     if not isinstance(document, Mapping):
         return None
-    kept: dict[object, object] = {}
+    shared: dict[object, object] = {}
     if "tier" in document:
         if str(document["tier"]).strip().isdigit():
-            kept["tier"] = document["tier"]
+            shared["tier"] = document["tier"]
         else:
-            _pass_over(f"{path}: the key 'tier' is taken for another program's and ignored: it is no number")
+            _warn_ignored(f"{path}: the key 'tier' is taken for another program's and ignored: it is no number")
     section = document.get("sandbox")
     if isinstance(section, Mapping):
-        unknown = islice((str(key) for key in section if key not in format_.readers), _MOST_LOOKED_AT)
+        unknown = islice((str(key) for key in section if key not in format_.readers), _MAX_COMPARED_KEYS)
         foreign = next((key for key in unknown if not nearest(key, format_.readers)), None)
         if foreign is None or any(key in section for key in _ISOLATION):
-            kept["sandbox"] = section
+            shared["sandbox"] = section
         else:
-            told = f"Cloche has no key like {foreign[:80]!r}"
-            _pass_over(f"{path}: the section 'sandbox' is taken for another program's and ignored: {told}")
-    return kept
+            reason = f"Cloche has no key like {foreign[:80]!r}"
+            _warn_ignored(f"{path}: the section 'sandbox' is taken for another program's and ignored: {reason}")
+    return shared
 
 
 @lru_cache(maxsize=_MAX_CACHED)
-def _pass_over(what: str) -> None:
-    """Warn of what is ignored, once."""
+def _warn_ignored(what: str) -> None:
+    """Log once that something is ignored."""
     log.warning("%s", what)
 
 
@@ -440,32 +443,32 @@ def _section(section: object, path: str, format_: Format) -> Iterator[tuple[str,
 
 
 def _unknown_key(path: str, name: str, key: str, format_: Format) -> InvalidRequest:
-    return InvalidRequest(f"{path}: unknown key {name[:80]!r}; {advice(key, format_.readers)}")
+    return InvalidRequest(f"{path}: unknown key {name[:80]!r}; {hint_for(key, format_.readers)}")
 
 
 def variable_layer(environ: Mapping[str, str]) -> Layer:
-    """Return what the environment says; an empty variable says nothing."""
+    """Return the layer of the environment; an empty variable counts as unset."""
     given = {name: environ[name] for name in VARIABLE_READERS if environ.get(name, "").strip()}
     layers = [
-        read_words([(name, value)], VARIABLE_READERS, origin=Origin.variable(name), where="environment ")
+        read_layer([(name, value)], VARIABLE_READERS, origin=Origin.variable(name), where="environment ")
         for name, value in given.items()
     ]
-    by_word: dict[str, Wish] = {}
+    merged: dict[str, ConfiguredValue] = {}
     for layer in layers:
-        chosen = by_word.get("backend")
-        by_word.update(layer)
+        chosen = merged.get("backend")
+        merged.update(layer)
         if chosen is not None and "prefer" in layer:
-            with_choice({**by_word, "backend": chosen}, where="environment ")
-    return by_word
+            with_auto_backend({**merged, "backend": chosen}, where="environment ")
+    return merged
 
 
 def argument_layer(arguments: Mapping[str, Any]) -> Layer:
-    """Return what the caller's keywords say; None, and an empty list, say nothing."""
+    """Return the layer of the caller's keywords; None and an empty list count as not given."""
     given = {name: value for name, value in arguments.items() if value is not None and not _is_empty_list(value)}
     unknown = [name for name in given if name not in ARGUMENT_READERS]
     if unknown:
         raise InvalidRequest(f"unknown argument {unknown[0]!r}; known arguments: {', '.join(ARGUMENT_READERS)}")
-    return read_words(given.items(), ARGUMENT_READERS, origin=ARGUMENT, where="")
+    return read_layer(given.items(), ARGUMENT_READERS, origin=ARGUMENT, where="")
 
 
 def _is_empty_list(value: object) -> bool:

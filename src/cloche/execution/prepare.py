@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from cloche.audit.log import Audit, audit_for
 from cloche.audit.recording import refusals
 from cloche.config.keys import SandboxOptions, Settings
-from cloche.config.settings import check_runnable, given, load_settings
+from cloche.config.settings import check_runnable, given_options, load_settings
 from cloche.core.enforcement import Control, Level
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.limits import Limits
@@ -78,7 +78,7 @@ class Order:
 
 
 def _read_order(options: SandboxOptions) -> Order:
-    arguments = given(options)
+    arguments = given_options(options)
     chosen = arguments.get("backend")
     if chosen is not None and not isinstance(chosen, str):
         if not callable(getattr(chosen, "open", None)):

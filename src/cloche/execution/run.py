@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, Unpack, cast
 from cloche.audit.log import sha256_of
 from cloche.audit.recording import Execution, is_wanted, note_fallback, recorded, refusals
 from cloche.config.keys import SandboxOptions
-from cloche.config.settings import spelled_out
+from cloche.config.settings import list_options_in_signature
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.events import Ended, Event, OutputChunk, Sink, Started, Stream
@@ -64,7 +64,7 @@ class Job:
     notes: Mapping[str, Any]
 
 
-@spelled_out
+@list_options_in_signature
 async def arun(
     code: str | None = None,
     *,

@@ -12,7 +12,7 @@ from typing import Any
 
 from cloche.agent.catalog import TOOLS
 from cloche.config.keys import BY_NAME, LIMIT_FIELDS, YAML_READERS
-from cloche.config.readers import advice
+from cloche.config.readers import hint_for
 from cloche.core.errors import InvalidRequest
 from cloche.core.languages import LANGUAGES, language_named
 from cloche.core.limits import KIB
@@ -337,7 +337,7 @@ def _fault(key: str, problem: str) -> Fault:
 
 
 def _unknown(key: str, known: Collection[str]) -> str:
-    return f"unknown key; {advice(key, known)}"
+    return f"unknown key; {hint_for(key, known)}"
 
 
 def _kind(value: object) -> str:

@@ -18,9 +18,9 @@ from typing import Any, Unpack, cast
 
 from cloche.agent.catalog import DEFAULT_TIER, tools_of
 from cloche.audit.recording import note_fallback, refusals
-from cloche.config.keys import DEFAULT, LIMIT_FIELDS, Origin, SandboxOptions, Settings, shown_limit
-from cloche.config.settings import given, load_settings
-from cloche.config.sources import Places, stranger_origins
+from cloche.config.keys import DEFAULT, LIMIT_FIELDS, Origin, SandboxOptions, Settings, format_limit
+from cloche.config.settings import given_options, load_settings
+from cloche.config.sources import ConfigPaths, checkout_origins
 from cloche.core.enforcement import Control, Level
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.events import Sink
@@ -125,12 +125,12 @@ def _limit(word: str, wish: float | None, settings: Settings, strangers: Collect
         why = "as the skill asks" + ("; the operator has set no ceiling" if has_no_bound else "")
     return amount, Term(
         key=word,
-        default=shown_limit(word, held),
+        default=format_limit(word, held),
         origin=origin,
-        asked=shown_limit(word, wish) if wish is not None else "",
-        ceiling=shown_limit(word, ceiling) if ceiling is not None else "",
+        asked=format_limit(word, wish) if wish is not None else "",
+        ceiling=format_limit(word, ceiling) if ceiling is not None else "",
         ceiling_origin=capped_by,
-        result=shown_limit(word, amount),
+        result=format_limit(word, amount),
         why=why,
     )
 
@@ -259,7 +259,7 @@ def terms_for(skill: Skill, script: Script | None = None, /, **options: Unpack[S
 
 
 def _settings_for(options: SandboxOptions) -> Settings:
-    asked = given(options)
+    asked = given_options(options)
     if asked.get("network") not in (None, False, "off"):
         raise InvalidRequest("network: a skill has no network; leave it out")
     chosen = asked.get("backend")
@@ -272,8 +272,8 @@ def _settings_for(options: SandboxOptions) -> Settings:
 
 
 def _agree(skill: Skill, settings: Settings, options: SandboxOptions, script: Script | None) -> Terms:
-    places = Places(environ=os.environ, config_file=options.get("config"))
-    return agree(skill, settings, strangers=stranger_origins(places), script=script)
+    places = ConfigPaths(environ=os.environ, config_file=options.get("config"))
+    return agree(skill, settings, strangers=checkout_origins(places), script=script)
 
 
 async def arun_skill(

@@ -15,7 +15,7 @@ from cloche.core.policy import Policy
 
 def test_every_setting_has_a_row() -> None:
     """No field of the settings is left out: each is filled by a row, but for those that no source may set."""
-    rows = {key.goes_to for key in KEYS if key.goes_to}
+    rows = {key.settings_field for key in KEYS if key.settings_field}
     own = {spec.name for spec in fields(Settings)}
     parts = {"limits": Limits, "policy": Policy, "autofix": AutoFixSettings}
     named = {f"{part}.{spec.name}" for part, kind in parts.items() for spec in fields(kind)}
