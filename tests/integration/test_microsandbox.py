@@ -9,6 +9,7 @@ from pathlib import Path
 import microsandbox
 import pytest
 
+from cloche.backends import host
 from cloche.backends.containers.program import REAPERS
 from cloche.backends.microsandbox import backend
 from cloche.backends.microsandbox.backend import MicrosandboxBackend
@@ -120,7 +121,7 @@ def test_a_trial_says_why(script: str, said: str) -> None:
 
 def test_it_refuses_without_kvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With the reason and the remedy, and nothing else is taken instead."""
-    monkeypatch.setattr(backend, "KVM", tmp_path / "kvm")
+    monkeypatch.setattr(host, "KVM", tmp_path / "kvm")
     found = capabilities_of("microsandbox")
     assert not found.available
     assert "no /dev/kvm" in found.reason

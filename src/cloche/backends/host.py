@@ -36,6 +36,9 @@ _REFUSING = (
 _LIMITS = ("RLIMIT_NPROC", "RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK")
 _POWERS = ("CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
 
+KVM = "/dev/kvm"
+NEEDS_KVM = "Use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
@@ -191,6 +194,13 @@ def namespace_remedy(host: Host | None = None) -> str:
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
         return "inside a container: start it with a seccomp profile that allows unshare, and an unmasked /proc"
     return "use a kernel and a container profile that let this user create user namespaces"
+
+
+def why_no_kvm() -> str:
+    """Return why this user could not open the device; empty when they can, which does not mean that guests run."""
+    if not os.path.exists(KVM):
+        return "this host has no /dev/kvm"
+    return "" if os.access(KVM, os.R_OK | os.W_OK) else f"user {os.geteuid()} may not open {KVM}; join the group kvm"
 
 
 def _reads(path: str) -> str:

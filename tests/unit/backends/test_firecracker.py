@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cloche.backends.microvm import backend
+from cloche.backends import host
 from cloche.backends.microvm.backend import FirecrackerBackend
 from cloche.backends.microvm.firecracker import (
     VARIABLE,
@@ -134,7 +134,7 @@ def test_a_missing_program_has_its_remedy(image: Path, monkeypatch: pytest.Monke
 def test_no_kvm_is_no_firecracker(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused with the reason, and QEMU is named but never taken instead."""
     monkeypatch.setenv(VARIABLE, str(program(image, "#!/bin/sh\n")))
-    monkeypatch.setattr(backend, "KVM", image / "kvm")
+    monkeypatch.setattr(host, "KVM", image / "kvm")
     found = capabilities_of("firecracker")
     assert not found.available
     assert "no /dev/kvm" in found.reason

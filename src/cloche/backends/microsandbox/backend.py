@@ -29,14 +29,12 @@ from cloche.core.protocols import Capabilities
 
 from ..enforcement import check_policy, microsandbox_controls
 from ..garbage_collection import is_dead, owner
-from ..host import KeptAnswers
+from ..host import NEEDS_KVM, KeptAnswers, why_no_kvm
 from .machine import ANSWER_S, END_S, OWNER_LABEL, Machine, call, find_package, plan_machine
 from .sandbox import MicrosandboxOpenSandbox
 
-KVM = Path("/dev/kvm")
 TRIAL_S = 5.0
 FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp")  # what any system has places for
-NEEDS_KVM = "Use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
 USE_OTHERS = 'Or another backend: "microvm" needs no KVM, "local" nothing at all.'
 SCRIPT = """
 import asyncio, sys
@@ -63,10 +61,8 @@ def check_host(package: Any) -> None:
             f'backend "microsandbox": it is set to run machines elsewhere ({kind}), and Cloche uses this host alone.',
             remedy="Unset its cloud profile: code leaves this machine only when it is told to.",
         )
-    if not KVM.exists():
-        raise _refusal("this host has no /dev/kvm")
-    if not os.access(KVM, os.R_OK | os.W_OK):
-        raise _refusal(f"user {os.geteuid()} may not open {KVM}; join the group kvm")
+    if reason := why_no_kvm():
+        raise _refusal(reason)
     reason = why_not(SCRIPT, package.version())
     if reason:
         raise _refusal(f"no machine got up on KVM within {TRIAL_S:g} s ({reason})")

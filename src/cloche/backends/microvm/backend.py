@@ -27,11 +27,11 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Capabilities
 
 from ..enforcement import Controls, check_policy, microvm_controls
-from ..host import KeptAnswers, changed_ns
+from ..host import NEEDS_KVM, KeptAnswers, changed_ns, why_no_kvm
 from ..session_languages import DRIVERS
 from .firecracker import find_firecracker
 from .machine import Machine
-from .plan import KVM, Acceleration, Found, Image, Monitor, find_image, plan_machine
+from .plan import Acceleration, Found, Image, Monitor, find_image, plan_machine
 from .qemu import find_qemu
 from .sandbox import MicroVMOpenSandbox
 
@@ -45,7 +45,6 @@ TRIAL_S = 5.0  # a guest on KVM is up in a fraction of that
 USE_KVM = "To get more, use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
 
 # Remedies.
-NEEDS_KVM = "Use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
 USE_QEMU = 'The backend "microvm" runs the same machines under QEMU, emulated where there is no KVM.'
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
 SLOW = (
@@ -88,17 +87,10 @@ def _told() -> int:
 
 def find_acceleration(image: Image, monitor: Monitor) -> Found:
     """Return what machines run on; the first time on a host a guest is booted on KVM, for five seconds at most."""
-    reason = _why_not_opened()
+    reason = why_no_kvm()
     about = (monitor.program, changed_ns(monitor.program), image.id)
     found = Found(kind="tcg", reason=reason) if reason else _KEPT.find(about, lambda: _try_kvm(image, monitor))
     return found if found.kind == "kvm" else replace(found, counter_khz=counter_khz())
-
-
-def _why_not_opened() -> str:
-    """Return why the monitor could not open the device; empty when it can."""
-    if not KVM.exists():
-        return "this host has no /dev/kvm"
-    return "" if os.access(KVM, os.R_OK | os.W_OK) else f"user {os.geteuid()} may not open {KVM}; join the group kvm"
 
 
 def _try_kvm(image: Image, monitor: Monitor) -> Found:

@@ -28,6 +28,7 @@ from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
 
 from ..containers.program import REAPER_BYTES, REAPERS, ULIMITS, engine_of
+from ..host import KVM
 
 Acceleration = Literal["kvm", "tcg"]
 
@@ -56,8 +57,7 @@ VARIABLE = "CLOCHE_MICROVM_IMAGE"
 BUILD_IT = 'Build them of the distribution\'s packages: "cloche images build".'
 
 # Monitors.
-KVM = Path("/dev/kvm")
-PLAIN_DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/urandom"))
+PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 # Ids that no user of a host has.
 FIRST_ID, IDS = 1_950_000_000, 100_000
 
@@ -284,7 +284,7 @@ def identity(*, has_kvm: bool) -> dict[str, Any]:
         return {"user": 0, "devices": {}}
     user = FIRST_ID + random.SystemRandom().randrange(IDS)
     shown = (KVM, *PLAIN_DEVICES) if has_kvm else ()
-    return {"user": user, "devices": {path.name: path.stat().st_rdev for path in shown}}
+    return {"user": user, "devices": {os.path.basename(path): os.stat(path).st_rdev for path in shown}}
 
 
 def opened(stack: ExitStack, path: Path) -> int:
