@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloche.testing.conformance import CHECKS, run_conformance
-from tests.harness.firecrackers import pack_stand_in, programs_of, stand_in_backend
+from tests.harness.machines import pack_stand_in, programs_of, stand_in_backend
 
 # Each boots one machine, emulated.
 SOME = ("exact bytes", "timeout", "stdin of 1048576", "workspace lives", "streaming", "network is true")

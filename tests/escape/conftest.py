@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.escape.attempts import FORK, JAIL, SESSION, Attempt
+from tests.harness.escape.attempts import FORK, FOUND_OPEN, JAIL, SESSION, Attempt, key_of, places_of
 from tests.harness.escape.controls import Ledger
-from tests.harness.escape.left_out import FOUND_OPEN, key_of, places_of
 from tests.harness.escape.targets import open_stage
 
 _ledgers: list[Ledger] = []

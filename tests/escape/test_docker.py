@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from tests.harness.containers import Daemon
-from tests.harness.escape.attempts import JAIL, SESSION, Attempt, play
+from tests.harness.escape.attempts import JAIL, SESSION, Attempt, key_of, places_of, play
 from tests.harness.escape.cells import Cells, Kept, own_session
 from tests.harness.escape.controls import Ledger, all_attempts
-from tests.harness.escape.left_out import key_of, places_of
 from tests.harness.escape.runners import Inside
 
 pytestmark = pytest.mark.root

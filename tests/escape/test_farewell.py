@@ -18,7 +18,7 @@ import pytest
 import cloche
 from cloche.core.result import Result
 from cloche.jail.syscalls import FAREWELL, MACHINE, NUMBERS
-from tests.harness.warm import run_pooled
+from tests.harness.processes import run_pooled
 
 pytestmark = pytest.mark.both_users
 

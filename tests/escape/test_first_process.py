@@ -5,7 +5,7 @@ from textwrap import dedent
 import pytest
 
 import cloche
-from tests.harness.warm import run_pooled
+from tests.harness.processes import run_pooled
 
 HEAD = """\
 import ctypes, fcntl, os, resource, signal, socket, struct

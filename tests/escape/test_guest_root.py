@@ -26,11 +26,10 @@ from cloche.backends.microvm import qemu
 from cloche.backends.microvm.plan import DISK, INITRD, KERNEL
 from cloche.backends.microvm.qemu import arguments
 from cloche.core.errors import ClocheError
-from tests.harness.escape.attempts import Attempt, Verdict
+from tests.harness.escape.attempts import Attempt, Verdict, key_of
 from tests.harness.escape.batch import Rounds
 from tests.harness.escape.checks import COMMANDS
 from tests.harness.escape.controls import Ledger, all_attempts
-from tests.harness.escape.left_out import key_of
 from tests.harness.escape.runners import show_on_terminal
 from tests.harness.machines import monitors, with_root
 

@@ -7,11 +7,23 @@ from contextlib import closing
 import pytest
 
 import cloche
-from tests.harness.escape.attempts import FORK, IS_ROOT, JAIL, SESSION, Attempt, Verdict, judge, play
+from tests.harness.escape.attempts import (
+    FORK,
+    FOUND_OPEN,
+    IS_ROOT,
+    JAIL,
+    NOT_AS_CELL,
+    SESSION,
+    Attempt,
+    Verdict,
+    judge,
+    key_of,
+    places_of,
+    play,
+)
 from tests.harness.escape.batch import Rounds
 from tests.harness.escape.cells import Cells
 from tests.harness.escape.controls import Ledger, all_attempts
-from tests.harness.escape.left_out import FOUND_OPEN, NOT_AS_CELL, key_of, places_of
 from tests.harness.escape.runners import Inside, new_token, survivors, whole_program
 
 LEAST_COUNTED = 100 if IS_ROOT else 80

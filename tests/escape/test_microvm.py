@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 import cloche
-from tests.harness.escape.attempts import JAIL, Attempt, Verdict, judge, play
+from tests.harness.escape.attempts import JAIL, Attempt, Verdict, judge, key_of, play
 from tests.harness.escape.batch import Hearing, Rounds, build_script
 from tests.harness.escape.checks import COMMANDS, LAST_WORD
 from tests.harness.escape.controls import Ledger, all_attempts
-from tests.harness.escape.left_out import key_of
 from tests.harness.escape.runners import run_on_terminal, show_on_terminal
 from tests.harness.escape.targets import Stage
 from tests.harness.machines import monitors

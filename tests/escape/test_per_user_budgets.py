@@ -24,7 +24,7 @@ import cloche
 from cloche.backends.local.plan import OUTSIDE_IDS
 from cloche.jail.procfs import descendants
 from cloche.jail.setup.privileges import INOTIFY_INSTANCES, PART
-from tests.harness.warm import run_pooled
+from tests.harness.processes import run_pooled
 
 libc = ctypes.CDLL(None, use_errno=True)
 PATIENCE_S = 60.0

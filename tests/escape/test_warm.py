@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.harness.warm import run_pooled
+from tests.harness.processes import run_pooled
 
 pytestmark = pytest.mark.both_users
 

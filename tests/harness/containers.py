@@ -1,11 +1,13 @@
-"""A docker daemon of the tests' own: its own socket, its own data, none of this machine's network.
+"""Containers: a docker daemon of the tests' own with its certificates, a registry of images, and Cloche in a container.
 
-Images are made of packages that are installed here, so nothing is fetched.
+The daemon has its own socket, its own data, and none of this machine's network. Images are made of packages that are
+installed here, so nothing is fetched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -13,9 +15,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -192,3 +199,206 @@ def chosen(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iter
     yield
     DockerBackend().cool_down()
     assert daemon.is_clean(), f"left: {daemon.containers()} {daemon.volumes()}"
+
+
+NAMES = {"server": "subjectAltName=IP:127.0.0.1", "client": "extendedKeyUsage=clientAuth"}
+
+
+def make_certificates(folder: Path) -> Path:
+    """Make an authority, and what a daemon and its callers show; a caller's folder is as docker wants it, `client`."""
+    folder.mkdir()
+    _openssl(
+        "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+        "-subj", "/CN=tests", "-keyout", folder / "ca-key.pem", "-out", folder / "ca.pem",
+    )  # fmt: skip
+    for name, extension in NAMES.items():
+        place = folder / name
+        place.mkdir()
+        (place / "extensions").write_text(extension)
+        _openssl(
+            "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
+            "-keyout", place / "key.pem", "-out", place / "request.pem",
+        )  # fmt: skip
+        _openssl(
+            "x509", "-req", "-days", "2", "-in", place / "request.pem", "-CA", folder / "ca.pem", "-CAcreateserial",
+            "-CAkey", folder / "ca-key.pem", "-extfile", place / "extensions", "-out", place / "cert.pem",
+        )  # fmt: skip
+        (place / "ca.pem").write_bytes((folder / "ca.pem").read_bytes())
+    return folder
+
+
+def _openssl(*words: str | Path) -> None:
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+
+
+ENVIRONMENT = {
+    "PYTHONPATH": "/opt/cloche/src:/opt/packages",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "HOME": "/tmp",
+    "CI": "true",
+}
+# What a daemon in a container needs; `--privileged` asks for all capabilities, and a test machine may lack one.
+FOR_A_DAEMON = (
+    "--cap-add=SYS_ADMIN", "--cap-add=NET_ADMIN", "--cap-add=SYS_PTRACE", "--security-opt=seccomp=unconfined",
+    "--security-opt=systempaths=unconfined", "--device-cgroup-rule=a *:* rwm", "--volume=/var/lib/docker",
+)  # fmt: skip
+# Starts one of its own, loads an image into it, and goes on as whatever it is told.
+WITH_A_DAEMON = """
+export PATH=$PATH:/usr/sbin:/sbin
+for place in /sys/fs/cgroup /sys/fs/cgroup/*; do
+    mountpoint -q $place && mount -o remount,rw,bind $place
+done
+dockerd --bridge=none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false \\
+    --storage-driver=$1 >/tmp/log 2>&1 &
+daemon=$!
+for _ in $(seq 150); do docker version >/dev/null 2>&1 && break; sleep 0.2; done
+docker load --quiet --input /image.tar >&2 || { cat /tmp/log >&2; exit 99; }
+shift
+"$@"
+code=$?
+for _ in $(seq 150); do [ -z "$(docker ps --all --quiet; docker volume ls --quiet)" ] && break; sleep 0.2; done
+docker ps --all --quiet >&2
+docker volume ls --quiet >&2
+kill $daemon
+wait $daemon
+exit $code
+"""
+
+
+def lay_out(folder: Path) -> Path:
+    """Copy what a container is to be shown, readable by whoever runs in it."""
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, folder / name)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444))
+    return folder
+
+
+def run_inside(
+    daemon: Daemon,
+    project: Path,
+    words: Sequence[str],
+    *,
+    image: str,
+    options: Sequence[str] = (),
+    timeout_s: int = 120,
+) -> subprocess.CompletedProcess[str]:
+    """Run words in a plain container, with nothing but `options` beyond docker's defaults."""
+    return subprocess.run(
+        command_inside(daemon, project, words, image=image, options=options),
+        capture_output=True, text=True, check=False, timeout=timeout_s,
+    )  # fmt: skip
+
+
+def command_inside(
+    daemon: Daemon, project: Path, words: Sequence[str], *, image: str, options: Sequence[str] = ()
+) -> list[str]:
+    """Return the command that runs words in a plain container."""
+    shown = {project: "/opt/cloche", Path(sysconfig.get_path("purelib")): "/opt/packages"}
+    given = [f"--volume={place}:{where}:ro" for place, where in shown.items()]
+    given += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
+    return daemon.words("run", "--rm", "--workdir=/opt/cloche", *given, *options, image, *words)
+
+
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+CONFIG = "application/vnd.docker.container.image.v1+json"
+LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"  # which may be plain: docker looks
+CHUNK_BYTES, PAUSE_S = 2 << 20, 0.02
+
+
+class Registry:
+    """Serve one image under any name and the tag `here`; `is_breaking` makes it hang up in the middle of a layer."""
+
+    def __init__(self, image: Path):
+        self.asked: list[str] = []
+        self.is_breaking = False
+        with tarfile.open(image) as archive:
+            config, layer = (archive.extractfile(name) for name in ("config.json", "layer.tar"))
+            assert config is not None
+            assert layer is not None
+            parts = {CONFIG: config.read(), LAYER: layer.read()}
+        rows = {kind: {"mediaType": kind, "size": len(data), "digest": digest(data)} for kind, data in parts.items()}
+        manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": rows[CONFIG], "layers": [rows[LAYER]]}
+        self.manifest = json.dumps(manifest).encode()
+        self.blobs = {digest(data): data for data in parts.values()}
+        self.digest = digest(self.manifest)
+        registry = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                registry.answer(self)
+
+            def do_HEAD(self) -> None:
+                registry.answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
+                registry.asked.append(format % args)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.name = f"127.0.0.1:{self._server.server_address[1]}/cloche-test"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def answer(self, call: BaseHTTPRequestHandler) -> None:
+        """Answer one request."""
+        _, what, name = call.path.rsplit("/", 2)
+        if call.path == "/v2/":
+            self._send(call, b"{}", "application/json")
+        elif what == "manifests" and name in ("here", self.digest):
+            self._send(call, self.manifest, MANIFEST)
+        elif what == "manifests" and name.startswith("sha256:"):  # a registry that lies
+            self._send(call, self.manifest + b" ", MANIFEST)
+        elif what == "blobs" and name in self.blobs:
+            self._send(call, self.blobs[name], "application/octet-stream")
+        else:
+            said = {"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}
+            self._send(call, json.dumps(said).encode(), "application/json", code=404)
+
+    def _send(self, call: BaseHTTPRequestHandler, data: bytes, kind: str, *, code: int = 200) -> None:
+        began = int(call.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        if began:  # docker goes on where a layer broke off
+            code = 206
+        call.send_response(code)
+        if began:
+            call.send_header("Content-Range", f"bytes {began}-{len(data) - 1}/{len(data)}")
+        call.send_header("Content-Type", kind)
+        call.send_header("Content-Length", str(len(data) - began))
+        call.send_header("Docker-Distribution-Api-Version", "registry/2.0")
+        if kind == MANIFEST:
+            call.send_header("Docker-Content-Digest", digest(data))
+        call.end_headers()
+        if call.command == "HEAD":
+            return
+        for at in range(began, len(data), CHUNK_BYTES):
+            if self.is_breaking and at > len(data) // 2:
+                call.close_connection = True
+                return
+            call.wfile.write(data[at : at + CHUNK_BYTES])
+            time.sleep(PAUSE_S)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def digest(data: bytes) -> str:
+    """Return what content is addressed by."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@contextmanager
+def open_registry(folder: Path, image: str) -> Iterator[Registry]:
+    """Serve one of the tests' images."""
+    target = folder / "image.tar"
+    subprocess.run([sys.executable, ROOT / "scripts" / "sandbox_image.py", image, target, *IMAGES[image]], check=True)
+    registry = Registry(target)
+    target.unlink()
+    try:
+        yield registry
+    finally:
+        registry.close()

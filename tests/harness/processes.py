@@ -1,14 +1,22 @@
-"""Processes of a sandbox, found from its helper, which somebody outside ends or holds up."""
+"""Processes: those of a sandbox, found and ended from outside; interrupts, descriptors that run out, and warm runs."""
 
 from __future__ import annotations
 
+import dis
 import os
+import resource
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import cloche
+from cloche.core.result import Result
 
 
 def children(pid: int) -> list[int]:
@@ -129,3 +137,94 @@ def held_up(pids: Iterable[int], *, for_s: float) -> Iterator[None]:
         timer.cancel()
         timer.join()
         tell(held, signal.SIGCONT)
+
+
+@contextmanager
+def no_room(free: int) -> Iterator[None]:
+    """Leave so many descriptors that can still be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+        while True:
+            try:
+                taken.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+            except OSError:
+                break
+        for _ in range(free):
+            os.close(taken.pop())
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+UNHEARD = {dis.opmap[name] for name in ("RETURN_VALUE", "NOP", "JUMP_FORWARD")}  # before which Python hears no signal
+
+
+class _InterruptAt:
+    """Trace this thread, and send it SIGINT just before the `number`th instruction of a file."""
+
+    def __init__(self, file: str, number: int):
+        self._file, self.left = file, number
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> _InterruptAt | None:
+        if frame.f_code.co_filename != self._file:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] not in UNHEARD:
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+def interrupted(module: ModuleType, number: int, work: Callable[[], object]) -> tuple[bool, bool]:
+    """Work, and be interrupted before the `number`th instruction in the module.
+
+    Tells whether there were as many, and whether the interrupt was raised.
+    """
+    assert module.__file__ is not None
+    trace, before, was_raised = _InterruptAt(module.__file__, number), sys.gettrace(), False
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        was_raised = True
+    finally:
+        sys.settrace(before)
+    return trace.left <= 0, was_raised
+
+
+PATIENCE_S = 60.0
+
+
+def run_warm(code: str, **options: Any) -> Result:
+    """Run in a sandbox that came from a template; runs that start cold until there is one are repeated."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        result = cloche.run(code, **options)
+        if result.meta["start"] != "cold":
+            return result
+        assert time.monotonic() < deadline, "no run started warm within a minute"
+        time.sleep(0.05)
+
+
+def run_pooled(code: str, **options: Any) -> Result:
+    """Run in a jail that was built ahead."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        result = cloche.run(code, **options)
+        if result.meta["start"] == "pooled":
+            return result
+        assert time.monotonic() < deadline, "no run found a jail built ahead within a minute"
+        time.sleep(0.05)
+
+
+def fill_pool(*, settle_s: float = 0.5) -> None:
+    """Wait until the containers are there that runs have asked for, and what is forked ahead in them is ready."""
+    for thread in threading.enumerate():
+        if thread.name == "cloche-container-pool":
+            thread.join(PATIENCE_S)
+    time.sleep(settle_s)

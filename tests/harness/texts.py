@@ -1,8 +1,11 @@
-"""The same five small programs in every language, and what they must say."""
+"""Texts: the same five small programs in every language, skills as people write them, and examples in documents."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,3 +199,54 @@ PROGRAMS = {
     "rust": RUST,
     "csharp": CSHARP,
 }
+
+
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(document: Path, kind: str) -> list[str]:
+    """Return a document's fenced blocks of one kind."""
+    return [text for found, text in _BLOCK.findall(document.read_text()) if found == kind]
+
+
+def commands(document: Path) -> Iterator[tuple[str, str]]:
+    """Yield each command of a document's console blocks with what it should print."""
+    for text in blocks(document, "console"):
+        for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            command, _, expected = part.partition("\n")
+            yield command, expected
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Compare, with `...` for anything and without regard to the amount of blank space."""
+    first, *rest = (" ".join(piece.split()) for piece in expected.split("..."))
+    text = " ".join(printed.split())
+    if not rest:
+        return text == first
+    if not text.startswith(first):
+        return False
+    *pieces, last = rest
+    at = len(first)
+    for piece in pieces:  # a regular expression would try every place for every piece
+        at = text.find(piece, at) + len(piece)
+        if at < len(piece):
+            return False
+    return text.endswith(last) and at + len(last) <= len(text)
+
+
+CARD = "---\nname: {name}\ndescription: What it is for.\n---\n\nHow it is used.\n"
+
+
+def write_skill(
+    parent: Path, name: str = "demo", *, manifest: str | None = None, card: str | None = None, **files: str | bytes
+) -> Path:
+    """Create a skill's folder and return it; `files` are scripts by their names, dots written as two underscores."""
+    named: Mapping[str, str | bytes] = {f"scripts/{key.replace('__', '.')}": text for key, text in files.items()}
+    folder = parent / name
+    (folder / "scripts").mkdir(parents=True)
+    (folder / "SKILL.md").write_text(CARD.format(name=name) if card is None else card)
+    if manifest is not None:
+        (folder / "cloche-skill.yaml").write_text(manifest)
+    for path, text in named.items():
+        (folder / path).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder

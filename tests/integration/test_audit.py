@@ -28,7 +28,7 @@ from cloche.skills.loader import load_skill
 from cloche.skills.run import run_skill
 from tests.harness.audits import cloche as call
 from tests.harness.audits import lines_of, rewrite
-from tests.harness.skills import write_skill
+from tests.harness.texts import write_skill
 
 
 @pytest.fixture

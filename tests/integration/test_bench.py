@@ -13,7 +13,7 @@ import pytest
 from cloche.bench.peers import PEERS
 from cloche.cli._bench_report import show_report
 from tests.harness.bench import OURS, ROOT, event, run
-from tests.harness.documents import commands, matches
+from tests.harness.texts import commands, matches
 
 # Half a minute: every test run holds the project's own contest, in test_bench_parts.py.
 pytestmark = pytest.mark.soak

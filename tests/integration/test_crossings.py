@@ -28,8 +28,7 @@ from cloche.core.policy import Policy
 from cloche.core.result import KillCause, Status
 from cloche.forkserver.slot import Slot
 from tests.harness.leaks import Snapshot, wait_for_leftovers
-from tests.harness.processes import guests, held_up, is_alive, kill_and_wait
-from tests.harness.warm import run_pooled, run_warm
+from tests.harness.processes import guests, held_up, is_alive, kill_and_wait, run_pooled, run_warm
 
 pytestmark = pytest.mark.both_users
 

@@ -24,8 +24,8 @@ from cloche.core.languages import LANGUAGES
 from cloche.core.result import Status
 from tests.escape.test_first_process import all_that_is_refused
 from tests.harness.containers import ROOT, Daemon, open_daemon
+from tests.harness.processes import fill_pool
 from tests.harness.texts import PROGRAMS
-from tests.harness.warm import fill_pool
 
 pytestmark = pytest.mark.root
 

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from cloche.backends.garbage_collection import owner
-from tests.harness.containers import IMAGES, ROOT, Daemon
-from tests.harness.inside import FOR_A_DAEMON, WITH_A_DAEMON, command_inside, lay_out, run_inside
+from tests.harness.containers import (
+    FOR_A_DAEMON,
+    IMAGES,
+    ROOT,
+    WITH_A_DAEMON,
+    Daemon,
+    command_inside,
+    lay_out,
+    run_inside,
+)
 
 pytestmark = [pytest.mark.soak, pytest.mark.root]
 PYTHON = "cloche-test:python"

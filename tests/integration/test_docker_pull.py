@@ -13,9 +13,8 @@ import pytest
 import cloche
 from cloche.backends.docker.backend import DockerBackend
 from cloche.core.events import Progress, watchers
-from tests.harness.containers import Daemon, open_daemon
+from tests.harness.containers import Daemon, Registry, open_daemon, open_registry
 from tests.harness.escape.runners import show_on_terminal
-from tests.harness.registry import Registry, open_registry
 
 pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.container]
 

@@ -18,8 +18,7 @@ import pytest
 import cloche
 from cloche.backends.docker.backend import DockerBackend
 from cloche.backends.docker.daemon import connect
-from tests.harness.certificates import make_certificates
-from tests.harness.containers import Daemon, open_daemon
+from tests.harness.containers import Daemon, make_certificates, open_daemon
 
 pytestmark = [pytest.mark.soak, pytest.mark.root, pytest.mark.container]
 PYTHON = "cloche-test:python"

@@ -19,7 +19,7 @@ import pytest
 
 from cloche.config.keys import LIMIT_FIELDS, VARIABLE_READERS, YAML_READERS
 from cloche.core.result import Status
-from tests.harness.documents import blocks, commands, matches
+from tests.harness.texts import blocks, commands, matches
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

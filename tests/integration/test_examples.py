@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.documents import blocks
-from tests.harness.scripted_openai import calls, says, scripted
+from tests.harness.models import calls, says, scripted
+from tests.harness.texts import blocks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MOST_LINES = 6

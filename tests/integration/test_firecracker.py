@@ -30,7 +30,7 @@ from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Status
 from cloche.execution.registry import capabilities_of
-from tests.harness.firecrackers import are_there, machines_of, pack_stand_in, programs_of, stand_in_backend
+from tests.harness.machines import are_there, machines_of, pack_stand_in, programs_of, stand_in_backend
 
 pytestmark = pytest.mark.timeout(600)
 LIMITS = Limits(memory_bytes=96 << 20, disk_bytes=16 << 20, pids=32, timeout_s=120)
@@ -38,7 +38,7 @@ CALLER = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from tests.harness.firecrackers import stand_in_backend
+from tests.harness.machines import stand_in_backend
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import Request

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.containers import Daemon
-from tests.harness.inside import lay_out, run_inside
+from tests.harness.containers import Daemon, lay_out, run_inside
 
 pytestmark = [pytest.mark.soak, pytest.mark.root]
 # Whom nobody else on the machine is: what a user may start at most counts all that they have, in a container or not.

@@ -11,7 +11,7 @@ import pytest
 
 import cloche
 from cloche.backends.host import measure_host
-from tests.harness.warm import run_pooled
+from tests.harness.processes import run_pooled
 
 BUSY = """
 import os

@@ -17,7 +17,6 @@ import pytest
 from mcp import MCPError
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY, ElicitResult, InputRequiredResult
 
-from tests.harness.documents import blocks
 from tests.harness.mcp import (
     MODES,
     Place,
@@ -34,6 +33,7 @@ from tests.harness.mcp import (
     yes,
 )
 from tests.harness.processes import seen
+from tests.harness.texts import blocks
 
 TOKEN = "a-token-of-the-tests-0123456789"
 OTHER_TOKEN = "another-token-of-the-tests-0123456789"

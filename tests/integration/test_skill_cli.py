@@ -21,7 +21,7 @@ from cloche.skills.loader import examine_skill, load_skill
 from cloche.skills.run import arun_skill, run_skill, terms_for
 from cloche.skills.skill import Skill
 from tests.harness.containers import ROOT, Daemon
-from tests.harness.skills import CARD, write_skill
+from tests.harness.texts import CARD, write_skill
 
 pytestmark = pytest.mark.usefixtures("settings_of_nobody")
 EXAMPLE = ROOT / "examples" / "skills" / "word-count"

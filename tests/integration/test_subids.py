@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.harness.users import COUNT, FIRST, RANGE, UID, run_as_user
+from tests.harness.environments import COUNT, FIRST, RANGE, UID, run_as_user
 
 pytestmark = pytest.mark.root  # who else could give a user a range?
 

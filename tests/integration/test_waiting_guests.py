@@ -14,7 +14,7 @@ import pytest
 import cloche
 from cloche.core.result import Result, Status
 from tests.harness.containers import Daemon
-from tests.harness.warm import fill_pool
+from tests.harness.processes import fill_pool
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("settings_of_nobody")]
 # How old the process is, and no older than any other in a container that did not wait.

@@ -25,8 +25,7 @@ from cloche.forkserver.pool import Pool, remove_cgroup
 from cloche.forkserver.slot import Slot, Template
 from cloche.jail import shared_status
 from tests.harness.leaks import Snapshot, wait_for_leftovers
-from tests.harness.processes import kill_and_wait, kill_helpers
-from tests.harness.warm import run_pooled, run_warm
+from tests.harness.processes import kill_and_wait, kill_helpers, run_pooled, run_warm
 
 pytestmark = pytest.mark.both_users
 

@@ -17,7 +17,7 @@ import cloche
 from cloche.core.errors import ClocheError
 from cloche.core.result import Status
 from tests.harness.leaks import Snapshot, wait_for_leftovers
-from tests.harness.warm import run_pooled
+from tests.harness.processes import run_pooled
 
 PROMPTLY_S = 30.0
 ROOT = Path(__file__).parents[2]

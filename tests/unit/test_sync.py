@@ -29,7 +29,7 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.execution.sandbox import AsyncSandbox, AsyncSession
 from cloche.testing.fake import FakeBackend
-from tests.harness.interrupts import interrupted
+from tests.harness.processes import interrupted
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import cloche
-from tests.harness.escape.attempts import Attempt, Seen, Verdict, judge
-from tests.harness.escape.left_out import key_of
+from tests.harness.escape.attempts import Attempt, Seen, Verdict, judge, key_of
 from tests.harness.escape.runners import (
     CODA,
     CONTROL_SECONDS,

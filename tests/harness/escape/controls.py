@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.harness.escape.attempts import FORK, SESSION, Attempt, Verdict, play
+from tests.harness.escape.attempts import FORK, SESSION, Attempt, Verdict, key_of, play
 from tests.harness.escape.cells import Cells, Kept, Origin, own_session
-from tests.harness.escape.left_out import key_of
 from tests.harness.escape.runners import Inside, Outside
 from tests.harness.escape.targets import Stage
 

@@ -13,7 +13,7 @@ import time
 
 import cloche
 from cloche.blocking import calls
-from tests.harness.warm import run_pooled
+from tests.harness.processes import run_pooled
 
 LATEST_S = 0.012  # about two runs
 RUN_S = 60.0

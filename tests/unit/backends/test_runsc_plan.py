@@ -12,7 +12,7 @@ from cloche.backends.gvisor.container import PipeWire, reason_in
 from cloche.backends.gvisor.plan import Engine, Plan, Shown, plan_container
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
-from tests.harness.descriptors import no_room
+from tests.harness.processes import no_room
 
 PYTHON = "/opt/python/bin/python3"
 

@@ -17,7 +17,7 @@ import pytest
 from cloche.blocking import calls
 from cloche.blocking.loops import TurnLoop
 from cloche.core.loops import become_task
-from tests.harness.interrupts import interrupted
+from tests.harness.processes import interrupted
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import pytest
 
 from cloche.blocking import calls
 from cloche.blocking.loops import Begun, SharedLoop, TurnLoop
-from tests.harness.interrupts import interrupted
+from tests.harness.processes import interrupted
 
 LONG_S = 60.0
 word: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="")

@@ -20,8 +20,7 @@ from cloche.blocking import calls as blocking_calls
 from cloche.blocking import loops
 from cloche.blocking.loops import SharedLoop
 from cloche.core.errors import InternalError
-from tests.harness.descriptors import no_room
-from tests.harness.interrupts import interrupted
+from tests.harness.processes import interrupted, no_room
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import pytest
 from cloche.backends.session import NOTHING
 from cloche.core.frames import FrameReader, encode
 from cloche.interpreter import session as module
-from tests.harness.interrupts import interrupted
+from tests.harness.processes import interrupted
 
 STEP = 3  # between the instructions that are tried
 UNREADY, READY, FIRST, SECOND = -2, -1, 1, 2

@@ -19,7 +19,7 @@ from cloche.core.limits import MIB
 from cloche.skills import loader
 from cloche.skills.loader import Examined, examine_skill, find_skills, load_skill, locate_skill, search_path
 from cloche.skills.skill import InvalidSkill
-from tests.harness.skills import CARD, write_skill
+from tests.harness.texts import CARD, write_skill
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "skills" / "word-count"
 MANIFEST = """
