@@ -1,4 +1,4 @@
-"""Play every attempt of a module in every place it is for, and print who was counted."""
+"""Run every attempt of a module in every place it is for, and print who was counted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.harness.escape.attempts import FORK, FOUND_OPEN, JAIL, SESSION, Attempt, key_of, places_of
-from tests.harness.escape.controls import Ledger
-from tests.harness.escape.targets import open_stage
+from tests.harness.escape.controls import Controls
+from tests.harness.escape.targets import open_canaries
 
-_ledgers: list[Ledger] = []
+_opened: list[Controls] = []
 # Some minutes of attempts that the jail itself is held to in every test run: a cell of a session, and of a fork, are
 # held to one in three each, to different ones, and to the others by the soak.
 EVERY = 3
@@ -19,14 +19,14 @@ TURN = {SESSION: 0, FORK: 1}
 
 
 @pytest.fixture(scope="session")
-def ledger() -> Iterator[Ledger]:
+def controls() -> Iterator[Controls]:
     """Plant the canaries once, and remember the control of each attempt."""
-    with open_stage() as stage:
-        _ledgers.append(Ledger(stage))
+    with open_canaries() as canaries:
+        _opened.append(Controls(canaries))
         try:
-            yield _ledgers[-1]
+            yield _opened[-1]
         finally:
-            _ledgers[-1].close()
+            _opened[-1].close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -49,7 +49,7 @@ def _pair(attempt: Attempt, where: str, turn: int) -> Any:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the table of families, and each attempt that was not counted with the reason."""
-    for ledger in _ledgers:
+    for controls in _opened:
         terminalreporter.section("escape attempts")
-        for line in ledger.report():
+        for line in controls.report():
             terminalreporter.line(line)

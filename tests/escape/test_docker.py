@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.harness.containers import Daemon
-from tests.harness.escape.attempts import JAIL, SESSION, Attempt, key_of, places_of, play
+from tests.harness.escape.attempts import JAIL, SESSION, Attempt, key_of, places_of, run_check
 from tests.harness.escape.cells import Cells, Kept, own_session
-from tests.harness.escape.controls import Ledger, all_attempts
+from tests.harness.escape.controls import Controls, all_attempts
 from tests.harness.escape.runners import Inside
 
 pytestmark = pytest.mark.root
@@ -63,14 +63,14 @@ def attempts() -> Iterator[Any]:
             yield pytest.param(attempt, id=f"{attempt.family}: {attempt.name}", marks=marks)
 
 
-def judge(ledger: Ledger, place: Inside | Cells, attempt: Attempt) -> None:
-    """Play an attempt there, and fail unless it was held."""
-    ledger.control(attempt)
+def judge(controls: Controls, runner: Inside | Cells, attempt: Attempt) -> None:
+    """Run an attempt there, and fail unless it was held."""
+    controls.control(attempt)
     try:
-        verdict = play(attempt, place, ledger.stage)
+        verdict = run_check(attempt, runner, controls.canaries)
     finally:
-        place.close()
-    if verdict.breach and place.promises.get(attempt.promise, "enforced") != "enforced":
+        runner.close()
+    if verdict.breach and runner.promises.get(attempt.promise, "enforced") != "enforced":
         return
     why = NOT_HELD.get(f"{attempt.family}/{attempt.name}")
     if why is not None:
@@ -81,9 +81,9 @@ def judge(ledger: Ledger, place: Inside | Cells, attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize("attempt", list(attempts()))
-def test_a_container_holds_it(ledger: Ledger, image: str, attempt: Attempt) -> None:
+def test_a_container_holds_it(controls: Controls, image: str, attempt: Attempt) -> None:
     """What works outside does not work in a container."""
-    judge(ledger, Inside(ledger.stage, level=JAIL, backend="docker", image=image, require=JAIL), attempt)
+    judge(controls, Inside(controls.canaries, level=JAIL, backend="docker", image=image, require=JAIL), attempt)
 
 
 # Their clock includes the start of a container.
@@ -111,6 +111,8 @@ def kept(image: str) -> Iterator[Kept]:
 
 
 @pytest.mark.parametrize("attempt", list(cells()))
-def test_a_session_in_a_container_holds_it(ledger: Ledger, image: str, kept: Kept, attempt: Attempt) -> None:
+def test_a_session_in_a_container_holds_it(controls: Controls, image: str, kept: Kept, attempt: Attempt) -> None:
     """Nor does it as a cell of a session there."""
-    judge(ledger, Cells(ledger.stage, kept=kept, level=JAIL, backend="docker", image=image, require=JAIL), attempt)
+    judge(
+        controls, Cells(controls.canaries, kept=kept, level=JAIL, backend="docker", image=image, require=JAIL), attempt
+    )

@@ -3,7 +3,7 @@
 from functools import partial
 
 from tests.harness.escape.attempts import BOTH, Attempt
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 change = partial(Attempt, family="files")
 mount = partial(Attempt, family="files", destructive=True, levels=BOTH)
@@ -297,6 +297,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """What the guest changes, it changes for itself alone."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

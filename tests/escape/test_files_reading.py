@@ -3,7 +3,7 @@
 from functools import partial
 
 from tests.harness.escape.attempts import BOTH, Attempt
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 read = partial(Attempt, family="files")
 
@@ -229,6 +229,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """What the host keeps in files stays there."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

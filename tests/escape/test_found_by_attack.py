@@ -11,7 +11,7 @@ import pytest
 import cloche
 from cloche.backends.local.backend import LocalBackend
 from tests.harness.escape.attempts import BOTH, CONFINED, JAIL, Attempt
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 from tests.harness.escape.runners import level_keywords
 
 pytestmark = pytest.mark.both_users
@@ -81,9 +81,9 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """What an attack found open stays closed."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ from cloche.backends.microvm.plan import DISK, INITRD, KERNEL
 from cloche.backends.microvm.qemu import arguments
 from cloche.core.errors import ClocheError
 from tests.harness.escape.attempts import Attempt, Verdict, key_of
-from tests.harness.escape.batch import Rounds
+from tests.harness.escape.batch import Batch
 from tests.harness.escape.checks import COMMANDS
-from tests.harness.escape.controls import Ledger, all_attempts
+from tests.harness.escape.controls import Controls, all_attempts
 from tests.harness.escape.runners import show_on_terminal
 from tests.harness.machines import monitors, with_root
 
@@ -286,7 +286,7 @@ def rooted(microvm_image: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Siege:
+class Rooted:
     """Hold a machine whose root has tried everything once, and what came of it."""
 
     sandbox: cloche.Sandbox
@@ -308,14 +308,14 @@ def digest(image: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def siege(ledger: Ledger, rooted: Path) -> Iterator[Siege]:
-    """Play everything in one machine."""
+def machine(controls: Controls, rooted: Path) -> Iterator[Rooted]:
+    """Run everything in one machine."""
     running, before = monitors(), digest(rooted)
     with cloche.Sandbox(**MACHINE) as sandbox:
         assert sandbox.run(LOOK).stdout == "0 True\n", "the guest is not root, so nothing would be tried"
         (monitor,) = monitors() - running
-        verdicts = Rounds(sandbox, ledger.stage, slowness=SLOWNESS).verdicts(attempts())
-        yield Siege(sandbox=sandbox, verdicts=verdicts, before=before, held=opened_by(monitor))
+        verdicts = Batch(sandbox, controls.canaries, slowness=SLOWNESS).verdicts(attempts())
+        yield Rooted(sandbox=sandbox, verdicts=verdicts, before=before, held=opened_by(monitor))
 
 
 def opened_by(monitor: int) -> Mapping[str, str]:
@@ -334,21 +334,21 @@ def opened_by(monitor: int) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("attempt", [pytest.param(one, id=f"{one.family}: {one.name}") for one in attempts()])
-def test_the_root_of_a_machine_is_held(ledger: Ledger, siege: Siege, attempt: Attempt) -> None:
+def test_the_root_of_a_machine_is_held(controls: Controls, machine: Rooted, attempt: Attempt) -> None:
     """It reaches nothing of the host's, and nothing that it was not given."""
     if attempt not in OWN:
-        assert ledger.control(attempt).breach, "it does not work outside"
-    verdict = siege.verdicts[key_of(attempt)]
+        assert controls.control(attempt).breach, "it does not work outside"
+    verdict = machine.verdicts[key_of(attempt)]
     assert not verdict.breach, f"escaped from a virtual machine: {verdict.breach}"
     assert verdict.stopped_by, f"broke instead of trying: {verdict.trace}"
 
 
-def test_a_remount_changes_nothing_outside(siege: Siege, rooted: Path) -> None:
+def test_a_remount_changes_nothing_outside(machine: Rooted, rooted: Path) -> None:
     """The image is what it was, byte for byte: the monitor itself holds it for reading alone, and no other file."""
-    assert digest(rooted) == siege.before
-    assert siege.held[str(rooted / DISK)] == "read"
+    assert digest(rooted) == machine.before
+    assert machine.held[str(rooted / DISK)] == "read"
     ours = {str(rooted / name) for name in (KERNEL, INITRD, DISK)}
-    others = {path: how for path, how in siege.held.items() if path not in ours and not path.startswith("/dev/")}
+    others = {path: how for path, how in machine.held.items() if path not in ours and not path.startswith("/dev/")}
     assert not others
 
 
@@ -365,11 +365,11 @@ def forge(sandbox: cloche.Sandbox, what: str) -> str:
     return end
 
 
-def test_forged_words_end_their_own_machine(siege: Siege) -> None:
+def test_forged_words_end_their_own_machine(machine: Rooted) -> None:
     """Root may tell the host that its place has ended, or nonsense: the run is lost, and nobody waits."""
-    assert forge(siege.sandbox, "no room") in LOST
+    assert forge(machine.sandbox, "no room") in LOST
     with pytest.raises(ClocheError):
-        siege.sandbox.run("print(1)")
+        machine.sandbox.run("print(1)")
 
 
 @pytest.mark.soak
@@ -394,7 +394,7 @@ def test_last_words_do_not_reach_a_terminal(rooted: Path, tmp_path: Path) -> Non
 
 @pytest.mark.soak
 def test_a_write_to_the_disk_would_be_seen(
-    ledger: Ledger, rooted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    controls: Controls, rooted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the monitor may write to the disk, the same attempts change the image."""
     image = tmp_path / "image"
@@ -405,7 +405,7 @@ def test_a_write_to_the_disk_would_be_seen(
     monkeypatch.setattr(qemu, "arguments", writable_arguments)
     monkeypatch.setattr(qemu, "opened", opened_for_writing)
     with cloche.Sandbox(**MACHINE) as sandbox:
-        Rounds(sandbox, ledger.stage, slowness=SLOWNESS).play(OWN[:2], lambda *_: None)
+        Batch(sandbox, controls.canaries, slowness=SLOWNESS).run_all(OWN[:2], lambda *_: None)
     assert digest(image) != before
 
 

@@ -19,11 +19,11 @@ from tests.harness.escape.attempts import (
     judge,
     key_of,
     places_of,
-    play,
+    run_check,
 )
-from tests.harness.escape.batch import Rounds
+from tests.harness.escape.batch import Batch
 from tests.harness.escape.cells import Cells
-from tests.harness.escape.controls import Ledger, all_attempts
+from tests.harness.escape.controls import Controls, all_attempts
 from tests.harness.escape.runners import Inside, new_token, survivors, whole_program
 
 LEAST_COUNTED = 100 if IS_ROOT else 80
@@ -46,15 +46,15 @@ def test_names_are_unique() -> None:
 
 
 @pytest.mark.soak
-def test_enough_attempts_count(ledger: Ledger) -> None:
+def test_enough_attempts_count(controls: Controls) -> None:
     """At least a hundred attempts are shown to work outside when root makes them."""
-    counted = list(ledger.counted(all_attempts()))
-    print("\n".join(ledger.report()))
+    counted = list(controls.counted(all_attempts()))
+    print("\n".join(controls.report()))
     assert len(counted) >= LEAST_COUNTED
 
 
 def test_what_is_left_out_is_there() -> None:
-    """The tables name attempts that exist, and that would be played as cells."""
+    """The tables name attempts that exist, and that would be run as cells."""
     known = {key_of(attempt): attempt for attempt in all_attempts()}
     for key in NOT_AS_CELL:
         assert JAIL in known[key].levels
@@ -63,37 +63,37 @@ def test_what_is_left_out_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", WITHOUT_WALLS)
-def test_a_breach_is_seen(name: str, ledger: Ledger) -> None:
+def test_a_breach_is_seen(name: str, controls: Controls) -> None:
     """Where there are no walls, the same checks report that the attempt escaped."""
     attempt = next(a for a in all_attempts() if key_of(a) == name)
-    place = Inside(ledger.stage, level="process", backend="subprocess", screen="off")
-    assert play(attempt, place, ledger.stage).breach
+    runner = Inside(controls.canaries, level="process", backend="subprocess", screen="off")
+    assert run_check(attempt, runner, controls.canaries).breach
 
 
 @pytest.mark.parametrize("name", WITHOUT_WALLS)
-def test_a_breach_in_a_cell_is_seen(name: str, ledger: Ledger) -> None:
+def test_a_breach_in_a_cell_is_seen(name: str, controls: Controls) -> None:
     """So they do when the attempt is a cell of a session."""
     attempt = next(a for a in all_attempts() if key_of(a) == name)
-    with closing(Cells(ledger.stage, level="process", screen="off")) as place:
-        assert play(attempt, place, ledger.stage).breach
+    with closing(Cells(controls.canaries, level="process", screen="off")) as runner:
+        assert run_check(attempt, runner, controls.canaries).breach
 
 
 @pytest.mark.parametrize("where", [SESSION, FORK])
-def test_a_survivor_would_be_seen(where: str, ledger: Ledger) -> None:
+def test_a_survivor_would_be_seen(where: str, controls: Controls) -> None:
     """What a cell starts is found on the host by the token of its run, as long as the session lives."""
     lingers = "import time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(30)\n"
     attempt = Attempt(name="linger", family="harness", code=lingers)
-    with ledger.place(where).workspace(attempt) as workspace:
+    with controls.runner(where).workspace(attempt) as workspace:
         token = workspace.run(attempt.code).token
         assert len(survivors(token)) == 2  # and the interpreter, which bears the name of its last run
     assert not survivors(token)
 
 
-def test_a_survivor_of_a_run_would_be_seen(ledger: Ledger) -> None:
+def test_a_survivor_of_a_run_would_be_seen(controls: Controls) -> None:
     """So is the process of a run, whose command line is not its own."""
     token, found = new_token(), []
     attempt = Attempt(name="wait", family="harness", code="import time\nos.write(1, b'up')\ntime.sleep(60)")
-    argument = json.dumps({**ledger.stage.targets, "neighbour": ledger.stage.neighbour(), "token": token})
+    argument = json.dumps({**controls.canaries.targets, "neighbour": controls.canaries.neighbour(), "token": token})
 
     def look(*_: object) -> None:
         found.extend(survivors(token))
@@ -105,11 +105,11 @@ def test_a_survivor_of_a_run_would_be_seen(ledger: Ledger) -> None:
     assert not survivors(token)
 
 
-def test_a_round_sees_what_a_run_would(ledger: Ledger) -> None:
+def test_a_batch_sees_what_a_run_would(controls: Controls) -> None:
     """Of attempts that follow one another in one run: a success, a crash, a refusal, and one that ends the run."""
     codes = {
         "success": "escaped('by name')",
-        "secret": f"print({ledger.stage.secrets['a file in /tmp']!r})",
+        "secret": f"print({controls.canaries.secrets['a file in /tmp']!r})",
         "crash": "1 / 0",
         "refusal": "os.rmdir('/')",
         "end": "os.kill(os.getppid(), 9)\nimport time\ntime.sleep(20)",
@@ -118,9 +118,9 @@ def test_a_round_sees_what_a_run_would(ledger: Ledger) -> None:
     attempts = [Attempt(name=name, family="harness", code=code) for name, code in codes.items()]
     seen: dict[str, Verdict] = {}
     with cloche.Sandbox() as sandbox:
-        place = Rounds(sandbox, ledger.stage, slowness=1)
-        place.play(attempts, lambda attempt, one: seen.__setitem__(attempt.name, judge(one, ledger.stage)))
-        believed = place.verdicts(attempts[:1] + attempts[4:])
+        runner = Batch(sandbox, controls.canaries, slowness=1)
+        runner.run_all(attempts, lambda attempt, one: seen.__setitem__(attempt.name, judge(one, controls.canaries)))
+        believed = runner.verdicts(attempts[:1] + attempts[4:])
     assert [name for name, verdict in seen.items() if verdict.breach] == ["success", "secret"]
     assert [name for name, verdict in seen.items() if verdict.stopped_by] == ["refusal", "end", "last"]
     assert "ZeroDivisionError" in seen["crash"].trace

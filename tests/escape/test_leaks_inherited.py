@@ -3,7 +3,7 @@
 from functools import partial
 
 from tests.harness.escape.attempts import BOTH, Attempt
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 leak = partial(Attempt, family="leaks")
 
@@ -288,6 +288,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """The guest gets what the request gives it and nothing that the caller merely has."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

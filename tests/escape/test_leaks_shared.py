@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from tests.harness.escape.attempts import BOTH, Attempt
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 OWNERS = ("host", "neighbour")
 
@@ -119,6 +119,6 @@ if kind != fcntl.F_UNLCK:
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """Nothing that processes can share is shared with a sandbox."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

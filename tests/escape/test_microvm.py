@@ -1,7 +1,7 @@
-"""The attempts of every module once more, in virtual machines: whole rounds of them in a few shared ones.
+"""The attempts of every module once more, in virtual machines: whole batches of them in a few shared ones.
 
-Emulated, a machine takes seconds to boot and each run in it one more, so nearly all are played many to a run. Each has
-its own verdict, and its control is played outside as ever.
+Emulated, a machine takes seconds to boot and each run in it one more, so nearly all are run many at once. Each has
+its own verdict, and its control is run outside as ever.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import cloche
-from tests.harness.escape.attempts import JAIL, Attempt, Verdict, judge, key_of, play
-from tests.harness.escape.batch import Hearing, Rounds, build_script
+from tests.harness.escape.attempts import JAIL, Attempt, Verdict, judge, key_of, run_check
+from tests.harness.escape.batch import Batch, BatchOutput, build_program
 from tests.harness.escape.checks import COMMANDS, LAST_WORD
-from tests.harness.escape.controls import Ledger, all_attempts
+from tests.harness.escape.controls import Controls, all_attempts
 from tests.harness.escape.runners import run_on_terminal, show_on_terminal
-from tests.harness.escape.targets import Stage
+from tests.harness.escape.targets import Canaries
 from tests.harness.machines import monitors
 
 pytestmark = [pytest.mark.root, pytest.mark.soak, pytest.mark.timeout(900)]
@@ -87,45 +87,45 @@ def attempts() -> list[Attempt]:
     return [attempt for attempt in all_attempts() if JAIL in attempt.levels and attempt.has_control_here]
 
 
-def scenario_of(attempt: Attempt) -> str:
-    """Return the name of an attempt's scenario."""
-    return getattr(attempt.scenario, "__qualname__", "").partition(".")[0]
+def check_of(attempt: Attempt) -> str:
+    """Return the name of an attempt's check."""
+    return getattr(attempt.check, "__qualname__", "").partition(".")[0]
 
 
 def kind_of(attempt: Attempt) -> str:
-    """Say how an attempt is played here."""
-    scenario = scenario_of(attempt)
+    """Say how an attempt is run here."""
+    check = check_of(attempt)
     if attempt.terminal:
-        return "shown" if scenario else "typed"
+        return "shown" if check else "typed"
     if attempt.first:
         return "residue"
     if attempt.limits.get("cpus", 2) < 1:
         return "slow"
     if set(SMALL) & set(attempt.limits):
-        return "small alone" if scenario else "small"
-    if scenario == "saved":
+        return "small alone" if check else "small"
+    if check == "saved":
         return "files out"
-    if scenario in ("reads", "writes"):
+    if check in ("reads", "writes"):
         return "files"
-    return scenario or "plain"
+    return check or "plain"
 
 
 def of_kind(kind: str) -> list[Attempt]:
-    """Return the attempts that are played in this way."""
+    """Return the attempts that are run in this way."""
     return [attempt for attempt in attempts() if kind_of(attempt) == kind]
 
 
-class Night:
-    """Play all of them, and remember the verdicts."""
+class Machines:
+    """Run all of them, and remember the verdicts."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, canaries: Canaries) -> None:
+        self.canaries = canaries
         self.verdicts: dict[str, Verdict] = {}
 
     def run(self) -> None:
-        """Open the machines, one or two at a time, and play."""
+        """Open the machines, one or two at a time, and run."""
         with cloche.Sandbox(**MACHINE) as sandbox:
-            wide = Rounds(sandbox, self.stage, slowness=SLOWNESS)
+            wide = Batch(sandbox, self.canaries, slowness=SLOWNESS)
             self.verdicts |= wide.verdicts(of_kind("plain"), believed=tuple(NOT_HELD))
             self._prepared(wide, of_kind("outlives"))
             self._prepared(wide, [*of_kind("files out"), *of_kind("files")])
@@ -133,66 +133,68 @@ class Night:
                 for attempt in of_kind(kind):
                     self._alone(wide, attempt)
             with cloche.Sandbox(**MACHINE, **SMALL) as other:
-                small = Rounds(other, self.stage, slowness=SLOWNESS)
+                small = Batch(other, self.canaries, slowness=SLOWNESS)
                 self.verdicts |= small.verdicts(of_kind("small"), believed=tuple(NOT_HELD))
                 for attempt in of_kind("small alone"):
                     self._alone(small, attempt)
             self._residue(wide)
         with cloche.Sandbox(**{**MACHINE, "cpus": 0.25}) as sandbox:
-            self.verdicts |= Rounds(sandbox, self.stage, slowness=SLOWNESS).verdicts(of_kind("slow"))
+            self.verdicts |= Batch(sandbox, self.canaries, slowness=SLOWNESS).verdicts(of_kind("slow"))
         self._typed(of_kind("typed"))
         self._shown(of_kind("shown"))
 
-    def _alone(self, place: Rounds, attempt: Attempt) -> None:
-        self.verdicts[key_of(attempt)] = play(attempt, place, self.stage)
+    def _alone(self, runner: Batch, attempt: Attempt) -> None:
+        self.verdicts[key_of(attempt)] = run_check(attempt, runner, self.canaries)
 
-    def _prepared(self, place: Rounds, those: Sequence[Attempt]) -> None:
-        place.prepare(those)
+    def _prepared(self, runner: Batch, those: Sequence[Attempt]) -> None:
+        runner.prepare(those)
         for attempt in those:
-            self._alone(place, attempt)
+            self._alone(runner, attempt)
 
-    def _residue(self, place: Rounds) -> None:
-        """Play the first programs in another machine, which goes on with what they left, and then the second ones."""
+    def _residue(self, runner: Batch) -> None:
+        """Run the first programs in another machine, which goes on with what they left, and then the second ones."""
         those, all_done = of_kind("residue"), threading.Event()
-        script = build_script(those, self.stage.targets, slowness=SLOWNESS, is_first=True, stays=True, waits=True)
+        program = build_program(those, self.canaries.targets, slowness=SLOWNESS, is_first=True, stays=True, waits=True)
         firsts: dict[str, Verdict] = {}
-        hearing = Hearing(script, lambda attempt, seen: firsts.__setitem__(key_of(attempt), judge(seen, self.stage)))
+        output = BatchOutput(
+            program, lambda attempt, seen: firsts.__setitem__(key_of(attempt), judge(seen, self.canaries))
+        )
 
-        def hear(stream: str, data: bytes) -> None:
-            hearing.hear(stream, data)
-            if hearing.is_over:
+        def receive(stream: str, data: bytes) -> None:
+            output.receive(stream, data)
+            if output.is_over:
                 all_done.set()
 
         def live(sandbox: cloche.Sandbox) -> None:
             with suppress(cloche.ClocheError):  # it is ended with its machine
-                sandbox.run(script.code, timeout=600, on_output=hear)
+                sandbox.run(program.code, timeout=600, on_output=receive)
             all_done.set()
 
         with cloche.Sandbox(**MACHINE) as sandbox:
             thread = threading.Thread(target=live, args=(sandbox,))
             thread.start()
             assert all_done.wait(120), "the first programs take too long"
-            assert hearing.is_over, "the first programs did not all end"
-            self.verdicts |= place.verdicts(those)
+            assert output.is_over, "the first programs did not all end"
+            self.verdicts |= runner.verdicts(those)
             assert thread.is_alive(), "what the first programs had left was gone too early"
         thread.join()
         self.verdicts |= {key: one for key, one in firsts.items() if one.breach or not one.stopped_by}
 
     def _typed(self, those: Sequence[Attempt]) -> None:
-        """Play from a process that has a terminal."""
-        script = build_script(those, self.stage.targets, slowness=SLOWNESS)
-        seen = run_on_terminal({**MACHINE, "code": script.code}, "", patience_s=120)
-        Hearing(script, self._take).hear("stdout", seen.stdout.encode())
+        """Run from a process that has a terminal."""
+        program = build_program(those, self.canaries.targets, slowness=SLOWNESS)
+        seen = run_on_terminal({**MACHINE, "code": program.code}, "", patience_s=120)
+        BatchOutput(program, self._take).receive("stdout", seen.stdout.encode())
 
     def _take(self, attempt: Attempt, seen: Any) -> None:
-        self.verdicts[key_of(attempt)] = judge(seen, self.stage)
+        self.verdicts[key_of(attempt)] = judge(seen, self.canaries)
 
     def _shown(self, those: Sequence[Attempt]) -> None:
         """Run as a person would, on a terminal, and look for commands among what the terminal gets."""
-        script = build_script(those, self.stage.targets, slowness=SLOWNESS, is_shown=True)
-        program = self.stage.folder("/tmp") / "shown.py"
-        program.write_text(script.code)
-        words = [sys.executable, "-m", "cloche", "run", f"--backend={VM}", "--timeout=120", str(program)]
+        program = build_program(those, self.canaries.targets, slowness=SLOWNESS, is_shown=True)
+        file = self.canaries.folder("/tmp") / "shown.py"
+        file.write_text(program.code)
+        words = [sys.executable, "-m", "cloche", "run", f"--backend={VM}", "--timeout=120", str(file)]
         seen = show_on_terminal(words)
         found = [repr(command) for command in COMMANDS if command in seen]
         is_whole = seen.count(LAST_WORD) == len(those)
@@ -205,22 +207,22 @@ class Night:
 
 
 @pytest.fixture(scope="module")
-def verdicts(ledger: Ledger, microvm_image: Path) -> Iterator[dict[str, Verdict]]:
-    """Play everything; afterwards no machine is left."""
+def verdicts(controls: Controls, microvm_image: Path) -> Iterator[dict[str, Verdict]]:
+    """Run everything; afterwards no machine is left."""
     before = monitors()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLOCHE_MICROVM_IMAGE", str(microvm_image))
         patch.setenv("XDG_CACHE_HOME", str(microvm_image.parents[2]))
-        night = Night(ledger.stage)
-        night.run()
-        yield night.verdicts
+        machines = Machines(controls.canaries)
+        machines.run()
+        yield machines.verdicts
     assert monitors() <= before
 
 
 @pytest.mark.parametrize("attempt", [pytest.param(one, id=f"{one.family}: {one.name}") for one in attempts()])
-def test_a_machine_holds_it(ledger: Ledger, verdicts: dict[str, Verdict], attempt: Attempt) -> None:
+def test_a_machine_holds_it(controls: Controls, verdicts: dict[str, Verdict], attempt: Attempt) -> None:
     """What works outside does not work in a machine."""
-    ledger.control(attempt)
+    controls.control(attempt)
     verdict = verdicts[key_of(attempt)]
     why = NOT_HELD.get(key_of(attempt))
     if why is not None:

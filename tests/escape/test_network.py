@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from tests.harness.escape.attempts import BOTH, JAIL, Attempt
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 OWNERS = ("host", "neighbour")
 attempt = partial(Attempt, family="network", levels=BOTH)
@@ -207,6 +207,6 @@ saw(caller.recv(64))
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """With the network off, nothing can be reached, neither by address nor by name nor by path."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

@@ -4,12 +4,12 @@ from functools import partial
 
 from tests.harness.escape.attempts import BOTH, Attempt
 from tests.harness.escape.checks import captures_at_most, prints_to_terminal, returns_by
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 HELD = 1 << 20
-flood = partial(Attempt, family="output", levels=BOTH, scenario=captures_at_most(HELD), limits={"timeout": 15})
+flood = partial(Attempt, family="output", levels=BOTH, check=captures_at_most(HELD), limits={"timeout": 15})
 broken = partial(Attempt, family="output", levels=BOTH)
-command = partial(Attempt, family="output", scenario=prints_to_terminal, terminal=True)
+command = partial(Attempt, family="output", check=prints_to_terminal, terminal=True)
 
 ATTEMPTS = (
     flood(
@@ -72,7 +72,7 @@ ATTEMPTS = (
         family="output",
         levels=BOTH,
         limits={"timeout": 0.6},
-        scenario=returns_by(2.0),
+        check=returns_by(2.0),
         code="""
         import signal
         for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
@@ -109,6 +109,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """Output is data: bounded, always text, and never a command."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

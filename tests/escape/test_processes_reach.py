@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from tests.harness.escape.attempts import BOTH, Attempt
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 reach = partial(Attempt, family="processes")
 OWNERS = ("host", "neighbour")
@@ -187,6 +187,6 @@ escaped()
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """No process of the host or of another sandbox can be reached."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.harness.escape.attempts import BOTH, Attempt
 from tests.harness.escape.checks import outlives, returns_by
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 # Live on for a while in a process that nobody waits for. Its command line, and so its token, are the run's own.
 LINGER = """
@@ -20,8 +20,8 @@ def linger(seconds=2):
     os._exit(0)
 """
 
-survive = partial(Attempt, family="processes", scenario=outlives, levels=BOTH)
-delay = partial(Attempt, family="processes", scenario=returns_by(1.7), levels=BOTH)
+survive = partial(Attempt, family="processes", check=outlives, levels=BOTH)
+delay = partial(Attempt, family="processes", check=returns_by(1.7), levels=BOTH)
 
 
 def lingering(name: str, code: str, **keywords: Any) -> Attempt:
@@ -268,6 +268,6 @@ os.kill(os.getpid(), signal.SIGSEGV)
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """Nothing of a run is left when it has ended, and the host never waits for it."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

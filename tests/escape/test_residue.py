@@ -4,7 +4,7 @@ import os
 from functools import partial
 
 from tests.harness.escape.attempts import Attempt
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 residue = partial(Attempt, family="residue")
 LEFT = f"escape-left-{os.getpid()}"  # outside, where the suites of two users and their controls run at once
@@ -193,6 +193,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """A run finds nothing of the run before it."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

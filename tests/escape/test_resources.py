@@ -4,7 +4,7 @@ from functools import partial
 
 from tests.harness.escape.attempts import BOTH, Attempt
 from tests.harness.escape.checks import returns_by
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 SMALL = {"memory": "48m", "disk": "16m", "timeout": 12}
 ALL_OF_IT = 320  # MiB: more than the memory, the workspace, /tmp and /dev/shm together
@@ -278,7 +278,7 @@ ATTEMPTS = (
     other(
         name="time without end",
         limits={"timeout": 0.4},
-        scenario=returns_by(1.7),
+        check=returns_by(1.7),
         code="""
         import signal
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -337,6 +337,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """A limit is a limit, whichever way around it is tried."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cloche.backends.gvisor.backend import RunscBackend
-from tests.harness.escape.attempts import JAIL, Attempt, play
-from tests.harness.escape.controls import Ledger, all_attempts
+from tests.harness.escape.attempts import JAIL, Attempt, run_check
+from tests.harness.escape.controls import Controls, all_attempts
 from tests.harness.escape.runners import Inside
 
 pytestmark = pytest.mark.usefixtures("runsc_alone")
@@ -69,12 +69,12 @@ def attempts() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("attempt", list(attempts()))
-def test_gvisor_holds_it(ledger: Ledger, attempt: Attempt) -> None:
+def test_gvisor_holds_it(controls: Controls, attempt: Attempt) -> None:
     """What works outside does not work in it."""
-    ledger.control(attempt)
-    place = Inside(ledger.stage, level=GVISOR, backend="gvisor", require=GVISOR)
-    verdict = play(attempt, place, ledger.stage)
-    if verdict.breach and place.promises.get(attempt.promise, "enforced") != "enforced":
+    controls.control(attempt)
+    runner = Inside(controls.canaries, level=GVISOR, backend="gvisor", require=GVISOR)
+    verdict = run_check(attempt, runner, controls.canaries)
+    if verdict.breach and runner.promises.get(attempt.promise, "enforced") != "enforced":
         return
     why = NOT_HELD.get(f"{attempt.family}/{attempt.name}")
     if why is not None:

@@ -203,7 +203,7 @@ def test_who_is_deaf_to_interrupts_dies_with_all_that_it_started() -> None:
     """Some seconds after the time-out nobody is left, in a session as in a fork, while other cells go on."""
     names = {way: f"deaf-{secrets.token_hex(4)}" for way in DEAF}
 
-    def play(way: str, *, is_fork: bool) -> float:
+    def end(way: str, *, is_fork: bool) -> float:
         with cloche.Sandbox() as sandbox:
             session = sandbox.session()
             one = session.fork(1)[0] if is_fork else session
@@ -215,6 +215,6 @@ def test_who_is_deaf_to_interrupts_dies_with_all_that_it_started() -> None:
             return time.monotonic() - began
 
     with ThreadPoolExecutor(2 * len(DEAF)) as pool:
-        waited = list(pool.map(lambda both: play(both[0], is_fork=both[1]), itertools.product(DEAF, (False, True))))
+        waited = list(pool.map(lambda both: end(both[0], is_fork=both[1]), itertools.product(DEAF, (False, True))))
     assert max(waited) < 60
     assert not [name for name in names.values() if survivors(name)]

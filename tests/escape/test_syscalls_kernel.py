@@ -3,7 +3,7 @@
 from functools import partial
 
 from tests.harness.escape.attempts import BOTH, Attempt
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 call = partial(Attempt, family="system calls", levels=BOTH)
 as_root = partial(call, root_only="the kernel asks for capabilities of the host")
@@ -173,6 +173,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """What programs do not need from the kernel is out of reach."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

@@ -3,7 +3,7 @@
 from functools import partial
 
 from tests.harness.escape.attempts import BOTH, Attempt
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 build = partial(Attempt, family="system calls", levels=BOTH)
 
@@ -114,6 +114,6 @@ ATTEMPTS = (
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """No namespace can be made or entered."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

@@ -4,9 +4,9 @@ from functools import partial
 
 from tests.harness.escape.attempts import BOTH, Attempt
 from tests.harness.escape.checks import races, reads, saved, saved_over, writes
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
-out = partial(Attempt, family="way out", scenario=saved)
+out = partial(Attempt, family="way out", check=saved)
 file_out = partial(Attempt, family="way out", code="pass")
 
 SWAP = """
@@ -87,13 +87,13 @@ ATTEMPTS = (
     ),
     out(
         name="over a link in the target",
-        scenario=saved_over({"loot": "victim"}),
+        check=saved_over({"loot": "victim"}),
         levels=BOTH,
         code="""open("loot", "w").write("harm")""",
     ),
     out(
         name="through a folder link in the target",
-        scenario=saved_over({"folder": "folder"}),
+        check=saved_over({"folder": "folder"}),
         code="""
         os.mkdir("folder")
         open("folder/victim", "w").write("harm")
@@ -101,50 +101,48 @@ ATTEMPTS = (
     ),
     out(
         name="with names that are terminal commands and paths",
-        scenario=saved_over({"..loot": "victim"}),
+        check=saved_over({"..loot": "victim"}),
         code="""
         for name in (b"..loot", b"-rf", b"a\\nb", b"\\xff\\xfe", b"\\x1b[2J", b"con", b"..."):
             open(name, "w").write("harm")
         """,
     ),
-    file_out(name="read a link", scenario=reads("loot"), levels=BOTH, code="""os.symlink(T["public"], "loot")"""),
+    file_out(name="read a link", check=reads("loot"), levels=BOTH, code="""os.symlink(T["public"], "loot")"""),
     file_out(
         name="read through a folder link",
-        scenario=reads("folder/public"),
+        check=reads("folder/public"),
         code="""os.symlink(os.path.dirname(T["public"]), "folder")""",
     ),
-    file_out(name="read by climbing", scenario=reads("../../../../../../..{public}"), levels=BOTH),
-    file_out(name="read by an absolute path", scenario=reads("{public}"), levels=BOTH),
+    file_out(name="read by climbing", check=reads("../../../../../../..{public}"), levels=BOTH),
+    file_out(name="read by an absolute path", check=reads("{public}"), levels=BOTH),
     file_out(
         name="read the reader's descriptors",
-        scenario=reads("loot"),
+        check=reads("loot"),
         code="""os.symlink(f"/proc/self/fd/{T['descriptor']}", "loot")""",
     ),
-    file_out(name="read a fifo", scenario=reads("loot"), levels=BOTH, code="""os.mkfifo("loot")"""),
-    file_out(
-        name="write over a link", scenario=writes("loot"), levels=BOTH, code="""os.symlink(T["victim"], "loot")"""
-    ),
+    file_out(name="read a fifo", check=reads("loot"), levels=BOTH, code="""os.mkfifo("loot")"""),
+    file_out(name="write over a link", check=writes("loot"), levels=BOTH, code="""os.symlink(T["victim"], "loot")"""),
     file_out(
         name="write through a folder link",
-        scenario=writes("folder/victim"),
+        check=writes("folder/victim"),
         code="""os.symlink(T["folder"], "folder")""",
     ),
-    file_out(name="write by climbing", scenario=writes("../../../../../../..{victim}"), levels=BOTH),
-    file_out(name="write by an absolute path", scenario=writes("{victim}"), levels=BOTH),
-    file_out(name="write into a fifo", scenario=writes("loot"), code="""os.mkfifo("loot")"""),
+    file_out(name="write by climbing", check=writes("../../../../../../..{victim}"), levels=BOTH),
+    file_out(name="write by an absolute path", check=writes("{victim}"), levels=BOTH),
+    file_out(name="write into a fifo", check=writes("loot"), code="""os.mkfifo("loot")"""),
     file_out(
         name="a race for reading",
-        scenario=races("read"),
+        check=races("read"),
         code=SWAP.format(make='os.symlink(T["public"], "next")'),
     ),
     file_out(
         name="a race for writing",
-        scenario=races("write"),
+        check=races("write"),
         code=SWAP.format(make='os.symlink(T["victim"], "next")'),
     ),
 )
 
 
-def test_contained(attempt: Attempt, where: str, ledger: Ledger) -> None:
+def test_contained(attempt: Attempt, where: str, controls: Controls) -> None:
     """Only regular files come out, only what the guest wrote, and only to where the host said."""
-    ledger.assert_contained(attempt, where)
+    controls.assert_contained(attempt, where)

@@ -20,7 +20,7 @@ import pytest
 import cloche
 from cloche.jail.clone_namespaces import FOLDER, copy_tree
 from cloche.sync import Session
-from tests.harness.escape.controls import Ledger
+from tests.harness.escape.controls import Controls
 
 RACE_S, MOST_S = 0.8, 30.0
 
@@ -182,9 +182,9 @@ for way in ('loot', 'folder/public', 'folder/victim'):
 """
 
 
-def test_links_out_are_not_followed(ledger: Ledger, session: Session) -> None:
+def test_links_out_are_not_followed(controls: Controls, session: Session) -> None:
     """Links to the host's files and folders stay links, which lead nowhere in a fork."""
-    targets, secrets = ledger.stage.targets, ledger.stage.secrets
+    targets, secrets = controls.canaries.targets, controls.canaries.secrets
     assert secrets["a file in /tmp"] in Path(targets["public"]).read_text()
     session.run(f"import os; os.symlink({targets['public']!r}, 'loot'); os.symlink({targets['folder']!r}, 'folder')")
     with session.fork(1)[0] as fork:
@@ -195,7 +195,7 @@ def test_links_out_are_not_followed(ledger: Ledger, session: Session) -> None:
                 fork.read_file(path)
         with pytest.raises(cloche.ClocheError):
             fork.write_file("folder/victim", "harm")
-    assert not ledger.stage.harm()
+    assert not controls.canaries.harm()
 
 
 def _race(copy: Callable[[Path, Path], None], folder: Path, sought: str) -> str:

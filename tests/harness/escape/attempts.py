@@ -1,8 +1,8 @@
 """What an escape attempt is, and how it is judged.
 
-Theory of operation. An attempt is one program. It is played twice by the same scenario: outside, where it must
+Theory of operation. An attempt is one program. It is run twice, with the same check: outside, where it must
 succeed (that is its control, the proof that it would work), and in a sandbox, where it must not. It succeeds when it
-prints `ESCAPED`, when the secret of a planted canary turns up in its output, or when the scenario finds its effect on
+prints `ESCAPED`, when the secret of a planted canary turns up in its output, or when the check finds its effect on
 the host. It is contained when none of this happened and the program either said `CONTAINED` or was stopped. A program
 that just crashed has proved nothing and fails the test. An attempt whose control does not succeed is listed with the
 reason and not counted.
@@ -17,8 +17,8 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.harness.escape.runners import Place
-    from tests.harness.escape.targets import Stage
+    from tests.harness.escape.runners import Runner
+    from tests.harness.escape.targets import Canaries
 
 JAIL, CONFINED = "jail", "confined"
 BOTH = (JAIL, CONFINED)
@@ -33,7 +33,7 @@ STOPPED = frozenset({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Hold what came of a play: how it succeeded (`breach`) or what held it (`stopped_by`); a crash has neither."""
+    """Hold what came of a run: how it succeeded (`breach`) or what held it (`stopped_by`); a crash has neither."""
 
     breach: str = ""
     stopped_by: str = ""
@@ -54,7 +54,7 @@ class Seen:
     promises: Mapping[str, str] = field(default_factory=dict)
 
 
-Scenario = Callable[["Attempt", "Place", "Stage"], Verdict]
+Check = Callable[["Attempt", "Runner", "Canaries"], Verdict]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Attempt:
     code: str
     first: str = ""
     language: str = "python"
-    scenario: Scenario | None = None
+    check: Check | None = None
     limits: Mapping[str, Any] = field(default_factory=dict)
     levels: tuple[str, ...] = (JAIL,)
     destructive: bool = False
@@ -90,13 +90,13 @@ class Attempt:
         return IS_ROOT or not self.root_only
 
 
-def judge(seen: Seen, stage: Stage) -> Verdict:
+def judge(seen: Seen, canaries: Canaries) -> Verdict:
     """Return the verdict on one run, from its output and from what became of the canaries."""
     output = seen.stdout + "\n" + seen.stderr
     lines = output.splitlines()
     claims = [line for line in lines if line.startswith("ESCAPED")]
-    leaks = [f"saw {name}" for name, secret in stage.secrets.items() if secret in output]
-    harm = stage.harm()
+    leaks = [f"saw {name}" for name, secret in canaries.secrets.items() if secret in output]
+    harm = canaries.harm()
     if claims or leaks or harm:
         return Verdict(breach="; ".join([*claims, *leaks, *harm]))
     refusals = [line for line in lines if line.startswith("CONTAINED")]
@@ -104,25 +104,25 @@ def judge(seen: Seen, stage: Stage) -> Verdict:
     return Verdict(stopped_by=stopped_by, trace=f"{seen.status}, exit {seen.exit_code}\n{output[-2000:]}")
 
 
-def run_once(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
-    """Play the plain scenario: run the first program if there is one, then the attempt, and look at what it says."""
+def run_once(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
+    """Be the plain check: run the first program if there is one, then the attempt, and look at what it says."""
     if attempt.first:
-        before = judge(place.run(attempt, code=attempt.first), stage)
+        before = judge(runner.run(attempt, code=attempt.first), canaries)
         if before.breach or not before.stopped_by:
             return before
     try:
-        return judge(place.run(attempt), stage)
+        return judge(runner.run(attempt), canaries)
     except UnicodeDecodeError as error:
         return Verdict(breach=f"the host choked on the output: {error}")
 
 
-def play(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
-    """Play the attempt's scenario in one place."""
-    return (attempt.scenario or run_once)(attempt, place, stage)
+def run_check(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
+    """Run the attempt with one runner, and return what its check says."""
+    return (attempt.check or run_once)(attempt, runner, canaries)
 
 
 # By family and name: why it makes no sense in a cell.
-PATIENCE = "who resists the interrupt of a time-out has three seconds more: test_sessions.py plays them as cells"
+PATIENCE = "who resists the interrupt of a time-out has three seconds more: test_sessions.py runs them as cells"
 NOT_AS_CELL: Mapping[str, str] = {
     "processes/ignore every signal that asks": PATIENCE,
     "processes/outlive a time-out": PATIENCE,
@@ -144,6 +144,6 @@ def key_of(attempt: Attempt) -> str:
 
 
 def places_of(attempt: Attempt) -> tuple[str, ...]:
-    """Return where an attempt is played: at its levels, and as a cell in a session and in a fork."""
+    """Return where an attempt is run: at its levels, and as a cell in a session and in a fork."""
     is_cell = JAIL in attempt.levels and key_of(attempt) not in NOT_AS_CELL
     return (*attempt.levels, SESSION, FORK) if is_cell else attempt.levels

@@ -1,8 +1,8 @@
-"""Play many attempts one after another in one run, each in a child of its own: the inside of batch.py.
+"""Run many attempts one after another in one run, each in a child of its own: the inside of batch.py.
 
 This text runs wherever attempts run, so it imports nothing of ours. `TOLD` is put before it: JSON with the prelude and
-the plays. Standard output gets a line of JSON when a play begins and when it has ended. What a play leaves behind is
-removed before the next, unless it is said to stay; a play that takes this process with it is the last that was begun.
+the attempts. Standard output gets a line of JSON when one begins and when it has ended. What it leaves behind is
+removed before the next, unless it is said to stay; one that takes this process with it is the last that was begun.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ def tell(**row: object) -> None:
         data = data[os.write(1, data) :]
 
 
-def perform(one: "dict[str, Any]", folder: str, ends: list[int]) -> None:
+def run_attempt(one: "dict[str, Any]", folder: str, ends: list[int]) -> None:
     """Be the attempt; never returns."""
     code = 70
     try:
@@ -63,9 +63,9 @@ def perform(one: "dict[str, Any]", folder: str, ends: list[int]) -> None:
         os._exit(code & 0xFF)
 
 
-def hear(outs: list[int], pid: int, until: float) -> tuple[list[bytes], bool]:
+def receive(outs: list[int], pid: int, until: float) -> tuple[list[bytes], bool]:
     """Return what comes out of the pipes until the process ends, which it does at the latest when its time is over."""
-    heard, is_late = [b"", b""], False
+    received, is_late = [b"", b""], False
     over = os.pidfd_open(pid)
     poll = select.poll()
     for fd in (over, *outs):
@@ -80,23 +80,23 @@ def hear(outs: list[int], pid: int, until: float) -> tuple[list[bytes], bool]:
             until += 3600
         has_ended = over in ready
         for index, fd in enumerate(outs):
-            if fd in ready and not take(fd, heard, index):
+            if fd in ready and not take(fd, received, index):
                 poll.unregister(fd)
     for index, fd in enumerate(outs):
         os.set_blocking(fd, False)
-        while len(heard[index]) < KEPT_BYTES and take(fd, heard, index):
+        while len(received[index]) < KEPT_BYTES and take(fd, received, index):
             pass
     os.close(over)
-    return heard, is_late
+    return received, is_late
 
 
-def take(fd: int, heard: list[bytes], index: int) -> bool:
+def take(fd: int, received: list[bytes], index: int) -> bool:
     """Read what is there, and keep it as long as there is room; tell whether there may be more."""
     try:
         data = os.read(fd, 65536)
     except BlockingIOError:
         return False
-    heard[index] = (heard[index] + data)[:KEPT_BYTES]
+    received[index] = (received[index] + data)[:KEPT_BYTES]
     return bool(data)
 
 
@@ -173,8 +173,8 @@ def tidy(folder: str, kept: dict[str, set[str]]) -> None:
             getattr(libc, control)(number, *((0, IPC_RMID) if kind == "sem" else (IPC_RMID, None)))
 
 
-def play(number: int, one: "dict[str, Any]") -> None:
-    """Play one, and tell how it went."""
+def run_one(number: int, one: "dict[str, Any]") -> None:
+    """Run one, and tell how it went."""
     folder = f"{home}/{one['folder']}"
     kept = {place: set(os.listdir(place)) for place in (home, *SHARED)}
     os.mkdir(folder)
@@ -182,10 +182,10 @@ def play(number: int, one: "dict[str, Any]") -> None:
     pipes, before, began = [os.pipe(), os.pipe()], hits(), time.monotonic()
     pid = os.fork()
     if pid == 0:
-        perform(one, folder, [1, 2] if told["is_shown"] else [end for _, end in pipes])
+        run_attempt(one, folder, [1, 2] if told["is_shown"] else [end for _, end in pipes])
     for _, end in pipes:
         os.close(end)
-    heard, is_late = hear([out for out, _ in pipes], pid, began + one["timeout_s"])
+    received, is_late = receive([out for out, _ in pipes], pid, began + one["timeout_s"])
     seconds = time.monotonic() - began
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     for out, _ in pipes:
@@ -193,13 +193,13 @@ def play(number: int, one: "dict[str, Any]") -> None:
     if not one["stays"]:
         end_all()
         tidy(folder, kept)
-    stdout, stderr = (data.decode(errors="backslashreplace") for data in heard)
+    stdout, stderr = (data.decode(errors="backslashreplace") for data in received)
     status = status_of(code, is_late, before, hits())
     tell(ended=number, stdout=stdout, stderr=stderr, exit_code=code, status=status, seconds=seconds)
 
 
-for number, one in enumerate(told["plays"]):
-    play(number, one)
+for number, one in enumerate(told["attempts"]):
+    run_one(number, one)
 tell(over=True)
 while told["waits"]:
     signal.pause()

@@ -1,4 +1,4 @@
-"""Two more places at level jail: a cell of a live session, and a cell in a fork of one.
+"""Two more runners at level jail: a cell of a live session, and a cell in a fork of one.
 
 Theory of operation. A program becomes two cells: the prelude, and the attempt's own code. Its last word ends the cell
 and not the interpreter, so what it has done to its session is still there when the session is closed. The forks of
@@ -32,7 +32,7 @@ from tests.harness.escape.runners import (
     run_on_terminal,
     show_on_terminal,
 )
-from tests.harness.escape.targets import Stage
+from tests.harness.escape.targets import Canaries
 
 BEFORE = "import sys\nsys.argv = ['cell', {argument!r}]\n"
 # The interpreter's own link to its caller, and the end of a cell: children and other threads end as ever.
@@ -156,21 +156,21 @@ class Origin:
 
 
 class Cells:
-    """Play programs as cells of a session in a sandbox of its own or, given an `origin`, in a fork."""
+    """Run programs as cells of a session in a sandbox of its own or, given an `origin`, in a fork."""
 
     patience_s = 20.0
 
     def __init__(
         self,
-        stage: Stage,
+        canaries: Canaries,
         *,
         origin: Origin | None = None,
         kept: Kept | None = None,
         level: str = JAIL,
         **keywords: Any,
     ) -> None:
-        stage.neighbour()
-        self.targets = stage.targets
+        canaries.neighbour()
+        self.targets = canaries.targets
         self.keywords = {**level_keywords(level), **keywords}
         self.origin, self.kept = origin, kept
         self.promises: Mapping[str, str] = {}
@@ -186,14 +186,14 @@ class Cells:
         if attempt.terminal:
             return self._run_on_terminal(attempt)
         if code is not None:
-            return self._play(self._staying.enter_context(self.opened(attempt)), attempt, code)
-        if self.kept is not None and not (attempt.limits or attempt.first or attempt.scenario):
+            return self._run_cells(self._staying.enter_context(self.opened(attempt)), attempt, code)
+        if self.kept is not None and not (attempt.limits or attempt.first or attempt.check):
             try:
-                return self._play(self.kept.session(), attempt, attempt.code, before=MOVE)
+                return self._run_cells(self.kept.session(), attempt, attempt.code, before=MOVE)
             finally:
                 self.kept.look()
         with self.opened(attempt) as session:
-            return self._play(session, attempt, attempt.code)
+            return self._run_cells(session, attempt, attempt.code)
 
     def show(self, attempt: Attempt) -> bytes:
         """Return what a terminal gets from the prompt of the command line."""
@@ -212,12 +212,12 @@ class Cells:
     @contextmanager
     def workspace(self, attempt: Attempt) -> Iterator[Workspace]:
         """Reach into a live session with its own file operations."""
-        place = self
+        runner = self
         with self.opened(attempt) as session:
 
             class Live:
                 def run(self, code: str) -> Seen:
-                    return place._play(session, attempt, code)
+                    return runner._run_cells(session, attempt, code)
 
                 def read_file(self, path: str) -> bytes:
                     return session.read_file(path, max_bytes=1 << 20)
@@ -229,7 +229,7 @@ class Cells:
 
     @contextmanager
     def opened(self, attempt: Attempt) -> Iterator[Session]:
-        """Hold what an attempt is played in."""
+        """Hold what an attempt is run in."""
         if self.origin is not None and not attempt.limits:
             with (self._own_origin() if attempt.first else self.origin).fork() as fork:
                 yield fork
@@ -247,7 +247,7 @@ class Cells:
             self._first_origin = self._staying.enter_context(closing(Origin()))
         return self._first_origin
 
-    def _play(self, session: Session, attempt: Attempt, code: str, *, before: str = "") -> Seen:
+    def _run_cells(self, session: Session, attempt: Attempt, code: str, *, before: str = "") -> Seen:
         token = new_token()
         prelude, program = as_cells(attempt, code, {**self.targets, "token": token})
         prepared = session.run(prelude + before, timeout=60)  # not the attempt's own, which may be short

@@ -1,4 +1,4 @@
-"""How attempts are played that need more than one look at the output."""
+"""What is looked at besides an attempt's output: processes, time, files, a terminal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.harness.escape.attempts import Attempt, Verdict, judge
 from tests.harness.escape.runners import end_survivors, survivors
 
 if TYPE_CHECKING:
-    from tests.harness.escape.runners import Place
-    from tests.harness.escape.targets import Stage
+    from tests.harness.escape.runners import Runner
+    from tests.harness.escape.targets import Canaries
 
 HANGS = (TimeoutError, subprocess.TimeoutExpired)
 # Set the title or the clipboard, ask for an answer, a device string, clear, reset, and the one-byte forms.
@@ -28,112 +28,112 @@ MAX_SAVED_BYTES = 96 << 20
 GUEST_S = 60.0  # for a guest that changes a file for less than a second to have done so
 
 
-def outlives(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+def outlives(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
     """Run, then look on the host for processes of that run."""
-    seen = place.run(attempt)
+    seen = runner.run(attempt)
     left = {pid for _ in range(3) for pid in survivors(seen.token)}
     end_survivors(seen.token)
-    return Verdict(breach=f"{len(left)} processes outlived the run") if left else judge(seen, stage)
+    return Verdict(breach=f"{len(left)} processes outlived the run") if left else judge(seen, canaries)
 
 
-def returns_by(seconds: float) -> Callable[[Attempt, Place, Stage], Verdict]:
-    """Return a scenario in which the host must not wait longer than `seconds`, or than its patience with the place.
+def returns_by(seconds: float) -> Callable[[Attempt, Runner, Canaries], Verdict]:
+    """Return a check in which the host must not wait longer than `seconds`, or than its patience with the runner.
 
     Whoever is to keep it waiting does so for `T["lingers_s"]`: in a sandbox much longer than the host's patience.
     """
 
-    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+    def check(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
         began = time.monotonic()
-        seen = place.run(attempt)
+        seen = runner.run(attempt)
         waited = time.monotonic() - began
         end_survivors(seen.token)
         late = Verdict(breach=f"the host waited {waited:.1f} s; {seen.status}")
-        return late if waited > max(seconds, place.patience_s) else judge(seen, stage)
+        return late if waited > max(seconds, runner.patience_s) else judge(seen, canaries)
 
-    return scenario
+    return check
 
 
-def captures_at_most(count: int) -> Callable[[Attempt, Place, Stage], Verdict]:
-    """Return a scenario in which the host must not hold more than `count` characters of output."""
+def captures_at_most(count: int) -> Callable[[Attempt, Runner, Canaries], Verdict]:
+    """Return a check in which the host must not hold more than `count` characters of output."""
 
-    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
-        seen = place.run(attempt)
+    def check(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
+        seen = runner.run(attempt)
         held = len(seen.stdout) + len(seen.stderr)
         if held > count:
             return Verdict(breach=f"the host holds {held} characters")
-        verdict = judge(seen, stage)
+        verdict = judge(seen, canaries)
         return verdict if verdict.breach or seen.exit_code == BROKEN else Verdict(stopped_by=f"held {held} characters")
 
-    return scenario
+    return check
 
 
-def saved(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+def saved(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
     """Run, copy the files out, and look at what arrived."""
-    return _save_into(attempt, place, stage, planted={})
+    return _save_into(attempt, runner, canaries, planted={})
 
 
-def saved_over(planted: dict[str, str]) -> Callable[[Attempt, Place, Stage], Verdict]:
-    """Return a scenario whose target already holds links: name to a key of the targets."""
+def saved_over(planted: dict[str, str]) -> Callable[[Attempt, Runner, Canaries], Verdict]:
+    """Return a check whose target already holds links: name to a key of the targets."""
 
-    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
-        return _save_into(attempt, place, stage, planted=planted)
+    def check(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
+        return _save_into(attempt, runner, canaries, planted=planted)
 
-    return scenario
+    return check
 
 
-def reads(path: str) -> Callable[[Attempt, Place, Stage], Verdict]:
-    """Return a scenario in which the host reads a file back from a live workspace."""
+def reads(path: str) -> Callable[[Attempt, Runner, Canaries], Verdict]:
+    """Return a check in which the host reads a file back from a live workspace."""
 
-    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
-        with place.workspace(attempt) as workspace:
+    def check(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
+        with runner.workspace(attempt) as workspace:
             seen = workspace.run(attempt.code)
-            first = judge(seen, stage)
+            first = judge(seen, canaries)
             if first.breach or not first.stopped_by:
                 return first
-            return _look(lambda: workspace.read_file(path.format(**stage.targets)), place, stage)
+            return _look(lambda: workspace.read_file(path.format(**canaries.targets)), runner, canaries)
 
-    return scenario
+    return check
 
 
-def writes(path: str) -> Callable[[Attempt, Place, Stage], Verdict]:
-    """Return a scenario in which the host writes a file into a live workspace."""
+def writes(path: str) -> Callable[[Attempt, Runner, Canaries], Verdict]:
+    """Return a check in which the host writes a file into a live workspace."""
 
-    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
-        with place.workspace(attempt) as workspace:
+    def check(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
+        with runner.workspace(attempt) as workspace:
             seen = workspace.run(attempt.code)
-            first = judge(seen, stage)
+            first = judge(seen, canaries)
             if first.breach or not first.stopped_by:
                 return first
-            return _look(lambda: workspace.write_file(path.format(**stage.targets), b"harm\n"), place, stage)
+            return _look(lambda: workspace.write_file(path.format(**canaries.targets), b"harm\n"), runner, canaries)
 
-    return scenario
+    return check
 
 
-def races(act: str) -> Callable[[Attempt, Place, Stage], Verdict]:
-    """Return a scenario in which the host reads or writes `loot` while the guest keeps changing what it is."""
+def races(act: str) -> Callable[[Attempt, Runner, Canaries], Verdict]:
+    """Return a check in which the host reads or writes `loot` while the guest keeps changing what it is."""
 
-    def scenario(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
-        with place.workspace(attempt) as workspace:
+    def check(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
+        with runner.workspace(attempt) as workspace:
             guest = threading.Thread(target=workspace.run, args=(attempt.code,), daemon=True)
             guest.start()
             verdict = Verdict(stopped_by="lost every race")
             while guest.is_alive() and not verdict.breach:
                 if act == "read":
-                    verdict = _look(lambda: workspace.read_file("loot"), place, stage)
+                    verdict = _look(lambda: workspace.read_file("loot"), runner, canaries)
                 else:
-                    verdict = _look(lambda: workspace.write_file("loot", b"harm\n"), place, stage)
+                    verdict = _look(lambda: workspace.write_file("loot", b"harm\n"), runner, canaries)
             guest.join(GUEST_S)
             return verdict
 
-    return scenario
+    return check
 
 
-def _look(act: Callable[[], Any], place: Place, stage: Stage) -> Verdict:
+def _look(act: Callable[[], Any], runner: Runner, canaries: Canaries) -> Verdict:
     """Do something on the host, and say whether it hung, gave a secret away or did harm."""
-    outcome = bounded(act, place.patience_s)
+    outcome = bounded(act, runner.patience_s)
     if isinstance(outcome, HANGS):
         return Verdict(breach="the host hangs")
-    harm = stage.harm() + [f"read {name}" for name, s in stage.secrets.items() if s.encode() in _bytes(outcome)]
+    harm = canaries.harm() + [f"read {name}" for name, s in canaries.secrets.items() if s.encode() in _bytes(outcome)]
     return Verdict(breach="; ".join(harm), stopped_by=f"host: {_shown(outcome)}")
 
 
@@ -162,46 +162,46 @@ def bounded(act: Callable[[], Any], patience_s: float) -> Any:
     return outcome[0]
 
 
-def _save_into(attempt: Attempt, place: Place, stage: Stage, *, planted: dict[str, str]) -> Verdict:
-    seen = place.run(attempt)
-    first = judge(seen, stage)
+def _save_into(attempt: Attempt, runner: Runner, canaries: Canaries, *, planted: dict[str, str]) -> Verdict:
+    seen = runner.run(attempt)
+    first = judge(seen, canaries)
     if first.breach or not first.stopped_by:
         return first
     # Where the host hangs it still writes there.
     with tempfile.TemporaryDirectory(prefix="escape-", dir="/tmp", ignore_cleanup_errors=True) as out:
         for name, target in planted.items():
-            os.symlink(stage.targets[target], os.path.join(out, name))
-        outcome = bounded(lambda: seen.save(out), place.patience_s + 10)  # a copier outside ends by its own bound
+            os.symlink(canaries.targets[target], os.path.join(out, name))
+        outcome = bounded(lambda: seen.save(out), runner.patience_s + 10)  # a copier outside ends by its own bound
         if isinstance(outcome, HANGS):
             return Verdict(breach="the host hangs")
-        found = [*stage.harm(), *_arrived(Path(out), stage, ignoring=set(planted))]
+        found = [*canaries.harm(), *_arrived(Path(out), canaries, ignoring=set(planted))]
     return Verdict(breach="; ".join(found), stopped_by=f"{first.stopped_by}; host: {_shown(outcome)}")
 
 
-def _arrived(out: Path, stage: Stage, *, ignoring: set[str]) -> list[str]:
+def _arrived(out: Path, canaries: Canaries, *, ignoring: set[str]) -> list[str]:
     """Say what is wrong with the files that arrived."""
     found, total = [], 0
     for folder, folders, names in os.walk(out):
         for path in (Path(folder, name) for name in (*folders, *names) if name not in ignoring):
             facts = path.lstat()
             total += facts.st_blocks * 512
-            found += _wrong(path, facts, stage)
+            found += _wrong(path, facts, canaries)
     return found + ([f"{total} bytes arrived"] if total > MAX_SAVED_BYTES else [])
 
 
-def _wrong(path: Path, facts: os.stat_result, stage: Stage) -> list[str]:
+def _wrong(path: Path, facts: os.stat_result, canaries: Canaries) -> list[str]:
     if stat.S_ISDIR(facts.st_mode):
         return []
     if not stat.S_ISREG(facts.st_mode):
         return [f"{path.name} arrived as {stat.filemode(facts.st_mode)}"]
     content = path.read_bytes() if facts.st_size < 1 << 20 else b""
     special = ["a set-user-ID file arrived"] if facts.st_mode & (stat.S_ISUID | stat.S_ISGID) else []
-    return special + [f"{name} arrived" for name, secret in stage.secrets.items() if secret.encode() in content]
+    return special + [f"{name} arrived" for name, secret in canaries.secrets.items() if secret.encode() in content]
 
 
-def prints_to_terminal(attempt: Attempt, place: Place, stage: Stage) -> Verdict:
+def prints_to_terminal(attempt: Attempt, runner: Runner, canaries: Canaries) -> Verdict:
     """Run as a person would, on a terminal, and look for commands among what the terminal gets."""
-    seen = place.show(attempt)
+    seen = runner.show(attempt)
     found = [repr(command) for command in COMMANDS if command in seen]
     if found:
         return Verdict(breach=f"the terminal got {found}")

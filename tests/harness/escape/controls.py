@@ -1,4 +1,4 @@
-"""Who was counted: the control of every attempt, played once, and the assertion that it was contained."""
+"""Who was counted: the control of every attempt, run once, and the assertion that it was contained."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.harness.escape.attempts import FORK, SESSION, Attempt, Verdict, key_of, play
+from tests.harness.escape.attempts import FORK, SESSION, Attempt, Verdict, key_of, run_check
 from tests.harness.escape.cells import Cells, Kept, Origin, own_session
 from tests.harness.escape.runners import Inside, Outside
-from tests.harness.escape.targets import Stage
+from tests.harness.escape.targets import Canaries
 
 
-class Ledger:
-    """Hold the stage, and for each attempt either the proof that it works outside or why it is not counted."""
+class Controls:
+    """Hold the canaries, and for each attempt either the proof that it works outside or why it is not counted."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, canaries: Canaries) -> None:
+        self.canaries = canaries
         self._origin, self._kept_origin = Origin(), Origin()
         self._kept = {SESSION: Kept(own_session), FORK: Kept(self._kept_origin.fork)}
         self._controls: dict[str, Verdict] = {}
@@ -28,19 +28,19 @@ class Ledger:
         for one in (*self._kept.values(), self._kept_origin, self._origin):
             one.close()
 
-    def place(self, where: str) -> Inside | Cells:
-        """Return a place for one attempt: a sandbox of a level, or a session or fork at level jail."""
+    def runner(self, where: str) -> Inside | Cells:
+        """Return a runner for one attempt: a sandbox of a level, or a session or fork at level jail."""
         if where in (SESSION, FORK):
-            return Cells(self.stage, origin=self._origin if where == FORK else None, kept=self._kept[where])
-        return Inside(self.stage, level=where)
+            return Cells(self.canaries, origin=self._origin if where == FORK else None, kept=self._kept[where])
+        return Inside(self.canaries, level=where)
 
     def control(self, attempt: Attempt) -> Verdict:
-        """Play the attempt outside, once per session; in throwaway namespaces if it is destructive or fails without."""
+        """Run the attempt outside, once per session; in throwaway namespaces if it is destructive or fails without."""
         key = key_of(attempt)
         if key not in self._controls:
-            places = (True,) if attempt.destructive else (False, True)
-            for is_throwaway in places:
-                verdict = self._play_outside(attempt, is_throwaway=is_throwaway)
+            runners = (True,) if attempt.destructive else (False, True)
+            for is_throwaway in runners:
+                verdict = self._run_outside(attempt, is_throwaway=is_throwaway)
                 if verdict.breach or key not in self._controls:
                     self._controls[key] = verdict
                 if verdict.breach:
@@ -48,14 +48,14 @@ class Ledger:
         return self._controls[key]
 
     def assert_contained(self, attempt: Attempt, where: str) -> None:
-        """Play the control, then the attempt in a sandbox, and fail unless the sandbox held it."""
+        """Run the control, then the attempt in a sandbox, and fail unless the sandbox held it."""
         self.control(attempt)
-        place = self.place(where)
+        runner = self.runner(where)
         try:
-            verdict = play(attempt, place, self.stage)
+            verdict = run_check(attempt, runner, self.canaries)
         finally:
-            place.close()
-        promised = place.promises.get(attempt.promise, "enforced")
+            runner.close()
+        promised = runner.promises.get(attempt.promise, "enforced")
         if verdict.breach and promised != "enforced":
             self._not_promised[key_of(attempt)] = f"the result says that {attempt.promise} is {promised} here"
             return
@@ -89,13 +89,13 @@ class Ledger:
             return ""
         return f"does not work outside: {verdict.stopped_by or verdict.trace.strip().splitlines()[-1:]}"
 
-    def _play_outside(self, attempt: Attempt, *, is_throwaway: bool) -> Verdict:
-        place = Outside(self.stage.targets, is_throwaway=is_throwaway)
+    def _run_outside(self, attempt: Attempt, *, is_throwaway: bool) -> Verdict:
+        runner = Outside(self.canaries.targets, is_throwaway=is_throwaway)
         try:
-            return play(attempt, place, self.stage)
+            return run_check(attempt, runner, self.canaries)
         finally:
-            place.close()
-            self.stage.harm()  # what a control did late is nobody else's doing
+            runner.close()
+            self.canaries.harm()  # what a control did late is nobody else's doing
 
 
 def all_attempts() -> list[Attempt]:

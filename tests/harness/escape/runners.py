@@ -1,4 +1,4 @@
-"""The two places where an attempt is played: outside, as a plain subprocess, and in a sandbox."""
+"""What runs an attempt in one of two places: outside, as a plain subprocess, and in a sandbox."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import cloche
 from tests.harness.escape.attempts import IS_ROOT, Attempt, Seen
 
 if TYPE_CHECKING:
-    from tests.harness.escape.targets import Stage
+    from tests.harness.escape.targets import Canaries
 
 HERE = Path(__file__).parent
 CONTROL_SECONDS = 20.0
@@ -72,8 +72,8 @@ class Workspace(Protocol):
     def write_file(self, path: str, data: bytes) -> None: ...
 
 
-class Place(Protocol):
-    """Play programs somewhere. `patience_s`: how long an operation on the host may take before it counts as hanging."""
+class Runner(Protocol):
+    """Run programs somewhere. `patience_s`: how long an operation on the host may take before it counts as hanging."""
 
     patience_s: float
 
@@ -126,7 +126,7 @@ def end_survivors(token: str) -> None:
 
 
 class Outside:
-    """Play programs as a careless adapter does: a plain subprocess that inherits everything."""
+    """Run programs as a careless adapter does: a plain subprocess that inherits everything."""
 
     patience_s = 1.0
 
@@ -158,7 +158,7 @@ class Outside:
         began = time.monotonic()
         with started(command, has_terminal=attempt.terminal, cwd=self.scratch, env=environment) as process:
             out, err = read_to_the_end(process, bound)
-        shutil.rmtree(script.parent, ignore_errors=True)  # a place that was closed has removed it
+        shutil.rmtree(script.parent, ignore_errors=True)  # a runner that was closed has removed it
         return Seen(
             stdout=out.decode(),
             stderr=err.decode(),
@@ -179,17 +179,17 @@ class Outside:
     @contextmanager
     def workspace(self, attempt: Attempt) -> Iterator[Workspace]:
         """Reach into the scratch directory by plain paths."""
-        place = self
+        runner = self
 
         class Plain:
             def run(self, code: str) -> Seen:
-                return place.run(attempt, code=code)
+                return runner.run(attempt, code=code)
 
             def read_file(self, path: str) -> bytes:
-                return (place.scratch / path).read_bytes()
+                return (runner.scratch / path).read_bytes()
 
             def write_file(self, path: str, data: bytes) -> None:
-                (place.scratch / path).write_bytes(data)
+                (runner.scratch / path).write_bytes(data)
 
         yield Plain()
 
@@ -200,13 +200,13 @@ class Outside:
 
 
 class Inside:
-    """Play programs in a sandbox of one level; nothing of one is there for the next."""
+    """Run programs in a sandbox of one level; nothing of one is there for the next."""
 
     patience_s = 20.0
 
-    def __init__(self, stage: Stage, *, level: str, **keywords: Any) -> None:
-        stage.neighbour()
-        self.targets = stage.targets
+    def __init__(self, canaries: Canaries, *, level: str, **keywords: Any) -> None:
+        canaries.neighbour()
+        self.targets = canaries.targets
         self.keywords = keywords or level_keywords(level)
         self.promises: Mapping[str, str] = {}
 
@@ -239,13 +239,13 @@ class Inside:
     @contextmanager
     def workspace(self, attempt: Attempt) -> Iterator[Workspace]:
         """Reach into a live sandbox with its own file operations."""
-        place = self
+        runner = self
         with cloche.Sandbox(**attempt.limits, **self.keywords) as sandbox:
 
             class Live:
                 def run(self, code: str) -> Seen:
                     token = new_token()
-                    argument = json.dumps({**place.targets, "token": token})
+                    argument = json.dumps({**runner.targets, "token": token})
                     return as_seen(sandbox.run(whole_program(attempt, code), argv=[argument]), token)
 
                 def read_file(self, path: str) -> bytes:

@@ -31,7 +31,7 @@ ADD_KEY, KEYCTL, KEYCTL_INVALIDATE = 248, 250, 21
 UNTOUCHED = "untouched\n"
 # Folders in which a jail shows nothing, but for the way to the interpreter where that is in one of them.
 HOSTS_ALONE = ("/var/log", "/var/lib/dpkg", "/boot", "/srv", "/opt")
-# Files that everybody sees, to be locked; of those but the last one that no other stage on the machine has locked.
+# Files that everybody sees, to be locked; of those but the last one that no other session of tests has locked.
 LOCKED = ("cmd", "codeop", "colorsys", "calendar", "csv", "code")
 LOCKED_INSIDE = ("abc", "base64", "bisect", "contextlib", "dis", "ast")
 
@@ -41,7 +41,7 @@ def new_secret() -> str:
     return f"canary-{secrets.token_hex(16)}"
 
 
-class Stage:
+class Canaries:
     """Hold the planted canaries: `secrets` by name for the judge, `targets` (no secrets) for the attempts."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Stage:
         return self.secrets[name]
 
     def folder(self, parent: str | Path, *, mode: int = 0o755) -> Path:
-        """Return a new directory that goes with the stage."""
+        """Return a new directory that is removed with the canaries."""
         path = Path(tempfile.mkdtemp(prefix="escape-", dir=parent))
         path.chmod(mode)
         self._cleanup.callback(shutil.rmtree, path, ignore_errors=True)
@@ -239,11 +239,11 @@ def _file_handle(path: Path) -> list[object]:
 
 
 @contextmanager
-def open_stage() -> Iterator[Stage]:
-    """Plant a stage and remove it."""
-    stage = Stage()
+def open_canaries() -> Iterator[Canaries]:
+    """Plant canaries and remove them."""
+    canaries = Canaries()
     try:
-        stage.plant()
-        yield stage
+        canaries.plant()
+        yield canaries
     finally:
-        stage.close()
+        canaries.close()
