@@ -213,7 +213,7 @@ def test_a_first_process_that_does_not_answer_is_killed_with_the_container(
 ) -> None:
     """A time-out rests on the daemon in the end, not on what is inside."""
     monkeypatch.setattr("cloche.backends.containers.container.KILL", b"?")
-    monkeypatch.setattr("cloche.backends.containers.run.SETTLE_S", 0.5)
+    monkeypatch.setattr("cloche.backends.containers.run.GUEST_KILL_S", 0.5)
     started = time.monotonic()
     result = cloche.run("while True: pass", backend="docker", image=python_image, timeout=1, warm=False)
     assert result.status is Status.TIMEOUT

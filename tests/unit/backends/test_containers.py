@@ -28,7 +28,7 @@ from cloche.backends.containers.pool import Pool
 from cloche.backends.containers.program import Program, SessionProgram, python_session
 from cloche.backends.containers.run import reported_end
 from cloche.backends.containers.sandbox import SessionSandbox
-from cloche.backends.containers.session import SAID
+from cloche.backends.containers.session import FROM_SESSION
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import InvalidRequest, OutcomeUnknown
 from cloche.core.events import discard
@@ -44,7 +44,7 @@ REQUEST = Request(argv=("true",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class Rootfs:
     """Say nothing in particular."""
 
     id: str = "1"
@@ -63,20 +63,20 @@ class Pieces:
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         yield from ((OUTPUT, piece) for piece in self._pieces)
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """Do nothing: it has ended."""
 
     def close(self) -> None:
         """Do nothing: it has ended."""
 
 
-class Scripted(Container[Ground]):
+class Scripted(Container[Rootfs]):
     """Do what a container does, without a process; and remember what became of it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ground = Ground()
-        self.is_let_go = False
+        self.rootfs = Rootfs()
+        self.is_released = False
         self.told: list[bytes] = []
         self.interrupts = 0
         self.is_stubborn, self.killed_at = False, 0.0
@@ -85,7 +85,7 @@ class Scripted(Container[Ground]):
 
     def connect(self, pieces: Sequence[bytes]) -> None:
         """Hear these pieces from a link, then its end."""
-        self._link = Link(Pieces(pieces), self._hear, self._lose)
+        self._link = Link(Pieces(pieces), self._receive, self._lose)
 
     def start(self, preload: Sequence[str]) -> None:
         """Be there."""
@@ -96,45 +96,45 @@ class Scripted(Container[Ground]):
     def end_by_guest(self) -> Observed | None:
         return None
 
-    def see_out(self) -> None:
-        self.is_let_go = True
+    def release(self) -> None:
+        self.is_released = True
         self._lose()
 
-    def words(self) -> Sequence[str]:
+    def argv(self) -> Sequence[str]:
         return ("container",)
 
     def order(self, order: Mapping[str, Any], *_: bytes) -> None:
         """Run what is wanted in no time; a session stays."""
         if order["do"] == "session":
-            self._hear(SAID, encode({"op": "ready"}))
+            self._receive(FROM_SESSION, encode({"op": "ready"}))
             return
-        self._hear(STARTED, b"")
+        self._receive(STARTED, b"")
         if self.is_stubborn:
             return
         self._end()
-        self._hear(DONE, b"{}")
+        self._receive(DONE, b"{}")
 
     def kill_guest(self) -> None:
         """Take a moment, as all do."""
         self.killed_at = time.monotonic()
         if self.is_stubborn:
-            self._hear(ENDED, json.dumps({**REPORT, "wait_status": 9, "cause": "asked"}).encode())
-            self._hear(DONE, b"{}")
+            self._receive(ENDED, json.dumps({**REPORT, "wait_status": 9, "cause": "asked"}).encode())
+            self._receive(DONE, b"{}")
             return
         timer = threading.Timer(0.05, self._end_when_it_may)
         timer.daemon = True
         timer.start()
 
-    def tell(self, data: bytes) -> None:
+    def send_to_session(self, data: bytes) -> None:
         """Take what a cell is, which takes a while."""
         time.sleep(0.05)
         self.told.append(data)
 
-    def heed(self, word: str, **body: int) -> None:
+    def send_control(self, word: str, **body: int) -> None:
         """Let the cell that runs be interrupted."""
         if word == "interrupt":
             self.interrupts += 1
-            self._hear(SAID, encode({"op": "done", "id": len(self.told), "exit_code": 130}))
+            self._receive(FROM_SESSION, encode({"op": "done", "id": len(self.told), "exit_code": 130}))
 
     def _end_when_it_may(self) -> None:
         self.may_end.wait(30)
@@ -143,7 +143,7 @@ class Scripted(Container[Ground]):
     def _end(self) -> None:
         body = json.dumps(self.report).encode()
         if self.report is REPORT:
-            self._hear(ENDED, body)
+            self._receive(ENDED, body)
         else:
             self.connect([ENDED + len(body).to_bytes(4, "big") + body])
 
@@ -152,7 +152,7 @@ class Scripted(Container[Ground]):
         self.gone.set()
 
 
-class Sandbox(SessionSandbox[Ground, Scripted]):
+class Sandbox(SessionSandbox[Rootfs, Scripted]):
     """Make scripted containers; `obstacle` is called before each, with its number."""
 
     def __init__(self, obstacle: Callable[[int], object] = lambda _: None, *, warm: bool = True):
@@ -167,37 +167,37 @@ class Sandbox(SessionSandbox[Ground, Scripted]):
         self.report: Mapping[str, Any] = REPORT
         self.kind: type[Scripted] = Scripted
 
-    def _find_ground(self, request: Request | None) -> Ground:
-        return Ground()
+    def _find_rootfs(self, request: Request | None) -> Rootfs:
+        return Rootfs()
 
-    def _find_session_ground(self, language: str) -> Ground:
-        return Ground()
+    def _find_session_rootfs(self, language: str) -> Rootfs:
+        return Rootfs()
 
-    def _build_program(self, request: Request, ground: Ground) -> Program:
+    def _build_program(self, request: Request, rootfs: Rootfs) -> Program:
         return Program(commands=(request.argv,), env={}, files=())
 
-    def _build_session_program(self, language: str, env: Mapping[str, str], ground: Ground) -> SessionProgram:
+    def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: Rootfs) -> SessionProgram:
         return python_session(language_named(language), env)
 
-    def _make(self, ground: Ground, after: Scripted | None) -> Scripted:
+    def _make(self, rootfs: Rootfs, after: Scripted | None) -> Scripted:
         self._obstacle(len(self.made))
         self.made.append(self.kind())
         self.made[-1].is_stubborn, self.made[-1].report = self.are_stubborn, self.report
         self.made[-1].may_end = self.may_end
         return self.made[-1]
 
-    def _kind(self, ground: Ground) -> tuple[object, ...]:
-        return "scripted", id(self), ground
+    def _kind(self, rootfs: Rootfs) -> tuple[object, ...]:
+        return "scripted", id(self), rootfs
 
-    def _let_go(self, container: Scripted, *, with_workspace: bool = False) -> None:
-        container.see_out()
+    def _release(self, container: Scripted, *, with_workspace: bool = False) -> None:
+        container.release()
 
     def _notes(self, container: Scripted) -> dict[str, Any]:
         return {}
 
     def left(self) -> list[int]:
         """Return the numbers of those that nobody let go."""
-        return [number for number, one in enumerate(self.made) if not one.is_let_go]
+        return [number for number, one in enumerate(self.made) if not one.is_released]
 
 
 async def cancelled(work: Coroutine[Any, Any, object], afterwards: Callable[[], object] = lambda: None) -> None:
@@ -355,7 +355,7 @@ def test_a_first_word_that_nobody_understands_ends_the_container(body: bytes) ->
     container = Scripted()
     container.connect([b"H" + len(body).to_bytes(4, "big") + body])
     assert container.gone.wait(30)
-    assert (container.is_lost, container.last_words() != "") == (True, True)
+    assert (container.is_lost, container.last_output() != "") == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cloche.backends.containers.container import ENDED, OUT, Container
 from cloche.backends.containers.inside import link
 from cloche.backends.containers.program import ANSWERS, LINK, python_session
 from cloche.backends.containers.run import Outputs
-from cloche.backends.containers.session import SAID, ContainerTransport, SessionOwner
+from cloche.backends.containers.session import FROM_SESSION, ContainerTransport, SessionOwner
 from cloche.backends.docker.images import Image
 from cloche.backends.docker.sandbox import build_session_program
 from cloche.backends.session import MAX_RECEIVED_BYTES
@@ -123,7 +123,7 @@ async def heard_of(*frames: tuple[bytes, bytes]) -> tuple[ContainerTransport, li
     transport = ContainerTransport(cast("SessionOwner", None), cast("Container[Any]", None), program, LIMITS)
     transport.on_flood = lambda: floods.append(True)
     for tag, body in frames:
-        transport.hear(tag, body)
+        transport.receive(tag, body)
     for _ in range(3 + len(frames)):  # a turn of the loop takes what its slice of time lets it
         await asyncio.sleep(0)
     return transport, floods
@@ -135,10 +135,10 @@ def test_a_session_is_heard_in_order() -> None:
     async def scenario() -> None:
         word = encode({"op": "ready", "runtime": "some"})
         report = {"wait_status": 0, "cause": "", "wall_s": 0.1}
-        transport, _ = await heard_of((OUT, b"printed"), (SAID, word[:3]), (SAID, word[3:]))
+        transport, _ = await heard_of((OUT, b"printed"), (FROM_SESSION, word[:3]), (FROM_SESSION, word[3:]))
         assert (transport.collect().stdout, transport.link.ready.result()["runtime"]) == (b"printed", "some")
         assert not transport._end.done()
-        transport.hear(ENDED, json.dumps(report).encode())
+        transport.receive(ENDED, json.dumps(report).encode())
         await transport._end
         assert transport.known_end() == Observed(exit_code=0)
         assert transport.link.lost.result() == "the interpreter has ended"
@@ -164,7 +164,7 @@ def test_what_a_guest_says_is_bounded(frames: list[bytes], why: str, *, is_flood
     """Nonsense, or too much of anything, ends the session."""
 
     async def scenario() -> None:
-        transport, floods = await heard_of(*((SAID, frame) for frame in frames))
+        transport, floods = await heard_of(*((FROM_SESSION, frame) for frame in frames))
         assert why in transport.link.lost.result()
         assert bool(floods) is is_flood
         assert not transport._end.done()  # which the first process alone can tell

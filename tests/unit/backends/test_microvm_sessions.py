@@ -50,7 +50,7 @@ def test_what_was_said_before_the_end_is_heard(port: tuple[PortWire, socket.sock
     """The end of a place is told elsewhere, and may overtake its last words."""
     wire, theirs = port
     theirs.sendall(b"stale" + MARK + b"last" * 50_000)
-    wire.hang_up()
+    wire.shutdown()
     assert b"".join(data for _, data in wire.pieces()) == b"last" * 50_000
     with pytest.raises(ConnectionError):
         wire.send(b"to nobody")
@@ -70,7 +70,7 @@ def test_a_port_that_is_dead_ends_nothing_by_itself(port: tuple[PortWire, socket
         time.sleep(0.01)
     reading.join(0.2)
     assert (reading.is_alive(), heard) == (True, [b"x"])
-    wire.hang_up()
+    wire.shutdown()
     reading.join(30)
     assert not reading.is_alive()
 

@@ -7,25 +7,25 @@ import time
 
 import pytest
 
-from cloche.backends.containers.pool import MOST_S, QUIET_S, Way
+from cloche.backends.containers.pool import MOST_S, QUIET_S, Deferral
 
 
 def test_nothing_waits_where_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins at once."""
-    way = Way()
-    monkeypatch.setattr(way._turn, "wait", lambda _: pytest.fail("it waits"))
-    way.make()
+    deferral = Deferral()
+    monkeypatch.setattr(deferral._turn, "wait", lambda _: pytest.fail("it waits"))
+    deferral.wait()
 
 
 def test_it_waits_until_a_run_has_ended_and_a_moment_more() -> None:
     """Another run may follow at once."""
-    way, begun_at = Way(), list[float]()
+    deferral, begun_at = Deferral(), list[float]()
 
     def make() -> None:
-        way.make(60)
+        deferral.wait(60)
         begun_at.append(time.monotonic())
 
-    with way.taken():
+    with deferral.hold():
         thread = threading.Thread(target=make)
         thread.start()
         time.sleep(0.1)
@@ -37,8 +37,8 @@ def test_it_waits_until_a_run_has_ended_and_a_moment_more() -> None:
 
 def test_it_does_not_wait_for_a_long_run() -> None:
     """After a bounded time it begins whatever runs."""
-    way = Way()
-    with way.taken():
+    deferral = Deferral()
+    with deferral.hold():
         started = time.monotonic()
-        way.make()
+        deferral.wait()
         assert MOST_S <= time.monotonic() - started < 30

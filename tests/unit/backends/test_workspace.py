@@ -137,7 +137,7 @@ def test_what_exceeds_a_bound_is_said(walker: str, root: int, tmp_path: Path, mo
             return set(map(os.fsdecode, found.known)), found.skipped, set(found.partial)
         walk = files.Walk(60)
         walk.left = max_entries
-        return set(files.survey(walk)), walk.skipped, walk.reasons
+        return set(files.file_states(walk)), walk.skipped, walk.reasons
 
     paths, skipped, reasons = look(100)
     assert paths <= {"main.py"}  # which comes after the long name, or before it
@@ -181,15 +181,15 @@ class _Said(Caller):
         super().__init__()
         self.spool, self.longest, self.gone_bytes = Spool(1 << 20), 0, 0
 
-    def say(self, tag: bytes, body: bytes = b"") -> None:
+    def send(self, tag: bytes, body: bytes = b"") -> None:
         self.longest = max(self.longest, len(body))
         if tag == DATA:
             self.spool.add(body)
 
-    def say_json(self, tag: bytes, **body: object) -> None:
+    def send_json(self, tag: bytes, **body: object) -> None:
         gone = body.get("gone_bytes", 0)
         self.gone_bytes = gone if isinstance(gone, int) else 0
-        super().say_json(tag, **body)
+        super().send_json(tag, **body)
 
 
 def test_names_come_out_of_a_container_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,8 @@ class Spool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Say where a file's bytes are in a spool, and which they are."""
+class ByteRange:
+    """Hold where a file's bytes are in a spool, and their hash."""
 
     offset: int
     size: int
@@ -90,7 +90,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
-    """Say what one header of an archive says; `name` is None where that stands in an extended header."""
+    """Hold what one header of an archive says; `name` is None where that stands in an extended header."""
 
     name: str | None
     kind: bytes
@@ -98,12 +98,12 @@ class _Member:
     size: int
 
 
-def unpack(spool: Spool, until: Until) -> tuple[dict[str, Place], int]:
+def unpack(spool: Spool, until: Until) -> tuple[dict[str, ByteRange], int]:
     """Return where each regular file is by its path, how many members were left out.
 
     What follows a header that makes no sense, or comes when the time is over, is left out, and counts as one.
     """
-    found: dict[str, Place] = {}
+    found: dict[str, ByteRange] = {}
     left_out = chars = 0
     try:
         for member in _members(spool):
@@ -117,7 +117,7 @@ def unpack(spool: Spool, until: Until) -> tuple[dict[str, Place], int]:
             digest = _digest(spool, member.offset, member.size, until)
             if digest is None:
                 return found, left_out + 1
-            found[path] = Place(offset=member.offset, size=member.size, sha256=digest)
+            found[path] = ByteRange(offset=member.offset, size=member.size, sha256=digest)
     except (tarfile.TarError, ValueError) as error:
         log.warning("a container's files are left out from where their archive makes no sense: %s", error)
         left_out += 1
@@ -176,8 +176,8 @@ def _digest(spool: Spool, at: int, size: int, until: Until) -> str | None:
 class Kept:
     """Keep a spool for as long as somebody holds the result."""
 
-    def __init__(self, spool: Spool, places: Mapping[str, Place], records: tuple[FileRecord, ...]):
-        self._file, self._places, self._records = spool.file, places, records
+    def __init__(self, spool: Spool, ranges: Mapping[str, ByteRange], records: tuple[FileRecord, ...]):
+        self._file, self._ranges, self._records = spool.file, ranges, records
         spool.file.flush()
         weakref.finalize(self, spool.file.close)
 
@@ -187,16 +187,16 @@ class Kept:
 
     @contextmanager
     def _open(self, record: FileRecord) -> Iterator[Source]:
-        place = self._places[record.path]
+        byte_range = self._ranges[record.path]
         if isinstance(self._file, io.BytesIO):
-            yield io.BytesIO(self._file.getbuffer()[place.offset : place.offset + place.size])
+            yield io.BytesIO(self._file.getbuffer()[byte_range.offset : byte_range.offset + byte_range.size])
         else:
-            yield Slice(self._file.fileno(), place.offset)
+            yield Slice(self._file.fileno(), byte_range.offset)
 
 
-def keep(spool: Spool, places: Mapping[str, Place], records: tuple[FileRecord, ...]) -> SaveFiles | None:
+def keep(spool: Spool, ranges: Mapping[str, ByteRange], records: tuple[FileRecord, ...]) -> SaveFiles | None:
     """Return what `Result.save` needs; None when there is nothing to save."""
     if records:
-        return Kept(spool, places, records).save
+        return Kept(spool, ranges, records).save
     spool.file.close()
     return None

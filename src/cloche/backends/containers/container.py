@@ -27,16 +27,16 @@ from .program import NOFILE
 log = logging.getLogger("cloche.containers")
 MAX_FRAME_BYTES = 16 << 20
 CHUNK_BYTES = 65_536
-WORDS_KEPT_BYTES = 4096
+OUTPUT_KEPT_BYTES = 4096
 OUTPUT = 1
 OnFrame = Callable[[bytes, bytes], None]
 OnEnd = Callable[[], None]
 
-# Tags of frames: those of a run and of files, then what only a container as a whole says and is told.
+# Tags of frames: those of a run and of files, then those of a container as a whole.
 STARTED, OUT, ERR, VALUE, ENDED, DATA, DONE, FAILED = b"s", b"o", b"e", b"v", b"r", b"D", b"k", b"x"
 STREAMS: dict[bytes, Stream] = {OUT: "stdout", ERR: "stderr"}
-MOST_BYTES, MOST_PARTS = 65_536, 100  # of what a first process says of itself
-READY, ORDER, KILL, TOLD, WORD = b"H", b"O", b"K", b"L", b"W"
+MOST_BYTES, MOST_PARTS = 65_536, 100  # of a message about the first process itself
+READY, ORDER, KILL, TO_SESSION, CONTROL = b"H", b"O", b"K", b"L", b"W"
 OF_FILES = (DATA, DONE, FAILED)
 
 START_S = 60.0
@@ -85,12 +85,12 @@ class Wire(Protocol):
         """Yield what it writes, with the number of the stream, until it ends. Raises OSError or ValueError."""
         ...
 
-    def hang_up(self) -> None:
-        """End its standard input: what listens there goes away."""
+    def shutdown(self) -> None:
+        """End its standard input: the first process reads the end of file and exits."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; called once, by the thread that reads."""
+        """Close everything; called once, by the thread that reads."""
         ...
 
 
@@ -102,7 +102,7 @@ class Link:
         self._on_frame, self._on_end = on_frame, on_end
         self._frames = Splitter()
         self._turn = threading.Lock()
-        self.last_words = b""
+        self.last_output = b""
         threading.Thread(target=self._read, name="cloche-container", daemon=True).start()
 
     def send_raw(self, data: bytes) -> None:
@@ -123,8 +123,8 @@ class Link:
 
     def close(self) -> None:
         """Close the input of the first process, which then ends."""
-        with noted(log, "a container had hung up first", OSError):
-            self._wire.hang_up()
+        with noted(log, "a container had closed its connection first", OSError):
+            self._wire.shutdown()
 
     def _read(self) -> None:
         try:
@@ -133,9 +133,9 @@ class Link:
                     for tag, body in self._frames.feed(piece):
                         self._on_frame(tag, body)
                 else:
-                    self.last_words = (self.last_words + piece)[-WORDS_KEPT_BYTES:]
+                    self.last_output = (self.last_output + piece)[-OUTPUT_KEPT_BYTES:]
         except (OSError, ValueError, RecursionError) as error:  # the last from what is nested deeper than it is read
-            self.last_words += f"\n{error}".encode()
+            self.last_output += f"\n{error}".encode()
         finally:
             self._wire.close()
             self._on_end()
@@ -170,7 +170,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     Where a guest could write to this link, as it can on some gVisor, it shall not keep us.
     """
     if len(body) > MOST_BYTES:
-        raise ValueError(f"the container said {len(body)} bytes at once, of at most {MOST_BYTES}")
+        raise ValueError(f"the container sent {len(body)} bytes at once, of at most {MOST_BYTES}")
     found, _ = decode(as_text(body), MOST_PARTS, mends_text=True)
     if not isinstance(found, dict):
         raise ValueError("the container sent what is no object")
@@ -178,9 +178,9 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 class Listener(Protocol):
-    """Hear what a container says; called in its reading thread."""
+    """Take the frames of a container; called in its reading thread."""
 
-    def hear(self, tag: bytes, body: bytes) -> None:
+    def receive(self, tag: bytes, body: bytes) -> None:
         """Take one frame."""
         ...
 
@@ -189,7 +189,7 @@ class Listener(Protocol):
         ...
 
 
-class Ground(Protocol):
+class Rootfs(Protocol):
     """Say what a container was made of: an image, or what is shown of the host."""
 
     @property
@@ -203,21 +203,21 @@ class Ground(Protocol):
         ...
 
 
-G = TypeVar("G", bound=Ground)
+G = TypeVar("G", bound=Rootfs)
 
 
 class Container(ABC, Generic[G]):
     """Hold one started container with our first process in it. All methods block, and are for any thread."""
 
-    ground: G
+    rootfs: G
 
     def __init__(self) -> None:
         self.is_lost = self.is_given_up = False
         self.started_at, self.start_s = time.time(), 0.0
         self._listener: Listener | None = None
-        self._asker: Listener | None = None
+        self._file_listener: Listener | None = None
         self._ready = threading.Event()
-        self._said: Mapping[str, Any] = {}
+        self._ready_message: Mapping[str, Any] = {}
         self._link: Link | None = None
 
     @property
@@ -227,7 +227,7 @@ class Container(ABC, Generic[G]):
 
     @property
     def slowness(self) -> float:
-        """Return how many times longer than usual one must be patient with what runs in it."""
+        """Return how many times longer than usual the time-outs of what runs in it must be."""
         return 1.0
 
     @abstractmethod
@@ -243,12 +243,12 @@ class Container(ABC, Generic[G]):
         """Say what it died of where that was the guest's doing, else None; may wait some seconds for the answer."""
 
     @abstractmethod
-    def see_out(self) -> None:
-        """Let it go with all that is its own, and in the background make sure that it is gone."""
+    def release(self) -> None:
+        """Remove it with all that is its own, in the background."""
 
     @abstractmethod
-    def words(self) -> Sequence[str]:
-        """Return the words of a command that makes the same container."""
+    def argv(self) -> Sequence[str]:
+        """Return the arguments of a command that makes the same container."""
 
     def listen(self, listener: Listener | None) -> None:
         """Hand everything that comes from now on to `listener`."""
@@ -256,21 +256,21 @@ class Container(ABC, Generic[G]):
         if listener is not None and self.is_lost:
             listener.lose()
 
-    def answer_to(self, asker: Listener | None) -> None:
-        """Hand what is said about files to `asker`, and no longer to who listens to all."""
-        self._asker = asker
-        if asker is not None and self.is_lost:
-            asker.lose()
+    def listen_for_files(self, listener: Listener | None) -> None:
+        """Hand frames about files to `listener`, and no longer to the one that takes all others."""
+        self._file_listener = listener
+        if listener is not None and self.is_lost:
+            listener.lose()
 
-    def tell(self, data: bytes) -> None:
-        """Send what is meant for a session's interpreter. Raises OSError when the container is gone."""
+    def send_to_session(self, data: bytes) -> None:
+        """Send data to a session's interpreter. Raises OSError when the container is gone."""
         link = self._connected()
         for at in range(0, len(data), CHUNK_BYTES):
-            link.send(TOLD, data[at : at + CHUNK_BYTES])
+            link.send(TO_SESSION, data[at : at + CHUNK_BYTES])
 
-    def heed(self, word: str, **body: int) -> None:
-        """Send the first process a word about a session. Raises OSError when the container is gone."""
-        self._connected().send(WORD, json.dumps({"word": word, **body}).encode())
+    def send_control(self, word: str, **body: int) -> None:
+        """Have a session signalled, or watched more or less closely. Raises OSError when the container is gone."""
+        self._connected().send(CONTROL, json.dumps({"word": word, **body}).encode())
 
     def order(self, order: Mapping[str, Any], *payloads: bytes) -> None:
         """Send an order, and what belongs to it. Raises OSError when the container is gone."""
@@ -294,26 +294,26 @@ class Container(ABC, Generic[G]):
         """Let what is being killed have more of the processors, where that can be had: a process dies by running."""
         return
 
-    def hang_up(self) -> None:
-        """End the conversation; the container then ends by itself."""
+    def shutdown(self) -> None:
+        """End its standard input; the container then ends by itself."""
         if self._link is not None:
             self._link.close()
 
     def give_up(self) -> None:
         """Take it for lost: it does not answer, and whoever was to kill it has not done so."""
         self.is_given_up = True
-        self.hang_up()
+        self.shutdown()
         self._lose()
 
     def why_lost(self) -> str:
-        """Say what is known of a run that it was lost with."""
+        """Return the message for a run that was lost with it."""
         if self.is_given_up:
             return f"the {self.what} does not answer and could not be killed; the code may still be running"
         return f"the {self.what} was lost while the code ran, and nobody said why; it may have run to its end"
 
-    def last_words(self) -> str:
-        """Return what it said on standard error, for messages."""
-        said = self._link.last_words.decode("utf-8", "replace").strip() if self._link is not None else ""
+    def last_output(self) -> str:
+        """Return the end of its standard error, for messages."""
+        said = self._link.last_output.decode("utf-8", "replace").strip() if self._link is not None else ""
         return f": {self._reason_in(said)}" if said else ""
 
     def _reason_in(self, said: str) -> str:
@@ -330,24 +330,24 @@ class Container(ABC, Generic[G]):
         self.start_s = time.time() - self.started_at
         return self._ready.is_set() and not self.is_lost
 
-    def _hear(self, tag: bytes, body: bytes) -> None:
+    def _receive(self, tag: bytes, body: bytes) -> None:
         if tag == READY:
-            self._said = read_object(body)
+            self._ready_message = read_object(body)
             self._ready.set()
         else:
-            self._hand_on(tag, body)
+            self._forward(tag, body)
 
-    def _hand_on(self, tag: bytes, body: bytes) -> None:
+    def _forward(self, tag: bytes, body: bytes) -> None:
         listener = self._listener
-        if self._asker is not None and tag in OF_FILES:
-            listener = self._asker
+        if self._file_listener is not None and tag in OF_FILES:
+            listener = self._file_listener
         if listener is not None:
-            listener.hear(tag, body)
+            listener.receive(tag, body)
 
     def _lose(self) -> None:
         self.is_lost = True
         self._ready.set()
-        for listener in (self._listener, self._asker):
+        for listener in (self._listener, self._file_listener):
             if listener is not None:
                 listener.lose()
 

@@ -4,7 +4,7 @@ A container waits for one exact plan. It leaves the pool once and never comes ba
 is closed, and so is everything at the end of the process; should that be killed, its containers read the end of their
 input and end.
 
-New containers, and the removal of old ones, come after runs in warm containers (`Way`). Either takes a daemon many
+New containers, and the removal of old ones, come after runs in warm containers (`Deferral`). Either takes a daemon many
 times the work of a short run, which would wait for a processor at each of its steps. So they begin when no such run is
 under way and none has just ended, or after a bounded time whatever happens.
 """
@@ -31,8 +31,8 @@ Make = Callable[[], Container[Any]]
 _pools: dict[int, Pool] = {}
 
 
-class Way:
-    """Count the runs that others make way for. For use from any thread."""
+class Deferral:
+    """Defer work while runs are under way. For use from any thread."""
 
     def __init__(self) -> None:
         self._begin()
@@ -44,8 +44,8 @@ class Way:
         self._ended_at = 0.0
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Let others make way."""
+    def hold(self) -> Iterator[None]:
+        """Defer others' work as long as this lasts."""
         with self._turn:
             self._under_way += 1
         try:
@@ -56,8 +56,8 @@ class Way:
                 self._ended_at = time.monotonic()
                 self._turn.notify_all()
 
-    def make(self, most_s: float = MOST_S) -> None:
-        """Wait until it is free, or for so long."""
+    def wait(self, most_s: float = MOST_S) -> None:
+        """Wait until no run is under way and none has just ended, or for so long."""
         deadline = time.monotonic() + most_s
         with self._turn:
             while (left_s := self._until(deadline) - time.monotonic()) > 0:
@@ -67,12 +67,12 @@ class Way:
         return deadline if self._under_way else min(deadline, self._ended_at + QUIET_S)
 
 
-way = Way()
+deferral = Deferral()
 
 
 @dataclass(slots=True)
-class Shelf:
-    """Hold what waits for one kind of run, and when it was last asked for."""
+class WarmSet:
+    """Hold the warm containers of one kind, and when one was last asked for."""
 
     make: Make
     waiting: list[Container[Any]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Pool:
     """Keep containers ready; for use from any thread."""
 
     def __init__(self) -> None:
-        self._shelves: dict[Hashable, Shelf] = {}
+        self._warm_sets: dict[Hashable, WarmSet] = {}
         self._turn = threading.Lock()
         self._are_none_coming = threading.Condition(self._turn)
         self._generation = 0
@@ -94,24 +94,24 @@ class Pool:
     def take(self, kind: Hashable) -> Container[Any] | None:
         """Return a container that waits, or None."""
         with self._turn:
-            shelf = self._shelves.get(kind)
-            while shelf is not None and shelf.waiting:
-                container = shelf.waiting.pop(0)
+            warm_set = self._warm_sets.get(kind)
+            while warm_set is not None and warm_set.waiting:
+                container = warm_set.waiting.pop(0)
                 if not container.is_lost:
                     return container
         return None
 
     def refill(self, kind: Hashable, make: Make) -> None:
-        """See to it, in the background, that containers of a kind wait; the kind asked for longest ago may go."""
+        """Start containers of a kind in the background; those of the kind asked for longest ago may be removed."""
         with self._turn:
-            shelf = self._shelves.setdefault(kind, Shelf(make))
-            shelf.make, shelf.asked_at, shelf.asked = make, time.monotonic(), shelf.asked + 1
-            wanted = min(WAITING, shelf.asked) - len(shelf.waiting) - shelf.coming
-            shelf.coming += max(0, wanted)
+            warm_set = self._warm_sets.setdefault(kind, WarmSet(make))
+            warm_set.make, warm_set.asked_at, warm_set.asked = make, time.monotonic(), warm_set.asked + 1
+            wanted = min(WAITING, warm_set.asked) - len(warm_set.waiting) - warm_set.coming
+            warm_set.coming += max(0, wanted)
             dropped = self._drop_old()
             generation = self._generation
         for container in dropped:
-            container.see_out()
+            container.release()
         self._expire_later()
         for _ in range(wanted):
             thread = threading.Thread(target=self._make, args=(kind, make, generation), daemon=True)
@@ -119,16 +119,16 @@ class Pool:
             thread.start()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Remove all warm containers."""
         with self._turn:
             self._generation += 1
             if self._timer is not None:
                 self._timer.cancel()
-            self._are_none_coming.wait_for(lambda: not any(one.coming for one in self._shelves.values()), timeout=60)
-            waiting = [container for shelf in self._shelves.values() for container in shelf.waiting]
-            self._shelves.clear()
+            self._are_none_coming.wait_for(lambda: not any(one.coming for one in self._warm_sets.values()), timeout=60)
+            waiting = [container for warm_set in self._warm_sets.values() for container in warm_set.waiting]
+            self._warm_sets.clear()
         for container in waiting:
-            container.see_out()
+            container.release()
 
     def _expire_later(self) -> None:
         """Look again when what waits now is old."""
@@ -143,32 +143,32 @@ class Pool:
         with self._turn:
             dropped = self._drop_old()
         for container in dropped:
-            container.see_out()
+            container.release()
 
     def _drop_old(self) -> list[Container[Any]]:
-        by_age = sorted(self._shelves.items(), key=lambda item: -item[1].asked_at)
+        by_age = sorted(self._warm_sets.items(), key=lambda item: -item[1].asked_at)
         now = time.monotonic()
         old = [kind for at, (kind, one) in enumerate(by_age) if at >= MOST_KINDS or now - one.asked_at > IDLE_S]
-        gone = [kind for kind in old if not self._shelves[kind].coming]
-        return [container for kind in gone for container in self._shelves.pop(kind).waiting]
+        gone = [kind for kind in old if not self._warm_sets[kind].coming]
+        return [container for kind in gone for container in self._warm_sets.pop(kind).waiting]
 
     def _make(self, kind: Hashable, make: Make, generation: int) -> None:
         container = None
-        way.make()
+        deferral.wait()
         try:
             container = make()
         except Exception as error:  # whatever it was, nobody may wait for this one any more
             log.warning("no warm container: %s", error)
         with self._turn:
-            shelf = self._shelves.get(kind)
-            if shelf is not None:
-                shelf.coming -= 1
+            warm_set = self._warm_sets.get(kind)
+            if warm_set is not None:
+                warm_set.coming -= 1
                 if container is not None and generation == self._generation:
-                    shelf.waiting.append(container)
+                    warm_set.waiting.append(container)
                     container = None
             self._are_none_coming.notify_all()
         if container is not None:
-            container.see_out()
+            container.release()
 
 
 def shared_pool() -> Pool:

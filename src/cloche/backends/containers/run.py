@@ -1,11 +1,11 @@
-"""One run in a container, or a request about files: heard, killed where it must be, and judged.
+"""One run in a container, or a request about files: its frames, its time-out and kill, and its result.
 
 Frames arrive in the container's reading thread. Output is bounded there; everything else is handed to the caller's
 event loop, where the result is put together (`result_of`).
 
 What must end is killed by the first process of its container first, and when that does not answer, with the container.
-Who kills containers may not answer either: then this one is given up, and nobody knows what becomes of it. Both are
-done in threads of their own: those that a loop shares may all be waiting for other containers.
+The daemon or monitor that kills containers may not answer either: then this one is given up, and what becomes of it is
+unknown. Both kills have threads of their own: those that a loop shares may all be waiting for other containers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cloche.core.suppressed import noted
 
 from ..results import make_result, run_notes
 from ..saved_files import REASONS, Changes, Until, in_thread
-from .archive import MAX_FILES, MAX_PATH_CHARS, Place, Spool, keep, unpack
+from .archive import MAX_FILES, MAX_PATH_CHARS, ByteRange, Spool, keep, unpack
 from .container import DATA, DONE, ENDED, FAILED, STARTED, STREAMS, VALUE, Container, read_object
 from .program import Program
 
@@ -45,7 +45,7 @@ log = logging.getLogger("cloche.containers")
 ASK_S = 15.0
 BEGIN_S = 120.0  # for a program to start, once all that it needs was sent
 LIFT_S = 0.25  # for the first process to end the guest with the processor quota that there is
-SETTLE_S = 5.0  # for the first process to end the guest when it was told to
+GUEST_KILL_S = 5.0  # for the first process to end the guest after a kill frame
 GIVE_UP_S = 10.0  # for the container to be gone when it was to be killed
 
 
@@ -54,7 +54,7 @@ class Lost(Exception):
 
 
 class Outputs:
-    """Keep what two streams say, within bounds; filled in the reading thread, everything else in the loop."""
+    """Keep the output of two streams, within bounds; filled in the reading thread, everything else in the loop."""
 
     def __init__(self, limits: Limits, sink: Sink, post: Callable[..., None], on_flood: Callable[[], object]):
         self._limits, self._sink, self._post, self._on_flood = limits, sink, post, on_flood
@@ -99,33 +99,33 @@ class Outputs:
         return any(output.is_truncated for output in self._kept.values())
 
 
-class Conversation:
-    """Hear one answer: data, then what was done, or why not."""
+class FileRequest:
+    """Receive one answer: data, then what was done, or why not."""
 
     def __init__(self, max_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self.spool = Spool(max_bytes)
         self.answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
 
-    def hear(self, tag: bytes, body: bytes) -> None:
+    def receive(self, tag: bytes, body: bytes) -> None:
         """Take one frame; in the reading thread. Raises ValueError for one that makes no sense."""
         if tag == DATA:
             self.spool.add(body)
         elif tag == DONE:
-            self.post(self._settle, read_object(body), None)
+            self.post(self._set_answer, read_object(body), None)
         elif tag == FAILED:
-            self.post(self._settle, {}, _error(read_object(body)))
+            self.post(self._set_answer, {}, _error(read_object(body)))
 
     def lose(self) -> None:
         """Learn that nothing more will come; in the reading thread."""
-        self.post(self._settle, {}, Lost())
+        self.post(self._set_answer, {}, Lost())
 
     def post(self, function: Callable[..., object], *arguments: object) -> None:
         """Call a function in the loop, unless that is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _settle(self, answer: dict[str, Any], error: Exception | None) -> None:
+    def _set_answer(self, answer: dict[str, Any], error: Exception | None) -> None:
         if self.answer.done():
             return
         if error is None:
@@ -134,8 +134,8 @@ class Conversation:
             self.answer.set_exception(error)
 
 
-class Running(Conversation):
-    """Hear one run. `kill` is called in the loop when the run must end, `on_start` when it begins."""
+class RunListener(FileRequest):
+    """Receive the frames of one run. `kill` is called in the loop when the run must end, `on_start` when it begins."""
 
     def __init__(self, limits: Limits, sink: Sink, kill: Callable[[KillCause], None], on_start: Callable[[], None]):
         super().__init__(limits.disk_bytes)
@@ -146,7 +146,7 @@ class Running(Conversation):
         self.report: dict[str, Any] | None = None
         self.has_started = False
 
-    def hear(self, tag: bytes, body: bytes) -> None:
+    def receive(self, tag: bytes, body: bytes) -> None:
         """Take one frame; in the reading thread."""
         if tag in STREAMS:
             self.outputs.take(STREAMS[tag], body)
@@ -154,13 +154,13 @@ class Running(Conversation):
             self.has_started = True
             self.post(self._begin)
         elif tag == VALUE:
-            self._hear_value(body)
+            self._receive_value(body)
         elif tag == ENDED and self.report is None:
             self.report = read_report(body)
         else:
-            super().hear(tag, body)
+            super().receive(tag, body)
 
-    def _hear_value(self, data: bytes) -> None:
+    def _receive_value(self, data: bytes) -> None:
         was_refused = bool(self._told.refused)
         self._told.feed(data)
         if self._told.refused and not was_refused:
@@ -171,12 +171,12 @@ class Running(Conversation):
         self._sink(Started(plan=self.plan))
 
     def told(self) -> Told:
-        """Return what the guest told of its value, and what it showed."""
+        """Return the value that the guest reported, and what it displayed."""
         return self._told.told()
 
 
 def read_report(body: bytes) -> dict[str, Any]:
-    """Return what a first process says of its program's end, times in seconds. Raises ValueError where it cannot be."""
+    """Return a first process's report of an end, times in seconds. Raises ValueError where it cannot be true."""
     found, counters = read_object(body), ("oom_kills", "pids_hits", "unreachable")
     status, counts = found.get("wait_status"), [found.get(name) or 0 for name in counters]
     times = [found.get("wall_s"), *(found.get(name) or 0 for name in ("cpu_user_s", "cpu_system_s"))]
@@ -187,7 +187,7 @@ def read_report(body: bytes) -> dict[str, Any]:
         and all(isinstance(one, int | float) and abs(one) < MOST for one in times)
     )
     if not is_possible:
-        raise ValueError(f"the container tells of an end that cannot be: {found!r:.200}")
+        raise ValueError(f"the container reports an end that cannot be: {found!r:.200}")
     return found
 
 
@@ -225,15 +225,15 @@ class Workspace:
     def _changes(self, spool: Spool, given: Mapping[str, str], answer: Mapping[str, Any], until: Until) -> Changes:
         before = self._known | {_key(path): sha256 for path, sha256 in given.items()}
         gone = spool.take_names(answer.get("gone_bytes"))
-        places, left_out = unpack(spool, until)
-        changed = [path for path, place in places.items() if before.get(_key(path)) != place.sha256]
+        ranges, left_out = unpack(spool, until)
+        changed = [path for path, byte_range in ranges.items() if before.get(_key(path)) != byte_range.sha256]
         if answer.get("is_whole") and not until.has_ended:
             before = {}
         for path in gone:
             before.pop(_key(path), None)
-        self._known = _bounded(places, before)
+        self._known = _bounded(ranges, before)
         records = tuple(
-            FileRecord(path=path, size=places[path].size, sha256=places[path].sha256) for path in sorted(changed)
+            FileRecord(path=path, size=ranges[path].size, sha256=ranges[path].sha256) for path in sorted(changed)
         )
         skipped, partial = answer.get("skipped"), answer.get("partial")
         told = {one for one in partial if isinstance(one, str)} if isinstance(partial, list) else set[str]()
@@ -241,7 +241,7 @@ class Workspace:
             records=records,
             skipped=left_out + (skipped if isinstance(skipped, int) else 0),
             partial=REASONS & (told | {"time"} if until.has_ended else told),
-            save=keep(spool, places, records),
+            save=keep(spool, ranges, records),
         )
 
 
@@ -249,9 +249,9 @@ def _key(path: str) -> bytes:
     return path.encode("utf-8", "surrogatepass")
 
 
-def _bounded(places: Mapping[str, Place], before: dict[bytes, str]) -> dict[bytes, str]:
+def _bounded(ranges: Mapping[str, ByteRange], before: dict[bytes, str]) -> dict[bytes, str]:
     """Return what is remembered, the latest last: what was found now, and of what was known `before` what has room."""
-    found = {_key(path): place.sha256 for path, place in places.items()}
+    found = {_key(path): byte_range.sha256 for path, byte_range in ranges.items()}
     room = MAX_PATH_CHARS - sum(map(len, found))
     kept: list[tuple[bytes, str]] = []
     for path, sha256 in reversed(before.items()):
@@ -269,7 +269,7 @@ async def observed_end(
 ) -> End | None:
     """Return how a run ended that had so long; None when the container went away and nobody knows why.
 
-    Who was kept from hearing of an end took it for a time-out: then what the first process reports counts.
+    A caller that learned of an end late took it for a time-out: then the report of the first process counts.
     """
     if report is not None:
         if cause is KillCause.TIMEOUT and not report.get("cause") and report["wall_s"] <= timeout_s:
@@ -279,7 +279,7 @@ async def observed_end(
         return None
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
-    with noted(log, "nobody said in time what a container died of", TimeoutError):
+    with noted(log, "it is not known in time what a container died of", TimeoutError):
         async with asyncio.timeout(ASK_S):  # a daemon that is being stopped may never answer
             observed = await asyncio.to_thread(container.end_by_guest)
             if observed is not None:
@@ -288,7 +288,7 @@ async def observed_end(
 
 
 def reported_end(report: Mapping[str, Any], cause: KillCause | None = None) -> End:
-    """Return what the first process says of an end."""
+    """Return an end from the report of the first process."""
     return End(observed=_observed(report, cause), usage=_usage(report))
 
 
@@ -324,7 +324,7 @@ def _number(value: object) -> float | None:
 
 def result_of(
     end: End,
-    running: Running,
+    listener: RunListener,
     found: Changes,
     *,
     program: Program,
@@ -332,17 +332,17 @@ def result_of(
     enforcement: Enforcement,
     notes: Mapping[str, Any],
 ) -> Result:
-    """Put a result together; `notes` is what the backend has to say in `meta`."""
-    told = running.told()
+    """Put a result together; `notes` is what the backend adds to `meta`."""
+    told = listener.told()
     seen = end.observed.with_refusal(told.refused)
     if enforcement[Control.NETWORK].state is not State.ENFORCED:
         seen = replace(seen, denied=0)  # what was not reached, no policy kept it from
     common = run_notes(program.engine, program.version, limits, enforcement, end.usage.wall_s)
     return make_result(
         decide(seen),
-        stdout=running.outputs.kept("stdout"),
-        stderr=running.outputs.kept("stderr"),
-        is_truncated=running.outputs.is_truncated,
+        stdout=listener.outputs.kept("stdout"),
+        stderr=listener.outputs.kept("stderr"),
+        is_truncated=listener.outputs.is_truncated,
         value=told.value,
         value_is_repr=told.is_repr,
         outputs=told.outputs,
@@ -353,7 +353,7 @@ def result_of(
     )
 
 
-class Ending:
+class KillTimer:
     """Kill one program for a reason. Use from one event loop, and close in any case."""
 
     def __init__(self, container: Container[Any]):
@@ -383,7 +383,7 @@ class Ending:
             self.cause = cause
             self._begin(self._container.kill_guest)
             self._timers.append(self._loop.call_later(LIFT_S, self._begin, self._container.lift_quota))
-            self._timers.append(self._loop.call_later(SETTLE_S, self._kill_container))
+            self._timers.append(self._loop.call_later(GUEST_KILL_S, self._kill_container))
 
     def _kill_container(self) -> None:
         self._begin(self._container.kill)

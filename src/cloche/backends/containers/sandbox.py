@@ -33,12 +33,12 @@ from ..saved_files import Changes, Until, time_for_files
 from ..session import Session
 from .archive import pack
 from .container import SMALL_BYTES, Container, G
-from .pool import shared_pool, way
+from .pool import deferral, shared_pool
 from .program import Program, SessionProgram
-from .run import Conversation, Ending, Lost, Running, Workspace, observed_end, result_of
+from .run import FileRequest, KillTimer, Lost, RunListener, Workspace, observed_end, result_of
 from .session import ContainerTransport
 
-ANSWER_S = 120.0  # for word about files
+ANSWER_S = 120.0  # for an answer about files
 log = logging.getLogger("cloche.containers")
 
 C = TypeVar("C", bound=Container[Any])
@@ -60,23 +60,23 @@ class ContainerSandbox(ABC, Generic[G, C]):
         self._is_last = self._is_closed = False
 
     @abstractmethod
-    def _find_ground(self, request: Request | None) -> G:
+    def _find_rootfs(self, request: Request | None) -> G:
         """Return what the container of a request is made of; None for any that can serve files. Blocks."""
 
     @abstractmethod
-    def _build_program(self, request: Request, ground: G) -> Program:
+    def _build_program(self, request: Request, rootfs: G) -> Program:
         """Return the program of a request."""
 
     @abstractmethod
-    def _make(self, ground: G, after: C | None) -> C:
+    def _make(self, rootfs: G, after: C | None) -> C:
         """Start a container, with the workspace of `after` where there is one; blocks. Raises StartFailed."""
 
     @abstractmethod
-    def _kind(self, ground: G) -> tuple[object, ...]:
+    def _kind(self, rootfs: G) -> tuple[object, ...]:
         """Return what two containers must have in common for one to stand for the other."""
 
     @abstractmethod
-    def _let_go(self, container: C, *, with_workspace: bool = False) -> None:
+    def _release(self, container: C, *, with_workspace: bool = False) -> None:
         """End a container in the background."""
 
     @abstractmethod
@@ -87,11 +87,11 @@ class ContainerSandbox(ABC, Generic[G, C]):
         """Return what is enforced in this very container."""
         return self._enforcement
 
-    async def _hold_workspace(self, keeper: C | None) -> None:
+    async def _hold_workspace(self, holder: C | None) -> None:
         """See to it that the next container has the workspace, also where none is left with it. Raises StartFailed."""
 
     def expect_single_run(self) -> None:
-        """Say that the next run is the last one: no container is made ready for another."""
+        """Make no container ready for a run after the next one."""
         self._is_last = True
 
     async def run(self, request: Request) -> Result:
@@ -101,30 +101,30 @@ class ContainerSandbox(ABC, Generic[G, C]):
     async def run_streaming(self, request: Request, sink: Sink) -> Result:
         """Run like `run`, handing `Started` and `OutputChunk` events to `sink` as they happen."""
         async with self._turn:
-            ground = await self._ground(lambda: self._find_ground(request))
-            program = self._build_program(request, ground)
-            container, start = await self._take(ground)
-            with way.taken() if start == "pooled" else nullcontext():
+            rootfs = await self._rootfs(lambda: self._find_rootfs(request))
+            program = self._build_program(request, rootfs)
+            container, start = await self._take(rootfs)
+            with deferral.hold() if start == "pooled" else nullcontext():
                 return await self._run(container, request, program, sink, start)
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Return a regular file of the workspace. Raises the SandboxFile errors."""
         inside = workspace_path(path)
         async with self._turn:
-            talk = Conversation(max_bytes)
-            await self._converse(talk, {"do": "read", "path": inside, "max_bytes": max_bytes})
-            talk.spool.file.seek(0)
-            data = talk.spool.file.read()
-            talk.spool.file.close()
+            file_request = FileRequest(max_bytes)
+            await self._request_files(file_request, {"do": "read", "path": inside, "max_bytes": max_bytes})
+            file_request.spool.file.seek(0)
+            data = file_request.spool.file.read()
+            file_request.spool.file.close()
             return data
 
     async def list_files(self, path: str = ".") -> tuple[str, ...]:
         """Return the paths of all regular files below `path`, relative to the workspace."""
         top = "" if path in (".", "", "/workspace") else workspace_path(path) + "/"
         async with self._turn:
-            talk = Conversation(0)
-            await self._converse(talk, {"do": "list"})
-            found = talk.spool.take_names(talk.spool.size)
+            file_request = FileRequest(0)
+            await self._request_files(file_request, {"do": "list"})
+            found = file_request.spool.take_names(file_request.spool.size)
             return tuple(path for path in found if path.startswith(top) and path not in PROGRAM_FILES)
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -134,7 +134,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
     async def write_files(self, files: Sequence[InputFile]) -> None:
         """Create or replace all of `files`."""
         async with self._turn:
-            await self._converse(Conversation(0), {"do": "write"}, pack(files))
+            await self._request_files(FileRequest(0), {"do": "write"}, pack(files))
             self._workspace.note(files)
 
     async def close(self) -> None:
@@ -144,20 +144,20 @@ class ContainerSandbox(ABC, Generic[G, C]):
             if self._coming is not None:
                 await finish(self._coming)
         finally:  # also when nobody waits for it any more
-            self._let_all_go()
+            self._release_all()
 
-    def _let_all_go(self) -> None:
+    def _release_all(self) -> None:
         left = [one for one in (self._used, self._fresh) if one is not None]
         for container in left or ([self._last] if self._last is not None else []):
-            self._let_go(container, with_workspace=True)
+            self._release(container, with_workspace=True)
         self._used = self._fresh = self._last = None
 
-    async def _ground(self, find: Callable[[], G]) -> G:
+    async def _rootfs(self, find: Callable[[], G]) -> G:
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
         return await asyncio.to_thread(find)
 
-    def _keeper(self) -> C | None:
+    def _current_holder(self) -> C | None:
         """Return a container that has the workspace, one that runs nothing before any other."""
         all_of_them = (self._used, self._fresh, *self._others())
         return next((one for one in all_of_them if one is not None and not one.is_lost), None)
@@ -166,146 +166,148 @@ class ContainerSandbox(ABC, Generic[G, C]):
         """Return what else has the workspace."""
         return ()
 
-    async def _take(self, ground: G) -> tuple[C, str]:
+    async def _take(self, rootfs: G) -> tuple[C, str]:
         """Return a container that has run nothing, with this sandbox's workspace, and how it came about.
 
-        Raises StartFailed, or InvalidRequest when the sandbox was closed meanwhile: nobody would let it go later.
+        Raises StartFailed, or InvalidRequest when the sandbox was closed meanwhile: nobody would release it later.
         """
-        found = await self._take_one(ground)
+        found = await self._take_one(rootfs)
         if self._is_closed:
-            self._let_go(found[0], with_workspace=True)
+            self._release(found[0], with_workspace=True)
             raise InvalidRequest("this sandbox was closed before the container was up; open another one")
         return found
 
-    async def _take_one(self, ground: G) -> tuple[C, str]:
+    async def _take_one(self, rootfs: G) -> tuple[C, str]:
         if self._coming is not None:
             await asyncio.shield(self._coming)
             self._coming = None
         fresh, self._fresh = self._fresh, None
-        if fresh is not None and not fresh.is_lost and fresh.ground.id == ground.id:
+        if fresh is not None and not fresh.is_lost and fresh.rootfs.id == rootfs.id:
             return fresh, "pooled"
-        if fresh is not None and self._keeper() is None:
+        if fresh is not None and self._current_holder() is None:
             self._used, fresh = fresh, None
         try:
-            found = await self._start(ground)
+            found = await self._start(rootfs)
         finally:
             if fresh is not None:
-                self._let_go(fresh)
+                self._release(fresh)
         return found
 
-    async def _start(self, ground: G) -> tuple[C, str]:
+    async def _start(self, rootfs: G) -> tuple[C, str]:
         start = "cold"
         if self._last is None:
-            found: Any = shared_pool().take(self._kind(ground)) if self._policy.warm else None
+            found: Any = shared_pool().take(self._kind(rootfs)) if self._policy.warm else None
             start = "pooled" if found is not None else start
-            found = found if found is not None else await self._made(ground, None)
+            found = found if found is not None else await self._made(rootfs, None)
         else:
-            keeper = self._keeper()
-            await self._hold_workspace(keeper)
-            found = await self._made(ground, keeper or self._last)
+            holder = self._current_holder()
+            await self._hold_workspace(holder)
+            found = await self._made(rootfs, holder or self._last)
         self._last = found
         return found, start
 
-    async def _made(self, ground: G, after: C | None) -> C:
-        """Start a container in a thread; should nobody wait for it any more, it is let go."""
-        making = asyncio.ensure_future(asyncio.to_thread(self._make, ground, after))
+    async def _made(self, rootfs: G, after: C | None) -> C:
+        """Start a container in a thread; when cancelled, it is released."""
+        making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
             return await finish(making)
         except asyncio.CancelledError:
             if not making.cancelled() and making.exception() is None:
-                self._let_go(making.result(), with_workspace=after is None)
+                self._release(making.result(), with_workspace=after is None)
             raise
 
     async def _run(self, container: C, request: Request, program: Program, sink: Sink, start: str) -> Result:
         before, self._used = self._used, container
         if before is not None:
-            self._let_go(before)
+            self._release(before)
         timeout_s = request.timeout_s or self._limits.timeout_s
-        ending = Ending(container)
-        running = Running(self._limits, sink, ending.kill, lambda: ending.expect(timeout_s))
+        kill_timer = KillTimer(container)
+        listener = RunListener(self._limits, sink, kill_timer.kill, lambda: kill_timer.expect(timeout_s))
         if sink is not discard:
-            shown = shlex.join(container.words())
-            running.plan = (PlanStep(name="container", description=shown, seconds=container.start_s),)
-        container.listen(running)
+            shown = shlex.join(container.argv())
+            listener.plan = (PlanStep(name="container", description=shown, seconds=container.start_s),)
+        container.listen(listener)
         answer: dict[str, Any] = {}
         try:
             order = program.order(request, self._limits, timeout_s)
             payloads = (pack(program.files), *((request.stdin,) if request.stdin else ()))
-            answer = await self._attend(container, running, ending, order, payloads)
+            answer = await self._attend(container, listener, kill_timer, order, payloads)
         except Lost:
-            if not running.has_started and ending.cause is None:
-                raise StartFailed(f"the container was lost before the code ran{container.last_words()}") from None
+            if not listener.has_started and kill_timer.cause is None:
+                raise StartFailed(f"the container was lost before the code ran{container.last_output()}") from None
             answer = {"partial": ["time"]}
         finally:
-            ending.close()
+            kill_timer.close()
             container.listen(None)
-            self._go_on(container, program)
-        end = await observed_end(container, running.report, ending.cause, timeout_s)
+            self._prepare_next(container, program)
+        end = await observed_end(container, listener.report, kill_timer.cause, timeout_s)
         if end is None:
-            raise OutcomeUnknown(f"{container.why_lost()}. {self._advice}{container.last_words()}")
+            raise OutcomeUnknown(f"{container.why_lost()}. {self._advice}{container.last_output()}")
         until = Until(time_for_files(timeout_s))
-        found = await self._workspace.changes(running.spool, program.given(), answer, until)
+        found = await self._workspace.changes(listener.spool, program.given(), answer, until)
         return result_of(
-            end, running, found, program=program, limits=self._limits, enforcement=self._enforced(container),
+            end, listener, found, program=program, limits=self._limits, enforcement=self._enforced(container),
             notes={**self._notes(container), "start": start},
         )  # fmt: skip
 
-    def _go_on(self, container: C, program: Program) -> None:
+    def _prepare_next(self, container: C, program: Program) -> None:
         """Make the next container ready, or one for the next sandbox like this one; the next run may be alike."""
         if not self._policy.warm:
             return
-        ground, expects_python = cast(G, container.ground), program.python is not None
+        rootfs, expects_python = cast(G, container.rootfs), program.python is not None
         if self._is_last:
-            shared_pool().refill(self._kind(ground), lambda: self._make_ahead(ground, expects_python=expects_python))
+            shared_pool().refill(self._kind(rootfs), lambda: self._make_ahead(rootfs, expects_python=expects_python))
         elif not container.is_lost and not self._is_closed:
-            self._coming = asyncio.create_task(self._succeed(ground, expects_python=expects_python))
+            self._coming = asyncio.create_task(self._succeed(rootfs, expects_python=expects_python))
 
-    def _make_ahead(self, ground: G, *, expects_python: bool) -> C:
+    def _make_ahead(self, rootfs: G, *, expects_python: bool) -> C:
         """Start a container for another sandbox; blocks. Raises StartFailed."""
-        container = self._make(ground, None)
+        container = self._make(rootfs, None)
         if expects_python:
-            _let_expect(container)
+            _prefork(container)
         return container
 
-    async def _succeed(self, ground: G, *, expects_python: bool) -> None:
+    async def _succeed(self, rootfs: G, *, expects_python: bool) -> None:
         """Start the container of the next run while the last one holds the workspace."""
         with noted(log, "no container was made ready, so the next run starts its own", Exception):
-            self._fresh, _ = await self._start(ground)
+            self._fresh, _ = await self._start(rootfs)
             if expects_python:
-                _let_expect(self._fresh)
+                _prefork(self._fresh)
 
     async def _attend(
         self,
         container: C,
-        running: Running,
-        ending: Ending,
+        listener: RunListener,
+        kill_timer: KillTimer,
         order: dict[str, Any],
         payloads: tuple[bytes, ...],
     ) -> dict[str, Any]:
         """Send a run and wait for its end; when cancelled, kill it and wait until it is dead."""
         sending = asyncio.ensure_future(_send(container, order, payloads))
-        sending.add_done_callback(lambda _: None if running.has_started else ending.expect_start())
+        sending.add_done_callback(lambda _: None if listener.has_started else kill_timer.expect_start())
         try:
-            return await asyncio.shield(running.answer)
+            return await asyncio.shield(listener.answer)
         except asyncio.CancelledError:
-            ending.kill(KillCause.CANCELLED)
+            kill_timer.kill(KillCause.CANCELLED)
             with noted(log, "how a cancelled run ended, which nobody waits for any more", Exception):
-                await finish(running.answer)
+                await finish(listener.answer)
             raise
         finally:
             with noted(log, "not all of a run was sent, whose end says more", OSError):
                 await finish(sending)
 
-    async def _converse(self, talk: Conversation, order: dict[str, Any], *payloads: bytes) -> dict[str, Any]:
+    async def _request_files(
+        self, file_request: FileRequest, order: dict[str, Any], *payloads: bytes
+    ) -> dict[str, Any]:
         """Ask a container of this sandbox about files."""
-        return await self._ask(await self._holder(), talk, order, *payloads)
+        return await self._ask(await self._holder(), file_request, order, *payloads)
 
     async def _ask(
-        self, container: Container[Any], talk: Conversation, order: dict[str, Any], *payloads: bytes
+        self, container: Container[Any], file_request: FileRequest, order: dict[str, Any], *payloads: bytes
     ) -> dict[str, Any]:
-        container.answer_to(talk)
+        container.listen_for_files(file_request)
         try:
-            return await _answer(container, talk, order, payloads)
+            return await _answer(container, file_request, order, payloads)
         except TimeoutError as error:
             await asyncio.to_thread(container.kill)
             raise StartFailed(
@@ -319,33 +321,33 @@ class ContainerSandbox(ABC, Generic[G, C]):
                 "the workspace is gone with its container; open another sandbox", step="container"
             ) from error
         finally:
-            container.answer_to(None)
+            container.listen_for_files(None)
 
     async def _holder(self) -> C:
         """Return a container that has the workspace."""
         if self._is_closed:
             raise InvalidRequest("this sandbox is closed; open another one")
-        keeper = self._keeper()
-        if keeper is None:
-            self._fresh, _ = await self._take(await self._ground(lambda: self._find_ground(None)))
-            keeper = self._fresh
-        return keeper
+        holder = self._current_holder()
+        if holder is None:
+            self._fresh, _ = await self._take(await self._rootfs(lambda: self._find_rootfs(None)))
+            holder = self._fresh
+        return holder
 
 
-def _let_expect(container: Container[Any]) -> None:
+def _prefork(container: Container[Any]) -> None:
     with noted(log, "a container is gone, as the next run will find", OSError):
         container.expect_python()
 
 
 async def _answer(
-    container: Container[Any], talk: Conversation, order: dict[str, Any], payloads: tuple[bytes, ...]
+    container: Container[Any], file_request: FileRequest, order: dict[str, Any], payloads: tuple[bytes, ...]
 ) -> dict[str, Any]:
     """Wait for the answer, even when cancelled: what came later would be taken for that of another question."""
     try:
         await finish(_send(container, order, payloads))
-        return await finish(asyncio.wait_for(asyncio.shield(talk.answer), ANSWER_S))
+        return await finish(asyncio.wait_for(asyncio.shield(file_request.answer), ANSWER_S))
     except BaseException:
-        talk.spool.file.close()
+        file_request.spool.file.close()
         raise
 
 
@@ -364,19 +366,19 @@ class SessionSandbox(ContainerSandbox[G, C]):
         self._sessions: dict[C, Session] = {}  # by the containers that they have
 
     @abstractmethod
-    def _find_session_ground(self, language: str) -> G:
+    def _find_session_rootfs(self, language: str) -> G:
         """Return what the container of a session is made of. Raises BackendUnavailable where there can be none."""
 
     @abstractmethod
-    def _build_session_program(self, language: str, env: Mapping[str, str], ground: G) -> SessionProgram:
+    def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: G) -> SessionProgram:
         """Return what serves a session. Raises InvalidRequest or BackendUnavailable."""
 
     async def open_session(self, language: str, env: Mapping[str, str]) -> Session:
         """Start an interpreter that lives, in this workspace; see core.protocols.SupportsSessions."""
         async with self._turn:
-            ground = await self._ground(lambda: self._find_session_ground(language))
-            program = self._build_session_program(language, env, ground)
-            container, start = await self._take(ground)
+            rootfs = await self._rootfs(lambda: self._find_session_rootfs(language))
+            program = self._build_session_program(language, env, rootfs)
+            container, start = await self._take(rootfs)
             transport = ContainerTransport(self, container, program, self._limits)
             session = Session(
                 transport, transport.changes, language=program.language.name, interrupt=program.interrupt,
@@ -395,8 +397,8 @@ class SessionSandbox(ContainerSandbox[G, C]):
         """Take the container of a session that is over: it may be the only one that has the files."""
         mine = next(one for one in self._sessions if one is container)
         del self._sessions[mine]
-        if self._is_closed or mine.is_lost or self._keeper() is not None:
-            self._let_go(mine, with_workspace=self._is_closed)
+        if self._is_closed or mine.is_lost or self._current_holder() is not None:
+            self._release(mine, with_workspace=self._is_closed)
         else:
             self._used = mine
 
@@ -405,15 +407,15 @@ class SessionSandbox(ContainerSandbox[G, C]):
         async with self._turn:
             if container.is_lost or self._is_closed:
                 return Changes()
-            talk, walk_s = Conversation(self._limits.disk_bytes), time_for_files(timeout_s)
+            file_request, walk_s = FileRequest(self._limits.disk_bytes), time_for_files(timeout_s)
             order = {"do": "look", "disk_bytes": self._limits.disk_bytes, "walk_s": walk_s}
             try:
-                answer = await self._ask(container, talk, order)
+                answer = await self._ask(container, file_request, order)
             except SandboxFileError:
                 return Changes(skipped=1)
             except StartFailed:
                 return Changes()
-            return await self._workspace.changes(talk.spool, {}, answer, Until(walk_s))
+            return await self._workspace.changes(file_request.spool, {}, answer, Until(walk_s))
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""

@@ -30,9 +30,9 @@ from ..session import MAX_RECEIVED_BYTES, Printed, SessionEnd, SessionLink
 from ..session_languages import Word
 from .container import ENDED, FAILED, SMALL_BYTES, STREAMS, Container, read_object
 from .program import SessionProgram
-from .run import GIVE_UP_S, SETTLE_S, Ending, Outputs, observed_end, read_report, reported_end
+from .run import GIVE_UP_S, GUEST_KILL_S, KillTimer, Outputs, observed_end, read_report, reported_end
 
-SAID = b"l"
+FROM_SESSION = b"l"
 SLICE_S = 0.005  # for what has come, before others have their turn in the loop
 LINKLESS_S = 1.0  # for an interpreter without a link to end by itself
 GONE_S = GIVE_UP_S + 1.0  # for what was killed with its container to be gone
@@ -54,7 +54,7 @@ class SessionOwner(Protocol):
 class ContainerTransport:
     """Carry one interpreter in a container; see backends.session.SessionTransport.
 
-    `hear` and `lose` are called in the container's reading thread, everything else in the loop.
+    `receive` and `lose` are called in the container's reading thread, everything else in the loop.
     """
 
     def __init__(self, owner: SessionOwner, container: Container[Any], program: SessionProgram, limits: Limits):
@@ -69,8 +69,8 @@ class ContainerTransport:
         self._is_attended = self._is_started = False
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._report: dict[str, Any] | None = None
-        self._ending = Ending(container)
-        self._end.add_done_callback(lambda _: self._ending.close())
+        self._kill_timer = KillTimer(container)
+        self._end.add_done_callback(lambda _: self._kill_timer.close())
 
     async def start(self) -> asyncio.Future[None]:
         """Start the interpreter, and return its end. Raises StartFailed."""
@@ -78,7 +78,7 @@ class ContainerTransport:
         try:
             await finish(asyncio.to_thread(self._container.order, self._program.order(self._limits)))
         except OSError as error:
-            why = f"the {self._container.what} was lost before the session began{self._container.last_words()}"
+            why = f"the {self._container.what} was lost before the session began{self._container.last_output()}"
             raise StartFailed(why, step="session") from error
         except asyncio.CancelledError:
             self._is_started = True  # by now, most likely: it shall not outlive its session in this container
@@ -119,45 +119,45 @@ class ContainerTransport:
 
     def _send(self, data: bytes) -> None:
         try:
-            self._container.tell(data)
+            self._container.send_to_session(data)
         except OSError as error:
             self._post(self.link.lose, f"the container is gone: {error}")
 
     def tell(self, word: Word) -> None:
         tag, body = word
         with noted(log, "the container is gone, as its session will say", OSError):
-            self._container.heed(tag, **body)
+            self._container.send_control(tag, **body)
 
     def kill(self, cause: KillCause) -> None:
         if not self._end.done():
-            self._ending.kill(cause)
+            self._kill_timer.kill(cause)
 
     async def stop(self, cause: KillCause | None) -> None:
-        if cause is None and self._ending.cause is None and not self._end.done():
+        if cause is None and self._kill_timer.cause is None and not self._end.done():
             await asyncio.wait([self._end], timeout=LINKLESS_S)
         self.kill(cause or KillCause.CANCELLED)  # its link is gone, and should it live: nobody can use it
-        await finish(asyncio.wait([self._end], timeout=SETTLE_S + GONE_S))
+        await finish(asyncio.wait([self._end], timeout=GUEST_KILL_S + GONE_S))
 
     async def observe_end(self, cause: KillCause | None) -> SessionEnd:
         container = self._container
-        found = await observed_end(container, self._report, cause or self._ending.cause)
+        found = await observed_end(container, self._report, cause or self._kill_timer.cause)
         if found is None:
-            said = f"the {container.what} is gone, and nobody said why{container.last_words()}"
-            return SessionEnd(observed=Observed(), lost=container.why_lost() if container.is_given_up else said)
+            why = f"the {container.what} is gone, and nobody said why{container.last_output()}"
+            return SessionEnd(observed=Observed(), lost=container.why_lost() if container.is_given_up else why)
         return SessionEnd(observed=found.observed, usage=found.usage)
 
     def known_end(self) -> Observed | str:
         if self._report is not None:
-            return reported_end(self._report, self._ending.cause).observed
+            return reported_end(self._report, self._kill_timer.cause).observed
         return f"its {self._container.what} is gone" if self._container.is_lost else ""
 
     async def close(self) -> None:
         try:
             if self._is_started:
                 self.kill(KillCause.CANCELLED)
-                await asyncio.wait([self._end], timeout=SETTLE_S + GONE_S)
+                await asyncio.wait([self._end], timeout=GUEST_KILL_S + GONE_S)
         finally:
-            self._ending.close()
+            self._kill_timer.close()
             self._container.listen(None)
             self._owner.take_back(self._container)
 
@@ -165,11 +165,11 @@ class ContainerTransport:
         """Return what has changed in the workspace, after a cell that had so long."""
         return await self._owner.changes_in(self._container, timeout_s)
 
-    def hear(self, tag: bytes, body: bytes) -> None:
+    def receive(self, tag: bytes, body: bytes) -> None:
         """Take one frame; in the reading thread. Raises ValueError for one that makes no sense."""
         if tag in STREAMS:
             self._outputs.take(STREAMS[tag], body)
-        elif tag == SAID:
+        elif tag == FROM_SESSION:
             self._pass(body)
         elif tag == ENDED:
             self._report = read_report(body)
@@ -182,7 +182,7 @@ class ContainerTransport:
         self._post(self._note_end, "the container is gone")
 
     def _pass(self, body: bytes) -> None:
-        """Hand on what the interpreter said, up to more than anybody listens to."""
+        """Hand on what the interpreter sent, up to more than is ever read."""
         if not body:
             self._post(self.link.lose, "the interpreter has closed its link")
             return
@@ -225,5 +225,5 @@ class ContainerTransport:
         """Learn that the session could not be started."""
         if not self._end.done():
             self._end.set_exception(StartFailed(f"the session did not start: {why}", step="session"))
-            self._end.exception()  # whoever waits for its start is told; else nobody needs to be
+            self._end.exception()  # retrieved, so that asyncio logs nothing when nobody waits for the start
         self.link.lose(why)

@@ -17,7 +17,7 @@ from cloche.core.result import KillCause, Observed
 from cloche.core.suppressed import noted
 
 from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, Link, boot_message
-from .daemon import Daemon, explained, see_out
+from .daemon import Daemon, explained, release
 from .images import Image
 from .plan import Plan
 
@@ -118,7 +118,7 @@ class AttachedWire:
         while data := self._socket.recv(CHUNK_BYTES):
             yield from streams.feed(data)
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """End the connection, in both directions."""
         self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -155,7 +155,7 @@ class DockerContainer(Container[Image]):
 
     def __init__(self, daemon: Daemon, plan: Plan, image: Image):
         super().__init__()
-        self.daemon, self.plan, self.ground = daemon, plan, image
+        self.daemon, self.plan, self.rootfs = daemon, plan, image
         self.id = ""
 
     def start(self, preload: Sequence[str]) -> None:
@@ -163,14 +163,14 @@ class DockerContainer(Container[Image]):
         self.id = self.daemon.create(self.plan.api())
         try:
             wire = AttachedWire(self.daemon.attach(self.id))
-            self._link = Link(wire, self._hear, self._lose)
+            self._link = Link(wire, self._receive, self._lose)
             self.daemon.start(self.id)
             self._begin(self._link, preload)
             if not self._is_ready():
-                raise StartFailed(f"the container of {self.ground.name!r} did not get ready{self.last_words()}")
+                raise StartFailed(f"the container of {self.rootfs.name!r} did not get ready{self.last_output()}")
         except OSError as error:
             self._abandon()
-            raise StartFailed(f"the container of {self.ground.name!r} is gone: {error}{self.last_words()}") from error
+            raise StartFailed(f"the container of {self.rootfs.name!r} is gone: {error}{self.last_output()}") from error
         except BaseException:
             self._abandon()
             raise
@@ -180,7 +180,7 @@ class DockerContainer(Container[Image]):
         link.send_raw(boot_message(preload))
 
     def _abandon(self) -> None:
-        self.hang_up()
+        self.shutdown()
         self.daemon.remove(self.id)
 
     def kill(self) -> None:
@@ -193,11 +193,11 @@ class DockerContainer(Container[Image]):
             with noted(log, "what is killed dies with the share of the processors that it had", Exception):
                 self.daemon.give_processor(self.id, self.plan.pids)
 
-    def see_out(self) -> None:
+    def release(self) -> None:
         """Let it go, with the workspace that is its own."""
-        see_out(self)
+        release(self)
 
-    def words(self) -> Sequence[str]:
+    def argv(self) -> Sequence[str]:
         """Return the words of the `docker run` that makes the same container."""
         return self.plan.arguments()
 

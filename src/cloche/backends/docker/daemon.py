@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.suppressed import noted
 
-from ..containers.pool import way
+from ..containers.pool import deferral
 from ..garbage_collection import Background, is_dead
 
 if TYPE_CHECKING:
@@ -362,23 +362,23 @@ class Leaving(Protocol):
     id: str
     daemon: Daemon
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """End the conversation; the container then ends by itself."""
         ...
 
 
-def see_out(container: Leaving, volume: str = "") -> None:
+def release(container: Leaving, volume: str = "") -> None:
     """Let a container go soon, and in the background make sure that it is gone, and its workspace with it."""
     try:
-        _background.begin(lambda: _let_go(container, volume))
+        _background.begin(lambda: _release(container, volume))
     except RuntimeError:  # there can be no thread any more, and it goes by itself
-        container.hang_up()
+        container.shutdown()
         raise
 
 
-def _let_go(container: Leaving, volume: str) -> None:
-    way.make()
-    container.hang_up()
+def _release(container: Leaving, volume: str) -> None:
+    deferral.wait()
+    container.shutdown()
     _make_sure(container, volume)
 
 

@@ -134,14 +134,14 @@ class Plan:
 
     def arguments(self) -> list[str]:
         """Return the words of the `docker run` that makes the same container."""
-        words = ["docker", "run", "--rm", "--interactive", *self.walls()]
+        words = ["docker", "run", "--rm", "--interactive", *self.isolation()]
         words += [f"--user={self.user}:{self.user}", "--workdir=/", "--stop-signal=SIGKILL"]
         words.append(f"--mount={self._mount_words()}")
         words += [f"--label={name}={value}" for name, value in self.labels.items()]
         words += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
         return [*words, f"--entrypoint={self.command[0]}", self.image, *self.command[1:]]
 
-    def walls(self) -> list[str]:
+    def isolation(self) -> list[str]:
         """Return the words for what stands around any container of ours, whatever runs in it."""
         return [
             f"--network={self.network}",
@@ -219,7 +219,7 @@ def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limi
     plan = replace(plan, pids=plan.pids - SHELLS)  # the command is the first process
     group = wanted.group if plan.user == wanted.user else plan.user
     words = ["docker", "run", "--rm", "--interactive", *(["--tty"] if wanted.has_terminal else [])]
-    words += [*plan.walls(), f"--user={plan.user}:{group}", f"--workdir={WORKSPACE}"]
+    words += [*plan.isolation(), f"--user={plan.user}:{group}", f"--workdir={WORKSPACE}"]
     words += [f"--name={wanted.name}"] if wanted.name else []
     words += [f"--mount=type=bind,{_field('src', host)},dst={place}" for place, host in wanted.folders.items()]
     variables = {**ENVIRONMENT, **wanted.env}

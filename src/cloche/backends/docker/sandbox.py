@@ -24,7 +24,7 @@ from ..containers.sandbox import SessionSandbox
 from ..garbage_collection import owner
 from ..session_languages import session_language
 from .container import DockerContainer
-from .daemon import OWNER_LABEL, Daemon, see_out
+from .daemon import OWNER_LABEL, Daemon, release
 from .images import Image, find_image, image_name
 from .plan import FIRST_ID, IDS, Plan, plan_container
 from .shell_container import COMMAND as SHELL_COMMAND
@@ -81,22 +81,22 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
         self._daemon, self._images, self._runtime = daemon, images, runtime
         self._volume = ""
 
-    def _find_ground(self, request: Request | None) -> Image:
+    def _find_rootfs(self, request: Request | None) -> Image:
         language = language_of(request).name if request is not None else "python"
         return find_image(self._daemon, image_name(language, self._images))
 
-    def _build_program(self, request: Request, ground: Image) -> Program:
-        return build_program(request, ground)
+    def _build_program(self, request: Request, rootfs: Image) -> Program:
+        return build_program(request, rootfs)
 
-    def _find_session_ground(self, language: str) -> Image:
+    def _find_session_rootfs(self, language: str) -> Image:
         return find_image(self._daemon, image_name(session_language(language)[0].name, self._images))
 
-    def _build_session_program(self, language: str, env: Mapping[str, str], ground: Image) -> SessionProgram:
-        return build_session_program(language, env, ground)
+    def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: Image) -> SessionProgram:
+        return build_session_program(language, env, rootfs)
 
-    def _make(self, ground: Image, after: DockerContainer | None) -> DockerContainer:
-        kind = DockerContainer if ground.has_reaper else ShellContainer
-        container = kind(self._daemon, self._plan(ground, after), ground)
+    def _make(self, rootfs: Image, after: DockerContainer | None) -> DockerContainer:
+        kind = DockerContainer if rootfs.has_reaper else ShellContainer
+        container = kind(self._daemon, self._plan(rootfs, after), rootfs)
         container.start(self._policy.preload)
         return container
 
@@ -114,29 +114,29 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
         )
         return dataclasses.replace(plan, volume=self._volume) if after is not None else plan
 
-    def _kind(self, ground: Image) -> tuple[object, ...]:
-        return id(self._daemon), self._policy.preload, self._plan(ground, None).kind()
+    def _kind(self, rootfs: Image) -> tuple[object, ...]:
+        return id(self._daemon), self._policy.preload, self._plan(rootfs, None).kind()
 
-    def _let_go(self, container: DockerContainer, *, with_workspace: bool = False) -> None:
-        see_out(container, self._volume if with_workspace else "")
+    def _release(self, container: DockerContainer, *, with_workspace: bool = False) -> None:
+        release(container, self._volume if with_workspace else "")
 
     def _notes(self, container: DockerContainer) -> dict[str, Any]:
         runtime = f", {self._runtime}" if self._runtime else ""
         engine = f"docker {self._daemon.version}{runtime}"
-        return {"backend": "docker", "image": container.ground.name, "engine": engine}
+        return {"backend": "docker", "image": container.rootfs.name, "engine": engine}
 
     def _enforced(self, container: DockerContainer) -> Enforcement:
-        if container.ground.has_reaper:
+        if container.rootfs.has_reaper:
             return self._enforcement
         controls = {**self._enforcement.controls, Control.MEMORY: UNWATCHED}
         return dataclasses.replace(self._enforcement, controls=controls)
 
-    async def _hold_workspace(self, keeper: DockerContainer | None) -> None:
-        if keeper is None:
-            words = self._last.last_words() if self._last is not None else ""
+    async def _hold_workspace(self, holder: DockerContainer | None) -> None:
+        if holder is None:
+            words = self._last.last_output() if self._last is not None else ""
             raise StartFailed(f"the workspace is gone with its container{words}", step="container")
         if not self._volume:
-            self._volume = await asyncio.to_thread(self._daemon.volume_of, keeper.id)
+            self._volume = await asyncio.to_thread(self._daemon.volume_of, holder.id)
 
 
 def _any_id() -> int:

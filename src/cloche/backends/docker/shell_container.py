@@ -60,7 +60,7 @@ class ShellContainer(DockerContainer):
     def order(self, order: Mapping[str, Any], *payloads: bytes) -> None:
         """Do an order in the background. Raises OSError when the container is gone."""
         self._connected()
-        thread = threading.Thread(target=self._obey, args=(order, payloads), name="cloche-docker-shell", daemon=True)
+        thread = threading.Thread(target=self._handle, args=(order, payloads), name="cloche-docker-shell", daemon=True)
         thread.start()
 
     def kill_guest(self) -> None:
@@ -71,7 +71,7 @@ class ShellContainer(DockerContainer):
         except OSError:
             self.kill()
 
-    def _obey(self, order: Mapping[str, Any], payloads: tuple[bytes, ...]) -> None:
+    def _handle(self, order: Mapping[str, Any], payloads: tuple[bytes, ...]) -> None:
         verbs: Mapping[str, Callable[[], None]] = {
             "run": lambda: self._run(order, payloads),
             "read": lambda: self._read(order["path"], order["max_bytes"]),
@@ -81,27 +81,27 @@ class ShellContainer(DockerContainer):
         try:
             verbs[order["do"]]()
         except Exception as error:
-            self._say_json(FAILED, kind="refused", path=order.get("path", "/workspace"), why=explained(error))
+            self._send_json(FAILED, kind="refused", path=order.get("path", "/workspace"), why=explained(error))
 
-    def _say(self, tag: bytes, body: bytes = b"") -> None:
-        self._hand_on(tag, body)
+    def _send(self, tag: bytes, body: bytes = b"") -> None:
+        self._forward(tag, body)
 
-    def _say_json(self, tag: bytes, **body: object) -> None:
-        self._say(tag, json.dumps(body).encode())
+    def _send_json(self, tag: bytes, **body: object) -> None:
+        self._send(tag, json.dumps(body).encode())
 
     def _run(self, order: Mapping[str, Any], payloads: tuple[bytes, ...]) -> None:
         if not self._take_files(payloads[0], order):
             return
         before, stdin = self._counters(), payloads[1] if len(payloads) > 1 else b""
         started, code = time.monotonic(), 0
-        self._say(STARTED)
+        self._send(STARTED)
         for number, words in enumerate(order["commands"]):
             out = OUT if number == len(order["commands"]) - 1 else ERR
             if self._is_killed:
                 break
             code = self._execute(
                 ["sh", "-c", _RUN.format(fed=self._fed(stdin) if stdin else ""), "sh", *words],
-                lambda stream, data, out=out: self._say(out if stream == 1 else ERR, data),  # type: ignore[misc]
+                lambda stream, data, out=out: self._send(out if stream == 1 else ERR, data),  # type: ignore[misc]
                 stdin=stdin,
                 env=order["env"],
                 workdir="/workspace",
@@ -116,7 +116,7 @@ class ShellContainer(DockerContainer):
         self, code: int, end: Mapping[str, object], before: tuple[int, int], after: tuple[int, int], is_full: bool
     ) -> None:
         status = code - 128 if 128 < code <= 128 + _LAST_SIGNAL else (code & 0xFF) << 8
-        self._say_json(
+        self._send_json(
             ENDED, **end, wait_status=status, oom_kills=after[0] - before[0], pids_hits=after[1] - before[1],
             full=is_full, cpu_user_s=None, cpu_system_s=None, peak_bytes=None,
         )  # fmt: skip
@@ -140,9 +140,9 @@ class ShellContainer(DockerContainer):
         report(free is not None and b"0" in free.groups())
         spool.file.seek(0)
         while data := spool.file.read(CHUNK_BYTES):
-            self._say(DATA, data)
+            self._send(DATA, data)
         spool.file.close()
-        self._say_json(DONE, skipped=int(not is_whole), is_whole=is_whole)
+        self._send_json(DONE, skipped=int(not is_whole), is_whole=is_whole)
 
     def _take_files(self, packed: bytes, order: Mapping[str, Any]) -> bool:
         said = bytearray()
@@ -152,12 +152,12 @@ class ShellContainer(DockerContainer):
         )
         if code:
             why = bytes(said).decode("utf-8", "replace").strip()
-            self._say_json(FAILED, kind="refused", path="/workspace", why=why[-400:] or f"tar ended with {code}")
+            self._send_json(FAILED, kind="refused", path="/workspace", why=why[-400:] or f"tar ended with {code}")
         return code == 0
 
     def _write(self, order: Mapping[str, Any], payloads: tuple[bytes, ...]) -> None:
         if self._take_files(payloads[0], order):
-            self._say_json(DONE)
+            self._send_json(DONE)
 
     def _read(self, path: str, most: int) -> None:
         data = bytearray()
@@ -173,10 +173,10 @@ class ShellContainer(DockerContainer):
             kind, why = kinds.get(code, ("refused", f"it cannot be read ({code})"))
             if not code:
                 kind, why = "too_large", f"it is larger than {most} bytes"
-            self._say_json(FAILED, kind=kind, path=path, why=why)
+            self._send_json(FAILED, kind=kind, path=path, why=why)
             return
-        self._say(DATA, bytes(data))
-        self._say_json(DONE)
+        self._send(DATA, bytes(data))
+        self._send_json(DONE)
 
     def _list(self) -> None:
         data = bytearray()
@@ -188,10 +188,10 @@ class ShellContainer(DockerContainer):
         self._execute(["sh", "-c", _LIST], take)
         if len(data) > MOST_NAMES_BYTES:
             why = f"there is too much to list it: more than {MOST_NAMES_BYTES} bytes of names"
-            self._say_json(FAILED, kind="too_large", path="/workspace", why=why)
+            self._send_json(FAILED, kind="too_large", path="/workspace", why=why)
             return
-        self._say(DATA, b"\0".join(sorted(name.removeprefix(b"./") for name in data.split(b"\0") if name)))
-        self._say_json(DONE)
+        self._send(DATA, b"\0".join(sorted(name.removeprefix(b"./") for name in data.split(b"\0") if name)))
+        self._send_json(DONE)
 
     def _counters(self) -> tuple[int, int]:
         """Return how often the kernel killed for memory and refused a process."""

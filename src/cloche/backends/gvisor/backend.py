@@ -40,10 +40,10 @@ from .plan import (
     build_program,
     build_session_program,
     find_runsc,
-    ground_for,
-    plain_ground,
+    plain_rootfs,
     plan_container,
-    session_ground,
+    rootfs_for,
+    session_rootfs,
     version_of,
     why_no_runsc,
 )
@@ -56,7 +56,7 @@ def find_engine() -> Engine | str:
     path = find_runsc()
     if not path:
         return why_no_runsc()
-    shown = plain_ground()
+    shown = plain_rootfs()
     return _KEPT.find((path, changed_ns(path), shown.python, *shown.binds), lambda: _find(path, shown))
 
 
@@ -122,31 +122,31 @@ class RunscOpenSandbox(SessionSandbox[Shown, RunscContainer]):
         super().__init__(policy=policy, limits=limits, enforcement=enforcement)
         self._engine, self._host = engine, host
 
-    def _find_ground(self, request: Request | None) -> Shown:
-        return ground_for(request)
+    def _find_rootfs(self, request: Request | None) -> Shown:
+        return rootfs_for(request)
 
-    def _build_program(self, request: Request, ground: Shown) -> Program:  # noqa: ARG002 - it is the host's
+    def _build_program(self, request: Request, rootfs: Shown) -> Program:  # noqa: ARG002 - it is the host's
         return build_program(request)
 
-    def _find_session_ground(self, language: str) -> Shown:
-        return session_ground(language)
+    def _find_session_rootfs(self, language: str) -> Shown:
+        return session_rootfs(language)
 
     def _build_session_program(
         self,
         language: str,
         env: Mapping[str, str],
-        ground: Shown,  # noqa: ARG002 - it is the host's
+        rootfs: Shown,  # noqa: ARG002 - it is the host's
     ) -> SessionProgram:
         return build_session_program(language, env)
 
-    def _plan(self, ground: Shown) -> Plan:
-        return plan_container(self._policy, self._limits, engine=self._engine, shown=ground)
+    def _plan(self, rootfs: Shown) -> Plan:
+        return plan_container(self._policy, self._limits, engine=self._engine, shown=rootfs)
 
-    def _kind(self, ground: Shown) -> tuple[object, ...]:
-        return "runsc", self._policy.preload, self._plan(ground)
+    def _kind(self, rootfs: Shown) -> tuple[object, ...]:
+        return "runsc", self._policy.preload, self._plan(rootfs)
 
-    def _make(self, ground: Shown, after: RunscContainer | None) -> RunscContainer:
-        plan = self._plan(ground)
+    def _make(self, rootfs: Shown, after: RunscContainer | None) -> RunscContainer:
+        plan = self._plan(rootfs)
         place = Place(plan, self._host) if after is None else after.place
         if place.is_lost:
             raise StartFailed("the workspace is gone with its keeper process; open another sandbox", step="keeper")
@@ -159,9 +159,9 @@ class RunscOpenSandbox(SessionSandbox[Shown, RunscContainer]):
             raise
         return container
 
-    def _let_go(self, container: RunscContainer, *, with_workspace: bool = False) -> None:
+    def _release(self, container: RunscContainer, *, with_workspace: bool = False) -> None:
         if with_workspace:
-            container.see_out()
+            container.release()
         else:
             container.end()
 

@@ -139,14 +139,14 @@ class Place:
                 tag, body, _ = messages.receive(self._link.fileno())
                 if not tag:
                     break
-                self._hear(tag, body)
+                self._receive(tag, body)
         self.is_lost = True
         for number in list(self._waiting):
             self._waiting.pop(number)({**KILLED, "number": number})
         for answered in list(self._answers.values()):
             answered.set()
 
-    def _hear(self, tag: str, body: Mapping[str, Any]) -> None:
+    def _receive(self, tag: str, body: Mapping[str, Any]) -> None:
         number = body["number"]
         if tag == "failed":
             self._failed[number] = str(body["why"])
@@ -248,7 +248,7 @@ class PipeWire:
         for fd in self.theirs:
             os.close(fd)
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """End the container's standard input."""
         with self._turn:
             if self._in >= 0:
@@ -257,7 +257,7 @@ class PipeWire:
 
     def close(self) -> None:
         """Let go of everything."""
-        self.hang_up()
+        self.shutdown()
         os.close(self._out)
         os.close(self._err)
 
@@ -274,7 +274,7 @@ class RunscContainer(Container[Shown]):
 
     def __init__(self, place: Place, plan: Plan):
         super().__init__()
-        self.place, self.plan, self.ground = place, plan, plan.shown
+        self.place, self.plan, self.rootfs = place, plan, plan.shown
         self.number = 0
         self._end: Mapping[str, Any] = {}
         self._has_ended = threading.Event()
@@ -292,17 +292,17 @@ class RunscContainer(Container[Shown]):
             wire.close()
             raise
         wire.let_go_of_theirs()
-        self._link = Link(wire, self._hear, self._lose)
+        self._link = Link(wire, self._receive, self._lose)
         try:
             self._link.send_raw(boot_message(preload, extra_paths=user_site(), customizes=has_customization()))
             if not self._is_ready(patience_s):
-                raise StartFailed(f"a container of gVisor did not get ready{self.last_words()}", step="runsc")
-            if self._said.get("kernel") == os.uname().release:
+                raise StartFailed(f"a container of gVisor did not get ready{self.last_output()}", step="runsc")
+            if self._ready_message.get("kernel") == os.uname().release:
                 raise StartFailed("what runs as runsc is not gVisor: a container saw this host's kernel", step="runsc")
         except OSError as error:
             self.end()
             raise StartFailed(
-                f"a container of gVisor is gone{self.last_words() or f': {error}'}", step="runsc"
+                f"a container of gVisor is gone{self.last_output() or f': {error}'}", step="runsc"
             ) from error
         except BaseException:
             self.end()
@@ -315,18 +315,18 @@ class RunscContainer(Container[Shown]):
     def end(self) -> None:
         """End this container alone; the place stays, and the workspace in it."""
         self.place.kill(self.number)
-        self.hang_up()
+        self.shutdown()
 
     def kill(self) -> None:
         """Kill the container."""
         self.place.kill(self.number)
 
-    def see_out(self) -> None:
+    def release(self) -> None:
         """Let it go, with its place."""
         self.place.close()
-        self.hang_up()
+        self.shutdown()
 
-    def words(self) -> Sequence[str]:
+    def argv(self) -> Sequence[str]:
         """Return the words that started it."""
         return self.plan.words(self.number)
 

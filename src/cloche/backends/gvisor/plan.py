@@ -335,18 +335,18 @@ def _without_answer(rule: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in rule.items() if name != "errnoRet"}
 
 
-def plain_ground() -> Shown:
+def plain_rootfs() -> Shown:
     """Return what every container shows."""
     return _shown(())
 
 
-def ground_for(request: Request | None) -> Shown:
+def rootfs_for(request: Request | None) -> Shown:
     """Return what the container of a request shows. Raises BackendUnavailable for a missing toolchain."""
     toolchain = _toolchain(request) if request is not None else None
     return _shown(toolchain.binds if toolchain is not None else ())
 
 
-def session_ground(name: str) -> Shown:
+def session_rootfs(name: str) -> Shown:
     """Return what the container of a session shows. Raises BackendUnavailable for a language without sessions."""
     language, driver = session_language(name)
     return _shown(find_toolchain(language).binds if driver is not None else ())

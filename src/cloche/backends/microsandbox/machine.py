@@ -305,7 +305,7 @@ class ExecWire:
             if stream is not None and event.data:
                 yield stream, bytes(event.data)
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """End its standard input."""
         with self._turn:
             is_first, self._is_hung_up = not self._is_hung_up, True
@@ -315,6 +315,6 @@ class ExecWire:
 
     def close(self) -> None:
         """Let go of everything."""
-        self.hang_up()
+        self.shutdown()
         with contextlib.suppress(self._package.MicrosandboxError, OSError):
             call(self._handle.kill, ANSWER_S)

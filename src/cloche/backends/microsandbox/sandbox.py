@@ -32,7 +32,7 @@ class MicrosandboxContainer(Container[Image]):
 
     def __init__(self, machine: Machine, image: Image):
         super().__init__()
-        self.machine, self.ground = machine, image
+        self.machine, self.rootfs = machine, image
 
     @property
     def what(self) -> str:
@@ -42,13 +42,13 @@ class MicrosandboxContainer(Container[Image]):
     def start(self, preload: Sequence[str]) -> None:
         """Start it, and wait until it listens. Raises StartFailed; then the machine is gone."""
         try:
-            self._link = Link(self.machine.start(), self._hear, self._lose)
+            self._link = Link(self.machine.start(), self._receive, self._lose)
             self._link.send_raw(boot_message(preload))
             if not self._is_ready():
-                raise StartFailed(f"nothing got ready in a machine of microsandbox{self.last_words()}", step="boot")
+                raise StartFailed(f"nothing got ready in a machine of microsandbox{self.last_output()}", step="boot")
         except OSError as error:
             self.machine.end()
-            raise StartFailed(f"a machine of microsandbox is gone: {error}{self.last_words()}", step="boot") from error
+            raise StartFailed(f"a machine of microsandbox is gone: {error}{self.last_output()}", step="boot") from error
         except BaseException:
             self.machine.end()
             raise
@@ -61,12 +61,12 @@ class MicrosandboxContainer(Container[Image]):
         """Say nothing: the machine does not tell what its kernel killed."""
         return None
 
-    def see_out(self) -> None:
+    def release(self) -> None:
         """Let the machine go."""
-        self.hang_up()
+        self.shutdown()
         _background.begin(self.machine.end)
 
-    def words(self) -> Sequence[str]:
+    def argv(self) -> Sequence[str]:
         """Return the program that is started, with the machine's name."""
         return (self.machine.name, COMMAND)
 
@@ -93,7 +93,7 @@ class MicrosandboxOpenSandbox(ContainerSandbox[Image, MicrosandboxContainer]):
             if self._machine is not None:
                 await finish(asyncio.to_thread(self._machine.end))
 
-    def _find_ground(self, request: Request | None) -> Image:
+    def _find_rootfs(self, request: Request | None) -> Image:
         """Return the image; its machine is created when there is none yet, for only that shows what is in it."""
         wanted = self._image_for(language_of(request).name if request is not None else "python")
         if self._image is None:
@@ -106,41 +106,41 @@ class MicrosandboxOpenSandbox(ContainerSandbox[Image, MicrosandboxContainer]):
             )
         return self._image
 
-    def _build_program(self, request: Request, ground: Image) -> Program:
-        return program_of(request, ground, {"PATH": IMAGE_PATH}, has_interpreter=True)
+    def _build_program(self, request: Request, rootfs: Image) -> Program:
+        return program_of(request, rootfs, {"PATH": IMAGE_PATH}, has_interpreter=True)
 
-    def _make(self, ground: Image, after: MicrosandboxContainer | None) -> MicrosandboxContainer:
+    def _make(self, rootfs: Image, after: MicrosandboxContainer | None) -> MicrosandboxContainer:
         machine = self._machine
         if machine is None or machine.is_lost:
             raise StartFailed("the workspace is gone with its machine; open another sandbox", step="boot")
         if after is not None:
-            after.hang_up()
+            after.shutdown()
             try:
                 machine.sweep()
             except OSError as error:
                 machine.end()
                 raise StartFailed(f"what a run left could not be ended, so the machine was: {error}") from error
-        container = MicrosandboxContainer(machine, ground)
+        container = MicrosandboxContainer(machine, rootfs)
         container.start(self._policy.preload)
         return container
 
-    def _kind(self, ground: Image) -> tuple[object, ...]:
-        return "microsandbox", ground.id, id(self)
+    def _kind(self, rootfs: Image) -> tuple[object, ...]:
+        return "microsandbox", rootfs.id, id(self)
 
-    def _let_go(self, container: MicrosandboxContainer, *, with_workspace: bool = False) -> None:
+    def _release(self, container: MicrosandboxContainer, *, with_workspace: bool = False) -> None:
         if with_workspace:
-            container.see_out()
+            container.release()
         else:
-            container.hang_up()
+            container.shutdown()
 
-    def _go_on(self, container: MicrosandboxContainer, program: Program) -> None:
+    def _prepare_next(self, container: MicrosandboxContainer, program: Program) -> None:
         """Make nothing ready: the machine is there, and a first process in it is started when a run comes."""
 
     def _notes(self, container: MicrosandboxContainer) -> dict[str, Any]:
         package = container.machine.package
         return {
             "backend": "microsandbox",
-            "image": container.ground.name,
+            "image": container.rootfs.name,
             "engine": f"microsandbox {package.version()}",
             "start_s": round(container.start_s, 3),
         }

@@ -30,7 +30,7 @@ from cloche.core.limits import MIB
 from .plan import DISK, INITRD, KERNEL, KERNEL_WORDS, PLACES, Image, Launched, Leash, Plan, identity, start_keeper
 
 LOOK_S = 0.005
-CHUNK_BYTES, WORDS_KEPT_BYTES, LINE_BYTES = 65_536, 4096, 64
+CHUNK_BYTES, OUTPUT_KEPT_BYTES, LINE_BYTES = 65_536, 4096, 64
 DONE = 204
 
 PROGRAM, VARIABLE = "firecracker", "CLOCHE_FIRECRACKER"
@@ -84,7 +84,7 @@ class Patience:
 
     def _listen(self) -> None:
         data = os.read(self.console, CHUNK_BYTES)
-        self.said = (self.said + data)[-WORDS_KEPT_BYTES:]
+        self.said = (self.said + data)[-OUTPUT_KEPT_BYTES:]
         if not data:
             self.is_over = True
             raise ConnectionError("it has ended")

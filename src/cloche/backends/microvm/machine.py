@@ -65,7 +65,7 @@ class MachineWire:
                     poll.unregister(fd)
                     left -= 1
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """End the conversation."""
         self._port.shutdown(socket.SHUT_RDWR)
 
@@ -107,11 +107,11 @@ class PortWire:
             except ConnectionError:
                 data = b""
             if not data:
-                poll.unregister(port)  # the machine is gone, and whoever knows that calls `hang_up`
+                poll.unregister(port)  # the machine is gone, and whoever knows that calls `shutdown`
             elif said := self._beyond.feed(data):
                 yield OUTPUT, said
 
-    def hang_up(self) -> None:
+    def shutdown(self) -> None:
         """Expect nothing more than what has come."""
         with self._turn:
             if self._waker >= 0:
@@ -120,7 +120,7 @@ class PortWire:
 
     def close(self) -> None:
         """Let go of what is this wire's own."""
-        self.hang_up()
+        self.shutdown()
         os.close(self._wake)
 
 
@@ -144,7 +144,7 @@ class Beyond:
 class Occupant(Protocol):
     """Be a place in a machine."""
 
-    def hear(self, tag: bytes, body: bytes) -> None:
+    def receive(self, tag: bytes, body: bytes) -> None:
         """Take one frame; in the place's reading thread."""
         ...
 
@@ -174,7 +174,7 @@ class Room:
         """Tell its place that it has ended, and how."""
         self.is_left = True
         self.place.leave(left)
-        self.wire.hang_up()
+        self.wire.shutdown()
 
 
 class Machine:
@@ -216,7 +216,7 @@ class Machine:
             os.close(lifeline)
         self._ports = launched.ports
         wire = MachineWire(launched.own, launched.console, launched.process, self.kill)
-        self._link = Link(wire, self._hear, self._lose)
+        self._link = Link(wire, self._receive, self._lose)
 
     def _make_lifeline(self) -> int:
         """Make the pipe that the jailer watches, and return its end. Raises StartFailed once it was killed."""
@@ -237,7 +237,7 @@ class Machine:
         """
         mark = os.urandom(MARK_BYTES)
         number, room = self._take_room(place, mark)
-        link = Link(room.wire, place.hear, lambda: self._clear(number))
+        link = Link(room.wire, place.receive, lambda: self._clear(number))
         try:
             settings = self.plan.settings(now=time.time(), seed=os.urandom(32))
             self._tell("make", number=number, port=FIRST_OF_PLACES + room.port, mark=mark.hex(), **settings)
@@ -259,9 +259,9 @@ class Machine:
             self._tell("try")
             self._tried.wait(max(0.0, until - time.monotonic()))
             if self.is_lost or not self._tried.is_set():
-                raise StartFailed(f"the virtual machine did not get ready{self.last_words()}", step="boot")
+                raise StartFailed(f"the virtual machine did not get ready{self.last_output()}", step="boot")
         except OSError as error:
-            raise StartFailed(f"the virtual machine is gone: {error}{self.last_words()}", step="boot") from error
+            raise StartFailed(f"the virtual machine is gone: {error}{self.last_output()}", step="boot") from error
         finally:
             self.kill()
             self.wait()
@@ -286,11 +286,11 @@ class Machine:
     def check(self) -> None:
         """Raise StartFailed when the workspace is gone with the machine."""
         if self.is_lost:
-            raise StartFailed(f"the workspace is gone with its machine{self.last_words()}", step="boot")
+            raise StartFailed(f"the workspace is gone with its machine{self.last_output()}", step="boot")
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return what its console and its monitor said last, for messages."""
-        said = self._link.last_words.decode("utf-8", "replace").strip() if self._link is not None else ""
+        said = self._link.last_output.decode("utf-8", "replace").strip() if self._link is not None else ""
         return f": {said[-600:]}" if said else ""
 
     def _tell(self, verb: str, **body: object) -> None:
@@ -304,7 +304,7 @@ class Machine:
         """Give a place a number and a port; one may be on its way back. Raises StartFailed."""
         with self._change:
             if not self._change.wait_for(lambda: self._free or self.is_lost, LEAVE_S) or self.is_lost:
-                raise StartFailed(f"the virtual machine has no place left{self.last_words()}", step="boot")
+                raise StartFailed(f"the virtual machine has no place left{self.last_output()}", step="boot")
             number, port = next(self._numbers), self._free.popleft()
             self._rooms[number] = Room(place=place, wire=PortWire(self._ports[port], mark), port=port)
             return number, self._rooms[number]
@@ -319,7 +319,7 @@ class Machine:
             self.kill()
         room.place.lose()
 
-    def _hear(self, tag: bytes, body: bytes) -> None:
+    def _receive(self, tag: bytes, body: bytes) -> None:
         if tag == TRIED:
             self._tried.set()
         elif tag == LEFT:

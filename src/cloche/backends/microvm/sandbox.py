@@ -40,7 +40,7 @@ class Place(Container[Image]):
 
     def __init__(self, machine: Machine):
         super().__init__()
-        self.machine, self.ground = machine, machine.image
+        self.machine, self.rootfs = machine, machine.image
         self._number = 0
         self._left: Mapping[str, Any] = {}
         self._over = threading.Event()
@@ -67,14 +67,14 @@ class Place(Container[Image]):
             is_ready = self._is_ready(machine.boot_s)
         except OSError as error:
             self._fail(is_first)
-            raise StartFailed(f"the virtual machine is gone: {error}{machine.last_words()}", step="boot") from error
+            raise StartFailed(f"the virtual machine is gone: {error}{machine.last_output()}", step="boot") from error
         except BaseException:
             self._fail(is_first)
             raise
         if not is_ready:
             what, why = self.what, self._why_not_ready()
             self._fail(is_first)  # where the machine goes with it, all is heard by then that it had to say
-            raise StartFailed(f"the {what} did not get ready{why}{machine.last_words()}", step="boot")
+            raise StartFailed(f"the {what} did not get ready{why}{machine.last_output()}", step="boot")
 
     def _why_not_ready(self) -> str:
         """Say what is known of why it did not get ready, besides what the machine says."""
@@ -82,7 +82,7 @@ class Place(Container[Image]):
             return f" within {self.machine.boot_s:g} s"
         status = self._left.get("status")
         ended = f": its first process ended with status {status}" if isinstance(status, int) else ""
-        return ended + super().last_words()
+        return ended + super().last_output()
 
     def _fail(self, is_first: bool) -> None:
         """Leave nothing of it."""
@@ -92,9 +92,9 @@ class Place(Container[Image]):
             self.machine.kill()
             self.machine.wait()
 
-    def hear(self, tag: bytes, body: bytes) -> None:
+    def receive(self, tag: bytes, body: bytes) -> None:
         """Take one frame; in the place's reading thread."""
-        self._hear(tag, body)
+        self._receive(tag, body)
 
     def leave(self, left: Mapping[str, Any]) -> None:
         """Learn how its first process ended, or nothing where the machine did; in the machine's reading thread."""
@@ -130,15 +130,15 @@ class Place(Container[Image]):
         has_run_out = isinstance(count, int) and count > 0
         return Observed(cause=KillCause.OUT_OF_MEMORY) if has_run_out else None
 
-    def see_out(self) -> None:
+    def release(self) -> None:
         """Let the machine go."""
         self.machine.kill()
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return what the machine's console and its monitor said last, for messages."""
-        return self.machine.last_words()
+        return self.machine.last_output()
 
-    def words(self) -> Sequence[str]:
+    def argv(self) -> Sequence[str]:
         """Return the words that start such a machine."""
         return self.machine.words()
 
@@ -178,13 +178,13 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
             self._machine.kill()
             await finish(asyncio.to_thread(self._machine.wait))
 
-    def _find_ground(self, request: Request | None) -> Image:  # noqa: ARG002 - one disk serves all
+    def _find_rootfs(self, request: Request | None) -> Image:  # noqa: ARG002 - one disk serves all
         return self._image
 
-    def _build_program(self, request: Request, ground: Image) -> Program:
-        return program_of(request, ground, {"PATH": SYSTEM_PATH}, has_interpreter=True)
+    def _build_program(self, request: Request, rootfs: Image) -> Program:
+        return program_of(request, rootfs, {"PATH": SYSTEM_PATH}, has_interpreter=True)
 
-    def _find_session_ground(self, language: str) -> Image:
+    def _find_session_rootfs(self, language: str) -> Image:
         session_language(language)
         if len(self._sessions) >= MOST_SESSIONS:
             raise InvalidRequest(
@@ -192,10 +192,10 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
             )
         return self._image
 
-    def _build_session_program(self, language: str, env: Mapping[str, str], ground: Image) -> SessionProgram:
-        return build_session_program(language, env, ground)
+    def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: Image) -> SessionProgram:
+        return build_session_program(language, env, rootfs)
 
-    def _make(self, ground: Image, after: Place | None) -> Place:  # noqa: ARG002 - one disk serves all
+    def _make(self, rootfs: Image, after: Place | None) -> Place:  # noqa: ARG002 - one disk serves all
         if after is not None and after is self._used:  # that of a session goes on
             after.empty()
         if after is not None:
@@ -204,9 +204,9 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
         place.start(self._policy.preload)
         return place
 
-    async def _made(self, ground: Image, after: Place | None) -> Place:
+    async def _made(self, rootfs: Image, after: Place | None) -> Place:
         """Start a machine, or make a place, in a thread; what nobody waits for any more is ended."""
-        making = asyncio.ensure_future(asyncio.to_thread(self._make, ground, after))
+        making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -214,22 +214,22 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
             if after is None:
                 machine.kill()
             with noted(log, "how a start ended, which nobody waits for any more", Exception):
-                self._let_go(await finish(making))
+                self._release(await finish(making))
             if after is None:
                 await finish(asyncio.to_thread(machine.wait))
                 self._machine = self._new_machine()
             raise
 
-    def _kind(self, ground: Image) -> tuple[object, ...]:
-        return self._name, ground.id, id(self)
+    def _kind(self, rootfs: Image) -> tuple[object, ...]:
+        return self._name, rootfs.id, id(self)
 
-    def _let_go(self, container: Place, *, with_workspace: bool = False) -> None:
+    def _release(self, container: Place, *, with_workspace: bool = False) -> None:
         if with_workspace:
             container.machine.kill()
         elif not container.is_lost:
             threading.Thread(target=container.empty, name="cloche-place-end", daemon=True).start()
 
-    def _go_on(self, container: Place, program: Program) -> None:
+    def _prepare_next(self, container: Place, program: Program) -> None:
         """Make nothing ready: the machine is there, and a place in it is made when a run comes."""
 
     def _notes(self, container: Place) -> dict[str, Any]:

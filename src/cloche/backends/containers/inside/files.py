@@ -32,7 +32,7 @@ TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names that are
 
 
 class Refused(Exception):
-    """Say why a request about files was not done: one of `refused`, `not_found`, `too_large`, `full`."""
+    """Hold why a request about files was not done: one of `refused`, `not_found`, `too_large`, `full`."""
 
     def __init__(self, kind: str, path: str, why: str):
         super().__init__(why)
@@ -83,7 +83,7 @@ class Walk:
     """Visit the regular files of the workspace, depth first, and each folder once, however it is moved about.
 
     Nothing but the folders on the way to the current one is held. Time, entries, depth and the length of all paths are
-    bounded; `reasons` say what was left out for, in the words of the caller's `walking.REASONS`.
+    bounded; `reasons` say what was left out for, by the names in the caller's `saved_files.REASONS`.
     """
 
     def __init__(self, seconds: float):
@@ -161,7 +161,7 @@ def identity(state: os.stat_result) -> tuple[int, int, int]:
     return state.st_ino, state.st_ctime_ns, state.st_size
 
 
-def survey(walk: Walk | None = None) -> dict[str, tuple[int, int, int]]:
+def file_states(walk: Walk | None = None) -> dict[str, tuple[int, int, int]]:
     """Return the identity of every regular file, which no guest can set."""
     return {path: identity(state) for _, _, path, state in (walk or Walk(WALK_S)).files()}
 
@@ -238,19 +238,19 @@ def hand_files(
         archive.close()
     # Or not found in time: the caller then forgets its hash.
     gone = hand_names(caller, [path for path in before if path not in seen])
-    caller.say_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone_bytes=gone)
+    caller.send_json(DONE, skipped=walk.skipped, partial=sorted(walk.reasons), gone_bytes=gone)
 
 
 def hand_names(caller: Caller, paths: list[str]) -> int:
     """Send paths as data, in which many are cheap to read, and the end of all data; return how many bytes they are."""
     data = b"\0".join(map(os.fsencode, paths))
     Outgoing(caller).write(data)
-    caller.say(DATA)
+    caller.send(DATA)
     return len(data)
 
 
 class Exactly:
-    """Read as much of a file as is asked for, whatever happens to it meanwhile: what is gone is nought."""
+    """Read as much of a file as is asked for, whatever happens to it meanwhile: what is gone reads as zero bytes."""
 
     def __init__(self, file: Any):
         self.file = file
@@ -270,7 +270,7 @@ class Seen:
     def hand(self, max_bytes: int, seconds: float) -> None:
         """Send what has changed since. What changes meanwhile is sent once more the next time."""
         walk = Walk(seconds)
-        before, self.files = self.files, survey(walk)
+        before, self.files = self.files, file_states(walk)
         if walk.reasons & UNSEEN:
             self._keep(before)
         hand_files(self.caller, before, max_bytes, seconds)
@@ -300,18 +300,18 @@ def hand_file(caller: Caller, path: str, max_bytes: int) -> None:
     if len(data) > max_bytes:
         raise Refused("too_large", path, f"it is larger than {max_bytes} bytes")
     Outgoing(caller).write(data)
-    caller.say(DATA)
-    caller.say_json(DONE)
+    caller.send(DATA)
+    caller.send_json(DONE)
 
 
 def list_files(caller: Caller) -> None:
-    """Say which files there are. Some of them would look like all of them, so too many are refused."""
+    """Send the paths of all files. Some of them would look like all of them, so too many are refused."""
     walk = Walk(WALK_S)
-    found = survey(walk)
+    found = file_states(walk)
     if why := walk.reasons & {"time", "entries", "paths"}:
         raise Refused("too_large", WORKSPACE, f"there is too much to list it ({', '.join(sorted(why))})")
     hand_names(caller, sorted(found))
-    caller.say_json(DONE)
+    caller.send_json(DONE)
 
 
 def remove_file(name: str) -> None:

@@ -1,4 +1,4 @@
-"""How the first process of a container speaks with its caller, and what the kernel counts for that container.
+"""Frames between the first process of a container and its caller, and what the kernel counts for that container.
 
 Frames are a tag, a length of four bytes, and a body. `Counters` reads the container's control groups from inside.
 """
@@ -13,9 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ORDER, DATA, KILL, TOLD, WORD = b"O", b"D", b"K", b"L", b"W"  # heard
-SAID = b"l"  # by a session's interpreter, as TOLD is what it is told; the others are ours
-READY, STARTED, OUT, ERR, VALUE, ENDED, DONE, FAILED = b"H", b"s", b"o", b"e", b"v", b"r", b"k", b"x"  # said
+ORDER, DATA, KILL, TO_SESSION, CONTROL = b"O", b"D", b"K", b"L", b"W"  # received
+FROM_SESSION = b"l"  # sent by a session's interpreter; the others are of this process
+READY, STARTED, OUT, ERR, VALUE, ENDED, DONE, FAILED = b"H", b"s", b"o", b"e", b"v", b"r", b"k", b"x"  # sent
 CHUNK = 65_536
 
 # Counters.
@@ -31,23 +31,23 @@ ROUTES = {"ipv4": "/proc/net/snmp", "ipv6": "/proc/net/snmp6"}  # what the netwo
 
 
 class Caller:
-    """Speak frames with whoever started the container."""
+    """Exchange frames with whoever started the container."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
         self.later: list[tuple[bytes, bytes]] = []
         self.is_gone = False
 
-    def say(self, tag: bytes, body: bytes = b"") -> None:
+    def send(self, tag: bytes, body: bytes = b"") -> None:
         """Send one frame, however long that takes."""
         view = memoryview(tag + len(body).to_bytes(4, "big") + body)
         while view:
             view = view[os.write(1, view) :]
 
-    def say_json(self, tag: bytes, **body: Any) -> None:
-        self.say(tag, json.dumps(body).encode())
+    def send_json(self, tag: bytes, **body: Any) -> None:
+        self.send(tag, json.dumps(body).encode())
 
-    def hear(self) -> tuple[bytes, bytes]:
+    def receive(self) -> tuple[bytes, bytes]:
         """Wait for one frame. Ends this process, and with it the container, when nothing more will come."""
         while True:
             frame = self.next()
@@ -57,8 +57,8 @@ class Caller:
             if self.is_gone:
                 os._exit(0)
 
-    def is_spoken_to(self) -> bool:
-        """Tell whether there is something to hear."""
+    def has_input(self) -> bool:
+        """Tell whether something has come."""
         return bool(self.buffer or self.later) or has_come(0)
 
     def read(self) -> None:
@@ -66,11 +66,11 @@ class Caller:
         self.buffer += data
         self.is_gone = not data
 
-    def hear_piece(self) -> bytes:
-        """Wait for a piece of what follows an order; what else comes meanwhile is heard after that."""
+    def receive_piece(self) -> bytes:
+        """Wait for a piece of what follows an order; what else comes meanwhile is returned after that."""
         kept, self.later = self.later, []
         while True:
-            tag, body = self.hear()
+            tag, body = self.receive()
             if tag == DATA:
                 self.later = kept
                 return body
@@ -105,7 +105,7 @@ class Incoming:
 
     def read(self, size: int) -> bytes:
         while not self.is_over and len(self.rest) < size:
-            piece = self.caller.hear_piece()
+            piece = self.caller.receive_piece()
             self.rest += piece
             self.is_over = not piece
         found, self.rest = self.rest[:size], self.rest[size:]
@@ -127,7 +127,7 @@ class Outgoing:
 
     def write(self, data: bytes) -> int:
         for at in range(0, len(data), CHUNK):
-            self.caller.say(DATA, data[at : at + CHUNK])
+            self.caller.send(DATA, data[at : at + CHUNK])
         return len(data)
 
 

@@ -1,11 +1,11 @@
-"""One program in a container: started, or taken over by a guest that waits; its output passed on; all of it ended.
+"""One program in a container: started, or run by a preforked guest; its output passed on; all of it ended.
 
-Theory of operation of the guest that waits (`Waiting`): it is an interpreter that was forked before there was an order,
-and has gone through a run of nothing. Forking takes gVisor most of a short run's time, and needs no order. So a
-container that was started in advance may be told to expect a Python program. The waiting guest has closed all that is
-ours but for three ends: where its order comes from, where it says that it has begun, and a file in memory that its
-standard input will be in. It closes the first two before anything of the caller's runs. It knows nothing of any run
-before that.
+Theory of operation of the preforked guest (`PreforkedGuest`): it is an interpreter that was forked before there was an
+order, and has done a warm-up run. Forking takes gVisor most of a short run's time, and needs no order. So a
+container that was started in advance may be told to expect a Python program. The preforked guest has closed all of
+our descriptors but three: where its order comes from, where it reports that it has begun, and a file in memory that
+will hold its standard input. It closes the first two before anything of the caller's runs. It knows nothing of any
+earlier run.
 
 It is used once, or not at all. One that died before it had begun has run nothing: then a guest is forked as if there
 had been none. What it says before it begins is our own code's word; afterwards it can say nothing here.
@@ -40,7 +40,7 @@ FOR_EVER = float("inf")
 LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
 archive: Any = None  # the finder of our modules and the interpreter's
 
-# The guest that waits.
+# The preforked guest.
 LENGTH_BYTES = 8
 NO_ORDER: dict[str, Any] = {"python": {"path": "", "argv": []}, "env": {"A": "b"}, "has_stdin": False}
 
@@ -71,14 +71,14 @@ class Attempt:
         self.poll, self.look_s = select.poll(), LOOK_S
         self.unused = used_by_children()  # CPU times that are not this program's
 
-    def go(self, index: int, waiting: Waiting | None = None) -> int:
-        """Return the wait status of command number `index`, which a guest that waits may run."""
+    def go(self, index: int, preforked: PreforkedGuest | None = None) -> int:
+        """Return the wait status of command number `index`, which a preforked guest may run."""
         self.is_last, self.ended_at = index >= len(self.order["commands"]) - 1, None
         tags = (OUT if self.is_last else ERR, ERR, VALUE)
-        if waiting is not None and waiting.take(self.order):
-            self.pid = waiting.pid
-            status = self.see_out(dict(zip(waiting.readers, tags, strict=True)))
-            begun = waiting.beginning()
+        if preforked is not None and preforked.take(self.order):
+            self.pid = preforked.pid
+            status = self.relay(dict(zip(preforked.readers, tags, strict=True)))
+            begun = preforked.beginning()
             if begun is not None or self.cause:
                 self.unused = tuple(map(sum, zip(self.unused, begun or (0.0, 0.0), strict=True)))
                 return status
@@ -86,7 +86,7 @@ class Attempt:
             self.unused = used_by_children()
         pipes = [os.pipe() for _ in range(3)]
         self.start(index, [theirs for _, theirs in pipes])
-        return self.see_out({ours: tag for (ours, _), tag in zip(pipes, tags, strict=True)})
+        return self.relay({ours: tag for (ours, _), tag in zip(pipes, tags, strict=True)})
 
     def start(self, index: int, theirs: list[int]) -> None:
         """Start command number `index` with its ends of output, error and the value's pipe, or those of a session."""
@@ -96,8 +96,8 @@ class Attempt:
         for fd in theirs:
             os.close(fd)
 
-    def see_out(self, readers: dict[int, bytes]) -> int:
-        """Pass on what it says until its end, and leave nothing of it; return its wait status."""
+    def relay(self, readers: dict[int, bytes]) -> int:
+        """Pass on its output until its end, and leave nothing of it; return its wait status."""
         for fd in readers:
             os.set_blocking(fd, False)
         self._attend(readers)
@@ -109,7 +109,7 @@ class Attempt:
             os.close(fd)
         return self.status if self.status is not None else 1
 
-    def rehearse(self, reader: int) -> None:
+    def warm_up(self, reader: int) -> None:
         """Go through passing on what is there, once, and close the reader."""
         os.set_blocking(reader, False)
         self.poll.register(reader, select.POLLIN)
@@ -151,7 +151,7 @@ class Attempt:
         if tag == VALUE:
             self.told += len(data)
         if data and self.told <= MAX_TOLD:
-            self.caller.say(tag, data)
+            self.caller.send(tag, data)
         return bool(data)
 
     def _note_end(self, *_: object) -> None:
@@ -180,7 +180,7 @@ class Attempt:
         if self.caller.is_gone:
             os._exit(0)
 
-    def _take(self, tag: bytes, body: bytes) -> None:  # noqa: ARG002 - those that live are told more
+    def _take(self, tag: bytes, body: bytes) -> None:  # noqa: ARG002 - sessions receive more
         if tag == KILL and not (self.is_last and self.ended_at):  # else it comes too late
             self._kill("asked")
 
@@ -307,8 +307,8 @@ def used_by_children() -> tuple[float, ...]:
     return used.ru_utime, used.ru_stime
 
 
-class Account:
-    """Tell how a program ended, and what it and its children used and hit."""
+class RunReport:
+    """Report how a program ended, and what it and its children used and hit."""
 
     def __init__(self, caller: Caller, counters: Counters):
         self.caller, self.counters = caller, counters
@@ -316,7 +316,7 @@ class Account:
         self.unreachable = counters.unreachable()
 
     def close(self, attempt: Attempt, status: int) -> None:
-        """Say it."""
+        """Send the report."""
         wall_s = (attempt.ended_at or time.monotonic()) - self.started
         used = [now - then for now, then in zip(used_by_children(), attempt.unused, strict=True)]
         oom, pids = (now - then for now, then in zip(self.counters.hits(), self.hits, strict=True))
@@ -324,33 +324,33 @@ class Account:
             pids = int(attempt.is_crowded)
         peak = self.counters.read("peak").strip()
         unreachable = self.counters.unreachable() - self.unreachable if status else 0
-        self.caller.say_json(
+        self.caller.send_json(
             ENDED, wait_status=status, cause=attempt.cause, oom_kills=oom, pids_hits=pids, full=is_full(),
             unreachable=unreachable, wall_s=wall_s, cpu_user_s=max(0.0, used[0]), cpu_system_s=max(0.0, used[1]),
             peak_bytes=int(peak) if peak.isdigit() else None,
         )  # fmt: skip
 
 
-class Waiting:
-    """Hold one guest that waits. `readers` are where its output, errors and value come from."""
+class PreforkedGuest:
+    """Hold one preforked guest. `readers` are where its output, errors and value come from."""
 
     def __init__(self, nofile: int, counters: Counters):
         self.counters, self.held = counters, counters.held()[0]
         self.is_taken = False
         self.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
         pipes = [os.pipe() for _ in range(3)]
-        heard, self.orders = os.pipe()
-        self.begun, says = os.pipe()
+        order_fd, self.orders = os.pipe()
+        self.begun, begun_fd = os.pipe()
         self.readers = [ours for ours, _ in pipes]
         theirs = [end for _, end in pipes]
         self.pid = os.fork()
         if self.pid == 0:
-            become_waiting(nofile, self.stdin, theirs, heard, says)
-        for fd in (*theirs, heard, says):
+            become_preforked(nofile, self.stdin, theirs, order_fd, begun_fd)
+        for fd in (*theirs, order_fd, begun_fd):
             os.close(fd)
 
     def is_alive(self) -> bool:
-        """Tell whether it still waits; one that has ended is taken leave of."""
+        """Tell whether it still waits; one that has ended is reaped."""
         try:
             return os.waitpid(self.pid, os.WNOHANG)[0] == 0
         except ChildProcessError:
@@ -381,8 +381,8 @@ class Waiting:
         user_s, system_s = json.loads(said)
         return user_s, system_s
 
-    def let_go(self) -> None:
-        """Close what is left open of it here; and if it was given no order, end it."""
+    def discard(self) -> None:
+        """Close what is left open of it here; and if it was given no order, kill it."""
         if not self.is_taken:
             if self.is_alive():
                 os.kill(self.pid, signal.SIGKILL)
@@ -393,23 +393,23 @@ class Waiting:
             os.close(fd)
 
 
-def become_waiting(nofile: int, stdin: int, ends: list[int], heard: int, says: int) -> None:
-    """Become a guest that waits, and then the program; never returns."""
+def become_preforked(nofile: int, stdin: int, ends: list[int], order_fd: int, begun_fd: int) -> None:
+    """Become a preforked guest, and then the program; never returns."""
     try:
         leave_first()
         value = nofile - 1
-        heard_at, says_at = value - 1, value - 2
-        for fd, number in ((ends[2], value), (heard, heard_at), (says, says_at)):
+        order_at, begun_at = value - 1, value - 2
+        for fd, number in ((ends[2], value), (order_fd, order_at), (begun_fd, begun_at)):
             os.dup2(fd, number, inheritable=False)
         for number, fd in enumerate((stdin, ends[0], ends[1])):
             os.dup2(fd, number)
-        os.closerange(3, says_at)
+        os.closerange(3, begun_at)
         oneshot = interpreter()
         forget_ours()
-        if not has_come(heard_at):
-            rehearse(oneshot)
-        order = begin(heard_at, says_at)
-        os.closerange(says_at, value)
+        if not has_come(order_at):
+            warm_up(oneshot)
+        order = begin(order_at, begun_at)
+        os.closerange(begun_at, value)
         if not order["has_stdin"]:
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
@@ -420,8 +420,8 @@ def become_waiting(nofile: int, stdin: int, ends: list[int], heard: int, says: i
         os._exit(1)  # whatever went wrong before the order, the run then gets another guest
 
 
-def rehearse(oneshot: Any) -> None:
-    """Go through a run of nothing, with streams of the same kinds as a run's that nobody reads."""
+def warm_up(oneshot: Any) -> None:
+    """Do a warm-up run, with streams of the same kinds as a run's that nobody reads."""
     kept = [os.dup(number) for number in (1, 2)]
     reading, writing = os.pipe()
     try:
@@ -449,15 +449,15 @@ def give(order: dict[str, Any], fd: int) -> None:
         view = view[os.write(fd, view) :]
 
 
-def begin(heard: int, says: int) -> dict[str, Any]:
-    """Wait for the order, and say that it has come, and what this process has used until then."""
-    order = hear(heard)
+def begin(order_fd: int, begun_fd: int) -> dict[str, Any]:
+    """Wait for the order, and report that it has come, and the CPU time that this process has used until then."""
+    order = receive_order(order_fd)
     used = resource.getrusage(resource.RUSAGE_SELF)
-    os.write(says, json.dumps([used.ru_utime, used.ru_stime]).encode())
+    os.write(begun_fd, json.dumps([used.ru_utime, used.ru_stime]).encode())
     return order
 
 
-def hear(fd: int) -> dict[str, Any]:
+def receive_order(fd: int) -> dict[str, Any]:
     """Wait for the order. Ends this process when none will come."""
     data = bytearray()
     while len(data) < LENGTH_BYTES or len(data) < LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big"):

@@ -1,17 +1,17 @@
 """The first process of a container: takes files in, runs one program, waits for its end, and hands files back.
 
 It is sent over standard input as text, to an interpreter of the image's own, and imports nothing of Cloche. What it
-hears and says are frames: a tag of one byte, a length of four, a body.
+receives and sends are frames: a tag of one byte, a length of four, a body.
 
 Theory of operation: the program is a child with pipes of its own, so nothing that it writes can be taken for a frame,
 and this process cannot be read or traced by it. When the program ends, or when it must, everything else in the
 process namespace is killed in one call, and only then files are looked at; but for those of a session, see `session`.
 When standard input ends, the caller is gone, and so is the container.
 
-After it has forked a guest in advance it rehearses a run, so that the run need not do the work (`rehearse`): a fork
+After it has preforked a guest it does a warm-up run, so that the run need not do the work (`warm_up`): a fork
 shares every page, and whoever first writes to one then copies it; in gVisor that takes most of what a short run takes.
-It goes through a run's steps as far as they leave no trace: it opens no file for writing, kills nobody, and says
-nothing to anybody but itself.
+It goes through a run's steps as far as they leave no trace: it opens no file for writing, kills nobody, and sends
+frames to nobody but itself.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .files import (
     WORKSPACE,
     Refused,
     Seen,
+    file_states,
     hand_file,
     hand_files,
     list_files,
     prepare_workspace,
     remove_file,
-    survey,
     take_files,
 )
 from .link import CHUNK, DATA, DONE, FAILED, ORDER, READY, STARTED, Caller, Counters, Incoming, Outgoing
-from .program import FOR_EVER, GRACE_S, NO_ORDER, Account, Attempt, Waiting, give, write_generated
+from .program import FOR_EVER, GRACE_S, NO_ORDER, Attempt, PreforkedGuest, RunReport, give, write_generated
 from .session import live
 
 TYPE_CHECKING = False
@@ -48,38 +48,38 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 
-class Echo(Caller):
-    """Hear what is said here."""
+class Loopback(Caller):
+    """Receive what is sent here."""
 
-    def say(self, tag: bytes, body: bytes = b"") -> None:
-        """Keep a frame until it is heard."""
+    def send(self, tag: bytes, body: bytes = b"") -> None:
+        """Keep a frame until it is received."""
         self.buffer += tag + len(body).to_bytes(4, "big") + body
 
 
-def rehearse(counters: Counters) -> None:
+def warm_up(counters: Counters) -> None:
     """Go through what leaves no trace: orders, files that come in, the program's output, the report, files that go."""
-    echo = Echo()
-    out: Any = Outgoing(echo)
-    echo.say_json(ORDER, **NO_ORDER)
+    loopback = Loopback()
+    out: Any = Outgoing(loopback)
+    loopback.send_json(ORDER, **NO_ORDER)
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT, **TEXT) as archive:
         archive.addfile(tarfile.TarInfo("main.py"))
-    echo.say(DATA)
-    _, body = echo.hear()
+    loopback.send(DATA)
+    _, body = loopback.receive()
     order = {**json.loads(body), "commands": [], "memory_bytes": 0, "pids": 0}
-    incoming: Any = Incoming(echo)
+    incoming: Any = Incoming(loopback)
     with tarfile.open(fileobj=incoming, mode="r|", **TEXT) as archive:
         for member in archive:
             archive.extractfile(member)
     incoming.drain()
-    account = Account(echo, counters)
-    attempt = Attempt(echo, order, -1, -1, FOR_EVER, counters)
+    report = RunReport(loopback, counters)
+    attempt = Attempt(loopback, order, -1, -1, FOR_EVER, counters)
     reading, writing = os.pipe()
     give(order, writing)
     os.close(writing)
-    attempt.rehearse(reading)
-    account.close(attempt, 0)
+    attempt.warm_up(reading)
+    report.close(attempt, 0)
     if not os.listdir(WORKSPACE):  # what a sandbox has gathered would take its time
-        hand_files(echo, survey(), 0)
+        hand_files(loopback, file_states(), 0)
 
 
 class Server:
@@ -87,7 +87,7 @@ class Server:
 
     def __init__(self, caller: Caller):
         self.caller, self.counters, self.seen = caller, Counters(), Seen(caller)
-        self.waiting: Waiting | None = None  # the guest that was forked ahead of the next run
+        self.preforked: PreforkedGuest | None = None  # the guest that was forked ahead of the next run
         self.wake, waker = os.pipe()
         for fd in (self.wake, waker):
             os.set_blocking(fd, False)
@@ -97,23 +97,23 @@ class Server:
     def serve(self) -> None:
         """Handle orders for ever."""
         while True:
-            tag, body = self.caller.hear()
+            tag, body = self.caller.receive()
             if tag == ORDER:  # else the rest of what a failed order left
-                self.obey(json.loads(body))
+                self.handle(json.loads(body))
 
-    def obey(self, order: dict[str, Any]) -> None:
-        """Do one order; where it cannot be done, say why."""
+    def handle(self, order: dict[str, Any]) -> None:
+        """Do one order; where it cannot be done, send why."""
         try:
             self.ORDERS[order["do"]](self, order)
         except Refused as error:
-            self.caller.say_json(FAILED, kind=error.kind, path=error.path, why=error.why)
+            self.caller.send_json(FAILED, kind=error.kind, path=error.path, why=error.why)
         except OSError as error:
             path = order.get("path", WORKSPACE)
-            self.caller.say_json(FAILED, kind="refused", path=path, why=os.strerror(error.errno or 0))
+            self.caller.send_json(FAILED, kind="refused", path=path, why=os.strerror(error.errno or 0))
 
     def run(self, order: dict[str, Any]) -> None:
-        """Do one run, with the guest that waits if there is one and it can be the program."""
-        if order["python"] is None or (self.waiting is not None and not self.waiting.is_alive()):
+        """Do one run, with the preforked guest if there is one and it can be the program."""
+        if order["python"] is None or (self.preforked is not None and not self.preforked.is_alive()):
             self._dismiss()
         try:
             self._run(order)
@@ -122,27 +122,27 @@ class Server:
 
     def _run(self, order: dict[str, Any]) -> None:
         """Take files in, run the program, report, and hand files back."""
-        caller, counters, waiting = self.caller, self.counters, self.waiting
-        weight = waiting.weight() if waiting is not None else 0
+        caller, counters, preforked = self.caller, self.counters, self.preforked
+        weight = preforked.weight() if preforked is not None else 0
         self._take_files()
         stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         if order["has_stdin"]:
             os.close(stdin)
-            stdin = os.dup(waiting.stdin) if waiting is not None else os.memfd_create("stdin", os.MFD_CLOEXEC)
+            stdin = os.dup(preforked.stdin) if preforked is not None else os.memfd_create("stdin", os.MFD_CLOEXEC)
             take_stdin(Incoming(caller), stdin)
-        before = survey()
+        before = file_states()
         write_generated(order)
-        account = Account(caller, counters)
-        caller.say(STARTED)
-        end = account.started + order["timeout_s"] + GRACE_S
+        report = RunReport(caller, counters)
+        caller.send(STARTED)
+        end = report.started + order["timeout_s"] + GRACE_S
         attempt = Attempt(caller, order, stdin, self.wake, end, counters, weight)
         status = 0
         for index in range(max(1, len(order["commands"]))):
-            status = attempt.go(index, waiting)
+            status = attempt.go(index, preforked)
             attempt.status = None
             if status or attempt.cause:
                 break
-        account.close(attempt, status)
+        report.close(attempt, status)
         os.close(stdin)
         prepare_workspace()
         if order["own_file"]:
@@ -150,26 +150,26 @@ class Server:
         hand_files(caller, before, order["disk_bytes"], order["walk_s"])
 
     def _dismiss(self) -> None:
-        """Let go of the guest that waits."""
-        waiting, self.waiting = self.waiting, None
-        if waiting is not None:
-            waiting.let_go()
+        """End the preforked guest."""
+        preforked, self.preforked = self.preforked, None
+        if preforked is not None:
+            preforked.discard()
 
     def expect(self, order: dict[str, Any]) -> None:
-        """Fork a guest ahead, and go through a run of nothing; nobody waits for an answer."""
+        """Prefork a guest, and do a warm-up run; nobody waits for an answer."""
         try:
-            if self.waiting is None:
-                self.waiting = Waiting(order["nofile"], self.counters)
-            if not self.caller.is_spoken_to():
-                rehearse(self.counters)
+            if self.preforked is None:
+                self.preforked = PreforkedGuest(order["nofile"], self.counters)
+            if not self.caller.has_input():
+                warm_up(self.counters)
         except OSError:
             pass  # the run does without what there was no room for
 
     def live(self, order: dict[str, Any]) -> None:
-        """See a session through; orders that come meanwhile are handled as well."""
+        """Run a session to its end; orders that come meanwhile are handled as well."""
         self._dismiss()
-        self.seen.files = survey()
-        live(self.caller, order, self.wake, self.counters, self.obey)
+        self.seen.files = file_states()
+        live(self.caller, order, self.wake, self.counters, self.handle)
 
     def look(self, order: dict[str, Any]) -> None:
         """Hand back what has changed since the last look."""
@@ -182,7 +182,7 @@ class Server:
     def write(self, _order: dict[str, Any]) -> None:
         """Take files in, without a run."""
         self._take_files()
-        self.caller.say_json(DONE)
+        self.caller.send_json(DONE)
 
     def _take_files(self) -> None:
         prepare_workspace()
@@ -191,7 +191,7 @@ class Server:
         incoming.drain()
 
     def list_files(self, _order: dict[str, Any]) -> None:
-        """Say which files there are."""
+        """Send the paths of all files."""
         list_files(self.caller)
 
     def leave(self, _order: dict[str, Any]) -> None:
@@ -220,7 +220,7 @@ def take_stdin(incoming: Incoming, fd: int) -> None:
 
 
 def main(archive: Any, settings: dict[str, Any]) -> None:
-    """Get ready, say so, and serve."""
+    """Get ready, report that, and serve."""
     program.archive = archive
     program.prctl(program.PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -229,5 +229,5 @@ def main(archive: Any, settings: dict[str, Any]) -> None:
     gc.collect()
     gc.freeze()
     caller = Caller()
-    caller.say_json(READY, version=sys.version.split()[0], failed=failed, kernel=os.uname().release)
+    caller.send_json(READY, version=sys.version.split()[0], failed=failed, kernel=os.uname().release)
     Server(caller).serve()

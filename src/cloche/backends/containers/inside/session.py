@@ -1,4 +1,4 @@
-"""A program that lives in a container: it is given cells on a link, and what it says there goes to the caller.
+"""A program that lives in a container: it is given cells on a link, and its answers go to the caller.
 
 It is one long run, with the same walls and the same end. Meanwhile the caller may have it signalled, and ask about
 files: those are looked at beside a guest that may change them, so nothing of what is found is relied upon.
@@ -12,8 +12,8 @@ import select
 import signal
 
 from .files import prepare_workspace
-from .link import CHUNK, ERR, ORDER, OUT, SAID, STARTED, TOLD, WORD, Caller, Counters
-from .program import FOR_EVER, LOOK_S, Account, Attempt, write_generated
+from .link import CHUNK, CONTROL, ERR, FROM_SESSION, ORDER, OUT, STARTED, TO_SESSION, Caller, Counters
+from .program import FOR_EVER, LOOK_S, Attempt, RunReport, write_generated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 IDLE_LOOK_S = 0.5  # how often memory is looked at between cells
-MOST_PIECES = 32  # of what is in a pipe, before the word that followed it: nobody shall keep us with endless output
+MOST_PIECES = 32  # of what is in a pipe, before the answer that followed it: endless output shall not keep us
 
 
-class Life(Attempt):
+class SessionAttempt(Attempt):
     """Serve a program as long as it lives."""
 
     def __init__(
@@ -34,28 +34,28 @@ class Life(Attempt):
         stdin: int,
         wake: int,
         counters: Counters,
-        obey: Callable[[dict[str, Any]], None],
+        handle: Callable[[dict[str, Any]], None],
     ):
         super().__init__(caller, order, stdin, wake, FOR_EVER, counters)
-        self.obey = obey
+        self.handle = handle
         self.streams: dict[int, bytes] = {}
         self.link, self.is_pushing = -1, False
-        self.waiting = bytearray()
+        self.pending = bytearray()
 
     def live(self) -> int:
-        """Start it, see it through its life, and return its wait status."""
+        """Start it, pass on all until its end, and return its wait status."""
         out, err, answers, asked = (os.pipe() for _ in range(4))
         self.link = asked[1]
         os.set_blocking(self.link, False)
         self.streams = {out[0]: OUT, err[0]: ERR}
         self.start(0, [out[1], err[1], answers[1], asked[0]])
-        status = self.see_out({**self.streams, answers[0]: SAID})
+        status = self.relay({**self.streams, answers[0]: FROM_SESSION})
         os.close(self.link)
         return status
 
     def _pass_on(self, fd: int, tag: bytes) -> bool:
-        """Pass on what is there; what was printed before a word on the link goes before that word."""
-        if tag != SAID:
+        """Pass on what is there; what was printed before an answer on the link goes before that answer."""
+        if tag != FROM_SESSION:
             return super()._pass_on(fd, tag)
         try:
             data = os.read(fd, CHUNK)
@@ -65,7 +65,7 @@ class Life(Attempt):
             for _ in range(MOST_PIECES):
                 if not self._pass_on_at_once(stream, its_tag):
                     break
-        self.caller.say(SAID, data)
+        self.caller.send(FROM_SESSION, data)
         return bool(data)
 
     def _pass_on_at_once(self, fd: int, tag: bytes) -> bool:
@@ -75,37 +75,37 @@ class Life(Attempt):
         except (BlockingIOError, OSError):
             return False
         if data:
-            self.caller.say(tag, data)
+            self.caller.send(tag, data)
         return bool(data)
 
     def _take(self, tag: bytes, body: bytes) -> None:
-        if tag == TOLD:
-            self.waiting += body
+        if tag == TO_SESSION:
+            self.pending += body
             self._push()
-        elif tag == WORD:
-            self._heed(json.loads(body))
+        elif tag == CONTROL:
+            self._control(json.loads(body))
         elif tag == ORDER:
-            self.obey(json.loads(body))
+            self.handle(json.loads(body))
         else:
             super()._take(tag, body)
 
     def _push(self) -> None:
         """Write what the link takes; the program may be slow to read."""
         try:
-            while self.waiting:
-                del self.waiting[: os.write(self.link, self.waiting)]
+            while self.pending:
+                del self.pending[: os.write(self.link, self.pending)]
         except BlockingIOError:
             pass
         except OSError:
-            self.waiting.clear()  # its end is closed: it will say no more either
-        if bool(self.waiting) != self.is_pushing:
+            self.pending.clear()  # its end is closed: it will send no more either
+        if bool(self.pending) != self.is_pushing:
             self.is_pushing = not self.is_pushing
             if self.is_pushing:
                 self.poll.register(self.link, select.POLLOUT)
             else:
                 self.poll.unregister(self.link)
 
-    def _heed(self, word: dict[str, Any]) -> None:
+    def _control(self, word: dict[str, Any]) -> None:
         """Signal the program, or look at its memory more or less often."""
         if word["word"] == "pace":
             self.look_s = LOOK_S if word["is_busy"] else IDLE_LOOK_S
@@ -124,14 +124,14 @@ class Life(Attempt):
 
 
 def live(
-    caller: Caller, order: dict[str, Any], wake: int, counters: Counters, obey: Callable[[dict[str, Any]], None]
+    caller: Caller, order: dict[str, Any], wake: int, counters: Counters, handle: Callable[[dict[str, Any]], None]
 ) -> None:
-    """See a session through, and report how it ended."""
+    """Run a session to its end, and report how it ended."""
     prepare_workspace()
     stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     write_generated(order)
-    account = Account(caller, counters)
-    caller.say(STARTED)
-    life = Life(caller, order, stdin, wake, counters, obey)
-    account.close(life, life.live())
+    report = RunReport(caller, counters)
+    caller.send(STARTED)
+    attempt = SessionAttempt(caller, order, stdin, wake, counters, handle)
+    report.close(attempt, attempt.live())
     os.close(stdin)
