@@ -75,7 +75,7 @@ def with_root(image: Path, folder: Path) -> Path:
         pytest.skip("missing: debugfs (e2fsprogs, make setup-system)")
     copy = folder / image.name
     shutil.copytree(image, copy)
-    text = files("cloche.backends.microvm").joinpath("guest.py").read_text()
+    text = files("cloche.backends.microvm").joinpath("guest_init.py").read_text()
     for line in ("        give_up(settings)\n", "        os.closerange(3, 1024)\n"):
         assert text.count(line) == 1
         text = text.replace(line, "")
