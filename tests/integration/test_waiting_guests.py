@@ -71,6 +71,7 @@ def looks_the_same(options: dict[str, Any], stdin: bytes) -> None:
     seen, expected = json.loads(warm.stdout), json.loads(cold.stdout)
     assert (cold.meta["start"], seen.pop("age") > LEAST_AGE_S > expected.pop("age")) == ("cold", True)
     assert seen == expected
+    assert "Archive" not in seen["finders"]  # which finds our own modules
     assert (warm.value, warm.status, [one.path for one in warm.files]) == (42, "ok", ["out"])
     assert (seen["input"], warm.stderr, warm.enforcement) == (stdin.decode(), "", cold.enforcement)
     assert warm.usage is not None

@@ -463,6 +463,38 @@ print([name for name in sys.modules if name.partition('.')[0] in ('jail', 'inter
     assert "given" in warm.stdout
 
 
+# What only our own code needs, in the frame that runs the script; and what of ours the collector knows.
+PRIVILEGES = """
+import gc, sys
+frame = sys._getframe()
+while "privileges" not in frame.f_locals: frame = frame.f_back
+print(frame.f_locals["privileges"].exit_early is not None)
+"""
+COLLECTED = """
+import gc, sys
+def is_ours(name): return name.partition(".")[0] in ("jail", "interpreter")
+known = gc.get_objects()
+modules = [one for one in known if type(one) is type(sys)]
+for one in known: modules += [part for part in one if type(part) is type(sys)] if type(one) in (list, tuple) else []
+print({type(one).__name__ for one in known if is_ours(type(one).__module__)} - {"Compile"})
+print({one.__name__ for one in modules if is_ours(one.__name__)})
+"""
+
+
+def test_a_program_gives_an_early_exit_notice_only_where_pid_1_waits_for_one() -> None:
+    """No run has it that a reaper waits for, or that runs beside a session in the same files."""
+    assert cloche.run(PRIVILEGES, warm=False).stdout == "False\n"
+    assert run_pooled(PRIVILEGES).stdout == "True\n"
+    with cloche.Sandbox() as sandbox, sandbox.session():
+        assert sandbox.run(PRIVILEGES).stdout == "False\n"
+
+
+def test_the_collector_knows_nothing_that_the_helper_gave() -> None:
+    """A program finds no record, order or module of ours among the objects that it may collect."""
+    for result in (cloche.run(COLLECTED, warm=False), run_pooled(COLLECTED)):
+        assert result.stdout == "set()\nset()\n", result.stderr
+
+
 def test_the_callers_own_thread_is_enough() -> None:
     """In a program without handlers of its own, runs need no other thread, and leave no descriptor."""
     program = """

@@ -15,6 +15,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, ModuleType
     from typing import Any
 
@@ -27,16 +28,8 @@ EXIT_UNFLUSHED = 120
 ONLY_AST = 0x400
 _BEGINS_NO_STATEMENT = (b"", b" ", b"\t", b"#", b")", b"]", b"}", b'"', b"'")
 _FUTURE_FLAGS = 0x1FF0000
-archive: Any = None  # the finder of our own modules, for what a script may need at its end
-telling: Any = None  # our module `result_value`, once a value is sent
-farewell: Any = None  # what ends the process so that its parent hears of it first, where there is such a thing
-warming: Any = None  # in a fork server and its forks, our module `preload`
-taken_environment: dict[str, str] | None = None  # what `os.environ` was set to, where that was done ahead
-paths_ahead: list[str] | None = None  # what follows the script's folder in `sys.path`, where that was looked up ahead
 _compile_string: Any = None
-built_in_paths = 0  # how many entries of `sys.path` are there whether they exist or not
-of_template: dict[str, ModuleType] = {}
-libraries_of_template = 0
+_preloaded: Preloaded | None = None  # once this process, or the fork server that it was forked from, is prepared
 _FIRST_LIBRARY_AT, _NEXT_LIBRARY_AT = 8, 24  # in the loader's `struct r_debug` and `struct link_map`
 OLD_IN_A_ROW = 6  # so many modules of the fork server's in a row, and all before them are its too
 FILE_INPUT, _EVAL_INPUT = 257, 258  # CPython's start symbols
@@ -44,33 +37,73 @@ FILE_INPUT, _EVAL_INPUT = 257, 258  # CPython's start symbols
 _PLAIN_FLAGS = {"isolated": 0, "ignore_environment": 0, "no_user_site": 0, "no_site": 0, "safe_path": False}
 
 
-def prepare() -> None:
-    """Undo what the helper's own options left behind: all that needs neither a file of the sandbox's nor orders."""
-    if warming is not None:
-        return
-    import site  # noqa: F401 - nothing but loaded: it sets no path while the flags are still those of the helper
+class Preloaded:
+    """Hold what a fork server, or pid 1 of a container, loaded and looked up for its forks: `preload` fills it.
 
-    gc.freeze()  # what is here now will never be garbage of the script's
-    sys.dont_write_bytecode = True
-    _restore_flags()
+    In a process that was not forked from one it stays empty.
+    """
+
+    __slots__ = ("built_in_paths", "env", "libraries", "modules", "paths", "rehearse", "result_value")
+
+    def __init__(self) -> None:
+        self.modules: dict[str, ModuleType] = {}  # all that were loaded; empty where nothing was preloaded
+        self.libraries = 0  # how many C libraries there were, 0 where that is not known
+        self.built_in_paths = 0  # how many entries of `sys.path` are there whether they exist or not
+        self.paths: list[str] | None = None  # what follows the script's folder in `sys.path`, once it was looked up
+        self.env: dict[str, str] | None = None  # what `os.environ` was set to, with the streams, if they were
+        self.result_value: Any = None  # our module of that name
+        self.rehearse: Callable[[], None] | None = None  # goes through a run of nothing, in a fork
+
+
+class Privileges:
+    """Hold what the process that starts a program hands over for it to be served.
+
+    All of it works with the guest's rights alone: a program that finds it in a frame of ours gains nothing.
+    """
+
+    __slots__ = ("archive", "clone", "exit_early", "give_up", "recvmsg")
+
+    def __init__(self, archive: Any) -> None:
+        self.archive = archive  # the finder of our own modules, for what a script may need at its end
+        # The early exit notice: end the process so that pid 1 is told first; returns where nobody listens any more.
+        self.exit_early: Callable[[int], None] | None = None
+        # For a session that can be forked: clone this process, receive descriptors, give up a clone's capabilities.
+        self.clone: Any = None
+        self.recvmsg: Any = None
+        self.give_up: Any = None
+
+
+def prepare() -> Preloaded:
+    """Undo, once, what the helper's own options left behind; return what was preloaded.
+
+    It is all that needs neither a file of the sandbox's nor orders.
+    """
+    global _preloaded
+    if _preloaded is None:
+        import site  # noqa: F401 - nothing but loaded: it sets no path while the flags are still those of the helper
+
+        _preloaded = Preloaded()
+        gc.freeze()  # what is here now will never be garbage of the script's
+        sys.dont_write_bytecode = True
+        _restore_flags()
+    return _preloaded
 
 
 def rehearse() -> None:
     """Go through a run of nothing while nothing waits, in a fork of the fork server."""
-    if warming is not None:
-        warming.rehearse()
+    preloaded = prepare()
+    if preloaded.rehearse is not None:
+        preloaded.rehearse()
 
 
-def take_over(env: dict[str, str]) -> None:
+def take_over(env: dict[str, str], preloaded: Preloaded) -> None:
     """Take the environment, and the standard streams as they are now, unless that was done ahead."""
-    global taken_environment
-    if taken_environment != env:
+    if preloaded.env != env:
         os.environ.clear()
         os.environ.update(env)
         if "TZ" in env:
             __import__("time").tzset()
-    is_ahead, taken_environment = taken_environment is not None, env
-    if is_ahead:
+    if preloaded.env is not None:
         return
     this: Any = sys  # the originals are only final for those who did not start the interpreter
     this.stdin = this.__stdin__ = _stream(0, "r", "surrogateescape")
@@ -78,18 +111,12 @@ def take_over(env: dict[str, str]) -> None:
     this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
 
 
-def settle(settings: dict[str, Any], env: dict[str, str]) -> None:
-    """Take the environment, the streams, the import path and random numbers of one's own."""
-    take_over(env)
-    settle_paths(settings)
-
-
-def settle_paths(settings: dict[str, Any]) -> None:
+def settle_paths(settings: dict[str, Any], preloaded: Preloaded) -> None:
     """Take the import path, and random numbers, unless that was done ahead; and forget the `__main__` before."""
-    if warming is not None:
-        folders = paths_ahead
+    if preloaded.modules:
+        folders = preloaded.paths
         if folders is None:
-            folders = visible_paths()
+            folders = visible_paths(preloaded)
             reseed()
         sys.path[:] = [os.path.dirname(settings["path"]), *folders]
         sys.modules.pop("__main__", None)
@@ -97,25 +124,30 @@ def settle_paths(settings: dict[str, Any]) -> None:
         restore_paths(settings)
 
 
-def run(settings: dict[str, Any], env: dict[str, str], value_fd: int) -> None:
+def run(
+    settings: dict[str, Any], env: dict[str, str], preloaded: Preloaded, privileges: Privileges, value_fd: int
+) -> None:
     """Run the script at `settings["path"]` with `settings["argv"]` and leave the process as the interpreter does."""
     path: str = settings["path"]
-    take_over(env)
-    code = _run_script(settings, path, value_fd)
-    finish(code, os.path.dirname(path))
+    gc.freeze()  # nothing that was made for this run is for the script to find, or to collect
+    take_over(env, preloaded)
+    code = _run_script(settings, path, preloaded, privileges, value_fd)
+    finish(code, os.path.dirname(path), preloaded, privileges)
 
 
-def _run_script(settings: dict[str, Any], path: str, value_fd: int) -> int:
+def _run_script(
+    settings: dict[str, Any], path: str, preloaded: Preloaded, privileges: Privileges, value_fd: int
+) -> int:
     """Run the script and return the exit code; nothing of it is held here afterwards."""
     try:
-        settle_paths(settings)
+        settle_paths(settings, preloaded)
         sys.argv = [path, *settings["argv"]]
         pipe = os.fstat(value_fd).st_ino if value_fd >= 0 else 0
         namespace = main_module(path).__dict__
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         value = _execute(path, namespace, settings.get("source"))
         if pipe:
-            _tell(value_fd, pipe, value)
+            _tell(value_fd, pipe, value, preloaded.result_value, privileges.archive)
     except SystemExit as request:
         return _exit_code(request.code)
     except BaseException as error:
@@ -123,15 +155,14 @@ def _run_script(settings: dict[str, Any], path: str, value_fd: int) -> int:
     return 0
 
 
-def _tell(fd: int, pipe: int, value: Any) -> None:
+def _tell(fd: int, pipe: int, value: Any, result_value: Any, archive: Any) -> None:
     """Tell the caller of the value and of figures; most cold runs have neither, and load nothing for it."""
-    global telling
     if value is None and "matplotlib.pyplot" not in sys.modules:
         return
-    if telling is None:
-        telling = type(sys)("interpreter.result_value")
-        exec(archive.code(telling.__name__), telling.__dict__)
-    telling.tell(fd, pipe, value, archive)
+    if result_value is None:
+        result_value = type(sys)("interpreter.result_value")
+        exec(archive.code(result_value.__name__), result_value.__dict__)
+    result_value.tell(fd, pipe, value, archive)
 
 
 def reseed() -> None:
@@ -151,13 +182,13 @@ def reseed_all() -> None:
         sys.modules["random"].seed()
 
 
-def visible_paths() -> list[str]:
+def visible_paths(preloaded: Preloaded) -> list[str]:
     """Leave out what the site module found outside and would not have found in here."""
-    always, found = sys.path[:built_in_paths], sys.path[built_in_paths:]
+    always, found = sys.path[: preloaded.built_in_paths], sys.path[preloaded.built_in_paths :]
     return [*always, *(folder for folder in found if os.path.exists(folder))]
 
 
-def finish(code: int, folder: str) -> None:
+def finish(code: int, folder: str, preloaded: Preloaded, privileges: Privileges) -> None:
     """End the process: threads, exit functions, streams, then the script's own objects; the rest goes unvisited.
 
     The interpreter would take every module apart, which copies most pages of a forked process for nothing. What a
@@ -169,14 +200,14 @@ def finish(code: int, folder: str) -> None:
     if "atexit" in sys.modules:
         sys.modules["atexit"]._run_exitfuncs()
     unflushed = flush()
-    has_libraries = let_go(folder)
-    _leave(unflushed or flush() or code, has_libraries=has_libraries)
+    has_libraries = let_go(folder, preloaded)
+    _leave(unflushed or flush() or code, privileges.exit_early, has_libraries=has_libraries)
 
 
-def let_go(folder: str) -> bool:
+def let_go(folder: str, preloaded: Preloaded) -> bool:
     """Let the script's own modules go; return whether C libraries may have buffers or exit functions of their own."""
-    loaded = _loaded_here()
-    has_libraries = _has_libraries(loaded)
+    loaded = _loaded_here(preloaded.modules)
+    has_libraries = _has_libraries(loaded, preloaded)
     left = _take_out(loaded, folder)
     del loaded  # else what a script's module holds would not be garbage
     _flush_files()
@@ -209,11 +240,11 @@ def _take_out(loaded: list[tuple[str, ModuleType]], folder: str) -> list[Any]:
     return found
 
 
-def _has_libraries(loaded: list[tuple[str, ModuleType]]) -> bool:
+def _has_libraries(loaded: list[tuple[str, ModuleType]], preloaded: Preloaded) -> bool:
     """Tell whether a C library may have buffers or exit functions of its own that a fork server did not bring."""
-    if warming is None:
+    if not preloaded.modules:
         return True
-    if "ctypes" in sys.modules and (libraries_of_template == 0 or count_libraries() != libraries_of_template):
+    if "ctypes" in sys.modules and (preloaded.libraries == 0 or count_libraries() != preloaded.libraries):
         return True
     return any(str(getattr(module, "__file__", "")).endswith(".so") for _, module in loaded)
 
@@ -233,11 +264,11 @@ def count_libraries() -> int:
     return count
 
 
-def _loaded_here() -> list[tuple[str, ModuleType]]:
+def _loaded_here(preloaded: dict[str, ModuleType]) -> list[tuple[str, ModuleType]]:
     """Return what this process has loaded, and not the fork server: touching those would copy their pages."""
     found, in_a_row = [], 0
-    for name, module in reversed(list(sys.modules.items()) if warming is None else sys.modules.items()):
-        if of_template.get(name) is module:
+    for name, module in reversed(sys.modules.items() if preloaded else list(sys.modules.items())):
+        if preloaded.get(name) is module:
             in_a_row += 1
             if in_a_row > OLD_IN_A_ROW:
                 break
@@ -260,14 +291,14 @@ def _clear(namespace: dict[str, Any]) -> None:
                 namespace[name] = None
 
 
-def _leave(code: int, *, has_libraries: bool) -> None:
+def _leave(code: int, exit_early: Callable[[int], None] | None, *, has_libraries: bool) -> None:
     """Call the C library's own exit, so that its exit functions and buffers have their turn.
 
     What a fork server loaded needs no exit function in its children; they would take libraries apart for nothing.
     """
     if not has_libraries:
-        if farewell is not None and -(1 << 31) <= code < 1 << 31:
-            farewell(code)
+        if exit_early is not None and -(1 << 31) <= code < 1 << 31:
+            exit_early(code)
         os._exit(code)
     shape = {"_flags_": _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_PYTHONAPI, "_restype_": None}
     leave: Any = type("Exit", (_ctypes.CFuncPtr,), shape)(_ctypes.dlsym(_ctypes.dlopen(None, 0), "exit"))

@@ -40,8 +40,8 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     """
     os.environ["HOME"] = settings["home"]
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # numpy's libraries would start threads
-    oneshot.prepare()
-    oneshot.built_in_paths = len(sys.path)
+    preloaded = oneshot.prepare()
+    preloaded.built_in_paths = len(sys.path)
     oneshot.restore_paths({**settings, "path": ""})
     del sys.path[0]
     failed = {}
@@ -61,16 +61,16 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
         stream.flush()  # what loading said is no guest's output
     os.environ.clear()
     sys.path_importer_cache.clear()
-    oneshot.telling = result_value
-    oneshot.warming = sys.modules[__name__]
-    oneshot.of_template.update(sys.modules)
-    oneshot.libraries_of_template = oneshot.count_libraries() if "ctypes" in sys.modules else 0
+    preloaded.result_value = result_value
+    preloaded.rehearse = rehearse
+    preloaded.modules.update(sys.modules)
+    preloaded.libraries = oneshot.count_libraries() if "ctypes" in sys.modules else 0
     if settings["ahead"] is not None:
-        _look_ahead(**settings["ahead"])
+        _look_ahead(preloaded, **settings["ahead"])
     return {"failed": failed}
 
 
-def _look_ahead(env: dict[str, str], shown: list[str]) -> None:
+def _look_ahead(preloaded: oneshot.Preloaded, env: dict[str, str], shown: list[str]) -> None:
     """Take the environment and streams that the children will have, and rehearse until that leaves nothing to learn.
 
     The streams are of the same kinds as a run's, so that they serve it, too. Nothing is remembered of what lies in
@@ -81,19 +81,20 @@ def _look_ahead(env: dict[str, str], shown: list[str]) -> None:
     gc.collect()
     gc.freeze()  # else each rehearsal would look at everything
     paths = sys.path[:]
-    oneshot.paths_ahead = [path for path in paths if any(f"{path}/".startswith(f"{one}/") for one in shown)]
+    preloaded.paths = [path for path in paths if any(f"{path}/".startswith(f"{one}/") for one in shown)]
     kept = [os.dup(number) for number in range(3)]
     null = os.open(os.devnull, os.O_RDWR)
     reading, writing = os.pipe()
     try:
         for number, fd in enumerate((null, writing, writing)):
             os.dup2(fd, number)
-        oneshot.take_over(env)
-        _frozen_importlib_external.PathFinder.find_spec("cloche_rehearses", oneshot.paths_ahead)
+        oneshot.take_over(env, preloaded)
+        preloaded.env = env
+        _frozen_importlib_external.PathFinder.find_spec("cloche_rehearses", preloaded.paths)
         for _ in range(_OFTEN):
-            _go_through()
+            _go_through(preloaded)
     finally:
-        sys.path[:], oneshot.paths_ahead = paths, None
+        sys.path[:], preloaded.paths = paths, None
         for number, fd in enumerate(kept):
             os.dup2(fd, number)
         for fd in (*kept, null, reading, writing):
@@ -105,7 +106,8 @@ def rehearse() -> None:
 
     The import path, and random numbers of one's own, serve the run too.
     """
-    oneshot.paths_ahead = oneshot.visible_paths()
+    preloaded = oneshot.prepare()
+    preloaded.paths = oneshot.visible_paths(preloaded)
     oneshot.reseed()
     for use in _uses:
         try:
@@ -113,13 +115,13 @@ def rehearse() -> None:
         except Exception:  # it worked in the fork server; a run that uses it will say itself what is wrong here
             _uses.clear()
             break
-    _go_through()
+    _go_through(preloaded)
     gc.freeze()
 
 
-def _go_through() -> None:
+def _go_through(preloaded: oneshot.Preloaded) -> None:
     """Do what a run does from its orders to its end, but for leaving."""
-    oneshot.settle_paths({"path": _NOWHERE, "extra_paths": [], "customizes": False})
+    oneshot.settle_paths({"path": _NOWHERE, "extra_paths": [], "customizes": False}, preloaded)
     oneshot.main_module(_NOWHERE)
     oneshot.read_source(os.devnull)
     source = b"import sys\nprint(len(sys.path), file=sys.stdout)"
@@ -129,4 +131,4 @@ def _go_through() -> None:
     eval(last, namespace)
     oneshot.flush()
     del sys.modules["__main__"]
-    oneshot.let_go(_NOWHERE)
+    oneshot.let_go(_NOWHERE, preloaded)

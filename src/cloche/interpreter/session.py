@@ -54,8 +54,16 @@ class Cell:
 class Session:
     """Serve one link, and answer to the pipe `answers`. `namespace` is that of `__main__`."""
 
-    def __init__(self, link: int, answers: int, namespace: dict[str, Any]):
+    def __init__(
+        self,
+        link: int,
+        answers: int,
+        namespace: dict[str, Any],
+        preloaded: oneshot.Preloaded,
+        privileges: oneshot.Privileges,
+    ):
         self.link, self.answers, self.namespace, self.pid = link, answers, namespace, os.getpid()
+        self._preloaded, self._privileges = preloaded, privileges
         self._turn = _thread.RLock()  # to send: any thread of a cell may show something
         self._main, self._sender, self._is_late = _thread.get_ident(), 0, False
         self._waiting = select.poll()
@@ -98,11 +106,11 @@ class Session:
 
     def _fork(self, request: dict[str, Any]) -> None:
         """Clone this process, and go on in both; in the clone when it has a home of its own."""
-        _, fds = recvmsg(self.link, 1, session_fork.CLONE_FDS)
+        _, fds = self._privileges.recvmsg(self.link, 1, session_fork.CLONE_FDS)
         try:
             self._close_loop()
             plan = session_fork.Clone((self.answers, self.link), fds, self._look_around(fds))
-            pid = clone(request["flags"])
+            pid = self._privileges.clone(request["flags"])
         except (OSError, RuntimeError) as error:
             self._close_all(fds)
             told = TOO_DEEP if isinstance(error, OSError) and error.errno in (ENOSPC, EUSERS) else str(error)
@@ -129,7 +137,7 @@ class Session:
     def _begin_as_clone(self, plan: session_fork.Clone) -> None:
         """Become pid 1 of the new home, and the session in it."""
         try:
-            plan.let_go(give_up)
+            plan.let_go(self._privileges.give_up)
             self.send({"op": "born"})
             word = self.receive()
             if word is None:
@@ -229,7 +237,7 @@ class Session:
         """Run a cell and return the frame that ends it."""
         cell = self._run(code)
         if os.getpid() != self.pid:  # the cell has forked, and this is the child at the end of its script
-            oneshot.finish(cell.exit_code, os.getcwd())
+            oneshot.finish(cell.exit_code, os.getcwd(), self._preloaded, self._privileges)
         answer: dict[str, Any] = {"op": "done", "id": self.request_id, "exit_code": cell.exit_code}
         if cell.error is not None:
             answer["error"] = cell.error
@@ -442,21 +450,6 @@ def _runtime() -> str:
     return f"{sys.implementation.name} {'.'.join(str(number) for number in sys.version_info[:3])}"
 
 
-def recvmsg(link: int, size: int, most_fds: int) -> tuple[bytes, list[int]]:
-    """Receive descriptors; put in place by who starts the session."""
-    raise RuntimeError(f"nobody gave this session a way to receive {most_fds} descriptors on {link} ({size})")
-
-
-def give_up() -> None:
-    """Give up all capabilities; put in place by who starts the session."""
-    raise RuntimeError("nobody gave this session a way to give up its powers")
-
-
-def clone(flags: int) -> int:
-    """Clone this process; put in place by who starts the session."""
-    raise RuntimeError(f"this session cannot be cloned ({flags:#x})")
-
-
 def _message(error: BaseException) -> str:
     try:
         return str(error)[:2000]
@@ -481,9 +474,17 @@ def _remember_source(name: str, source: str) -> None:
     linecache.cache[name] = (len(source), None, [f"{line}\n" for line in source.splitlines()], name)
 
 
-def serve(settings: dict[str, Any], env: dict[str, str], answers: int, link: int) -> None:
+def serve(
+    settings: dict[str, Any],
+    env: dict[str, str],
+    preloaded: oneshot.Preloaded,
+    privileges: oneshot.Privileges,
+    answers: int,
+    link: int,
+) -> None:
     """Serve a session on `link`, in the standing of a plain interpreter; ends the process."""
-    oneshot.settle(settings, env)
+    oneshot.take_over(env, preloaded)
+    oneshot.settle_paths(settings, preloaded)
     sys.path[0] = settings["home"]
     sys.argv = [""]
     namespace = oneshot.main_module("").__dict__
@@ -493,5 +494,5 @@ def serve(settings: dict[str, Any], env: dict[str, str], answers: int, link: int
     this: Any = sys
     this.stdin = this.__stdin__ = NoInput()
     sys.modules["builtins"].input = _refuse_input  # type: ignore[attr-defined]  # the guest's own built-ins
-    Session(link, answers, namespace).serve()
-    oneshot.finish(0, settings["home"])
+    Session(link, answers, namespace, preloaded, privileges).serve()
+    oneshot.finish(0, settings["home"], preloaded, privileges)

@@ -77,7 +77,7 @@ class Guest:
         self.index, self.go, self.asking, self.nursed = index, go, asking, nursed
         self.processors = processors or set()
         self.interpreter: Any = None
-        self.forgotten: list[Any] = []
+        self.privileges = parent.privileges
         self.says_farewell = False
 
     def become(self) -> None:
@@ -267,18 +267,15 @@ class Guest:
         """Let the interpreter forget the helper and become the guest's."""
         assert order.python is not None
         assert self.load_interpreter is not None
-        run = self.interpreter.run
+        run = self.load_interpreter("session").serve if order.is_session else self.interpreter.run
+        privileges = self.privileges or forget_helper(self.interpreter)
         if order.is_session:
-            module = self.load_interpreter("session")
-            module.clone, module.recvmsg = clone, recvmsg  # the filter lets a clone ask whether it may be
-            powers = order.python.pop("powers")
-            module.give_up = lambda: perform_calls(powers)
-            run = module.serve
-        if self.nursed is None:
-            self.forgotten = forget_helper(self.interpreter)
-        elif self.says_farewell:
-            self.interpreter.farewell = say_farewell
-        run(order.python, order.env, *kept)
+            privileges.clone, privileges.recvmsg = clone, recvmsg  # the filter lets a clone ask whether it may be
+            capabilities = order.python.pop("powers")
+            privileges.give_up = lambda: perform_calls(capabilities)
+        if self.says_farewell:
+            privileges.exit_early = say_farewell
+        run(order.python, order.env, self.interpreter.prepare(), privileges, *kept)
 
 
 def say_farewell(code: int) -> None:
@@ -301,14 +298,17 @@ def load_notify() -> Any:  # noqa: ANN401 - a module
     return notify
 
 
-def forget_helper(interpreter: Any) -> list[Any]:  # noqa: ANN401 - a module
-    """Let the interpreter find no module of ours any more; return them to be kept, for letting them go takes time."""
+def forget_helper(interpreter: Any) -> Any:  # noqa: ANN401 - a module, and its `Privileges`
+    """Let the interpreter find no module of ours any more; return the privileges, which hold what finds them.
+
+    The modules are kept, for letting them go takes time.
+    """
     from . import archive
 
-    interpreter.archive = archive
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not archive]
     ours = [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]
-    return [sys.modules.pop(name) for name in ours]
+    kept.extend([sys.modules.pop(name) for name in ours])
+    return interpreter.Privileges(archive)
 
 
 def _out_of_the_way(fds: list[int]) -> list[int]:

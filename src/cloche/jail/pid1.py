@@ -40,6 +40,7 @@ class Parent:
     ):
         self.spec, self.registers, self.plan_fd, self.link, self.go = spec, registers, plan_fd, link, go
         self.load_interpreter = load_interpreter
+        self.privileges: Any = None  # for Python guests, where the helper was forgotten for all of them at once
 
     def await_go(self) -> list[int]:
         """Wait until the helper has set identity and group; return the mounts that it opened for us."""

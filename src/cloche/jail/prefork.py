@@ -287,7 +287,7 @@ class Nursery(Parent):
         load_notify()
         if self.load_interpreter is not None:
             interpreter = self.load_interpreter("oneshot")
-            self.forgotten = forget_helper(interpreter)
+            self.privileges = forget_helper(interpreter)
             self.load_interpreter = {"oneshot": interpreter}.__getitem__  # no other can be loaded any more
 
     def _take_over(self, given: list[int], *, keeps_workspace: bool) -> list[int]:

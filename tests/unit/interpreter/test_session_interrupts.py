@@ -12,6 +12,7 @@ import pytest
 
 from cloche.backends.session import NOTHING
 from cloche.core.frames import FrameReader, encode
+from cloche.interpreter import oneshot
 from cloche.interpreter import session as module
 from tests.harness.processes import interrupted
 
@@ -28,7 +29,8 @@ def serve(number: int) -> bool:
     reading, writing = os.pipe()
     ran: list[int] = []
     cells, sent = [FIRST, NOTHING, SECOND], [UNREADY]
-    session = module.Session(theirs.fileno(), writing, {"ran": ran})
+    given = oneshot.Preloaded(), oneshot.Privileges(None)
+    session = module.Session(theirs.fileno(), writing, {"ran": ran}, *given)
     on_interrupt, heard = session._on_interrupt, []
 
     def note(signum: int, frame: Any) -> None:

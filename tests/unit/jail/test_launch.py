@@ -218,9 +218,9 @@ class Strangers:  # a finder that only looks like ours
 
 sys.meta_path.append(Strangers)
 interpreter = load_interpreter("oneshot")
-before, kept = list(sys.meta_path), jail.guest.forget_helper(interpreter)
+before, privileges = list(sys.meta_path), jail.guest.forget_helper(interpreter)
 assert [finder for finder in before if finder is not Archive] == sys.meta_path != before
-assert interpreter.archive is Archive and interpreter in kept
+assert privileges.archive is Archive and interpreter in jail.guest.kept
 for name in {modules!r} + ("interpreter", "interpreter.oneshot", "interpreter.session"):
     try:
         __import__(name)

@@ -69,7 +69,7 @@ sys.meta_path.insert(0, Archive)
 """
 _START = """
 import inside.reaper
-inside.reaper.main(Archive, json.loads({settings!r}))
+inside.reaper.main(json.loads({settings!r}))
 """
 _OURS = ("files", "link", "program", "reaper", "session")
 

@@ -38,7 +38,7 @@ PR_SET_DUMPABLE = 4
 prctl = ctypes.CDLL(None).prctl
 FOR_EVER = float("inf")
 LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pipe of its answers
-archive: Any = None  # the finder of our modules and the interpreter's
+archive: Any = __spec__.loader  # the finder of our modules and the interpreter's, which has found this one
 
 # The preforked guest.
 LENGTH_BYTES = 8
@@ -272,17 +272,10 @@ def execute(words: list[str], env: dict[str, str]) -> None:
 
 def run_python(order: dict[str, Any], kept: list[int]) -> None:
     """Let the interpreter forget what it was, and run a script, or serve a session."""
-    oneshot = interpreter()
+    oneshot = sys.modules["interpreter.oneshot"]
     work = importlib.import_module("interpreter.session").serve if order["is_session"] else oneshot.run
     forget_ours()
-    work(order["python"], order["env"], *kept)
-
-
-def interpreter() -> Any:
-    """Return the module that runs scripts."""
-    oneshot = sys.modules["interpreter.oneshot"]
-    oneshot.__dict__["archive"] = archive
-    return oneshot
+    work(order["python"], order["env"], oneshot.prepare(), oneshot.Privileges(archive), *kept)
 
 
 def forget_ours() -> None:
@@ -404,7 +397,7 @@ def become_preforked(nofile: int, stdin: int, ends: list[int], order_fd: int, be
         for number, fd in enumerate((stdin, ends[0], ends[1])):
             os.dup2(fd, number)
         os.closerange(3, begun_at)
-        oneshot = interpreter()
+        oneshot = sys.modules["interpreter.oneshot"]
         forget_ours()
         if not has_come(order_at):
             warm_up(oneshot)
@@ -415,7 +408,7 @@ def become_preforked(nofile: int, stdin: int, ends: list[int], order_fd: int, be
             os.dup2(null, 0)
             os.close(null)
         os.chdir(WORKSPACE)
-        oneshot.run(order["python"], order["env"], value)
+        oneshot.run(order["python"], order["env"], oneshot.prepare(), oneshot.Privileges(archive), value)
     finally:
         os._exit(1)  # whatever went wrong before the order, the run then gets another guest
 
@@ -437,8 +430,9 @@ def warm_up(oneshot: Any) -> None:
             os.dup2(fd, number)
         for fd in (*kept, reading, writing):
             os.close(fd)
-    if any(path.startswith(WORKSPACE) for path in oneshot.paths_ahead or ()):
-        oneshot.paths_ahead = None  # what is there then is for the run to see
+    preloaded = oneshot.prepare()
+    if any(path.startswith(WORKSPACE) for path in preloaded.paths or ()):
+        preloaded.paths = None  # what is there then is for the run to see
 
 
 def give(order: dict[str, Any], fd: int) -> None:

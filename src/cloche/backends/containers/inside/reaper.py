@@ -24,7 +24,6 @@ import signal
 import sys
 import tarfile
 
-from . import program
 from .files import (
     TEXT,
     WORKSPACE,
@@ -39,7 +38,18 @@ from .files import (
     take_files,
 )
 from .link import CHUNK, DATA, DONE, FAILED, ORDER, READY, STARTED, Caller, Counters, Incoming, Outgoing
-from .program import FOR_EVER, GRACE_S, NO_ORDER, Attempt, PreforkedGuest, RunReport, give, write_generated
+from .program import (
+    FOR_EVER,
+    GRACE_S,
+    NO_ORDER,
+    PR_SET_DUMPABLE,
+    Attempt,
+    PreforkedGuest,
+    RunReport,
+    give,
+    prctl,
+    write_generated,
+)
 from .session import live
 
 TYPE_CHECKING = False
@@ -219,10 +229,9 @@ def take_stdin(incoming: Incoming, fd: int) -> None:
     os.lseek(fd, 0, os.SEEK_SET)
 
 
-def main(archive: Any, settings: dict[str, Any]) -> None:
+def main(settings: dict[str, Any]) -> None:
     """Get ready, report that, and serve."""
-    program.archive = archive
-    program.prctl(program.PR_SET_DUMPABLE, 0, 0, 0, 0)
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.modules.pop("ctypes", None)
     failed = importlib.import_module("interpreter.preload").warm_up(settings)["failed"]
