@@ -43,7 +43,7 @@ class Preloaded:
     In a process that was not forked from one it stays empty.
     """
 
-    __slots__ = ("built_in_paths", "env", "libraries", "modules", "paths", "rehearse", "result_value")
+    __slots__ = ("built_in_paths", "env", "libraries", "modules", "paths", "result_value", "warm_up_fork")
 
     def __init__(self) -> None:
         self.modules: dict[str, ModuleType] = {}  # all that were loaded; empty where nothing was preloaded
@@ -52,7 +52,7 @@ class Preloaded:
         self.paths: list[str] | None = None  # what follows the script's folder in `sys.path`, once it was looked up
         self.env: dict[str, str] | None = None  # what `os.environ` was set to, with the streams, if they were
         self.result_value: Any = None  # our module of that name
-        self.rehearse: Callable[[], None] | None = None  # goes through a run of nothing, in a fork
+        self.warm_up_fork: Callable[[], None] | None = None  # goes through a run of nothing, in a fork
 
 
 class Privileges:
@@ -65,7 +65,7 @@ class Privileges:
 
     def __init__(self, archive: Any) -> None:
         self.archive = archive  # the finder of our own modules, for what a script may need at its end
-        # The early exit notice: end the process so that pid 1 is told first; returns where nobody listens any more.
+        # The early exit notice: end the process so that pid 1 knows it first; returns where nobody listens any more.
         self.exit_early: Callable[[int], None] | None = None
         # For a session that can be forked: clone this process, receive descriptors, give up a clone's capabilities.
         self.clone: Any = None
@@ -92,8 +92,8 @@ def prepare() -> Preloaded:
 def rehearse() -> None:
     """Go through a run of nothing while nothing waits, in a fork of the fork server."""
     preloaded = prepare()
-    if preloaded.rehearse is not None:
-        preloaded.rehearse()
+    if preloaded.warm_up_fork is not None:
+        preloaded.warm_up_fork()
 
 
 def take_over(env: dict[str, str], preloaded: Preloaded) -> None:
@@ -111,7 +111,7 @@ def take_over(env: dict[str, str], preloaded: Preloaded) -> None:
     this.stderr = this.__stderr__ = _stream(2, "w", "backslashreplace")
 
 
-def settle_paths(settings: dict[str, Any], preloaded: Preloaded) -> None:
+def set_up_paths(settings: dict[str, Any], preloaded: Preloaded) -> None:
     """Take the import path, and random numbers, unless that was done ahead; and forget the `__main__` before."""
     if preloaded.modules:
         folders = preloaded.paths
@@ -140,14 +140,14 @@ def _run_script(
 ) -> int:
     """Run the script and return the exit code; nothing of it is held here afterwards."""
     try:
-        settle_paths(settings, preloaded)
+        set_up_paths(settings, preloaded)
         sys.argv = [path, *settings["argv"]]
         pipe = os.fstat(value_fd).st_ino if value_fd >= 0 else 0
         namespace = main_module(path).__dict__
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         value = _execute(path, namespace, settings.get("source"))
         if pipe:
-            _tell(value_fd, pipe, value, preloaded.result_value, privileges.archive)
+            _send_value(value_fd, pipe, value, preloaded.result_value, privileges.archive)
     except SystemExit as request:
         return _exit_code(request.code)
     except BaseException as error:
@@ -155,14 +155,14 @@ def _run_script(
     return 0
 
 
-def _tell(fd: int, pipe: int, value: Any, result_value: Any, archive: Any) -> None:
-    """Tell the caller of the value and of figures; most cold runs have neither, and load nothing for it."""
+def _send_value(fd: int, pipe: int, value: Any, result_value: Any, archive: Any) -> None:
+    """Send the caller the value and figures; most cold runs have neither, and load nothing for it."""
     if value is None and "matplotlib.pyplot" not in sys.modules:
         return
     if result_value is None:
         result_value = type(sys)("interpreter.result_value")
         exec(archive.code(result_value.__name__), result_value.__dict__)
-    result_value.tell(fd, pipe, value, archive)
+    result_value.send(fd, pipe, value, archive)
 
 
 def reseed() -> None:

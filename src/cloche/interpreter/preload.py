@@ -1,6 +1,6 @@
 """What a fork server does ahead for all its forks, and each fork for the run to come. Standard library only.
 
-`warm_up` loads and uses modules in the fork server, or in pid 1 of a container. `rehearse` goes through a run of
+`warm_up` loads and uses modules in the fork server, or in pid 1 of a container. `warm_up_fork` goes through a run of
 nothing in a guest that waits.
 """
 
@@ -34,7 +34,7 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     """Become, in a fork server, what a plain interpreter is after its start; load and use `settings["preload"]`.
 
     Returns the modules that could not be loaded, with the reasons. `home` is the guest's home: the site module looks
-    for packages of the user there, and must not find the caller's. `ahead` is None, or what can be told ahead of most
+    for packages of the user there, and must not find the caller's. `ahead` is None, or what is known ahead of most
     runs, whose standard input is a file, and whose output goes to pipes: their environment `env`, and the folders
     `shown` that all of them see as they are here.
     """
@@ -58,11 +58,11 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
     if traceback is not None:
         traceback.format_exception(ValueError("x"))
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # what loading said is no guest's output
+        stream.flush()  # what loading printed is no guest's output
     os.environ.clear()
     sys.path_importer_cache.clear()
     preloaded.result_value = result_value
-    preloaded.rehearse = rehearse
+    preloaded.warm_up_fork = warm_up_fork
     preloaded.modules.update(sys.modules)
     preloaded.libraries = oneshot.count_libraries() if "ctypes" in sys.modules else 0
     if settings["ahead"] is not None:
@@ -71,7 +71,7 @@ def warm_up(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _look_ahead(preloaded: oneshot.Preloaded, env: dict[str, str], shown: list[str]) -> None:
-    """Take the environment and streams that the children will have, and rehearse until that leaves nothing to learn.
+    """Take the environment and streams that the children will have, and warm up until that leaves nothing to learn.
 
     The streams are of the same kinds as a run's, so that they serve it, too. Nothing is remembered of what lies in
     folders that not all children will see.
@@ -79,7 +79,7 @@ def _look_ahead(preloaded: oneshot.Preloaded, env: dict[str, str], shown: list[s
     import _frozen_importlib_external
 
     gc.collect()
-    gc.freeze()  # else each rehearsal would look at everything
+    gc.freeze()  # else each run of nothing would look at everything
     paths = sys.path[:]
     preloaded.paths = [path for path in paths if any(f"{path}/".startswith(f"{one}/") for one in shown)]
     kept = [os.dup(number) for number in range(3)]
@@ -90,9 +90,9 @@ def _look_ahead(preloaded: oneshot.Preloaded, env: dict[str, str], shown: list[s
             os.dup2(fd, number)
         oneshot.take_over(env, preloaded)
         preloaded.env = env
-        _frozen_importlib_external.PathFinder.find_spec("cloche_rehearses", preloaded.paths)
+        _frozen_importlib_external.PathFinder.find_spec("cloche_warms_up", preloaded.paths)
         for _ in range(_OFTEN):
-            _go_through(preloaded)
+            _run_nothing(preloaded)
     finally:
         sys.path[:], preloaded.paths = paths, None
         for number, fd in enumerate(kept):
@@ -101,7 +101,7 @@ def _look_ahead(preloaded: oneshot.Preloaded, env: dict[str, str], shown: list[s
             os.close(fd)
 
 
-def rehearse() -> None:
+def warm_up_fork() -> None:
     """Go through a run of nothing while nothing waits: what it touches is then this process's own, and at hand.
 
     The import path, and random numbers of one's own, serve the run too.
@@ -115,17 +115,17 @@ def rehearse() -> None:
         except Exception:  # it worked in the fork server; a run that uses it will say itself what is wrong here
             _uses.clear()
             break
-    _go_through(preloaded)
+    _run_nothing(preloaded)
     gc.freeze()
 
 
-def _go_through(preloaded: oneshot.Preloaded) -> None:
+def _run_nothing(preloaded: oneshot.Preloaded) -> None:
     """Do what a run does from its orders to its end, but for leaving."""
-    oneshot.settle_paths({"path": _NOWHERE, "extra_paths": [], "customizes": False}, preloaded)
+    oneshot.set_up_paths({"path": _NOWHERE, "extra_paths": [], "customizes": False}, preloaded)
     oneshot.main_module(_NOWHERE)
     oneshot.read_source(os.devnull)
     source = b"import sys\nprint(len(sys.path), file=sys.stdout)"
-    body, last = oneshot.compile_at_last_line(source, "<rehearsal>") or ("", "")
+    body, last = oneshot.compile_at_last_line(source, "<warm-up>") or ("", "")
     namespace: dict[str, Any] = {}
     exec(body, namespace)
     eval(last, namespace)

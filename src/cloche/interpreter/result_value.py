@@ -1,4 +1,4 @@
-"""Tell the caller what a script's last expression was, and how it and the script's figures look.
+"""Send the caller the value of a script's last expression, and how it and the script's figures look.
 
 One pipe carries it: a byte that says what comes (`J` for JSON, `R` for a repr), and UTF-8 text. Where there is
 something to be seen, the byte is `F`, and frames as a session sends them follow, with the value in the last one.
@@ -21,10 +21,10 @@ MAX_VALUE_BYTES = 60_000  # what a pipe surely takes without a reader, so that a
 _LOOKS = ("_repr_html_", "_repr_mimebundle_", "_repr_svg_", "_repr_png_", "_repr_markdown_", "_repr_latex_")
 
 
-def tell(fd: int, pipe: int, value: Any, archive: Any) -> None:
+def send(fd: int, pipe: int, value: Any, archive: Any) -> None:
     """Send a value unless it is None, and what there is to see; the script may have closed the pipe.
 
-    `pipe` tells the pipe that was given from whatever the script may have opened under its number. `archive` finds our
+    `pipe` is the inode of the pipe: the script may have opened something else under its number. `archive` finds our
     own modules, which the script's do not see.
     """
     text = as_json(value, 0)
@@ -91,7 +91,7 @@ class Room:
         self.left, self.left_bytes, self.left_parts, self.is_cut = MAX_SHOWN, MAX_SHOWN_BYTES, MAX_PARTS, False
 
     def takes(self, size: int, parts: int) -> bool:
-        """Tell whether an output of so many bytes and parts is still to be told; once one is not, no other is."""
+        """Tell whether an output of so many bytes and parts is still to be sent; once one is not, no other is."""
         parts = max(parts + FRAME_PARTS, FEW_PARTS)
         self.is_cut = self.is_cut or not self.left or size > self.left_bytes or parts > self.left_parts
         if not self.is_cut:

@@ -3,7 +3,7 @@
 This runs with the guest's privileges, behind every wall. Requests come on a link, answers go to a pipe, which carries
 no descriptors. Both are frames: four bytes of length, most significant first, and a JSON object. Whatever a cell
 prints goes to the standard streams and is there before the answer that ends it. The other end believes nothing of
-what it hears here.
+what it receives.
 
 A cell is compiled as a script whose last expression is its value, with `await` allowed at its top level. Where that
 fails at a line that begins with `!` or `%`, the line is rewritten (see `magics`) and it is tried again.
@@ -68,7 +68,7 @@ class Session:
         self._main, self._sender, self._is_late = _thread.get_ident(), 0, False
         self._waiting = select.poll()
         self._waiting.register(link, select.POLLIN)
-        self.is_running = self._is_hearing = self._is_early = False
+        self.is_running = self._is_receiving = self._is_early = False
         self.count = 0
         self.request_id = 0
         self.room = result_value.Room()
@@ -93,19 +93,19 @@ class Session:
             if request is None:
                 return
             if request["op"] == "run" and request["id"] == NOTHING:
-                self._is_hearing = self._is_early = False
+                self._is_receiving = self._is_early = False
                 self.send({"op": "done", "id": NOTHING})
             elif request["op"] == "run":
                 self.request_id, self.files, self.room = request["id"], None, result_value.Room()
                 self.send(self._answer(request["code"]))
             elif request["op"] == "fork":
-                self._is_hearing = self._is_early = False
+                self._is_receiving = self._is_early = False
                 self._fork(request)
             elif request["op"] == "keep":
                 _keep(request["path"], request["text"])
 
     def _fork(self, request: dict[str, Any]) -> None:
-        """Clone this process, and go on in both; in the clone when it has a home of its own."""
+        """Clone this process, and go on in both; in the clone when it has namespaces and mounts of its own."""
         _, fds = self._privileges.recvmsg(self.link, 1, session_fork.CLONE_FDS)
         try:
             self._close_loop()
@@ -113,8 +113,8 @@ class Session:
             pid = self._privileges.clone(request["flags"])
         except (OSError, RuntimeError) as error:
             self._close_all(fds)
-            told = TOO_DEEP if isinstance(error, OSError) and error.errno in (ENOSPC, EUSERS) else str(error)
-            self.send({"op": "done", "id": request["id"], "error": {"message": told}})
+            message = TOO_DEEP if isinstance(error, OSError) and error.errno in (ENOSPC, EUSERS) else str(error)
+            self.send({"op": "done", "id": request["id"], "error": {"message": message}})
             return
         if pid:
             self._close_all(fds)
@@ -135,14 +135,14 @@ class Session:
         return files
 
     def _begin_as_clone(self, plan: session_fork.Clone) -> None:
-        """Become pid 1 of the new home, and the session in it."""
+        """Become pid 1 of the new namespaces, and the session in them."""
         try:
             plan.let_go(self._privileges.give_up)
             self.send({"op": "born"})
-            word = self.receive()
-            if word is None:
+            go = self.receive()
+            if go is None:
                 os._exit(0)
-            self._is_hearing = self._is_early = False
+            self._is_receiving = self._is_early = False
             plan.take_input()
             pid = os.fork()
         except BaseException as error:
@@ -155,7 +155,7 @@ class Session:
         self.pid = os.getpid()
         self.clones.clear()
         self.files = None
-        plan.settle(is_fork=bool(word.get("is_fork")), reseed=oneshot.reseed_all)
+        plan.finish_set_up(is_fork=bool(go.get("is_fork")), reseed=oneshot.reseed_all)
         self.send({"op": "ready", "runtime": _runtime()})
 
     def _close_loop(self) -> None:
@@ -196,7 +196,7 @@ class Session:
         Who sleeps in `poll` is not woken, as in `read`, when the other end takes what was sent.
         """
         self._waiting.poll()
-        self._is_hearing = True
+        self._is_receiving = True
         head = self._read(4)
         body = self._read(int.from_bytes(head, "big")) if head is not None else None
         frame: dict[str, Any] | None = _from_json(body.decode()) if body is not None else None
@@ -225,7 +225,7 @@ class Session:
             return
         if self.is_running:
             raise KeyboardInterrupt
-        self._is_early = self._is_early or self._is_hearing or self._has_come()
+        self._is_early = self._is_early or self._is_receiving or self._has_come()
 
     def _has_come(self) -> bool:
         """Tell whether there is something on the link; not by the object that may be waiting, which is for one call."""
@@ -247,16 +247,16 @@ class Session:
         return answer
 
     def _value(self, cell: Cell) -> dict[str, Any]:
-        """Return what is to be told of a cell's value: itself as far as JSON goes, or a repr; and how it looks."""
+        """Return what is to be sent of a cell's value: itself as far as JSON goes, or a repr; and how it looks."""
         text = result_value.as_json(cell.value, 0)
-        told: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         if cell.data is not None:
-            told["data"], told["metadata"] = as_text(cell.data), cell.metadata
+            found["data"], found["metadata"] = as_text(cell.data), cell.metadata
         if text is not None and len(text) <= result_value.MAX_VALUE_BYTES:
             is_changeable = type(cell.value) in (list, dict)  # by a thread, until it is written
-            return {**told, "value": _from_json(text) if is_changeable else cell.value}
+            return {**found, "value": _from_json(text) if is_changeable else cell.value}
         shown = (cell.data or bundle(cell.value)[0]).get("text/plain") or text_of(cell.value)
-        return {**told, "value_repr": str(shown)[: result_value.MAX_VALUE_BYTES]}
+        return {**found, "value_repr": str(shown)[: result_value.MAX_VALUE_BYTES]}
 
     def _run(self, code: str) -> Cell:
         """Run a cell to its end, whatever that is; errors are printed as the interpreter prints them."""
@@ -267,7 +267,7 @@ class Session:
         try:
             try:
                 self.is_running = True
-                was_early, self._is_hearing, self._is_early = self._is_early, False, False
+                was_early, self._is_receiving, self._is_early = self._is_early, False, False
                 if was_early:
                     raise KeyboardInterrupt
                 try:
@@ -284,7 +284,7 @@ class Session:
         return cell
 
     def _look_at(self, cell: Cell, code: str) -> None:
-        """Remember a cell's value, and how it looks unless it was told to be silent or shows itself."""
+        """Remember a cell's value, and how it looks unless a semicolon ends the cell or the value shows itself."""
         if cell.value is None:
             return
         self._remember(cell.value)
@@ -463,7 +463,7 @@ def _keep(path: str, text: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "x") as file:
             file.write(text)
-    except Exception:  # also where a cell has put something else in the place of `open`
+    except Exception:  # also where a cell has replaced `open`
         return
 
 
@@ -484,7 +484,7 @@ def serve(
 ) -> None:
     """Serve a session on `link`, in the standing of a plain interpreter; ends the process."""
     oneshot.take_over(env, preloaded)
-    oneshot.settle_paths(settings, preloaded)
+    oneshot.set_up_paths(settings, preloaded)
     sys.path[0] = settings["home"]
     sys.argv = [""]
     namespace = oneshot.main_module("").__dict__

@@ -24,14 +24,14 @@ READ_ONLY_TREES = ("/usr/", "/lib", "/opt/")
 KINDS = {0o140000: "a socket", 0o010000: "a pipe", 0o060000: "a device"}
 KIND, DIRECTORY, REGULAR, CHARACTER = 0o170000, 0o040000, 0o100000, 0o020000
 ACCESS_MODE = 3
-OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
+OWN_PATHS = ("/workspace", "/tmp", "/dev/shm")
 TIMERS = {"ITIMER_REAL": "SIGALRM", "ITIMER_VIRTUAL": "SIGVTALRM", "ITIMER_PROF": "SIGPROF"}
 CHUNK_BYTES = 1 << 16
 CLONE_FDS = 4  # what a clone is given: standard output, error, the pipe of its answers, and its link
 
 
 class OpenFile:
-    """Remember a file that is open for reading, by its name and place, to open it again in another home."""
+    """Remember a file that is open for reading, by its path and offset, to open it again in other mounts."""
 
     def __init__(self, fd: int, path: str):
         self.fd, self.path = fd, path
@@ -101,8 +101,8 @@ def _threads() -> list[str]:
     if "threading" in sys.modules:
         threading = sys.modules["threading"]
         names = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
-    told = f" ({', '.join(names)})" if names else " of a library"
-    return [f"{count - 1} running thread{'s' if count > 2 else ''}{told}"]
+    named = f" ({', '.join(names)})" if names else " of a library"
+    return [f"{count - 1} running thread{'s' if count > 2 else ''}{named}"]
 
 
 def _timers() -> list[str]:
@@ -115,7 +115,7 @@ def _timers() -> list[str]:
 
 
 def running_children(clones: set[int]) -> list[str]:
-    """Name running children but clones; those that have ended are taken leave of."""
+    """Name running children but clones; those that have ended are waited for."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -133,34 +133,34 @@ def _name(pid: str) -> str:
 
 
 def _mappings() -> list[str]:
-    """Name memory that is shared with whoever else maps it, and files of this home that are mapped."""
+    """Name memory that is shared with whoever else maps it, and mapped files of these mounts."""
     found: list[str] = []
     maps = _read("/proc/self/maps")
     if _are_all_private(maps):
         return found  # as is usual: then no single line needs to be looked at
-    own = {_device(place) for place in OWN_PLACES}
+    own = {_device(path) for path in OWN_PATHS}
     for line in maps.rstrip("\n").split("\n"):
-        words = line.split(maxsplit=5)
-        name = words[5].strip() if len(words) > 5 else ""
-        is_shared = words[1][3] == "s" and not name.startswith(READ_ONLY_TREES)
-        if is_shared or (name.startswith(OWN_PLACES) and words[3] in own):
+        fields = line.split(maxsplit=5)
+        name = fields[5].strip() if len(fields) > 5 else ""
+        is_shared = fields[1][3] == "s" and not name.startswith(READ_ONLY_TREES)
+        if is_shared or (name.startswith(OWN_PATHS) and fields[3] in own):
             is_file = name.startswith("/") and name != "/dev/zero (deleted)"  # so the kernel names anonymous memory
             found.append(f"the mapped file {name}" if is_file else "shared memory")
     return list(dict.fromkeys(found))
 
 
-def _device(place: str) -> str:
-    """Return a file system's number as the list of mappings has it: what the host shows in a place has another."""
-    number = os.stat(place).st_dev
+def _device(path: str) -> str:
+    """Return a file system's number as the list of mappings has it: what the host shows below a path has another."""
+    number = os.stat(path).st_dev
     return f"{os.major(number):02x}:{os.minor(number):02x}"
 
 
 def _are_all_private(maps: str) -> bool:
-    """Tell whether no memory is shared and none is of a home's file, as the kernel lists it."""
+    """Tell whether no memory is shared and no file of these mounts is mapped, as the kernel lists it."""
     lines = maps.rstrip("\n").split("\n")
     if {line.partition(" ")[2][3:4] for line in lines} != {"p"}:
         return False
-    return not any(path.startswith(OWN_PLACES) for path in {line[line.find("/") :] for line in lines})
+    return not any(path.startswith(OWN_PATHS) for path in {line[line.find("/") :] for line in lines})
 
 
 def _read(path: str) -> str:
@@ -188,7 +188,7 @@ class Clone:
         self.random_state = random.getstate() if random is not None else None
 
     def let_go(self, give_up: Callable[[], None]) -> None:
-        """Let go, in the clone, of all that is the parent's, and give up the powers that it was born with."""
+        """Let go, in the clone, of all that is the parent's, and give up the capabilities that it was cloned with."""
         os.setsid()
         give_up()
         still_open = []
@@ -217,8 +217,8 @@ class Clone:
             os.close(fd)
         os.set_inheritable(0, True)
 
-    def settle(self, *, is_fork: bool, reseed: Callable[[], None]) -> None:
-        """Settle in the new home, as the process that goes on; random numbers go on too, unless this is a fork."""
+    def finish_set_up(self, *, is_fork: bool, reseed: Callable[[], None]) -> None:
+        """Finish set-up, in the process that goes on; random numbers go on too, unless this is a fork."""
         os.setsid()
         try:
             os.chdir(self.folder)
