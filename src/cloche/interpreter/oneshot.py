@@ -89,7 +89,7 @@ def prepare() -> Preloaded:
     return _preloaded
 
 
-def rehearse() -> None:
+def warm_up_fork() -> None:
     """Go through a run of nothing while nothing waits, in a fork of the fork server."""
     preloaded = prepare()
     if preloaded.warm_up_fork is not None:

@@ -155,7 +155,7 @@ class Guest:
                 posix.close(fd)
         for number in (1, 2):
             call("dup3", writing, number, 0)
-        self.interpreter.rehearse()
+        self.interpreter.warm_up_fork()
         posix.close(reading)
         posix.close(writing)
 

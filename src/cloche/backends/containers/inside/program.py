@@ -420,7 +420,7 @@ def warm_up(oneshot: Any) -> None:
     try:
         for number in (1, 2):
             os.dup2(writing, number)
-        oneshot.rehearse()
+        oneshot.warm_up_fork()
         if has_come(reading):
             os.read(reading, CHUNK)  # what was printed
         give(NO_ORDER, writing)
