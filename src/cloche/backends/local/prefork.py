@@ -15,7 +15,7 @@ from cloche.core.policy import Policy
 from cloche.forkserver.pool import LOADED_SLOT_BYTES, SLOT_BYTES, Pool
 from cloche.forkserver.slot import Slot
 from cloche.jail.messages import Building, Run, Spec
-from cloche.jail.setup.plan import compile_building, compile_nursery
+from cloche.jail.setup.plan import compile_building, compile_prefork_jail
 
 from .. import subordinate_ids
 from ..garbage_collection import group_name
@@ -59,7 +59,7 @@ class WarmJail:
         return _remembered(
             self.key,
             lambda: (
-                compile_nursery(self.spec, self.run)
+                compile_prefork_jail(self.spec, self.run)
                 if self.is_nursery
                 else compile_building(self.spec, self.run, has_workspace=False)
             ),
@@ -79,7 +79,7 @@ class WarmJail:
         """Return the steps that build it where it keeps the workspace, which it makes or has."""
         return _remembered(
             (self.key, has_workspace),
-            lambda: compile_nursery(self.spec, self.run, keeps_workspace=True, has_workspace=has_workspace),
+            lambda: compile_prefork_jail(self.spec, self.run, keeps_workspace=True, has_workspace=has_workspace),
         )
 
     def prepare_kept(self, slot: Slot, workspace: int) -> None:

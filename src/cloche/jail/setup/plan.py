@@ -3,8 +3,8 @@
 The order is the point: see `mounts`, and "Set-up, in order" in docs/jail.md. Everything here runs in the caller,
 while the helper's interpreter is still starting; the reaper makes the calls of `Building.build`, and the guest, which
 was forked before the reaper gave anything up, goes through lists of its own. `compile_building` is for one run,
-`compile_nursery` for a prefork jail, `compile_rehousing` for a clone of a live session, `compile_files` for the files
-of a run. A jail's own network namespace has nothing but a loopback device, and that one is up.
+`compile_prefork_jail` for many, `compile_rehousing` for a clone of a live session, `compile_files` for the files of a
+run. A jail's own network namespace has nothing but a loopback device, and that one is up.
 """
 
 from __future__ import annotations
@@ -58,8 +58,6 @@ def raise_loopback() -> list[Call]:
 
 
 SIGKILL = 9
-OPEN_UCOUNTS = "open the limits of its user namespace"
-OFFER = "make the guest the first choice of the out-of-memory killer"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_REMOVED = (ENOENT, EPERM, EACCES, EISDIR, EROFS)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -68,113 +66,154 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def compile_building(spec: Spec, run: Run, *, has_workspace: bool) -> Building:
     """Return all that happens between a reaper's birth and the moment when its guest waits for orders."""
     who, (limits, powers) = _identity(spec, run), (_limits(spec), _powers(spec))
-    die, session = who[-1:], _step("session", "lead a session of its own, without a terminal", make("setsid"))
+    die, session = who[-1:], _lead_session()
     return Building(
         build=_build(spec, run, who, [*limits, *_affinity(spec), *powers], has_workspace=has_workspace),
         # The first guest was forked before the reaper gave these up; a later one is born without them.
         first=[*who, *limits, *powers, session],
         later=[*die, session],
-        late=[*_affinity(spec), *_last_doors(spec, run)],  # the reaper has moved it about by then, see `run_beside`
+        late=[*_affinity(spec), *_last_restrictions(spec, run)],  # the reaper has moved it by then, see `run_beside`
         private=run.private,
         seccomp=spec.seccomp,
     )
 
 
-def compile_nursery(spec: Spec, run: Run, *, keeps_workspace: bool = False, has_workspace: bool = False) -> Building:
-    """Return the same for a prefork jail, whose tree stays; each of its guests makes its own places in it.
+def compile_prefork_jail(
+    spec: Spec, run: Run, *, keeps_workspace: bool = False, has_workspace: bool = False
+) -> Building:
+    """Return the same for a prefork jail, whose tree stays; each of its guests makes mounts of its own in it.
 
     One that `keeps_workspace` serves one sandbox: there each guest attaches the workspace, and takes a further mount of
     it for the next. The first one makes it, unless the sandbox `has_workspace`, and takes one for the caller as well.
     """
-    places = {
-        OWN_WORKSPACE: mounts.Tmpfs(spec.workspace[1:], spec.disk_bytes, spec.inodes, _owned("0755", spec)),
-        **{
-            OWN_MOUNTS[row[1]]: mounts.Tmpfs(row[1], row[2], row[3], _owned(row[4], spec))
-            for row in spec.mounts
-            if _is_own(row)
-        },
-    }
-    binds, inner = _binds(run, spec)
-    tree = [*mounts.from_rows(row for row in spec.mounts if not _is_own(row)), *binds, *inner, *_covers(run)]
-    tree.append(mounts.Proc(spec.masked))
-    sources = [value for value in tree if isinstance(value, mounts.Bind)]
-    host = spec.hostname.encode()
-    die = _step("die_with_parent", "die with the parent", privileges.prctl(PR_SET_PDEATHSIG, SIGKILL))
-    opening, opened = privileges.opened_ahead(spec.landlock or ())
-    has_two_ids = spec.outside is not None
-    guests_id = _step("switch_identity", f"become uid {spec.inside_id}",
-                      *switch_identity(spec.inside_id, can_set_groups=has_two_ids))  # fmt: skip
-    another = _step("switch_identity", "become an id that no guest has", *switch_identity(0, can_set_groups=True))
-    build = [
-        _step("open_sources", f"open {len(sources)} bind sources as the caller",
-              *(one for source in sources for one in source.opening())),
-        another if has_two_ids else guests_id,
-        die,
-        _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer()),
-        _step("open_ucounts", OPEN_UCOUNTS, *privileges.opening(spec.nursery_ucounts)),
-        _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
-        *_without_repetition([
-            *((type(one).__name__.lower(), one.describe(), one.calls()) for one in tree),
-            *(("place", f"make room for /{one.target}", one.calls()[:-1]) for one in places.values()),
-        ]),
-        _step("process_counter", "open what tells a guest how many processes there were before it",
-              *mounts.process_counter(PROCESS_COUNTER)),
-        _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
-        _step("loopback", "bring the loopback device up", *raise_loopback()),
-        _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
-        _ucounts(spec.nursery_ucounts),
-        # What every guest is born without; this process runs no program, and keeps what it has.
-        _step("bounding", "give up what a program file could grant", *privileges.drop_bounding()),
-        _step("no_new_privs", "forbid new privileges", privileges.forbid_new_privileges()),
-        _step("open_rules", "open what all guests may use, for their Landlock rules", *opening),
-    ]  # fmt: skip
-    unshare = _step("unshare", "enter a mount namespace of its own", make("unshare", CLONE_NEWNS))
-    # What lies in these places is mounted there already; each guest covers it with its own, and shows it in that again.
-    uncover = [
-        _step("open_inner", f"open {one.source}, which is about to be covered", *mounts.opened_again(one))
-        for one in inner
-    ]
-    again = [
-        _step("bind", f"{one.describe()}, in the new place", *mounts.placed_again(one, spec.inside_id)) for one in inner
-    ]
-    umask = _step("umask", "keep files to itself", make("umask", 0o077))
-    made = {
-        name: _step("tmpfs", one.describe(), one.calls()[-1], _look_at(one.target, name))
-        for name, one in places.items()
-    }
-    attach = mounts.Attach(ATTACHED_WORKSPACE, spec.workspace[1:])
-    attached = {**made, OWN_WORKSPACE: _step("attach", attach.describe(), attach.calls()[-1],
-                                             _look_at(attach.target, OWN_WORKSPACE))}  # fmt: skip
-    keep = [
-        _step("keep_workspace", f"keep a copy of the mount of {spec.workspace} for the next",
-              mounts.open_tree(spec.workspace, NEXT_WORKSPACE, recursive=False)),
-    ] if keeps_workspace else []  # fmt: skip
-    lend = [
-        _step("lend_workspace", f"keep a copy of the mount of {spec.workspace} for the caller",
-              mounts.open_tree(spec.workspace, CALLERS_WORKSPACE, recursive=False)),
-    ] if keeps_workspace else []  # fmt: skip
-    shown = [] if has_workspace else _shown(spec)
-    mine = [
-        _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
-        *_limits(spec, beside=-1 if has_two_ids else 0),
-        *_affinity(spec),
-        guests_id,
-        _step("capabilities", "drop all capabilities", *privileges.drop_own()),
-        die,
-        _step("session", "lead a session of its own, without a terminal", make("setsid")),
-    ]
-    begin = attached if has_workspace else made
-    # While it has its powers: an earlier guest may have taken its own rights to the folder away.
-    (go_there, *last_doors) = _last_doors(spec, run, opened)
+    steps = PreforkSteps(spec, run, keeps_workspace=keeps_workspace)
     return Building(
-        build=build,
-        first=[unshare, *uncover, *begin.values(), *again, umask, *keep, *lend, *shown, go_there, *mine],
-        later=[unshare, *uncover, *attached.values(), *again, umask, *keep, go_there, *mine] if keeps_workspace else [],
-        late=last_doors,
+        build=steps.build(),
+        first=steps.first(has_workspace=has_workspace),
+        later=steps.later(),
+        late=steps.late,
         private=run.private,
         seccomp=spec.nursery_filter,
         rehearsal=[_step("rehearse", "write a file that keeps nothing", *_file_of_nothing())],
     )
+
+
+class PreforkSteps:
+    """Compile the lists of a prefork jail: pid 1's, its first guest's, a later one's, and the last steps of all.
+
+    What the first guest and a later one both do is compiled once, here: as the same object it also travels once.
+    """
+
+    def __init__(self, spec: Spec, run: Run, *, keeps_workspace: bool):
+        self.spec, self.run, self.keeps_workspace = spec, run, keeps_workspace
+        self.outer, self.inner = _binds(run, spec)
+        self.own_mounts = {
+            register: mounts.Tmpfs(path, size_bytes, inodes, _owned(mode, spec))
+            for register, path, size_bytes, inodes, mode in _own_rows(spec)
+        }
+        self.has_two_ids = spec.outside is not None  # where pid 1 has one that no guest has
+        self.become_guest = _step("switch_identity", f"become uid {spec.inside_id}",
+                                  *switch_identity(spec.inside_id, can_set_groups=self.has_two_ids))  # fmt: skip
+        self.die = _die_with_parent()
+        self.open_rules, opened = privileges.opened_ahead(spec.landlock or ())
+        self.enter, self.show_again, self.give_up = self._enter(), self._show_again(), self._give_up()
+        self.new_workspace, *self.other_mounts = self._make_mounts()
+        self.attach = self._attach()
+        self.keep = [_keep_workspace(spec, NEXT_WORKSPACE, " for the next")] if keeps_workspace else []
+        self.change_directory, *self.late = _last_restrictions(spec, run, opened)
+
+    def build(self) -> list[Step]:
+        """List what pid 1 does: the tree that stays, with what every guest is born with and without."""
+        spec, tree = self.spec, self._tree()
+        become_pid_1 = _step("switch_identity", "become an id that no guest has",
+                             *switch_identity(0, can_set_groups=True))  # fmt: skip
+        return [
+            _open_sources(tree),
+            become_pid_1 if self.has_two_ids else self.become_guest,
+            self.die,
+            _offer_to_oom_killer(),
+            _open_ucounts(spec.nursery_ucounts),
+            _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
+            *_without_repetition([
+                *_named(tree),
+                *(("place", f"make room for /{one.target}", one.calls()[:-1]) for one in self.own_mounts.values()),
+            ]),
+            _step("process_counter", "open what tells a guest how many processes there were before it",
+                  *mounts.process_counter(PROCESS_COUNTER)),
+            _pivot_root(),
+            _loopback(),
+            _hostname(spec),
+            _ucounts(spec.nursery_ucounts),
+            # What every guest is born without; this process runs no program, and keeps what it has.
+            _step("bounding", "give up what a program file could grant", *privileges.drop_bounding()),
+            _forbid_new_privileges(),
+            _step("open_rules", "open what all guests may use, for their Landlock rules", *self.open_rules),
+        ]  # fmt: skip
+
+    def first(self, *, has_workspace: bool) -> list[Step]:
+        """List what the first guest does, which hands the caller a mount of its workspace."""
+        spec = self.spec
+        lend = [_keep_workspace(spec, CALLERS_WORKSPACE, " for the caller", name="lend_workspace")]
+        for_caller = [*(lend if self.keeps_workspace else []), *([] if has_workspace else _shown(spec))]
+        return self._guest(self.attach if has_workspace else self.new_workspace, *for_caller)
+
+    def later(self) -> list[Step]:
+        """List what each further guest does in place of it, nothing where it does the same."""
+        return self._guest(self.attach) if self.keeps_workspace else []
+
+    def _guest(self, workspace: Step, *for_caller: Step) -> list[Step]:
+        return [
+            *self.enter,
+            workspace,
+            *self.other_mounts,
+            *self.show_again,
+            *self.keep,
+            *for_caller,
+            self.change_directory,  # with capabilities: an earlier guest may have taken its own rights to it away
+            *self.give_up,
+        ]
+
+    def _tree(self) -> list[mounts.Mount]:
+        shared = mounts.from_rows(row for row in self.spec.mounts if not _is_own(row))
+        return [*shared, *self.outer, *self.inner, *_covers(self.run), mounts.Proc(self.spec.masked)]
+
+    def _enter(self) -> list[Step]:
+        """List how a guest leaves the others' mounts. It opens what is shown where its own mounts will be."""
+        return [
+            _step("unshare", "enter a mount namespace of its own", make("unshare", CLONE_NEWNS)),
+            *(_step("open_inner", f"open {one.source}, which is about to be covered", *mounts.opened_again(one))
+              for one in self.inner),
+        ]  # fmt: skip
+
+    def _make_mounts(self) -> list[Step]:
+        return [
+            _step("tmpfs", one.describe(), one.calls()[-1], _look_at(one.target, name))
+            for name, one in self.own_mounts.items()
+        ]
+
+    def _attach(self) -> Step:
+        attach = mounts.Attach(ATTACHED_WORKSPACE, self.spec.workspace[1:])
+        return _step("attach", attach.describe(), attach.calls()[-1], _look_at(attach.target, OWN_WORKSPACE))
+
+    def _show_again(self) -> list[Step]:
+        """List how what was opened is shown in the guest's own mounts; files that it makes from then on are its own."""
+        return [
+            *(_step("bind", f"{one.describe()}, in the new place", *mounts.placed_again(one, self.spec.inside_id))
+              for one in self.inner),
+            _step("umask", "keep files to itself", make("umask", 0o077)),
+        ]  # fmt: skip
+
+    def _give_up(self) -> list[Step]:
+        """List how a guest becomes one; what it does after that, it does without capabilities."""
+        return [
+            _step("namespace", "let its mounts be taken down by its parent", _look_at_namespace()),
+            *_limits(self.spec, beside=-1 if self.has_two_ids else 0),
+            *_affinity(self.spec),
+            self.become_guest,
+            _step("capabilities", "drop all capabilities", *privileges.drop_own()),
+            self.die,  # after the id: the kernel forgets it when that changes
+            _lead_session(),
+        ]
 
 
 def _file_of_nothing() -> list[Call]:
@@ -186,7 +225,7 @@ def _file_of_nothing() -> list[Call]:
 
 
 def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step], list[Step]]:
-    """Return how a clone of a live session gets places of its own: what is made outside, and what is done inside.
+    """Return how a clone of a live session gets mounts of its own: what is made outside, and what is done inside.
 
     What its parent sees of the host in these places, the paths `inner`, it takes along.
 
@@ -194,18 +233,15 @@ def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step]
     are its own: of network and mounts, which registers hold. The new places cover the old ones, which are locked
     there: nobody can take them down, and whoever builds here looks that the clone holds none of them open.
     """
-    sizes = {
-        OWN_WORKSPACE: (spec.workspace, spec.disk_bytes, spec.inodes, "0755"),
-        **{OWN_MOUNTS[row[1]]: (f"/{row[1]}", *row[2:5]) for row in spec.mounts if _is_own(row)},
-    }
-    make_places = [
-        _step("tmpfs", f"make a new {path}", *mounts.detached_tmpfs(name, size, inodes, mode))
-        for name, (path, size, inodes, mode) in sizes.items()
+    own = _own_rows(spec)
+    make_mounts = [
+        _step("tmpfs", f"make a new /{path}", *mounts.detached_tmpfs(register, size_bytes, inodes, mode))
+        for register, path, size_bytes, inodes, mode in own
     ]
     covers = [
         *(_step("take_along", f"take {path} along", *mounts.taken_along(path, f"bind {path}")) for path in inner),
-        *(_step("cover", f"cover {path} with the new one", mounts.move_mount(name, path))
-          for name, (path, *_) in sizes.items()),
+        *(_step("cover", f"cover /{path} with the new one", mounts.move_mount(register, f"/{path}"))
+          for register, path, *_ in own),
         *(_step("bind", f"show {path} in the new one", *mounts.put_down(f"bind {path}", path)) for path in inner),
         _step("proc", "cover /proc with its own", mounts.move_mount("proc", "/proc"),
               *mounts.Proc(spec.masked).covers()),
@@ -218,14 +254,20 @@ def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step]
         _step("setns", "enter its network and its mounts", make("setns", NETWORK_NAMESPACE, 0),
               make("setns", MOUNT_NAMESPACE, 0), mounts.chdir("/")),
         *covers,
-        _step("loopback", "bring the loopback device up", *raise_loopback()),
+        _loopback(),
     ]  # fmt: skip
-    return make_places, inside
+    return make_mounts, inside
 
 
 def _is_own(row: tuple[Any, ...]) -> bool:
     """Tell whether a mount of the spec is one that each guest must have for itself."""
     return bool(row[0] == "tmpfs")
+
+
+def _own_rows(spec: Spec) -> list[tuple[str, str, int, int, str]]:
+    """Return register, path, bytes, inodes and mode of each mount that a guest has for itself, the workspace first."""
+    others = [(OWN_MOUNTS[path], path, *settings) for _, path, *settings in filter(_is_own, spec.mounts)]
+    return [(OWN_WORKSPACE, spec.workspace[1:], spec.disk_bytes, spec.inodes, "0755"), *others]
 
 
 def inner_of(paths: Sequence[str], spec: Spec) -> list[str]:
@@ -277,40 +319,76 @@ def _step(name: str, description: str, *calls: Call) -> Step:
     return name, description, list(calls)
 
 
+def _named(values: Sequence[mounts.Mount]) -> list[Step]:
+    return [(type(one).__name__.lower(), one.describe(), one.calls()) for one in values]
+
+
+def _open_sources(values: Sequence[mounts.Mount]) -> Step:
+    sources = [value for value in values if isinstance(value, mounts.Bind)]
+    calls = (one for source in sources for one in source.opening())
+    return _step("open_sources", f"open {len(sources)} bind sources as the caller", *calls)
+
+
+def _pivot_root() -> Step:
+    return _step("pivot_root", "make the tree the root, read-only", *mounts.pivot())
+
+
+def _loopback() -> Step:
+    return _step("loopback", "bring the loopback device up", *raise_loopback())
+
+
+def _hostname(spec: Spec) -> Step:
+    host = spec.hostname.encode()
+    return _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host)))
+
+
+def _die_with_parent() -> Step:
+    return _step("die_with_parent", "die with the parent", privileges.prctl(PR_SET_PDEATHSIG, SIGKILL))
+
+
+def _forbid_new_privileges() -> Step:
+    return _step("no_new_privs", "forbid new privileges", privileges.forbid_new_privileges())
+
+
+def _lead_session() -> Step:
+    return _step("session", "lead a session of its own, without a terminal", make("setsid"))
+
+
 def _build(spec: Spec, run: Run, who: list[Step], given_up: list[Step], *, has_workspace: bool) -> list[Step]:
     """List the set-up. The order is the point: see `mounts`, and "Set-up, in order" in docs/jail.md."""
-    first = _step("offer_to_oom_killer", OFFER, *_offer_to_oom_killer())
+    offer = _offer_to_oom_killer()
     if spec.level != "jail":
         adopt = _step("subreaper", "adopt what loses its parent", privileges.prctl(PR_SET_CHILD_SUBREAPER, 1))
-        return [first, adopt, *who, *given_up]
+        return [offer, adopt, *who, *given_up]
     values = _tree(spec, run, has_workspace=has_workspace)
-    sources = [value for value in values if isinstance(value, mounts.Bind)]
-    opening = [one for source in sources for one in source.opening()]
-    keep = mounts.open_tree(spec.workspace, NEXT_WORKSPACE, recursive=False)
-    host = spec.hostname.encode()
     return [
-        _step("open_sources", f"open {len(sources)} bind sources as the caller", *opening),
+        _open_sources(values),
         *who,
-        first,  # by now its /proc entries are its own
-        _step("open_ucounts", OPEN_UCOUNTS, *privileges.opening(spec.ucounts)),
+        offer,  # by now its /proc entries are its own
+        _open_ucounts(spec.ucounts),
         _step("stage_root", "make the root a tmpfs", *mounts.stage_root()),
-        *_without_repetition([(type(one).__name__.lower(), one.describe(), one.calls()) for one in values]),
-        _step("pivot_root", "make the tree the root, read-only", *mounts.pivot()),
-        _step("keep_workspace", f"keep a copy of the mount of {spec.workspace}", keep),
+        *_without_repetition(_named(values)),
+        _pivot_root(),
+        _keep_workspace(spec, NEXT_WORKSPACE),
         *([] if has_workspace else _shown(spec)),
-        _step("loopback", "bring the loopback device up", *raise_loopback()),
-        _step("hostname", f"call the host {spec.hostname}", make("sethostname", host, len(host))),
+        _loopback(),
+        _hostname(spec),
         _ucounts(spec.ucounts),
         *given_up,
     ]
+
+
+def _keep_workspace(spec: Spec, register: str, purpose: str = "", name: str = "keep_workspace") -> Step:
+    """Keep a further mount of the workspace, in a register."""
+    call = mounts.open_tree(spec.workspace, register, recursive=False)
+    return _step(name, f"keep a copy of the mount of {spec.workspace}{purpose}", call)
 
 
 def _shown(spec: Spec) -> list[Step]:
     """Keep a mount of a new workspace in which the caller will be shown the guest's files as its own."""
     if not spec.is_shown:
         return []
-    call = mounts.open_tree(spec.workspace, SHOWN_WORKSPACE, recursive=False)
-    return [_step("show_workspace", f"keep a copy of the mount of {spec.workspace} for the caller to see", call)]
+    return [_keep_workspace(spec, SHOWN_WORKSPACE, " for the caller to see", name="show_workspace")]
 
 
 def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
@@ -357,6 +435,10 @@ def _limits(spec: Spec, *, beside: int = 0) -> list[Step]:
     return [_step("limits", text, *privileges.set_limits(rows))]
 
 
+def _open_ucounts(amounts: Mapping[str, int]) -> Step:
+    return _step("open_ucounts", "open the limits of its user namespace", *privileges.opening(amounts))
+
+
 def _ucounts(amounts: Mapping[str, int]) -> Step:
     """Limit what is charged to the owner of the user namespace, too."""
     text = "limit in its user namespace " + ", ".join(f"{name}={amount}" for name, amount in amounts.items())
@@ -379,13 +461,13 @@ def _powers(spec: Spec) -> list[Step]:
     if spec.level == "jail":
         steps.append(_step("capabilities", "drop all capabilities, the bounding set too", *privileges.drop_all()))
     if spec.level in ("jail", "confined"):
-        steps.append(_step("no_new_privs", "forbid new privileges", privileges.forbid_new_privileges()))
+        steps.append(_forbid_new_privileges())
     return steps
 
 
 def _identity(spec: Spec, run: Run) -> list[Step]:
     """List who to become, and with whom to die; the kernel forgets the latter when the former changes."""
-    die = _step("die_with_parent", "die with the parent", privileges.prctl(PR_SET_PDEATHSIG, SIGKILL))
+    die = _die_with_parent()
     if spec.level == "jail":
         # The namespace has no id 0, so the kernel does not take the capabilities away.
         switch = switch_identity(spec.inside_id, can_set_groups=spec.outside is not None)
@@ -406,7 +488,7 @@ def switch_identity(number: int | str, *, can_set_groups: bool) -> list[Call]:
     ]
 
 
-def _last_doors(spec: Spec, run: Run, opened: Mapping[str, str] | None = None) -> list[Step]:
+def _last_restrictions(spec: Spec, run: Run, opened: Mapping[str, str] | None = None) -> list[Step]:
     """List the last restrictions, once the sandbox stands; the filter of system calls comes after them."""
     steps = [
         _step("directory", f"work in {spec.workspace}", mounts.chdir(spec.workspace)),
@@ -419,14 +501,16 @@ def _last_doors(spec: Spec, run: Run, opened: Mapping[str, str] | None = None) -
     return steps
 
 
-def _offer_to_oom_killer() -> list[Call]:
-    return [
+def _offer_to_oom_killer() -> Step:
+    return _step(
+        "offer_to_oom_killer",
+        "make the guest the first choice of the out-of-memory killer",
         privileges.prctl(PR_SET_DUMPABLE, 1),  # an undumpable process's /proc entries belong to root alone
         make("openat", AT_FDCWD, b"/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, 0, keep="score"),
         privileges.prctl(PR_SET_DUMPABLE, 0),
         make("write", "score", b"1000"),
         make("close", "score"),
-    ]
+    )
 
 
 def _file(root: str, path: str, mode: int, data: bytes, *, is_new: bool) -> list[Call]:
