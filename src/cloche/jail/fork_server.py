@@ -13,8 +13,8 @@ import posix
 
 from . import messages, shared_status
 from .cgroups import Cgroup
-from .guest import kept
 from .helper import Helper
+from .pid1 import never_freed
 from .syscalls import PR_SET_DUMPABLE, prctl
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[str], An
             _signal.signal(SIGCHLD, _signal.SIG_DFL)
             cgroup = Cgroup(body["version"], body["folders"]) if body["folders"] else None
             _say_here(fds[0])
-            kept.extend((said, settings, body, fds, cgroup))
+            never_freed.extend((said, settings, body, fds, cgroup))
             return Helper(fds[0], cgroup, load_interpreter).serve()
         for one in fds:
             posix.close(one)

@@ -1,7 +1,7 @@
 """The guest before the program: get ready, apply the last restrictions, wait for orders, become the program.
 
-A guest is a child of a `reaper`, for one run, or of a prefork jail (`prefork`), where it is called *nursed*: there it
-makes mounts of its own first, and takes its orders from the caller itself, over the handoff socket (`door`).
+A guest is a child of a `reaper`, for one run. That of a prefork jail, `prefork.PreforkGuest`, makes mounts of its own
+first, and takes its order from the caller itself.
 """
 
 from __future__ import annotations
@@ -11,20 +11,10 @@ import posix
 import sys
 from time import monotonic, perf_counter
 
-from . import messages, shared_status
+from . import messages
 from .messages import FILTER, Building, Order
 from .pid1 import tell_failure
-from .steps import (
-    CALLERS_WORKSPACE,
-    MOUNT_NAMESPACE,
-    NEXT_WORKSPACE,
-    OWN_MOUNTS,
-    OWN_WORKSPACE,
-    SHOWN_WORKSPACE,
-    StepFailed,
-    perform,
-    perform_calls,
-)
+from .steps import CALLERS_WORKSPACE, NEXT_WORKSPACE, StepFailed, perform, perform_calls
 from .syscalls import FAREWELL, SCHED_BATCH, attempt, call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
 
 TYPE_CHECKING = False
@@ -38,44 +28,26 @@ LINK, ANSWERS = 3, 4  # where the driver of a session finds its link and the pip
 # that of a session's answers, has the first, a session's link the other.
 KEPT_NUMBERS, FEWER_NUMBERS = (1023, 1022), (63, 62)
 CANNOT_RUN, NOT_FOUND = 126, 127
-GO, EBUSY = b"g", 16
+GO = b"g"
 ROBUST_LIST_BYTES = 24
-kept: list[object] = []  # what no guest shall take apart on its way out of the helper: it would copy its memory first
 notify: Any = None  # our module `seccomp_notify`, once it is needed
 
 
-class Nursed:
-    """Hold what a prefork jail gives its guest: the building, which it has read, the handoff socket (`door`), the file
-    of the shared status, and how to say `ready`.
-
-    Where it `is_crowded`, others wait for our processor time, and nobody will give us orders soon. Where this kernel
-    `can_copy` memory ahead, those after us want to know which.
-    """
-
-    def __init__(
-        self, building: Building, door: int, file: int, ready: dict[str, Any], *, is_crowded: bool, can_copy: bool
-    ):
-        self.building, self.door, self.file, self.ready = building, door, file, ready
-        self.is_crowded, self.can_copy = is_crowded, can_copy
-
-
 class Guest:
-    """Be the guest: get ready, apply the last restrictions, wait for orders, run the program."""
+    """Be a guest: build what is its own, hand over what its parent needs, take the order, become the program."""
 
-    def __init__(
-        self,
-        parent: Parent,
-        index: int,
-        go: int,
-        asking: int,
-        nursed: Nursed | None = None,
-        processors: set[int] | None = None,
-    ):
-        """Take what the parent knows, and the processors on which the program may run, if we are moved about."""
+    building: Building  # what `_build` goes by
+
+    def __init__(self, parent: Parent, index: int, asking: int, processors: set[int] | None = None):
+        """Take what the parent knows, and the processors on which the program may run, if we are moved about.
+
+        By the link `asking` the parent and we send each other messages.
+        """
         self.spec, self.link, self.registers = parent.spec, parent.link, parent.registers  # ours alone since the fork
-        self.plan_fd, self.load_interpreter = parent.plan_fd, parent.load_interpreter
-        self.index, self.go, self.asking, self.nursed = index, go, asking, nursed
-        self.processors = processors or set()
+        self.plan_fd, self.go, self.load_interpreter = parent.plan_fd, parent.go, parent.load_interpreter
+        self.index, self.asking, self.processors = index, asking, processors or set()
+        self.seconds: list[float] = []  # that each step took
+        self.listener, self.holds = -1, False
         self.interpreter: Any = None
         self.privileges = parent.privileges
         self.says_farewell = False
@@ -83,32 +55,48 @@ class Guest:
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
         try:
-            nursed = self.nursed
-            building = nursed.building if nursed is not None else self._read_building()
-            self._get_ready()
-            if self.go >= 0 and self.index == 0 and posix.read(self.go, 1) != GO:  # nobody gives us an identity
-                posix._exit(1)
-            seconds = perform(building.first if self.index == 0 else building.later, self.registers)
-            if nursed is None:
-                self._await("built")
-                run_anywhere(self.processors)
-            seconds += perform(building.late, self.registers)
-            begun = perf_counter()
-            listener, holds = self._filter_system_calls(building.seccomp, is_nursed=nursed is not None)
-            seconds.append(perf_counter() - begun)
-            self._hand_over(listener, holds=holds, is_nursed=nursed is not None)
-            if nursed is not None:
-                messages.send_patiently(nursed.door, "ready", nursed.ready, self._for_caller())
-            if self.interpreter is not None and self._has_time():
-                self._rehearse(building)
-                self._tell_those_after_us(nursed)
-            order, fds = self._take_order(nursed)
-            if nursed is None and self.index == 0:  # after which we may be killed at any time
-                messages.send(self.link, "started", {"at": monotonic(), "seconds": seconds})
+            self._build()
+            self._hand_over()
+            order, fds = self._take_order()
         except StepFailed as error:
-            kept = [self.registers[name] for name in (CALLERS_WORKSPACE, NEXT_WORKSPACE) if name in self.registers]
-            tell_failure(self.link, error, tuple(kept[:1]))
+            names = (CALLERS_WORKSPACE, NEXT_WORKSPACE)
+            workspaces = [self.registers[name] for name in names if name in self.registers]
+            tell_failure(self.link, error, tuple(workspaces[:1]))
             posix._exit(1)
+        self._start_program(order, fds)
+
+    def _build(self) -> None:
+        """Get ready while the reaper builds, and go into what it has built, for good."""
+        self.building = Building.of_parts(messages.unpack(self.plan_fd)["guests"])
+        self._get_ready()
+        if self.go >= 0 and self.index == 0 and posix.read(self.go, 1) != GO:  # nobody gives us an identity
+            posix._exit(1)
+        self.seconds = perform(self.building.first if self.index == 0 else self.building.later, self.registers)
+        self._receive("built")
+        run_anywhere(self.processors)
+        self._restrict(holds=False)
+
+    def _hand_over(self) -> None:
+        """Give the parent the descriptor on which our filter asks, if it asks anybody."""
+        if self.listener >= 0:
+            messages.send_patiently(self.asking, "listener", {}, [self.listener])
+            posix.close(self.listener)
+
+    def _take_order(self) -> tuple[Order, list[int]]:
+        """Wait for the order; return it and the streams: standard input, output, error, the value's pipe.
+
+        For a session that pipe takes its answers, and its link follows. The reaper has written the input files by then.
+        """
+        if self._has_time(self.asking):
+            self._warm_up()
+        packed, *fds = self._receive("order")
+        order = Order(**messages.unpack(packed))
+        if self.index == 0:  # after which we may be killed at any time
+            messages.send(self.link, "started", {"at": monotonic(), "seconds": self.seconds})
+        return order, fds
+
+    def _start_program(self, order: Order, fds: list[int]) -> None:
+        """Leave the program nothing but its streams, and start it."""
         command = order.commands[self.index] if self.index < len(order.commands) else None
         if command is None and order.python is None:
             posix._exit(0)
@@ -123,9 +111,6 @@ class Guest:
             self._exec(command, order.env)
         self._run_python(order, kept)
 
-    def _read_building(self) -> Building:
-        return Building.of_parts(messages.unpack(self.plan_fd)["guests"])
-
     def _get_ready(self) -> None:
         """Import and prepare what needs no file of the sandbox's and no privilege, while the reaper builds."""
         gc.disable()  # nothing of it is garbage, and looking for some takes time
@@ -136,19 +121,27 @@ class Guest:
             self.interpreter.prepare()
         gc.enable()
 
-    def _for_caller(self) -> list[int]:
-        """Return what the caller shall see the workspace by: one that is kept, it has since the first guest."""
-        shown = [self.registers[SHOWN_WORKSPACE]] if SHOWN_WORKSPACE in self.registers else []
-        if CALLERS_WORKSPACE in self.registers:
-            return [self.registers[CALLERS_WORKSPACE], *shown]
-        return [] if NEXT_WORKSPACE in self.registers else [self.registers[OWN_WORKSPACE], *shown]
+    def _restrict(self, *, holds: bool) -> None:
+        """Apply the last restrictions. Where the filter `holds`, only SIGKILL ends the waiting of who asks by it."""
+        self.seconds += perform(self.building.late, self.registers)
+        begun = perf_counter()
+        if self.building.seccomp is not None:
+            try:
+                self.listener, self.holds = load_notify().install(self.building.seccomp, holds=holds)
+            except OSError as error:
+                raise StepFailed(FILTER, 0, 1, error) from error
+        self.seconds.append(perf_counter() - begun)
 
-    def _rehearse(self, building: Building) -> None:
-        """Take orders for nothing, and go through a run of nothing, with streams of the same kinds as a run's."""
+    def _has_time(self, link: int) -> bool:
+        """Tell whether the interpreter can be warmed up while no order is there yet."""
+        return self.interpreter is not None and not ppoll((link,), 0.0)
+
+    def _warm_up(self) -> None:
+        """Take an order for nothing, and go through a run of nothing, with streams of the same kinds as a run's."""
         reading, writing = posix.pipe()
-        if building.rehearsal:
+        if self.building.rehearsal:
             ours, theirs = socketpair()
-            messages.send_patiently(ours, "order", {"steps": building.rehearsal}, (reading,))
+            messages.send_patiently(ours, "order", {"steps": self.building.rehearsal}, (reading,))
             _, body, (again,) = messages.receive(theirs)
             perform(body["steps"], {})
             for fd in (again, ours, theirs):
@@ -159,84 +152,12 @@ class Guest:
         posix.close(reading)
         posix.close(writing)
 
-    def _tell_those_after_us(self, nursed: Nursed | None) -> None:
-        """Say, unless somebody has, what memory is ours by now: theirs will be the same."""
-        if nursed is not None and nursed.can_copy and not shared_status.touched(nursed.file):
-            try:
-                shared_status.note_touched(nursed.file, shared_status.find())
-            except OSError:
-                pass  # a host may keep it from us
-
-    def _has_time(self) -> bool:
-        """Tell whether what makes the answer come sooner keeps nobody waiting."""
-        if self.nursed is not None and self.nursed.is_crowded:
-            return False
-        return not ppoll((self.nursed.door if self.nursed is not None else self.asking,), 0.0)
-
-    def _await(self, expected: str) -> tuple[dict[str, Any], list[int]]:
-        tag, body, fds = messages.receive(self.asking)
+    def _receive(self, expected: str) -> list[int]:
+        """Wait for this message of the parent's, and return its descriptors."""
+        tag, _, fds = messages.receive(self.asking)
         if tag != expected:  # the reaper is gone, and so must we be
             posix._exit(1)
-        return body, fds
-
-    def _filter_system_calls(self, program: bytes | None, *, is_nursed: bool) -> tuple[int, bool]:
-        """Install the filter; return the descriptor on which it asks, -1 where it asks nobody, and whether it holds."""
-        if program is None:
-            return -1, False
-        try:
-            listener, holds = load_notify().install(program, holds=is_nursed)
-            if is_nursed and listener < 0:
-                raise OSError(EBUSY, "somebody outside listens already, so nobody would hear of a socket")
-        except OSError as error:
-            raise StepFailed(FILTER, 0, 1, error) from error
-        return listener, holds
-
-    def _hand_over(self, listener: int, *, holds: bool, is_nursed: bool) -> None:
-        """Give the parent what it answers the filter by; and what a prefork jail looks at and unmounts at the end."""
-        if is_nursed:
-            further = NEXT_WORKSPACE if NEXT_WORKSPACE in self.registers else SHOWN_WORKSPACE
-            kept = [self.registers[further]] if further in self.registers else []
-            made = [self.registers[name] for name in (*OWN_MOUNTS.values(), MOUNT_NAMESPACE)]
-            messages.send_patiently(self.asking, "made", {"holds": holds}, [*made, listener, *kept])
-        elif listener >= 0:
-            messages.send_patiently(self.asking, "listener", {}, [listener])
-        if listener >= 0:
-            posix.close(listener)
-
-    def _take_order(self, nursed: Nursed | None) -> tuple[Order, list[int]]:
-        """Wait for orders; return them and the streams: standard input, output, error, the value's pipe.
-
-        For a session that pipe takes its answers, and its link follows.
-        A reaper has written the input files by then. Pid 1 of a prefork jail may have another id; it leaves that to us,
-        and the orders come from the caller itself.
-        """
-        if nursed is not None:
-            return self._take_order_at_door(nursed)
-        _, (packed, *fds) = self._await("order")
-        return Order(**messages.unpack(packed)), fds
-
-    def _take_order_at_door(self, nursed: Nursed) -> tuple[Order, list[int]]:
-        """Wait for orders that are meant for this prefork jail: one that was killed may not have read its own.
-
-        Who is to hear at once that the program starts is told; everybody else can read it.
-        """
-        generation = nursed.ready["generation"]
-        while True:
-            tag, body, fds = messages.receive(nursed.door)
-            if tag != "order":  # nobody needs us
-                posix._exit(1)
-            if body["generation"] == generation:
-                break
-            for fd in fds:
-                posix.close(fd)
-        number = body["number"]
-        shared_status.note_taken(nursed.file, number)
-        perform(body["steps"], self.registers)
-        shared_status.note_start(nursed.file, number, monotonic())
-        self.says_farewell = body["says_farewell"]
-        if body["is_awaited"]:
-            messages.send(nursed.door, "started", {"number": number, "generation": generation})
-        return Order(**body["order"]), fds
+        return fds
 
     def _take_streams(self, fds: list[int], *, is_compiling: bool) -> None:
         posix.umask(0o022)

@@ -43,11 +43,22 @@ import posix
 from time import monotonic
 
 from . import messages, procfs, shared_status
-from .guest import Guest, Nursed, forget_helper, kept, load_notify
-from .messages import Building
-from .pid1 import Minder, Parent
+from .guest import Guest, forget_helper, load_notify
+from .messages import FILTER, Building, Order
+from .pid1 import Minder, Parent, never_freed
 from .procfs import Sockets, Vitals, count_unreachable, open_last_pid
-from .steps import ATTACHED_WORKSPACE, OWN_MOUNTS, PROCESS_COUNTER
+from .steps import (
+    ATTACHED_WORKSPACE,
+    CALLERS_WORKSPACE,
+    MOUNT_NAMESPACE,
+    NEXT_WORKSPACE,
+    OWN_MOUNTS,
+    OWN_WORKSPACE,
+    PROCESS_COUNTER,
+    SHOWN_WORKSPACE,
+    StepFailed,
+    perform,
+)
 from .syscalls import (
     CLONE_NEWCGROUP,
     P_ALL,
@@ -71,7 +82,7 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 EVERYBODY = -1
-ECHILD = 10
+ECHILD, EBUSY = 10, 16
 
 
 class Ward(Minder):
@@ -231,6 +242,84 @@ def _nobody(_pid: int) -> bool:
     return False
 
 
+class PreforkGuest(Guest):
+    """Be a guest of a prefork jail: make mounts of its own, and take the order from the caller, over `handoff`.
+
+    `file` is that of the shared status, `ready` what to tell the caller. Where it `is_crowded`, others wait for our
+    processor time, and nobody gives us an order soon. Where the kernel `can_copy` memory ahead, those after us want to
+    know which.
+    """
+
+    is_crowded = can_copy = False
+
+    def __init__(self, parent: Parent, asking: int, building: Building, handoff: int, file: int, ready: dict[str, Any]):
+        super().__init__(parent, 0, asking)
+        self.building, self.handoff, self.file, self.ready = building, handoff, file, ready
+
+    def _build(self) -> None:
+        """Get ready, make our mounts, become who we are, for good."""
+        self._get_ready()
+        self.seconds = perform(self.building.first, self.registers)
+        self._restrict(holds=True)
+        if self.building.seccomp is not None and self.listener < 0:
+            error = OSError(EBUSY, "somebody outside listens already, so nobody would hear of a socket")
+            raise StepFailed(FILTER, 0, 1, error)
+
+    def _hand_over(self) -> None:
+        """Give pid 1 what it looks at and unmounts at the end, and the caller a mount of the workspace."""
+        registers = self.registers
+        made = [registers[name] for name in (*OWN_MOUNTS.values(), MOUNT_NAMESPACE)]
+        further = NEXT_WORKSPACE if NEXT_WORKSPACE in registers else SHOWN_WORKSPACE
+        kept = [registers[further]] if further in registers else []
+        messages.send_patiently(self.asking, "made", {"holds": self.holds}, [*made, self.listener, *kept])
+        if self.listener >= 0:
+            posix.close(self.listener)
+        messages.send_patiently(self.handoff, "ready", self.ready, self._for_caller())
+
+    def _for_caller(self) -> list[int]:
+        """Return the mounts by which the caller has the workspace: one that is kept, it has since the first guest."""
+        registers = self.registers
+        shown = [registers[SHOWN_WORKSPACE]] if SHOWN_WORKSPACE in registers else []
+        if CALLERS_WORKSPACE in registers:
+            return [registers[CALLERS_WORKSPACE], *shown]
+        return [] if NEXT_WORKSPACE in registers else [registers[OWN_WORKSPACE], *shown]
+
+    def _take_order(self) -> tuple[Order, list[int]]:
+        """Wait for an order that is meant for this prefork jail: one that was killed may not have read its own.
+
+        It brings the steps that write the input files: pid 1 may have another id. Who is to hear at once that the
+        program starts is told; everybody else can read it.
+        """
+        if not self.is_crowded and self._has_time(self.handoff):
+            self._warm_up()
+            self._note_touched()
+        generation = self.ready["generation"]
+        while True:
+            tag, body, fds = messages.receive(self.handoff)
+            if tag != "order":  # nobody needs us
+                posix._exit(1)
+            if body["generation"] == generation:
+                break
+            for fd in fds:
+                posix.close(fd)
+        number = body["number"]
+        shared_status.note_taken(self.file, number)
+        perform(body["steps"], self.registers)
+        shared_status.note_start(self.file, number, monotonic())
+        self.says_farewell = body["says_farewell"]
+        if body["is_awaited"]:
+            messages.send(self.handoff, "started", {"number": number, "generation": generation})
+        return Order(**body["order"]), fds
+
+    def _note_touched(self) -> None:
+        """Write down, unless it was, what memory is ours by now: that of those after us will be the same."""
+        if self.can_copy and not shared_status.touched(self.file):
+            try:
+                shared_status.note_touched(self.file, shared_status.find())
+            except OSError:
+                pass  # a host may keep it from us
+
+
 FEW_BLOCKS = 64  # what a guest may have stored that is still there for a moment when the next one is made
 
 
@@ -261,9 +350,10 @@ class Nursery(Parent):
             pid = posix.fork()
             if pid == 0:
                 _close(left)
-                kept.extend((ward, private))
-                nursed = Nursed(building, door, file, ready, is_crowded=is_crowded, can_copy=can_copy)
-                return Guest(self, 0, -1, ward.leave(), nursed).become
+                never_freed.extend((ward, private))
+                guest = PreforkGuest(self, ward.leave(), building, door, file, ready)
+                guest.is_crowded, guest.can_copy = is_crowded, can_copy
+                return guest.become
             given = ward.receive_made(pid, is_looked_at=not is_crowded)
             made = self._take_over(given, keeps_workspace=bool(building.later))
             _close(left)  # taking it down makes the kernel wait, which nobody waits for now

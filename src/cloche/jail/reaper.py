@@ -77,7 +77,7 @@ class Reaper(Parent):
         posix._exit(0)
 
     def _guest(self, index: int) -> Callable[[], None]:
-        return Guest(self, index, self.go, self.attendance.leave(), processors=self.processors).become
+        return Guest(self, index, self.attendance.leave(), self.processors).become
 
     def _hand_over(self, seconds: list[float]) -> None:
         """Tell the helper what the building took, and hand it the workspace."""

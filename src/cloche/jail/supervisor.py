@@ -13,6 +13,7 @@ from time import monotonic
 from . import messages, shared_status, user_namespaces
 from .accounting import IDLE_TICK_S, TICK_S, Accounting
 from .cgroups import bear
+from .pid1 import never_freed
 from .reaper import Reaper
 from .sandbox_state import failure
 from .steps import ATTACHED_WORKSPACE, OUTSIDE_ID
@@ -137,12 +138,11 @@ class Watch:
                 state.cgroup.enter()
             ends = {"plan_fd": plan_fd, "link": self._reaper_link, "go": waiting}
             if self.is_nursing:
-                from .guest import kept
                 from .prefork import Nursery
 
                 said = {"generation": self.generation}
                 nursery = Nursery(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
-                kept.extend((state, self, nursery, ends, said))
+                never_freed.extend((state, self, nursery, ends, said))
                 return nursery.live(state.door, state.slate, said)
             reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
             return reaper.live(self.processors, must_wait_first=must_be_moved)
