@@ -179,7 +179,7 @@ def test_a_killed_template_is_replaced() -> None:
 
 @pytest.mark.root
 def test_a_guest_tells_those_after_it_what_memory_they_will_write_to() -> None:
-    """The first one of a nursery that has the time; where the kernel can have it copied at once."""
+    """The first one of a prefork jail that has the time; where the kernel can have it copied at once."""
     run_pooled("1")
     pool = pool_for(Policy(), measure_host())
     doors = [slot.door for slot in pool._idle if slot.door is not None]
@@ -262,14 +262,14 @@ def test_files_outlive_a_failed_move_to_a_warm_helper(monkeypatch: pytest.Monkey
     asyncio.run(move())
 
 
-@pytest.mark.parametrize("is_nursery", [False, True])
-def test_a_helper_killed_while_it_builds_takes_all_along(is_nursery: bool) -> None:
+@pytest.mark.parametrize("is_prefork", [False, True])
+def test_a_helper_killed_while_it_builds_takes_all_along(is_prefork: bool) -> None:
     """Killed at any moment of the building, a helper leaves no reaper that goes on in its place."""
     run_pooled("1")
     pool = pool_for(Policy(), measure_host())
     known = pool._latest
     assert isinstance(known, WarmJail)
-    jail = replace(known, key=("built in vain", is_nursery), is_nursery=is_nursery and known.is_nursery)
+    jail = replace(known, key=("built in vain", is_prefork), is_prefork=is_prefork and known.is_prefork)
     before = Snapshot.take()
     for number in range(40):
         run_warm("1")

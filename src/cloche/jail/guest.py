@@ -13,7 +13,7 @@ from time import monotonic, perf_counter
 
 from . import messages
 from .messages import FILTER, Building, Order
-from .pid1 import tell_failure
+from .pid1 import report_failure
 from .steps import CALLERS_WORKSPACE, NEXT_WORKSPACE, StepFailed, perform, perform_calls
 from .syscalls import FAREWELL, SCHED_BATCH, attempt, call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
 
@@ -61,7 +61,7 @@ class Guest:
         except StepFailed as error:
             names = (CALLERS_WORKSPACE, NEXT_WORKSPACE)
             workspaces = [self.registers[name] for name in names if name in self.registers]
-            tell_failure(self.link, error, tuple(workspaces[:1]))
+            report_failure(self.link, error, tuple(workspaces[:1]))
             posix._exit(1)
         self._start_program(order, fds)
 

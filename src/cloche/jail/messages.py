@@ -156,7 +156,7 @@ class Spec(_Record):
     all of these, with the places for their locks. A workspace `is_shown` by a second mount where the guest's id is not
     one that the caller can be. `mounts` are
     the rows of `mounts.from_rows`.
-    `ucounts` and `nursery_ucounts` are those of `privileges.amounts`.
+    `ucounts` and `prefork_ucounts` are those of `privileges.amounts`.
     `landlock` and the two filters are None where that wall is not used; `landlock_abi` is the kernel's
     version. `cgroup` is None or version, folders and amounts. `origin` is what it was copied from, if anything.
     `accounting` says how memory is summed: `cgroup`, `tree`, or empty for not at all.
@@ -182,17 +182,17 @@ class Spec(_Record):
     hostname: str = "cloche"
     rlimits: list[tuple[str, int]] = []
     ucounts: dict[str, int] = {}
-    nursery_ucounts: dict[str, int] = {}
+    prefork_ucounts: dict[str, int] = {}
     landlock: list[tuple[str, str]] | None = None
     landlock_abi: int = 0
     cpu_affinity: int = 0
     seccomp: bytes | None = None
-    nursery_filter: bytes | None = None
+    prefork_filter: bytes | None = None
     origin: Spec | None = None
 
     _COMPILED: ClassVar[tuple[str, ...]] = (
-        "is_shown", "mounts", "masked", "hostname", "rlimits", "ucounts", "nursery_ucounts", "landlock", "landlock_abi",
-        "cpu_affinity", "seccomp", "nursery_filter", "origin",
+        "is_shown", "mounts", "masked", "hostname", "rlimits", "ucounts", "prefork_ucounts", "landlock", "landlock_abi",
+        "cpu_affinity", "seccomp", "prefork_filter", "origin",
     )  # fmt: skip
 
     def is_as(self, origin: Spec | None) -> bool:

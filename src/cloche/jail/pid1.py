@@ -1,4 +1,4 @@
-"""What every parent of a guest is given and does: build, hear of signals, take dead children, sum up what they used."""
+"""What every parent of a guest is given and does: build, wake up for signals, take dead children, sum their use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ never_freed: list[object] = []
 class Parent:
     """Hold what every process that builds for guests is given.
 
-    `registers` hold what the helper gives the building: the kept workspace, the outside id. The helper says on `link`
+    `registers` hold what the helper gives the building: a workspace to attach, the outside id. A message on `link` says
     when we have our identity; a guest that was forked before reads the same from the pipe `go`. `plan_fd` holds the
     building.
     """
@@ -60,19 +60,19 @@ class Parent:
             self.fail(error)
 
     def fail(self, error: StepFailed) -> NoReturn:
-        tell_failure(self.link, error, self.take_kept())
+        report_failure(self.link, error, self.take_workspace())
         posix._exit(1)
 
-    def take_kept(self) -> tuple[int, ...]:
-        """Return the workspace that was made or attached, which belongs to the helper from then on.
+    def take_workspace(self) -> tuple[int, ...]:
+        """Return the mount of the workspace that was made or attached, which is the helper's from then on.
 
         One that was made is followed by the mount that shows it to the caller, where that is another one.
         """
         return tuple(self.registers.pop(name) for name in (NEXT_WORKSPACE, SHOWN_WORKSPACE) if name in self.registers)
 
 
-class Minder:
-    """Hear, by the pipe `woken`, of children that have ended; sum what the dead used."""
+class ChildWatcher:
+    """Wake up, by the pipe `woken`, when a child has ended; sum what the dead used."""
 
     def __init__(self) -> None:
         self.woken, self.wake = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
@@ -122,7 +122,7 @@ def _wake(number: int, frame: object) -> None:
     """Be the handler without which no signal would reach the wakeup pipe."""
 
 
-def tell_failure(link: int, error: StepFailed, kept: tuple[int, ...] = ()) -> None:
-    """Tell the helper which step failed, and give back the workspace: attaching took it out of the helper's hands."""
+def report_failure(link: int, error: StepFailed, workspace: tuple[int, ...] = ()) -> None:
+    """Report to the helper which step failed, and give the workspace back: attaching took it from the helper."""
     body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
-    messages.send_patiently(link, "failed", body, kept)
+    messages.send_patiently(link, "failed", body, workspace)

@@ -17,17 +17,17 @@ Pairs of sockets it makes without asking; where the kernel still counts any when
 It is the same with the namespace of System V IPC and message queues: the filter tells of every segment, set of
 semaphores and queue that is made or opened.
 
-A guest takes its orders from the caller itself, over the *handoff socket* (`door`), whose inner end this process keeps,
+A guest takes its orders from the caller itself, over the *handoff socket*, whose inner end this process keeps,
 for each guest to inherit, and to close before the program runs. So between the caller and the guest nobody has to wake
-up. Over that socket this process also says to the caller that a guest is ready, and how it ended. The helper sleeps
+up. Over that socket this process also reports to the caller how a guest ended. The helper sleeps
 meanwhile, unless a run takes long: see `shared_status`.
 
 A prefork jail may serve one sandbox alone, for all its runs: then what is new for every guest is all the above but
 /workspace, of which each guest hands a mount on to the next.
 
-`Ward` does what is due for each guest: receive what it hands over, answer its filter, wait for the dead. A guest waits
-for nothing of that, but its caller does, and all of it is done once for every run: so what can be kept from guest to
-guest is kept, and nothing that often fails is done in a way that makes failing dear.
+`PreforkWatcher` does what is due for each guest: receive what it hands over, answer its filter, wait for the dead. A
+guest waits for nothing of that, but its caller does, and all of it is done once for every run: so what can be kept from
+guest to guest is kept, and nothing that often fails is done in a way that makes failing dear.
 
 Early exit notice (`farewell`): the end of a guest is known before the kernel has taken its memory apart. Its
 interpreter's last call asks this process, which looks whether that is the end of all that is the guest's, reports, and
@@ -45,7 +45,7 @@ from time import monotonic
 from . import messages, procfs, shared_status
 from .guest import Guest, forget_helper, load_notify
 from .messages import FILTER, Building, Order
-from .pid1 import Minder, Parent, never_freed
+from .pid1 import ChildWatcher, Parent, never_freed
 from .procfs import Sockets, Vitals, count_unreachable, open_last_pid
 from .steps import (
     ATTACHED_WORKSPACE,
@@ -85,43 +85,43 @@ EVERYBODY = -1
 ECHILD, EBUSY = 10, 16
 
 
-class Ward(Minder):
+class PreforkWatcher(ChildWatcher):
     """Attend to one guest after the other. What the dead of the present one used is summed up until the next."""
 
     def __init__(self, spec: Spec, process_counter: int = -1):
         """Be given by what the count of processes begins anew, open for writing; -1 where that was refused."""
         super().__init__()
-        self.own_places = [spec.workspace, spec.tmp, "/dev/shm"]
+        self.own_mounts = [spec.workspace, spec.tmp, "/dev/shm"]
         self.ours, self.theirs = socketpair()
         self.sockets = Sockets()
         self.has_left_traces, self.denied = False, 0
-        self.leaving, self.listener = 0, -1
+        self.exiting, self.listener = 0, -1
         self.vitals: Vitals | None = None
         self.last_pid, self.process_counter = open_last_pid(), process_counter
 
     @property
-    def is_leaving(self) -> bool:
+    def is_exiting(self) -> bool:
         """Tell whether the guest's end is known although the kernel is not through with it."""
-        return self.leaving > 0
+        return self.exiting > 0
 
-    def let_go(self) -> None:
-        """Kill a guest whose end was told: one that was only answered could be brought back by a signal.
+    def kill_exiting(self) -> None:
+        """Kill a guest whose end was reported: one that was only answered could be brought back by a signal.
 
         Some kernels let a signal that is there before it wakes up undo its call, though the answer was to go on.
         """
-        if self.leaving:
+        if self.exiting:
             try:
-                posix.kill(self.leaving, SIGKILL)
+                posix.kill(self.exiting, SIGKILL)
             except ProcessLookupError:
                 pass  # it was killed meanwhile
 
-    def begin(self) -> None:
-        """Forget the guest before: its end has been heard of, and nobody of it lives when this returns."""
-        if self.leaving:
-            wait4(self.leaving, 0)
+    def renew(self) -> None:
+        """Forget the guest before: its end is known, and nobody of it lives when this returns."""
+        if self.exiting:
+            wait4(self.exiting, 0)
             self.drain()
             posix.close(self.listener)
-            self.leaving = 0
+            self.exiting = 0
         if self.vitals is not None:
             self.vitals.close()
         if self.process_counter >= 0:  # else a guest's own number tells how many processes there were before it
@@ -150,13 +150,13 @@ class Ward(Minder):
                 if self.take_dead(pid) is not None:
                     return []
 
-    def see_to_end(self, pid: int, listener: int, on_quiet: Callable[[], None], is_alone: Callable[[], bool]) -> int:
-        """Attend to a guest until it has ended, and return its wait status.
+    def wait_for(self, pid: int, listener: int, on_exit: Callable[[], None], is_alone: Callable[[], bool]) -> int:
+        """Wait until a guest has ended, answer its filter meanwhile, and return its wait status.
 
         `is_alone` tells whether nobody outside works in its files.
 
         All that can ask lives behind its filter. When nobody does any more, all of it is on its way out, no program
-        runs, `on_quiet` is called, and nothing else is worth waking up for.
+        runs, `on_exit` is called, and nothing else is worth waking up for.
         """
         while True:
             for fd, event in ppoll((listener, self.woken), None):
@@ -168,25 +168,25 @@ class Ward(Minder):
                 elif event & POLLIN:
                     status = self._answer(listener, pid, is_alone)
                     if status is not None:
-                        on_quiet()
+                        on_exit()
                         return status
                 else:  # the last process behind this filter is gone, or taken apart
                     posix.close(listener)
-                    on_quiet()
+                    on_exit()
                     _, status, usage = wait4(pid, 0)
                     self.add(usage)
                     self.drain()
                     return status
 
     def _answer(self, listener: int, pid: int, is_alone: Callable[[], bool]) -> int | None:
-        """Answer one question; return the guest's wait status where it was its exit notice, which needs no answer."""
+        """Answer one question; return the guest's wait status where it was its early exit notice, not answered."""
         notify = load_notify()
         try:
             question = notify.receive(listener)
-            if notify.is_farewell(question, pid) and is_alone() and self._is_last_word():
-                self.leaving, self.listener = pid, listener
+            if notify.is_farewell(question, pid) and is_alone() and self._ends_all():
+                self.exiting, self.listener = pid, listener
                 return int(notify.exit_code(question) << 8)
-            refused = notify.refusal(question, self.own_places, _nobody)
+            refused = notify.refusal(question, self.own_mounts, _may_clone)
             notify.reply(listener, question, refused)
         except OSError:  # we do not know what it was for
             self.has_left_traces = True
@@ -195,8 +195,8 @@ class Ward(Minder):
         self.denied += notify.is_denied(question, refused)
         return None
 
-    def _is_last_word(self) -> bool:
-        """Tell whether the guest's exit notice is the end of all that is its; if so, add what it used.
+    def _ends_all(self) -> bool:
+        """Tell whether the guest's early exit notice is the end of all that is its; if so, add what it used.
 
         It makes no socket any more, so where it has none now, it leaves none.
         """
@@ -209,7 +209,7 @@ class Ward(Minder):
 
     def is_worn(self) -> bool:
         """Tell, when nobody is left, whether the namespaces may hold something of the guest's for the next one."""
-        return self.has_left_traces or not (self.is_leaving or self.sockets.are_all_gone())
+        return self.has_left_traces or not (self.is_exiting or self.sockets.are_all_gone())
 
     def count_denied(self, status: int) -> int:
         """Return what the policy was seen to block of a guest that ended so.
@@ -237,7 +237,7 @@ class Ward(Minder):
             self.drain()
 
 
-def _nobody(_pid: int) -> bool:
+def _may_clone(_pid: int) -> bool:
     """Tell whether a process may clone itself: only one of a session may, and a session has a reaper of its own."""
     return False
 
@@ -245,9 +245,9 @@ def _nobody(_pid: int) -> bool:
 class PreforkGuest(Guest):
     """Be a guest of a prefork jail: make mounts of its own, and take the order from the caller, over `handoff`.
 
-    `file` is that of the shared status, `ready` what to tell the caller. Where it `is_crowded`, others wait for our
-    processor time, and nobody gives us an order soon. Where the kernel `can_copy` memory ahead, those after us want to
-    know which.
+    `file` is that of the shared status, `ready` what to report to the caller. Where it `is_crowded`, others wait for
+    our processor time, and nobody gives us an order soon. Where the kernel `can_copy` memory ahead, those after us want
+    to know which.
     """
 
     is_crowded = can_copy = False
@@ -287,8 +287,8 @@ class PreforkGuest(Guest):
     def _take_order(self) -> tuple[Order, list[int]]:
         """Wait for an order that is meant for this prefork jail: one that was killed may not have read its own.
 
-        It brings the steps that write the input files: pid 1 may have another id. Who is to hear at once that the
-        program starts is told; everybody else can read it.
+        It brings the steps that write the input files: pid 1 may have another id. Who must know at once that the
+        program starts gets a message; everybody else can read it.
         """
         if not self.is_crowded and self._has_time(self.handoff):
             self._warm_up()
@@ -323,26 +323,27 @@ class PreforkGuest(Guest):
 FEW_BLOCKS = 64  # what a guest may have stored that is still there for a moment when the next one is made
 
 
-class Nursery(Parent):
-    """Be pid 1 for one guest after the other. The helper hears on `link` of what fails."""
+class PreforkReaper(Parent):
+    """Be pid 1 for one guest after the other. What fails is reported to the helper, on `link`."""
 
-    def live(self, door: int, file: int, said: dict[str, Any]) -> Callable[[], None]:
-        """Do everything; returns only in a guest, with what it must call. All that goes to the caller says `said`.
+    def live(self, handoff: int, file: int, common: dict[str, Any]) -> Callable[[], None]:
+        """Do everything; returns only in a guest, with what it must call. Each message to the caller says `common`.
 
-        `door` is the handoff socket, `file` that of the shared status.
+        `handoff` is the socket that guests take orders from, `file` that of the shared status.
         """
         posix.close(self.go)  # our guests are forked when we have our identity
         private = self.await_go()
         unshare(CLONE_NEWCGROUP)
         building = Building.of_parts(*messages.unpack(self.plan_fd).values())
-        ready = {**said, "seconds": self.build(building, private)}
+        ready = {**common, "seconds": self.build(building, private)}
         self._forget_helper()
         gc.freeze()  # what is here now is nobody's garbage, and nothing for a program to find
-        ward, can_copy = Ward(self.spec, self.registers.get(PROCESS_COUNTER, -1)), shared_status.is_possible()
+        watcher = PreforkWatcher(self.spec, self.registers.get(PROCESS_COUNTER, -1))
+        can_copy = shared_status.is_possible()
         left: list[int] = []
         noted = None
         while True:
-            ward.begin()
+            watcher.renew()
             before, is_crowded = shared_status.taken(file), shared_status.is_crowded(file)
             if noted is None:
                 noted = shared_status.read(shared_status.touched(file))
@@ -350,25 +351,25 @@ class Nursery(Parent):
             pid = posix.fork()
             if pid == 0:
                 _close(left)
-                never_freed.extend((ward, private))
-                guest = PreforkGuest(self, ward.leave(), building, door, file, ready)
+                never_freed.extend((watcher, private))
+                guest = PreforkGuest(self, watcher.leave(), building, handoff, file, ready)
                 guest.is_crowded, guest.can_copy = is_crowded, can_copy
                 return guest.become
-            given = ward.receive_made(pid, is_looked_at=not is_crowded)
-            made = self._take_over(given, keeps_workspace=bool(building.later))
+            given = watcher.receive_made(pid, is_looked_at=not is_crowded)
+            made = self._receive_mounts(given, keeps_workspace=bool(building.later))
             _close(left)  # taking it down makes the kernel wait, which nobody waits for now
-            ended, left = self._raise(pid, ward, made, file, before, said)
-            ready = said  # what the building took was told with the first guest
+            ended, left = self._attend(pid, watcher, made, file, before, common)
+            ready = common  # what the building took was reported with the first guest
             building.first = building.later or building.first
-            messages.send(door, "ended", ended)
-            ward.let_go()
+            messages.send(handoff, "ended", ended)
+            watcher.kill_exiting()
             if shared_status.rebuilds(
                 file
             ):  # else the caller's next run may be for our next guest, which is yet to be made
                 posix.sched_yield()  # the kernel tends to put whom we woke behind us, though the other one is idle
             shared_status.note_end(
                 file, ended["number"]
-            )  # after it was told: what is noted, the helper asks nobody about
+            )  # after it was sent: what is noted, the helper asks nobody about
             if ended["is_worn"] or not shared_status.start_of(file, ended["number"]):
                 posix._exit(0)  # no next guest may attach what one that failed has handed back
 
@@ -380,62 +381,62 @@ class Nursery(Parent):
             self.privileges = forget_helper(interpreter)
             self.load_interpreter = {"oneshot": interpreter}.__getitem__  # no other can be loaded any more
 
-    def _take_over(self, given: list[int], *, keeps_workspace: bool) -> list[int]:
-        """Return what a guest hands over when it is made: its places, its filter's descriptor, its mount namespace.
+    def _receive_mounts(self, given: list[int], *, keeps_workspace: bool) -> list[int]:
+        """Return what a guest hands over when it is made: its mounts, its filter's descriptor, its mount namespace.
 
-        Last may come the mount that shows the caller its workspace. Whoever lets go of that last waits for the kernel.
+        Last may come the mount that shows the caller its workspace. Who closes that as the last waits for the kernel.
         """
-        if not given:  # it failed, and has told the helper at what; or it was killed
+        if not given:  # it failed, and has reported at what; or it was killed
             posix._exit(1)
-        *places, namespace, listener = given[: len(OWN_MOUNTS) + 2]
+        *mounts, namespace, listener = given[: len(OWN_MOUNTS) + 2]
         further = given[len(OWN_MOUNTS) + 2 :]
         if further and keeps_workspace:
-            self._keep(further.pop())
-        return [*places, listener, namespace, *further]
+            self._replace_workspace(further.pop())
+        return [*mounts, listener, namespace, *further]
 
-    def _raise(
-        self, pid: int, ward: Ward, made: list[int], file: int, before: int, said: dict[str, Any]
+    def _attend(
+        self, pid: int, watcher: PreforkWatcher, made: list[int], file: int, before: int, common: dict[str, Any]
     ) -> tuple[dict[str, Any], list[int]]:
-        """See one guest to its end; return what there is to tell of it, and what of its mounts is yet to be let go.
+        """Attend to one guest until it has ended; return the report, and what of its mounts is yet to be closed.
 
-        `before` is the number of the run whose orders were taken before it was born; `said` is told in any case.
+        `before` is the number of the run whose order was taken before it was forked; `common` is reported anyway.
         """
-        places, listener, left = made[: len(OWN_MOUNTS)], made[len(OWN_MOUNTS)], made[len(OWN_MOUNTS) + 1 :]
+        mounts, listener, left = made[: len(OWN_MOUNTS)], made[len(OWN_MOUNTS)], made[len(OWN_MOUNTS) + 1 :]
         last: list[int] = []
 
         def look_around() -> None:
             """Look while the kernel takes the guest's memory apart: at what no program can change any more."""
             if not last:
-                last.extend((shared_status.taken(file), *_count_full(places)))
+                last.extend((shared_status.taken(file), *_count_full(mounts)))
 
-        status = ward.see_to_end(pid, listener, look_around, lambda: not shared_status.has_company(file))
+        status = watcher.wait_for(pid, listener, look_around, lambda: not shared_status.has_company(file))
         look_around()
         number, full, stored = last
         if number == before:  # it failed, or was killed while it waited
             posix._exit(1)
         tasks = 0
-        if not ward.is_leaving:
+        if not watcher.is_exiting:
             tasks = _count_tasks() if status else 0
-            ward.end_everybody()
+            watcher.end_everybody()
         ended = {
-            **said,
+            **common,
             "number": number,
             "wait_status": status,
             "tasks": tasks,
             "full": full,
             "is_alone": True,
-            "is_quiet": ward.is_leaving,
-            **ward.spent(),
-            "is_worn": ward.is_worn(),
-            "denied": ward.count_denied(status),
+            "is_quiet": watcher.is_exiting,
+            **watcher.spent(),
+            "is_worn": watcher.is_worn(),
+            "denied": watcher.count_denied(status),
             "at": monotonic(),
         }
         if stored > FEW_BLOCKS:
             _close(left)
         return ended, left
 
-    def _keep(self, workspace: int) -> None:
-        """Hold the mount of the workspace that the next guest shall attach, in place of the one that is attached."""
+    def _replace_workspace(self, workspace: int) -> None:
+        """Hold the mount of the workspace that the next guest attaches, instead of the one before."""
         if ATTACHED_WORKSPACE in self.registers:
             posix.close(self.registers[ATTACHED_WORKSPACE])
         self.registers[ATTACHED_WORKSPACE] = workspace
@@ -446,14 +447,14 @@ def _close(fds: list[int]) -> None:
         posix.close(fds.pop())
 
 
-def _count_full(places: list[int]) -> tuple[int, int]:
-    """Return how many places are full, and how many blocks all of them hold; let go of them."""
+def _count_full(mounts: list[int]) -> tuple[int, int]:
+    """Return how many mounts are full, and how many blocks all of them hold; close them."""
     full = stored = 0
-    for place in places:
-        state = posix.fstatvfs(place)
+    for mount in mounts:
+        state = posix.fstatvfs(mount)
         full += state.f_bfree == 0 or state.f_ffree == 0
         stored += state.f_blocks - state.f_bfree
-        posix.close(place)
+        posix.close(mount)
     return full, stored
 
 

@@ -17,7 +17,7 @@ import posix
 from . import messages
 from .guest import Guest, load_notify
 from .messages import Building, Order
-from .pid1 import Minder, Parent
+from .pid1 import ChildWatcher, Parent
 from .steps import StepFailed, perform
 from .syscalls import CLONE_NEWCGROUP, POLLIN, WNOHANG, ppoll, run_beside, socketpair, unshare, wait4
 
@@ -40,7 +40,7 @@ class Reaper(Parent):
         Guests may run on all `processors`, whatever the helper makes of our own mask meanwhile.
         """
         self.processors = processors
-        self.attendance = Attendance(self.spec)
+        self.watcher = GuestWatcher(self.spec)
         private = self.await_go() if must_wait_first else []
         if self.spec.level == "jail":
             unshare(CLONE_NEWCGROUP)
@@ -61,36 +61,36 @@ class Reaper(Parent):
                 if pid == 0:
                     return self._guest(index)
                 self._release_guest()
-            messages.send_patiently(self.attendance.ours, "order", {}, fds)
+            messages.send_patiently(self.watcher.ours, "order", {}, fds)
             if index == order.guests - 1:
                 for fd in set(fds):  # so that the streams end with the guest
                     posix.close(fd)
             if order.is_session:
-                self.attendance.listen_to(self.link)
-            status = self.attendance.wait_for(pid)
+                self.watcher.listen_to(self.link)
+            status = self.watcher.wait_for(pid)
             if status != 0:
                 break
-        ended = {"wait_status": status, **self.attendance.conclude(), **self._observe(status)}
-        ended["denied"] = self.attendance.denied + (self._count_unreachable() if status else 0)
+        ended = {"wait_status": status, **self.watcher.conclude(), **self._observe(status)}
+        ended["denied"] = self.watcher.denied + (self._count_unreachable() if status else 0)
         messages.send(self.link, "ended", ended)
         ppoll((self.link,), LINGER_S)  # going away would keep the processor from the helper, which has yet to tell
         posix._exit(0)
 
     def _guest(self, index: int) -> Callable[[], None]:
-        return Guest(self, index, self.attendance.leave(), self.processors).become
+        return Guest(self, index, self.watcher.leave(), self.processors).become
 
     def _hand_over(self, seconds: list[float]) -> None:
-        """Tell the helper what the building took, and hand it the workspace."""
-        kept = self.take_kept()
-        messages.send_patiently(self.link, "ready", {"seconds": seconds}, kept)
-        for fd in kept:
+        """Report to the helper what the building took, and hand it the workspace."""
+        workspace = self.take_workspace()
+        messages.send_patiently(self.link, "ready", {"seconds": seconds}, workspace)
+        for fd in workspace:
             posix.close(fd)
 
     def _release_guest(self) -> None:
         try:
-            messages.send(self.attendance.ours, "built")
+            messages.send(self.watcher.ours, "built")
         except OSError:
-            pass  # it failed, and has told the helper at what
+            pass  # it failed, and has reported at what
 
     def _take_order(self, guest: int) -> tuple[Order, list[int]]:
         """Wait for orders, write the input files, and return the orders with the guest's descriptors."""
@@ -130,12 +130,12 @@ class Reaper(Parent):
         return procfs.count_tasks([int(name) for name in posix.listdir("/proc") if name.isdigit()])
 
 
-class Attendance(Minder):
+class GuestWatcher(ChildWatcher):
     """Attend to the guest while it lives: take dead children, and answer what its filter asks."""
 
     def __init__(self, spec: Spec):
         super().__init__()
-        self.own_places = [spec.workspace, spec.tmp, *(["/dev/shm"] if spec.level == "jail" else [])]
+        self.own_mounts = [spec.workspace, spec.tmp, *(["/dev/shm"] if spec.level == "jail" else [])]
         self.ours, self.theirs = socketpair()
         self.watched = [self.woken, self.ours]
         self.helper_link = self.armed = -1
@@ -143,11 +143,11 @@ class Attendance(Minder):
         self.must_stay = False
 
     def listen_to(self, helper_link: int) -> None:
-        """Hear the helper while the guest lives, as the reaper of a session does."""
+        """Take the helper's messages while the guest lives, as the reaper of a session does."""
         self.helper_link = helper_link
         self.watched.append(helper_link)
 
-    def _hear_helper(self) -> None:
+    def _receive_from_helper(self) -> None:
         tag, body, _ = messages.receive(self.helper_link)
         if tag == "arm":
             self.armed = body["pid"]
@@ -156,13 +156,13 @@ class Attendance(Minder):
         else:  # the helper is gone, and so must we be
             posix._exit(1)
 
-    def _hear_what_is_there(self) -> None:
+    def _receive_all_from_helper(self) -> None:
         while self.helper_link >= 0 and ppoll((self.helper_link,), 0.0):
-            self._hear_helper()
+            self._receive_from_helper()
 
     def may_fork(self, pid: int) -> bool:
         """Tell whether this process may clone itself, this once: the helper has said so before it was asked to."""
-        self._hear_what_is_there()
+        self._receive_all_from_helper()
         if pid != self.armed:  # somebody else's asking takes nothing from it: a clone that is being born beside, say
             return False
         self.armed = -1
@@ -180,21 +180,21 @@ class Attendance(Minder):
             for fd, event in ppoll(self.watched, None):
                 if fd == self.woken:
                     status = self.take_dead(pid)
-                    self._hear_what_is_there()  # the helper may have said that this death is not the end
+                    self._receive_all_from_helper()  # the helper may have said that this death is not the end
                     if status is not None and not self.must_stay:
                         return status
                 elif fd == self.helper_link:
-                    self._hear_what_is_there()  # which may be nothing: somebody above has heard it in this round
+                    self._receive_all_from_helper()  # which may be nothing: it was received in this round already
                 elif fd == self.ours:
-                    self._hear_guest()
+                    self._receive_from_guest()
                 elif event & POLLIN:
-                    self.denied += load_notify().answer(fd, self.own_places, self.may_fork)
+                    self.denied += load_notify().answer(fd, self.own_mounts, self.may_fork)
                 else:  # the last process behind this filter is gone, or taken apart
                     self.watched.remove(fd)
                     posix.close(fd)
 
-    def _hear_guest(self) -> None:
-        """Take one word of a guest that is not the program's yet."""
+    def _receive_from_guest(self) -> None:
+        """Take one message of a guest that is not the program's yet."""
         tag, _, listeners = messages.receive(self.ours)
         self.watched += listeners
         if not tag:

@@ -51,7 +51,7 @@ def private_register(path: str) -> str:
 
 
 class StepFailed(Exception):
-    """Say which step failed, at which place of the list, and with which errno (0 when it was no system call)."""
+    """Say which step failed, at which index of the list, and with which errno (0 when it was no system call)."""
 
     def __init__(self, step: Step, index: int, total: int, error: Exception):
         self.errno = getattr(error, "errno", None) or 0

@@ -138,12 +138,12 @@ class Watch:
                 state.cgroup.enter()
             ends = {"plan_fd": plan_fd, "link": self._reaper_link, "go": waiting}
             if self.is_nursing:
-                from .prefork import Nursery
+                from .prefork import PreforkReaper
 
                 said = {"generation": self.generation}
-                nursery = Nursery(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
-                never_freed.extend((state, self, nursery, ends, said))
-                return nursery.live(state.door, state.slate, said)
+                prefork = PreforkReaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
+                never_freed.extend((state, self, prefork, ends, said))
+                return prefork.live(state.door, state.slate, said)
             reaper = Reaper(self.spec, registers, **ends, load_interpreter=self.load_interpreter)
             return reaper.live(self.processors, must_wait_first=must_be_moved)
         except BaseException as error:  # a fault of ours: it must be told, and nothing of the helper may run on here

@@ -34,7 +34,7 @@ class Other:
         self.build()
 
     def build(self) -> None:
-        """Have another nursery, at a door of its own."""
+        """Have another prefork jail, with a handoff socket of its own."""
         self.slot.change_door(Door())
         self.slot.key = "kept"
 
@@ -75,7 +75,7 @@ class Other:
     def report(
         self, tag: str, number: int, *, fds: tuple[int, ...] = (), is_over: bool = False, **body: object
     ) -> None:
-        """Say something as the helper, of a run with a number, perhaps that its nursery is no more."""
+        """Say something as the helper, of a run with a number, perhaps that its prefork jail is no more."""
         told = {"number": number, "generation": self.door.generation + is_over, "cause": "", **body}
         messages.send(self.link.fileno(), tag, told, fds)
 

@@ -22,7 +22,7 @@ from cloche.backends.local.prefork import (
 from cloche.forkserver.slot import Slot
 from cloche.jail.messages import Run, Spec
 
-PREFORK, PLAIN = (WarmJail("this kind", Spec(), Run(), is_nursery) for is_nursery in (True, False))
+PREFORK, PLAIN = (WarmJail("this kind", Spec(), Run(), is_prefork) for is_prefork in (True, False))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a nursery does for its guests, with processes of the test's own: in a fork, for it waits for all its children.
+"""What pid 1 of a prefork jail does for its guests, with processes of the test's own: it waits for all its children.
 
 How it ends everybody is for the attempts to escape: outside of a process namespace that would be everybody.
 """
@@ -20,7 +20,7 @@ import pytest
 from cloche.jail import messages, seccomp_notify
 from cloche.jail.guest import say_farewell
 from cloche.jail.messages import Spec
-from cloche.jail.prefork import Ward
+from cloche.jail.prefork import PreforkWatcher
 from cloche.jail.setup.seccomp import build_filter
 from cloche.jail.syscalls import CLONE_NEWNET, CLONE_NEWUSER, FAREWELL, attempt, unshare
 
@@ -29,15 +29,15 @@ RELEASE = tuple(int(part) for part in platform.release().split("-")[0].split("."
 HOLDS = RELEASE >= (5, 19)  # before that no filter holds who asks, and every end is waited for
 
 
-def in_fork(work: Callable[[Ward], str]) -> str:
-    """Return what `work` says in a process that has a ward and no children, in a network namespace of its own."""
+def in_fork(work: Callable[[PreforkWatcher], str]) -> str:
+    """Return what `work` says in a process that has a watcher and no children, in a network namespace of its own."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         signal.alarm(60)
         try:
             unshare(CLONE_NEWNET | (CLONE_NEWUSER if os.geteuid() else 0))
-            os.write(writing, work(Ward(Spec(level="jail"))).encode())
+            os.write(writing, work(PreforkWatcher(Spec(level="jail"))).encode())
         finally:
             os._exit(0)
     os.close(writing)
@@ -57,47 +57,47 @@ def guest(work: Callable[[], int]) -> int:
 
 def test_a_guest_that_dies_before_it_is_made_hands_nothing_over() -> None:
     """Nobody waits for it."""
-    assert in_fork(lambda ward: str(ward.receive_made(guest(lambda: 1)))) == "[]"
+    assert in_fork(lambda watcher: str(watcher.receive_made(guest(lambda: 1)))) == "[]"
 
 
 def test_each_guest_hands_over_what_it_has_made() -> None:
     """By the same link; the end of the one before, of which a byte may be left, is not taken for that of the next."""
 
-    def work(ward: Ward) -> str:
+    def work(watcher: PreforkWatcher) -> str:
         said = []
         for turn in range(3):
-            ward.begin()
+            watcher.renew()
             reading, writing = os.pipe()
 
             def make(code: int = turn, kept: int = reading, ours: int = writing) -> int:
                 os.close(kept)
-                messages.send(ward.theirs, "made", {"holds": False}, [ours])
+                messages.send(watcher.theirs, "made", {"holds": False}, [ours])
                 return code
 
             pid = guest(make)
-            (given,) = ward.receive_made(pid)
+            (given,) = watcher.receive_made(pid)
             os.close(given)
             os.close(writing)
-            status = ward.see_to_end(pid, reading, lambda: None, lambda: True)
-            said.append(f"{os.waitstatus_to_exitcode(status)} {ward.most_kib > 0}")
+            status = watcher.wait_for(pid, reading, lambda: None, lambda: True)
+            said.append(f"{os.waitstatus_to_exitcode(status)} {watcher.most_kib > 0}")
         return ", ".join(said)
 
     assert in_fork(work) == "0 True, 1 True, 2 True"
 
 
-def see_off(ward: Ward, work: Callable[[], int], *, is_last: bool = True, is_alone: bool = True) -> str:
-    """Attend to a guest behind a filter that asks; tell how it ended, and whether the ward knew ahead.
+def see_off(watcher: PreforkWatcher, work: Callable[[], int], *, is_last: bool = True, is_alone: bool = True) -> str:
+    """Attend to a guest behind a filter that asks; tell how it ended, and whether that was known early.
 
     Who was made last is what a file of the test's own says: the machine's number is everybody's.
     """
-    ward.begin()
+    watcher.renew()
 
     def live() -> int:
         ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         listener, holds = seccomp_notify.install(
-            build_filter(platform.machine(), confined=False, nursed=True), holds=True
+            build_filter(platform.machine(), confined=False, prefork=True), holds=True
         )
-        messages.send(ward.theirs, "made", {"holds": holds}, [listener])
+        messages.send(watcher.theirs, "made", {"holds": holds}, [listener])
         os.close(listener)
         return work()
 
@@ -105,13 +105,13 @@ def see_off(ward: Ward, work: Callable[[], int], *, is_last: bool = True, is_alo
     with tempfile.TemporaryFile() as file:
         file.write(b"%d\n" % (pid if is_last else pid + 1))
         file.flush()
-        ward.last_pid = file.fileno()
-        (listener,) = ward.receive_made(pid)
+        watcher.last_pid = file.fileno()
+        (listener,) = watcher.receive_made(pid)
         quiet: list[bool] = []
-        status = ward.see_to_end(pid, listener, lambda: quiet.append(ward.is_leaving), lambda: is_alone)
-        ward.let_go()
+        status = watcher.wait_for(pid, listener, lambda: quiet.append(watcher.is_exiting), lambda: is_alone)
+        watcher.kill_exiting()
     assert len(quiet) == 1, "it was said once that all was quiet"
-    return f"{os.waitstatus_to_exitcode(status)} {ward.is_leaving} {ward.most_kib > 0}"
+    return f"{os.waitstatus_to_exitcode(status)} {watcher.is_exiting} {watcher.most_kib > 0}"
 
 
 def farewell(code: int) -> Callable[[], int]:
@@ -128,10 +128,10 @@ def farewell(code: int) -> Callable[[], int]:
 def test_who_says_farewell_is_known_to_end(code: int) -> None:
     """With its exit code, and what it used; it has gone when the next one comes."""
 
-    def work(ward: Ward) -> str:
-        told = see_off(ward, farewell(code))
-        pid = ward.leaving
-        ward.begin()
+    def work(watcher: PreforkWatcher) -> str:
+        told = see_off(watcher, farewell(code))
+        pid = watcher.exiting
+        watcher.renew()
         return f"{told} {os.path.exists(f'/proc/{pid}')}"
 
     assert in_fork(work) == f"{code} {HOLDS} True False"
@@ -140,15 +140,15 @@ def test_who_says_farewell_is_known_to_end(code: int) -> None:
 def test_one_farewell_is_not_the_next_guests() -> None:
     """Whatever the one before did."""
 
-    def work(ward: Ward) -> str:
-        return ", ".join(see_off(ward, one) for one in (farewell(3), lambda: 4, farewell(5), farewell(6)))
+    def work(watcher: PreforkWatcher) -> str:
+        return ", ".join(see_off(watcher, one) for one in (farewell(3), lambda: 4, farewell(5), farewell(6)))
 
     assert in_fork(work) == f"3 {HOLDS} True, 4 False True, 5 {HOLDS} True, 6 {HOLDS} True"
 
 
 def test_a_farewell_beside_others_is_no_end() -> None:
     """Where any process or thread was made after it, it ends as everybody does: its wait status is waited for."""
-    assert in_fork(lambda ward: see_off(ward, farewell(7), is_last=False)) == "7 False True"
+    assert in_fork(lambda watcher: see_off(watcher, farewell(7), is_last=False)) == "7 False True"
 
 
 @pytest.mark.parametrize("reason", ["company", "a list of futexes", "a socket", "a pair of sockets"])
@@ -172,7 +172,7 @@ def test_a_farewell_with_something_left_is_no_end(reason: str) -> None:
 
     ways = {"a list of futexes": with_list, "a socket": with_socket, "a pair of sockets": with_pair}
     work = ways.get(reason, farewell(7))
-    assert in_fork(lambda ward: see_off(ward, work, is_alone=reason != "company")) == "7 False True"
+    assert in_fork(lambda watcher: see_off(watcher, work, is_alone=reason != "company")) == "7 False True"
 
 
 def test_sockets_that_no_process_holds_wear_a_jail() -> None:
@@ -184,11 +184,11 @@ def test_sockets_that_no_process_holds_wear_a_jail() -> None:
         socket.send_fds(sending, [b"x"], [end.fileno() for end in pair])
         return 0
 
-    def work(ward: Ward) -> str:
-        told = [(see_off(ward, one), ward.is_worn())[1] for one in (lambda: 0, leave)]
+    def work(watcher: PreforkWatcher) -> str:
+        told = [(see_off(watcher, one), watcher.is_worn())[1] for one in (lambda: 0, leave)]
         for fd in socket.recv_fds(receiving, 1, 2)[1]:
             os.close(fd)
-        return f"{told} {ward.is_worn()}"
+        return f"{told} {watcher.is_worn()}"
 
     with sending, receiving:
         assert in_fork(work) == "[False, True] False"
@@ -202,8 +202,8 @@ def test_a_name_of_a_process_is_no_figure() -> None:
         say_farewell(0)
         return 99
 
-    def see(ward: Ward) -> str:
-        return f"{see_off(ward, work)} {ward.most_kib > 1000}"
+    def see(watcher: PreforkWatcher) -> str:
+        return f"{see_off(watcher, work)} {watcher.most_kib > 1000}"
 
     assert in_fork(see) == f"0 {HOLDS} True True"
 
@@ -211,13 +211,13 @@ def test_a_name_of_a_process_is_no_figure() -> None:
 def test_a_farewell_that_is_not_heard_of_is_no_end() -> None:
     """Where the kernel does not hold who asks."""
 
-    def work(ward: Ward) -> str:
-        ward.begin()
-        pid = guest(lambda: messages.send(ward.theirs, "made", {"holds": False}, [1]) or 0)
-        for fd in ward.receive_made(pid):
+    def work(watcher: PreforkWatcher) -> str:
+        watcher.renew()
+        pid = guest(lambda: messages.send(watcher.theirs, "made", {"holds": False}, [1]) or 0)
+        for fd in watcher.receive_made(pid):
             os.close(fd)
         os.waitpid(pid, 0)
-        return str(ward.vitals)
+        return str(watcher.vitals)
 
     assert in_fork(work) == "None"
 
@@ -229,7 +229,7 @@ def test_a_child_s_farewell_is_its_own() -> None:
         child = guest(farewell(9))
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    assert in_fork(lambda ward: see_off(ward, work)) == "9 False True"
+    assert in_fork(lambda watcher: see_off(watcher, work)) == "9 False True"
 
 
 def test_a_thread_s_farewell_ends_all() -> None:
@@ -240,7 +240,7 @@ def test_a_thread_s_farewell_ends_all() -> None:
         time.sleep(30)
         return 99
 
-    assert in_fork(lambda ward: see_off(ward, work)) == "8 False True"
+    assert in_fork(lambda watcher: see_off(watcher, work)) == "8 False True"
 
 
 def test_who_was_killed_has_not_said_farewell() -> None:
@@ -255,5 +255,6 @@ def test_who_was_killed_has_not_said_farewell() -> None:
         return 99
 
     assert (
-        in_fork(lambda ward: f"{see_off(ward, kill_itself)}, {see_off(ward, nearly)}") == "-9 False True, 5 False True"
+        in_fork(lambda watcher: f"{see_off(watcher, kill_itself)}, {see_off(watcher, nearly)}")
+        == "-9 False True, 5 False True"
     )

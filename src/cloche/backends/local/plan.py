@@ -141,10 +141,10 @@ def _new_spec(level: Level, policy: Policy, limits: Limits, host: Host, places: 
         spec.mounts = _mounts(user, uid, limits)
         spec.masked = list(layout.masked_proc())
         spec.ucounts = ucounts(is_forkable=False)
-        spec.nursery_ucounts = ucounts(is_forkable=False, is_nursery=True)
+        spec.prefork_ucounts = ucounts(is_forkable=False, is_prefork=True)
     if level in (Level.JAIL, Level.CONFINED):
         spec.seccomp = filter_for(confined=level is Level.CONFINED, counted=bool(host.cgroup_version))
-        spec.nursery_filter = filter_for(confined=False, counted=bool(host.cgroup_version), nursed=True)
+        spec.prefork_filter = filter_for(confined=False, counted=bool(host.cgroup_version), prefork=True)
         spec.landlock = _landlock(level, places, policy) if host.landlock_abi else None
         spec.landlock_abi = host.landlock_abi
     return spec
@@ -184,11 +184,11 @@ def make_forkable(spec: Spec, host: Host) -> None:
         spec.landlock = [("/", "write"), *devices]
 
 
-def filter_for(*, confined: bool, counted: bool = True, nursed: bool = False, forkable: bool = False) -> bytes:
+def filter_for(*, confined: bool, counted: bool = True, prefork: bool = False, forkable: bool = False) -> bytes:
     """Return the assembled system call filter for this machine, once per process."""
-    key = (os.uname().machine, confined, counted, nursed, forkable)
+    key = (os.uname().machine, confined, counted, prefork, forkable)
     if key not in _FILTERS:
-        _FILTERS[key] = build_filter(key[0], confined=confined, counted=counted, nursed=nursed, forkable=forkable)
+        _FILTERS[key] = build_filter(key[0], confined=confined, counted=counted, prefork=prefork, forkable=forkable)
     return _FILTERS[key]
 
 

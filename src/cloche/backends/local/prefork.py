@@ -45,14 +45,14 @@ _lock = threading.Lock()
 class WarmJail:
     """Be a jail that can be built ahead of the code that will run in it.
 
-    In a prefork jail (`is_nursery`), namespaces and mounts stay for the next guest. One guest there is one process, so
+    In a prefork jail (`is_prefork`), namespaces and mounts stay for the next guest. One guest there is one process, so
     what is compiled first has a jail of its own.
     """
 
     key: Hashable
     spec: Spec
     run: Run
-    is_nursery: bool
+    is_prefork: bool
 
     def building(self) -> Building:
         """Return the steps that build it; they are compiled once for all of the same kind."""
@@ -60,7 +60,7 @@ class WarmJail:
             self.key,
             lambda: (
                 compile_prefork_jail(self.spec, self.run)
-                if self.is_nursery
+                if self.is_prefork
                 else compile_building(self.spec, self.run, has_workspace=False)
             ),
         )
@@ -68,7 +68,7 @@ class WarmJail:
     def prepare(self, slot: Slot) -> None:
         """Tell the slot's helper whose jail this is to be, and to build it."""
         slot.open(self.spec)
-        slot.prepare(self.key, self.building(), self._as_body(), is_prefork=self.is_nursery, rebuilds=True)
+        slot.prepare(self.key, self.building(), self._as_body(), is_prefork=self.is_prefork, rebuilds=True)
 
     @property
     def key_of_kept(self) -> Hashable:
@@ -120,7 +120,7 @@ def choose_start(slot: Slot | None, jail: WarmJail | None, *, is_last: bool = Fa
         return FORKED
     if is_last:
         return POOLED_SINGLE if slot.key == jail.key else FORKED_SINGLE
-    if jail.is_nursery:
+    if jail.is_prefork:
         return POOLED_KEPT if slot.key == jail.key_of_kept else FORKED_KEPT
     return FORKED
 
@@ -169,16 +169,16 @@ def warm_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: 
 def _new_jail(policy: Policy, limits: Limits, spec: Spec, run: Run, *, is_kept: bool) -> WarmJail:
     has_python = run.python is not None or is_kept
     # A root with one id owns pid 1's entries in /proc by name, which no other user does: there each run has a jail.
-    is_nursery = len(run.commands) <= 1 and (spec.outside is not None or os.geteuid() != 0)
+    is_prefork = len(run.commands) <= 1 and (spec.outside is not None or os.geteuid() != 0)
     key = (
         policy.user, policy.writable_paths, limits.disk_bytes, limits.inodes, limits.tmp_bytes, tuple(spec.rlimits),
-        tuple(run.binds), tuple(run.private), tuple(run.covered), has_python, is_nursery, spec.landlock_abi,
+        tuple(run.binds), tuple(run.private), tuple(run.covered), has_python, is_prefork, spec.landlock_abi,
         bool(spec.cgroup), spec.cpu_affinity, spec.is_shown,
     )  # fmt: skip
     bare = Run(binds=run.binds, covered=run.covered, private=run.private, python={} if has_python else None)
     mine = spec.copy()  # the sandbox's may be given an identity of its own
     mine.outside = spec.ids[:2] if spec.outside is not None else None
-    return WarmJail(key, mine, bare, is_nursery)
+    return WarmJail(key, mine, bare, is_prefork)
 
 
 def pool_for(policy: Policy, host: Host) -> Pool:

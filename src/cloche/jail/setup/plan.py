@@ -93,7 +93,7 @@ def compile_prefork_jail(
         later=steps.later(),
         late=steps.late,
         private=run.private,
-        seccomp=spec.nursery_filter,
+        seccomp=spec.prefork_filter,
         rehearsal=[_step("rehearse", "write a file that keeps nothing", *_file_of_nothing())],
     )
 
@@ -132,7 +132,7 @@ class PreforkSteps:
             become_pid_1 if self.has_two_ids else self.become_guest,
             self.die,
             _offer_to_oom_killer(),
-            _open_ucounts(spec.nursery_ucounts),
+            _open_ucounts(spec.prefork_ucounts),
             _step("stage_root", "make the root a tmpfs, for all to read", make("umask", 0o022), *mounts.stage_root()),
             *_without_repetition([
                 *_named(tree),
@@ -143,7 +143,7 @@ class PreforkSteps:
             _pivot_root(),
             _loopback(),
             _hostname(spec),
-            _ucounts(spec.nursery_ucounts),
+            _ucounts(spec.prefork_ucounts),
             # What every guest is born without; this process runs no program, and keeps what it has.
             _step("bounding", "give up what a program file could grant", *privileges.drop_bounding()),
             _forbid_new_privileges(),
@@ -227,10 +227,10 @@ def _file_of_nothing() -> list[Call]:
 def compile_rehousing(spec: Spec, inner: Sequence[str] = ()) -> tuple[list[Step], list[Step]]:
     """Return how a clone of a live session gets mounts of its own: what is made outside, and what is done inside.
 
-    What its parent sees of the host in these places, the paths `inner`, it takes along.
+    What its parent sees of the host below these mounts, the paths `inner`, it takes along.
 
     Outside are the namespaces of its parent and a copy of the host's mounts, where file systems can be made; inside
-    are its own: of network and mounts, which registers hold. The new places cover the old ones, which are locked
+    are its own: of network and mounts, which registers hold. The new mounts cover the old ones, which are locked
     there: nobody can take them down, and whoever builds here looks that the clone holds none of them open.
     """
     own = _own_rows(spec)
@@ -271,7 +271,7 @@ def _own_rows(spec: Spec) -> list[tuple[str, str, int, int, str]]:
 
 
 def inner_of(paths: Sequence[str], spec: Spec) -> list[str]:
-    """Return those that lie in a place which each guest has for itself: an environment in /tmp or /workspace, say."""
+    """Return those that lie in a mount which each guest has for itself: an environment in /tmp or /workspace, say."""
     own = (f"{spec.workspace}/", *(f"/{row[1]}/" for row in spec.mounts if _is_own(row)))
     return [path for path in paths if path.startswith(own)]
 
@@ -282,7 +282,7 @@ def _owned(mode: str, spec: Spec) -> str:
 
 
 def _look_at(target: str, register: str) -> Call:
-    """Keep a place at hand: by it the files are found when the guest is gone."""
+    """Keep a mount open: by it the files are found when the guest is gone."""
     return make("openat", AT_FDCWD, os.fsencode(f"/{target}"), _FOLDER, 0, keep=register)
 
 
@@ -407,7 +407,7 @@ def _tree(spec: Spec, run: Run, *, has_workspace: bool) -> list[mounts.Mount]:
 
 
 def _binds(run: Run, spec: Spec) -> tuple[list[mounts.Bind], list[mounts.Inner]]:
-    """Return what is shown of the host, and what of it lies in a guest's own places."""
+    """Return what is shown of the host, and what of it lies in a guest's own mounts."""
     registers = {path: private_register(path) for path in run.private}
     inner = inner_of(run.binds, spec)
     outer = [mounts.Bind(path, path[1:], register=registers.get(path, "")) for path in run.binds if path not in inner]

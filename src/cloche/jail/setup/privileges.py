@@ -205,10 +205,10 @@ NESTED = ("user_namespaces", "pid_namespaces", "net_namespaces", "ipc_namespaces
 MOST_NESTED = 1024
 
 
-def amounts(*, is_forkable: bool, is_nursery: bool = False) -> dict[str, int]:
+def amounts(*, is_forkable: bool, is_prefork: bool = False) -> dict[str, int]:
     """Return how much of each a sandbox may have, by the kernel's names."""
     # Each guest of a prefork jail has a mount namespace of its own, made before it gives its capabilities up.
-    mounts = MOST_NESTED if is_forkable or is_nursery else 0
+    mounts = MOST_NESTED if is_forkable or is_prefork else 0
     return {
         **dict.fromkeys(NEVER, 0),
         **dict.fromkeys(NESTED, MOST_NESTED if is_forkable else 0),

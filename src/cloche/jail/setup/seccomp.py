@@ -218,20 +218,20 @@ def errno_action(code: int) -> int:
 
 
 def build_filter(
-    machine: str, *, confined: bool, counted: bool = True, nursed: bool = False, forkable: bool = False
+    machine: str, *, confined: bool, counted: bool = True, prefork: bool = False, forkable: bool = False
 ) -> bytes:
     """Return the BPF program for `machine`, as the kernel takes it.
 
     `confined` is for where no namespaces stand behind the filter: then no socket can be created at all, except
     connected pairs, and nothing that other processes share. `counted` says that a control group keeps the limits.
-    `nursed` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is told of every
+    `prefork` is for a prefork jail, whose namespaces of network and IPC are used again: its pid 1 is told of every
     socket and every object that could leave a trace there, and of an end of which a guest gives notice. `forkable` is
     for a session: a clone into new namespaces, by one exact word of flags, asks too. Raises KeyError for a machine
     without a table.
     """
     arch = AUDIT_ARCH[machine]
     names = ALLOWED[machine]
-    special = _special_blocks(confined=confined, nursed=nursed) | (
+    special = _special_blocks(confined=confined, prefork=prefork) | (
         {} if counted else {name: [_deny(EPERM)] for name in UNCOUNTED}
     )
     if forkable:
@@ -271,15 +271,15 @@ def _tree(ranges: Sequence[tuple[int, Block]]) -> Block:
     return [(BPF_JGE, len(low), 0, ranges[middle][0]), *low, *high]
 
 
-def _special_blocks(*, confined: bool, nursed: bool) -> dict[str, Block]:
+def _special_blocks(*, confined: bool, prefork: bool) -> dict[str, Block]:
     """Return the calls whose answer depends on an argument, each with the lines that decide it."""
     blocks = {
-        **({name: [_ASKED] for name in LASTING} if nursed else {}),
-        **({"exit_group": [_upper_half(0), *_if_any((FAREWELL,), _ASKED), _ALLOWED]} if nursed else {}),
+        **({name: [_ASKED] for name in LASTING} if prefork else {}),
+        **({"exit_group": [_upper_half(0), *_if_any((FAREWELL,), _ASKED), _ALLOWED]} if prefork else {}),
         "clone": [_argument(0), (BPF_JSET, 0, 1, CLONE_NEW_ANY), _ASKED, _ALLOWED],
         "clone3": [_deny(ENOSYS)],
         "memfd_create": [_deny(ENOSYS)],
-        "socket": _socket_block(_ASKED if nursed else _ALLOWED),
+        "socket": _socket_block(_ASKED if prefork else _ALLOWED),
         "socketpair": [_argument(0), *_if_any((AF_UNIX,), _ALLOWED), _deny(EAFNOSUPPORT)],  # another asks for modules
         "flock": [_ASKED],
         "fcntl": [
