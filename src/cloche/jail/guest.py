@@ -13,7 +13,7 @@ from time import monotonic, perf_counter
 
 from . import messages
 from .messages import FILTER, Building, Order
-from .pid1 import report_failure
+from .pid1 import never_freed, report_failure
 from .steps import CALLERS_WORKSPACE, NEXT_WORKSPACE, StepFailed, perform, perform_calls
 from .syscalls import FAREWELL, SCHED_BATCH, attempt, call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
 
@@ -228,7 +228,7 @@ def forget_helper(interpreter: Any) -> Any:  # noqa: ANN401 - a module, and its 
 
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not archive]
     ours = [name for name in sys.modules if name.partition(".")[0] in ("jail", "interpreter")]
-    kept.extend([sys.modules.pop(name) for name in ours])
+    never_freed.extend([sys.modules.pop(name) for name in ours])
     return interpreter.Privileges(archive)
 
 

@@ -220,7 +220,7 @@ sys.meta_path.append(Strangers)
 interpreter = load_interpreter("oneshot")
 before, privileges = list(sys.meta_path), jail.guest.forget_helper(interpreter)
 assert [finder for finder in before if finder is not Archive] == sys.meta_path != before
-assert privileges.archive is Archive and interpreter in jail.guest.kept
+assert privileges.archive is Archive and interpreter in jail.guest.never_freed
 for name in {modules!r} + ("interpreter", "interpreter.oneshot", "interpreter.session"):
     try:
         __import__(name)
