@@ -1,7 +1,7 @@
 """The docker backend: every run in a throwaway container of a daemon, under runc or under gVisor's runsc.
 
-That a daemon knows runsc says little: it may lack a right, or a part of the kernel. So a container is run once, within
-a bounded time, and the answer kept for this process.
+A daemon may know runsc although it lacks a right, or a part of the kernel. So a container is run once, within a bounded
+time, and the answer kept for this process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..containers.pool import close_pool
 from ..enforcement import check_policy, docker_controls
 from ..garbage_collection import owner
 from ..session_languages import DRIVERS
-from .daemon import OWNER_LABEL, Daemon, Key, clear, connect, explained, key, rest, wait_for_all
+from .daemon import OWNER_LABEL, Daemon, Key, clear, close_idle, connect, explained, key, wait_for_all
 from .images import Image, find_image, image_name, is_here
 from .plan import MAPPED_ID, RUNC, RUNSC, workspace_arguments
 from .sandbox import DockerOpenSandbox
@@ -35,8 +35,8 @@ _trying, _clearing = threading.Lock(), threading.Lock()
 _answers: dict[int, str] = {}  # by daemon: why not; empty when it works
 
 USE_LOCAL = 'Or use the default backend "local", which needs nothing to be set up.'
-LOOK_S = 3  # for each of three questions, where a daemon is only looked for
-ABSENT_S = 30  # an absent daemon stays absent for so long, to whoever only looks
+LOOK_S = 3  # for each of three requests, where a daemon is only looked for
+ABSENT_S = 30  # an absent daemon is not looked for again for so long by whoever only looks
 _absent: dict[Key, tuple[float, str, str]] = {}  # since when, why, and what to do
 _cleared: set[int] = set()
 
@@ -83,7 +83,7 @@ def why_no_gvisor(daemon: Daemon, image: Image | None) -> str:
 
 
 def is_ruled_out(daemon: Daemon) -> bool:
-    """Tell whether it is known without a trial that gVisor cannot be used."""
+    """Tell whether it is known without trying that gVisor cannot be used."""
     return RUNSC not in (daemon.info.get("Runtimes") or {}) or bool(_answers.get(id(daemon)))
 
 
@@ -208,14 +208,14 @@ class DockerBackend:
         return choose_runtime(daemon, find_image(daemon, self._any_image()), policy.level)
 
     def workspace_arguments(self, wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
-        """Return the words of the `docker run` of an agent's container; no daemon is asked."""
+        """Return the arguments of the `docker run` of an agent's container; no daemon is asked."""
         return workspace_arguments(wanted, policy, limits)
 
     def cool_down(self) -> None:
-        """End this process's warm containers, and wait until all that was let go is gone."""
+        """End this process's warm containers, and wait until all that was released is gone."""
         close_pool()
         wait_for_all()
-        rest()
+        close_idle()
 
     def check(self) -> None:
         """Raise BackendUnavailable when there is no daemon."""
@@ -253,7 +253,7 @@ def _look() -> Daemon:
     if found is not None and time.monotonic() - found[0] < ABSENT_S:
         raise BackendUnavailable(found[1], remedy=found[2])
     try:
-        daemon = connect(patience_s=LOOK_S)
+        daemon = connect(timeout_s=LOOK_S)
         daemon.check_socket(LOOK_S)
         return daemon
     except BackendUnavailable as error:

@@ -42,8 +42,8 @@ def stream_of(connection: Any, stall_s: float = STALL_S) -> Any:  # noqa: ANN401
 class Encrypted:
     """Send and receive over TLS from two threads.
 
-    OpenSSL takes one call at a time, and a call that receives may wait for hours: so none waits, and whoever has to
-    does so for the socket alone. There is no way to end one direction only.
+    OpenSSL takes one call at a time, and a call that receives may wait for hours: so no call waits, and a thread that
+    has to waits for the socket alone. There is no way to end one direction only.
     """
 
     def __init__(self, wrapped: ssl.SSLSocket, stall_s: float):
@@ -83,13 +83,13 @@ class Encrypted:
             response.close()
         self._socket.close()
 
-    def _wait(self, event: int, patience_ms: float | None) -> None:
+    def _wait(self, event: int, timeout_ms: float | None) -> None:
         poll = select.poll()
         try:
             poll.register(self._socket.fileno(), event)
         except ValueError as error:
             raise OSError("the connection was closed") from error
-        if not poll.poll(patience_ms):
+        if not poll.poll(timeout_ms):
             raise TimeoutError(f"it took nothing of what it was sent for {self._stall_s:g} s")
 
 
@@ -124,7 +124,7 @@ class AttachedWire:
 
     def close(self) -> None:
         """Close the connection."""
-        with noted(log, "the connection to a container was not closed well", OSError):
+        with noted(log, "the connection to a container could not be closed", OSError):
             self._connection.close()
             self._socket.close()
 
@@ -194,11 +194,11 @@ class DockerContainer(Container[Image]):
                 self.daemon.give_processor(self.id, self.plan.pids)
 
     def release(self) -> None:
-        """Let it go, with the workspace that is its own."""
+        """Remove it, with the workspace that is its own."""
         release(self)
 
     def argv(self) -> Sequence[str]:
-        """Return the words of the `docker run` that makes the same container."""
+        """Return the arguments of the `docker run` that makes the same container."""
         return self.plan.arguments()
 
     def end_by_guest(self) -> Observed | None:
@@ -209,6 +209,6 @@ class DockerContainer(Container[Image]):
         try:
             has_run_out = self.daemon.ran_out_of_memory(self.id, self.started_at, time.time())
         except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-            log.debug("the daemon does not say what a container died of: %s", explained(error))
+            log.debug("the daemon does not report what a container died of: %s", explained(error))
             return None
         return Observed(cause=KillCause.OUT_OF_MEMORY) if has_run_out else None

@@ -1,8 +1,8 @@
-"""The docker daemon: how it is found, what it says of itself, its errors, and the removal of containers and volumes.
+"""The docker daemon: connections, what it can do, its errors, and the removal of containers and volumes.
 
-A container goes when its caller closes its input: the first process reads the end of it, and the daemon removes what
-has ended. That holds for a killed caller too. What is done here is to make sure of it, and to remove workspaces, which
-the daemon only does for a container's own.
+A container ends when its caller closes its input, or is killed: the first process reads the end of file, and the daemon
+removes what has ended. What is left in spite of that is removed here, and so are workspaces: the daemon removes a
+volume only with the container that it was made for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloche.docker")
 CONNECT_S, TIMEOUT_S = 10, 60
-LATE_S = 3  # after the end of a container, for the daemon to say why
+LATE_S = 3  # after the end of a container, for the daemon to report why
 OLDEST_API = "1.41"  # Docker 20.10
 CONNECTIONS = 64  # kept for later, at most
 OWNER_LABEL = "cloche.owner"
@@ -50,8 +50,8 @@ JOIN_THE_GROUP = (
 )
 
 # Removal.
-PATIENCE_S, NAP_S, LISTENS_S = 5.0, 0.05, 5
-_background = Background("cloche-docker-end", 2 * PATIENCE_S)
+REMOVED_S, NAP_S, LISTENS_S = 5.0, 0.05, 5
+_background = Background("cloche-docker-end", 2 * REMOVED_S)
 wait_for_all = _background.wait_for_all
 
 
@@ -61,10 +61,10 @@ class Daemon:
     def __init__(self, api: Any, info: Mapping[str, Any], where: str):  # noqa: ANN401 - the SDK's client
         self.api, self.info, self.where = api, info, where
 
-    def check_socket(self, patience_s: int) -> None:
-        """Raise BackendUnavailable when nobody listens any more."""
+    def check_socket(self, timeout_s: int) -> None:
+        """Raise BackendUnavailable when nothing listens any more."""
         try:
-            _knock(self.where, patience_s)
+            _try_socket(self.where, timeout_s)
         except OSError as error:
             raise _unreachable(error, self.where) from error
 
@@ -152,8 +152,8 @@ class Daemon:
     def ran_out_of_memory(self, container: str, since: float, until: float) -> bool:
         """Tell whether a container ran out of memory between two Unix times, as far as the daemon knows soon after.
 
-        A busy daemon misses the kernel's word of it now and then. So one that was killed (137) by nobody who asked the
-        daemon to counts, too: a first process is out of its guest's reach, and the kernel's killer is who is left.
+        A busy daemon sometimes misses the kernel's notification. So one that was killed (137) without a request to the
+        daemon counts, too: its first process is out of the guest's reach, and the kernel's OOM killer is what is left.
         """
         filters = {"container": [container], "event": ["oom", "die", "kill"]}
         events = self.api.events(since=int(since) - 1, until=int(until) + LATE_S, filters=filters, decode=True)
@@ -180,7 +180,7 @@ class Daemon:
 
 
 class ignoring_absence:  # noqa: N801 - reads as the statement it is
-    """Take no notice of a container that is not there any more, or is being removed."""
+    """Ignore a container that is not there any more, or is being removed."""
 
     def __enter__(self) -> None:
         pass
@@ -198,24 +198,24 @@ class ignoring_absence:  # noqa: N801 - reads as the statement it is
 
 
 def key() -> Key:
-    """Return what a connection is kept under: this process, and what it was told of where the daemon is."""
+    """Return the key of a connection: this process, and the variables that say where the daemon is."""
     return os.getpid(), tuple(os.environ.get(name, "") for name in _VARIABLES)
 
 
-def connect(*, patience_s: int = CONNECT_S) -> Daemon:
-    """Return the daemon that DOCKER_HOST or docker's context names; `patience_s` is for each of three questions.
+def connect(*, timeout_s: int = CONNECT_S) -> Daemon:
+    """Return the daemon that DOCKER_HOST or docker's context names; `timeout_s` is for each of three requests.
 
     Raises BackendUnavailable saying what is missing, and what to do.
     """
     named = key()
     with _turn:
         if named not in _daemons:
-            _daemons[named] = _connect(patience_s)
+            _daemons[named] = _connect(timeout_s)
         return _daemons[named]
 
 
-def rest() -> None:
-    """Close the connections that wait for the next call; it opens new ones."""
+def close_idle() -> None:
+    """Close idle connections; the next call opens new ones."""
     with _turn:
         for daemon in _daemons.values():
             daemon.api.close()
@@ -229,7 +229,7 @@ def _forget_after_fork() -> None:
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def _connect(patience_s: int) -> Daemon:
+def _connect(timeout_s: int) -> Daemon:
     try:
         import docker
     except ImportError as error:
@@ -241,12 +241,14 @@ def _connect(patience_s: int) -> Daemon:
     where = options.get("base_url") or "unix:///var/run/docker.sock"
     api = None
     try:
-        _knock(str(where), patience_s)
+        _try_socket(str(where), timeout_s)
         # Asking for "auto" would ask in the constructor, which leaves an open session behind when nobody answers.
-        api = _settled(docker.APIClient(version=OLDEST_API, timeout=patience_s, **options))
+        api = _without_environment(docker.APIClient(version=OLDEST_API, timeout=timeout_s, **options))
         version, info = api.version(api_version=False)["ApiVersion"], api.info()
         api.close()
-        api = _settled(docker.APIClient(version=version, timeout=TIMEOUT_S, max_pool_size=CONNECTIONS, **options))
+        api = _without_environment(
+            docker.APIClient(version=version, timeout=TIMEOUT_S, max_pool_size=CONNECTIONS, **options)
+        )
         return Daemon(api, info, str(where))
     except Exception as error:
         if api is not None:
@@ -254,8 +256,8 @@ def _connect(patience_s: int) -> Daemon:
         raise _unreachable(error, str(where)) from error
 
 
-def _settled(api: APIClient) -> APIClient:
-    """Let a client read the environment now or never: with each request, it would meet a caller who is changing it.
+def _without_environment(api: APIClient) -> APIClient:
+    """Let a client read the environment now and never again: its caller may be changing it.
 
     Which authority to trust is not read there: REQUESTS_CA_BUNDLE would go before the one of DOCKER_CERT_PATH.
     """
@@ -270,12 +272,12 @@ def _unreachable(error: Exception, where: str) -> BackendUnavailable:
     return BackendUnavailable(f'backend "docker": {reason}', remedy=remedy)
 
 
-def _knock(where: str, patience_s: int) -> None:
-    """Raise OSError when nobody answers at a socket; the SDK would leave it open behind it."""
+def _try_socket(where: str, timeout_s: int) -> None:
+    """Raise OSError when nothing listens at a socket; the SDK would then leave it open."""
     scheme, _, path = where.partition("://")
     if scheme in ("unix", "http+unix"):
         with socket.socket(socket.AF_UNIX) as attempt:
-            attempt.settimeout(patience_s)
+            attempt.settimeout(timeout_s)
             attempt.connect(path if path.startswith("/") else f"/{path}")
 
 
@@ -340,7 +342,7 @@ def _why_not(error: Exception, where: str) -> tuple[str, str]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and everything that it was made of."""
+    """Yield an error and all of its causes."""
     pending: list[object] = [error]
     while pending:
         one = pending.pop()
@@ -350,25 +352,25 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def explained(error: BaseException) -> str:
-    """Return the daemon's own words about an error."""
-    said = getattr(error, "explanation", None)
-    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+    """Return the daemon's own message for an error."""
+    found = getattr(error, "explanation", None)
+    text = found.decode("utf-8", "replace") if isinstance(found, bytes) else found
     return str(text or error).strip()
 
 
-class Leaving(Protocol):
-    """Name what has an input to close."""
+class Removable(Protocol):
+    """Have an input to close, and then be gone."""
 
     id: str
     daemon: Daemon
 
     def shutdown(self) -> None:
-        """End the conversation; the container then ends by itself."""
+        """End its standard input; the container then ends by itself."""
         ...
 
 
-def release(container: Leaving, volume: str = "") -> None:
-    """Let a container go soon, and in the background make sure that it is gone, and its workspace with it."""
+def release(container: Removable, volume: str = "") -> None:
+    """Remove a container soon, in the background, and the workspace `volume` with it."""
     try:
         _background.begin(lambda: _release(container, volume))
     except RuntimeError:  # there can be no thread any more, and it goes by itself
@@ -376,29 +378,29 @@ def release(container: Leaving, volume: str = "") -> None:
         raise
 
 
-def _release(container: Leaving, volume: str) -> None:
+def _release(container: Removable, volume: str) -> None:
     deferral.wait()
     container.shutdown()
-    _make_sure(container, volume)
+    _remove(container, volume)
 
 
-def _make_sure(container: Leaving, volume: str) -> None:
-    with noted(log, "nobody is there to ask, and what is left goes when somebody is", BackendUnavailable):
+def _remove(container: Removable, volume: str) -> None:
+    with noted(log, "there is no daemon to ask; what is left is removed when there is one", BackendUnavailable):
         container.daemon.check_socket(LISTENS_S)
         if not _is_gone(container):
             container.daemon.remove(container.id)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + REMOVED_S
         while volume and not container.daemon.remove_volume(volume) and time.monotonic() < deadline:
             time.sleep(NAP_S)
 
 
-def _is_gone(container: Leaving) -> bool:
+def _is_gone(container: Removable) -> bool:
     """Wait a little until a container has been removed."""
     import docker.errors
     import requests
 
     try:
-        container.daemon.api.wait(container.id, timeout=PATIENCE_S, condition="removed")
+        container.daemon.api.wait(container.id, timeout=REMOVED_S, condition="removed")
     except docker.errors.NotFound:
         return True
     except (docker.errors.DockerException, requests.exceptions.RequestException):

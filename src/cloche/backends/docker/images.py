@@ -61,7 +61,7 @@ class Image:
         )
 
     def version(self, engine: Engine) -> str:
-        """Return what the engine's main program says of its version, else its name."""
+        """Return what the engine's main program prints as its version, else its name."""
         return self.versions.get(engine.programs[0]) or engine.programs[0]
 
 
@@ -75,7 +75,7 @@ def find_image(daemon: Daemon, name: str) -> Image:
 
     Raises BackendUnavailable saying how to get or name one.
     """
-    daemon.check_socket(CONNECT_S)  # who is gone since the last run is said to be gone, with what to do
+    daemon.check_socket(CONNECT_S)  # a daemon that is gone since the last run is reported, with the remedy
     with _turn:
         state = _inspect(daemon, name) or _pull(daemon, name)
         found = _known.get(f"{name} {state['Id']}")
@@ -134,7 +134,7 @@ def _pull(daemon: Daemon, name: str) -> Mapping[str, Any]:
 
 
 def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
-    """Run a container once that says which programs an image has: name, path, version."""
+    """Run a container once that prints which programs an image has: name, path, version."""
     body = {
         "Image": state["Id"],
         "Entrypoint": ["sh"],
@@ -157,7 +157,7 @@ def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
     try:
         daemon.start(container)
         code = daemon.api.wait(container, timeout=PROBE_S)["StatusCode"]
-        said = daemon.api.logs(container, stdout=True, stderr=False).decode("utf-8", "replace")
+        output = daemon.api.logs(container, stdout=True, stderr=False).decode("utf-8", "replace")
     except Exception as error:
         raise BackendUnavailable(
             f"image {name!r} cannot be used: no container of it could say what is in it ({explained(error)}). "
@@ -165,7 +165,7 @@ def _look_into(daemon: Daemon, name: str, state: Mapping[str, Any]) -> Rows:
         ) from error
     finally:
         daemon.remove(container)
-    rows = [line.split("\t") for line in said.splitlines() if line.count("\t") == 2]
+    rows = [line.split("\t") for line in output.splitlines() if line.count("\t") == 2]
     log.debug("image %s (exit code %s): %s", name, code, json.dumps(rows))
     return rows
 

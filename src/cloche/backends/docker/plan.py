@@ -72,7 +72,7 @@ class Plan:
         return f"size={self.disk_bytes},nr_inodes={self.inodes},{owner},nosuid,nodev"
 
     def tmpfs(self) -> Mapping[str, str]:
-        """Return the other places in memory, with their mount options."""
+        """Return the other file systems in memory, with their mount options."""
         common = f"size={self.tmp_bytes},nr_inodes={self.inodes},mode=1777,nosuid,nodev"
         return {"/tmp": f"{common},exec{'' if self.is_tmp_writable else ',ro'}", "/dev/shm": f"{common},noexec"}
 
@@ -133,16 +133,16 @@ class Plan:
         }
 
     def arguments(self) -> list[str]:
-        """Return the words of the `docker run` that makes the same container."""
-        words = ["docker", "run", "--rm", "--interactive", *self.isolation()]
-        words += [f"--user={self.user}:{self.user}", "--workdir=/", "--stop-signal=SIGKILL"]
-        words.append(f"--mount={self._mount_words()}")
-        words += [f"--label={name}={value}" for name, value in self.labels.items()]
-        words += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
-        return [*words, f"--entrypoint={self.command[0]}", self.image, *self.command[1:]]
+        """Return the arguments of the `docker run` that makes the same container."""
+        arguments = ["docker", "run", "--rm", "--interactive", *self.isolation()]
+        arguments += [f"--user={self.user}:{self.user}", "--workdir=/", "--stop-signal=SIGKILL"]
+        arguments.append(f"--mount={self._mount_option()}")
+        arguments += [f"--label={name}={value}" for name, value in self.labels.items()]
+        arguments += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
+        return [*arguments, f"--entrypoint={self.command[0]}", self.image, *self.command[1:]]
 
     def isolation(self) -> list[str]:
-        """Return the words for what stands around any container of ours, whatever runs in it."""
+        """Return the options that isolate and limit any container of ours, whatever runs in it."""
         return [
             f"--network={self.network}",
             f"--memory={self.memory_bytes}", f"--memory-swap={self.memory_bytes}", f"--cpus={self.cpus:g}",
@@ -150,16 +150,16 @@ class Plan:
             *([f"--security-opt=seccomp={PROFILE_FILE}"] if self.has_seccomp else []),
             "--read-only", "--hostname=sandbox", "--ipc=none", "--cgroupns=private", "--log-driver=none",
             *([f"--runtime={self.runtime}"] if self.runtime else []),
-            *(f"--tmpfs={place}:{options}" for place, options in self.tmpfs().items()),
+            *(f"--tmpfs={target}:{options}" for target, options in self.tmpfs().items()),
             *(f"--ulimit={name}={most}:{most}" for name, most in self.ulimits().items()),
         ]  # fmt: skip
 
-    def _mount_words(self) -> str:
-        words = f"type=volume,{f'src={self.volume},' if self.volume else ''}dst=/workspace,volume-nocopy"
+    def _mount_option(self) -> str:
+        option = f"type=volume,{f'src={self.volume},' if self.volume else ''}dst=/workspace,volume-nocopy"
         if self.volume:
-            return words
+            return option
         quoted = f'"volume-opt=o={self.workspace_options()}"'
-        return f"{words},volume-driver=local,volume-opt=type=tmpfs,volume-opt=device=tmpfs,{quoted}"
+        return f"{option},volume-driver=local,volume-opt=type=tmpfs,volume-opt=device=tmpfs,{quoted}"
 
 
 def plan_container(
@@ -201,7 +201,7 @@ def plan_container(
 
 
 def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limits) -> list[str]:
-    """Return the words of the `docker run` that starts the container an agent works in (C15), `docker` first.
+    """Return the arguments of the `docker run` that starts the container an agent works in (C15), `docker` first.
 
     It is as hard as that of a run, but lives as long as the agent does, with folders of the host.
 
@@ -218,13 +218,13 @@ def workspace_arguments(wanted: WorkspaceContainer, policy: Policy, limits: Limi
     )  # fmt: skip
     plan = replace(plan, pids=plan.pids - SHELLS)  # the command is the first process
     group = wanted.group if plan.user == wanted.user else plan.user
-    words = ["docker", "run", "--rm", "--interactive", *(["--tty"] if wanted.has_terminal else [])]
-    words += [*plan.isolation(), f"--user={plan.user}:{group}", f"--workdir={WORKSPACE}"]
-    words += [f"--name={wanted.name}"] if wanted.name else []
-    words += [f"--mount=type=bind,{_field('src', host)},dst={place}" for place, host in wanted.folders.items()]
+    arguments = ["docker", "run", "--rm", "--interactive", *(["--tty"] if wanted.has_terminal else [])]
+    arguments += [*plan.isolation(), f"--user={plan.user}:{group}", f"--workdir={WORKSPACE}"]
+    arguments += [f"--name={wanted.name}"] if wanted.name else []
+    arguments += [f"--mount=type=bind,{_field('src', host)},dst={target}" for target, host in wanted.folders.items()]
     variables = {**ENVIRONMENT, **wanted.env}
-    words += [f"--env={name}" if value is None else f"--env={name}={value}" for name, value in variables.items()]
-    return [*words, wanted.image, *wanted.command]
+    arguments += [f"--env={name}" if value is None else f"--env={name}={value}" for name, value in variables.items()]
+    return [*arguments, wanted.image, *wanted.command]
 
 
 def _field(name: str, value: str) -> str:

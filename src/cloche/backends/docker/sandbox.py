@@ -133,8 +133,8 @@ class DockerOpenSandbox(SessionSandbox[Image, DockerContainer]):
 
     async def _hold_workspace(self, holder: DockerContainer | None) -> None:
         if holder is None:
-            words = self._last.last_output() if self._last is not None else ""
-            raise StartFailed(f"the workspace is gone with its container{words}", step="container")
+            output = self._last.last_output() if self._last is not None else ""
+            raise StartFailed(f"the workspace is gone with its container{output}", step="container")
         if not self._volume:
             self._volume = await asyncio.to_thread(self._daemon.volume_of, holder.id)
 

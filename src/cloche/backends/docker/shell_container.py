@@ -1,7 +1,7 @@
 """A container of an image without a recent Python: a shell is its first process, and the daemon's exec does the work.
 
-It takes the same orders and says the same frames as a container with our first process. What a shell cannot tell is
-weaker: a program's exit code above 128 counts as a signal, memory is not watched, and there is no value.
+It takes the same orders and sends the same frames as a container with our first process. A shell reports less: a
+program's exit code above 128 counts as a signal, memory is not watched, and there is no value.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ShellContainer(DockerContainer):
         thread.start()
 
     def kill_guest(self) -> None:
-        """Have the shell kill everything else; the container itself when it cannot be told."""
+        """Have the shell kill everything else; the container itself when it cannot be reached."""
         self._is_killed = True
         try:
             self._connected().send_raw(b"kill\n")
@@ -95,12 +95,12 @@ class ShellContainer(DockerContainer):
         before, stdin = self._counters(), payloads[1] if len(payloads) > 1 else b""
         started, code = time.monotonic(), 0
         self._send(STARTED)
-        for number, words in enumerate(order["commands"]):
+        for number, arguments in enumerate(order["commands"]):
             out = OUT if number == len(order["commands"]) - 1 else ERR
             if self._is_killed:
                 break
             code = self._execute(
-                ["sh", "-c", _RUN.format(fed=self._fed(stdin) if stdin else ""), "sh", *words],
+                ["sh", "-c", _RUN.format(fed=self._fed(stdin) if stdin else ""), "sh", *arguments],
                 lambda stream, data, out=out: self._send(out if stream == 1 else ERR, data),  # type: ignore[misc]
                 stdin=stdin,
                 env=order["env"],
@@ -123,20 +123,20 @@ class ShellContainer(DockerContainer):
 
     def _hand_files(self, max_bytes: int, report: Callable[[bool], None]) -> None:
         """Hand over the whole workspace, which the caller compares with what it knows."""
-        spool, words = Spool(max_bytes), bytearray()
+        spool, errors = Spool(max_bytes), bytearray()
 
         def take(stream: int, data: bytes) -> None:
             if stream == 1:
                 spool.add(data)
             else:
-                words.extend(data[:4096])
+                errors.extend(data[:4096])
 
         try:
             self._execute(["sh", "-c", _PACK], take)
             is_whole = True
-        except ValueError:  # a file that says to be larger than its disk, say
+        except ValueError:  # a file that claims to be larger than its disk, say
             spool, is_whole = Spool(0), False
-        free = re.search(rb"free (\d+) (\d+)", bytes(words))
+        free = re.search(rb"free (\d+) (\d+)", bytes(errors))
         report(free is not None and b"0" in free.groups())
         spool.file.seek(0)
         while data := spool.file.read(CHUNK_BYTES):
@@ -145,13 +145,13 @@ class ShellContainer(DockerContainer):
         self._send_json(DONE, skipped=int(not is_whole), is_whole=is_whole)
 
     def _take_files(self, packed: bytes, order: Mapping[str, Any]) -> bool:
-        said = bytearray()
+        errors = bytearray()
         moved = _moved(packed, order)
         code = self._execute(
-            ["sh", "-c", _UNPACK.format(fed=self._fed(moved))], lambda _, data: said.extend(data[:4096]), stdin=moved
+            ["sh", "-c", _UNPACK.format(fed=self._fed(moved))], lambda _, data: errors.extend(data[:4096]), stdin=moved
         )
         if code:
-            why = bytes(said).decode("utf-8", "replace").strip()
+            why = bytes(errors).decode("utf-8", "replace").strip()
             self._send_json(FAILED, kind="refused", path="/workspace", why=why[-400:] or f"tar ended with {code}")
         return code == 0
 
@@ -195,15 +195,17 @@ class ShellContainer(DockerContainer):
 
     def _counters(self) -> tuple[int, int]:
         """Return how often the kernel killed for memory and refused a process."""
-        said = bytearray()
-        self._execute(["sh", "-c", _COUNT], lambda _, data: said.extend(data[:4096]))
-        rows = dict(line.split(None, 1) for line in bytes(said).decode("ascii", "replace").splitlines() if " " in line)
-        oom, pids = rows.get("oom_kill", "0"), _pids_refused(bytes(said))
+        rows_text = bytearray()
+        self._execute(["sh", "-c", _COUNT], lambda _, data: rows_text.extend(data[:4096]))
+        rows = dict(
+            line.split(None, 1) for line in bytes(rows_text).decode("ascii", "replace").splitlines() if " " in line
+        )
+        oom, pids = rows.get("oom_kill", "0"), _pids_refused(bytes(rows_text))
         return int(oom), pids
 
     def _execute(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         on_piece: OnPiece,
         *,
         stdin: bytes = b"",
@@ -212,7 +214,7 @@ class ShellContainer(DockerContainer):
     ) -> int:
         """Run a command in the container to its end and return its exit code."""
         api, is_fed = self.daemon.api, bool(stdin)
-        made = api.exec_create(self.id, list(words), stdin=is_fed, environment=dict(env or {}), workdir=workdir)
+        made = api.exec_create(self.id, list(arguments), stdin=is_fed, environment=dict(env or {}), workdir=workdir)
         connection = api.exec_start(made["Id"], socket=True)
         source = getattr(connection, "_response", None)
         raw: Any = source.raw._fp.fp if source is not None else connection  # with what was read together with the head
@@ -241,7 +243,7 @@ class ShellContainer(DockerContainer):
             if code is not None:
                 return int(code)
             if time.monotonic() > deadline:
-                raise TimeoutError("docker does not say how a command in the container ended")
+                raise TimeoutError("docker does not report how a command in the container ended")
             time.sleep(0.01)
 
 
