@@ -1,4 +1,4 @@
-"""The caller's side of a place in which gVisor runs."""
+"""The caller's side of a shim in which gVisor runs."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def test_a_link_is_not_closed_while_it_is_read(monkeypatch: pytest.MonkeyPatch) 
         return receive(fd)
 
     monkeypatch.setattr(messages, "receive", receive_late)
-    place = container.Place.__new__(container.Place)
-    vars(place).update(_link=link, _process=_Ended(), _waiting={}, _answers={}, _turn=threading.Lock(), is_lost=False)
-    place._reader = threading.Thread(target=place._read)
-    place._reader.start()
+    shim = container.ShimClient.__new__(container.ShimClient)
+    vars(shim).update(_link=link, _process=_Ended(), _waiting={}, _answers={}, _turn=threading.Lock(), is_lost=False)
+    shim._reader = threading.Thread(target=shim._read)
+    shim._reader.start()
     with theirs:
-        place.close()
+        shim.close()
         assert is_reading.wait(60)
         assert not link.is_closed.wait(0.2)
         may_read.set()
         assert link.is_closed.wait(60)
-    place._reader.join(60)
-    assert place.is_lost
+    shim._reader.join(60)
+    assert shim.is_lost

@@ -48,7 +48,7 @@ def test_what_can_be_written_has_a_size() -> None:
     mounts = {one["destination"]: one for one in plan.config(1)["mounts"]}
     assert set(mounts) == {"/proc", "/dev", "/dev/shm", "/tmp", "/workspace"}
     assert {f"size={8 * MIB}", "nosuid", "nodev", "rw"} <= set(mounts["/tmp"]["options"])
-    assert mounts["/workspace"]["source"] == f"{plan.stage}/workspace"
+    assert mounts["/workspace"]["source"] == f"{plan.top}/workspace"
     (workspace,) = [call for call in plan.open_calls() if call[0] == "mount" and call[1][1] == b"workspace"]
     assert workspace[1][4] == f"size={16 * MIB},nr_inodes=32768,mode=0700,uid=1000,gid=1000".encode()
 
@@ -72,12 +72,12 @@ def test_the_limits_are_the_requests() -> None:
 
 def test_the_words_are_these() -> None:
     """No network, no control groups of runsc's own, the allowlist; rootless only for an ordinary user."""
-    words = a_plan().words(3)
+    words = a_plan().argv(3)
     assert words[0] == "/usr/bin/runsc"
     assert {"--network=none", "--ignore-cgroups", "--oci-seccomp", "--platform=systrap"} <= set(words)
     assert words[-1] == "cloche-3"
     assert "--rootless" not in words
-    assert "--rootless" in a_plan(is_rootless=True).words(1)
+    assert "--rootless" in a_plan(is_rootless=True).argv(1)
 
 
 def test_the_interpreter_is_shown_and_started() -> None:
@@ -89,11 +89,11 @@ def test_the_interpreter_is_shown_and_started() -> None:
     assert b"/usr" in opened
 
 
-def test_the_stage_covers_nothing_that_is_shown() -> None:
+def test_the_bundle_folder_covers_nothing_that_is_shown() -> None:
     """An interpreter below the folder that would be covered makes it another one."""
     engine = Engine(path="/usr/bin/runsc", version="1", platform="systrap", is_rootless=False)
     shown = Shown(python="/dev/shm/python/bin/python3", binds=("/dev/shm/python",))
-    assert plan_container(Policy(), Limits(), engine=engine, shown=shown).stage != "/dev/shm"
+    assert plan_container(Policy(), Limits(), engine=engine, shown=shown).top != "/dev/shm"
 
 
 def test_pipes_that_there_is_no_room_for_leave_none_open() -> None:

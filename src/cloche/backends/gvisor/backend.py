@@ -1,10 +1,10 @@
 """The gvisor backend: gVisor's own kernel around this host's toolchains, without a daemon or an image.
 
-Whether it works here is tried: that runsc is installed says little, it may lack a right, or a part of the kernel. A
-container is run once, within a bounded time. That it worked is kept in the user's cache folder until the program, the
-user, the boot or the interpreter that containers show is another; that it did not, for the life of this process.
+Whether it works here is tried: an installed runsc may lack a right, or a part of the kernel. A container is run once,
+within a bounded time. That it worked is kept in the user's cache folder until the program, the user, the boot or the
+interpreter that containers show is another; that it did not, for the life of this process.
 
-The workspace of an open sandbox belongs to its place (`container.Place`), and outlives every container in it.
+The workspace of an open sandbox belongs to its shim (`container.ShimClient`), and outlives every container below it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..garbage_collection import remove_groups
 from ..host import Host, KeptAnswers, changed_ns, measure_host
 from ..session_languages import DRIVERS
 from ..toolchain import languages_here
-from .container import KIND, Place, RunscContainer, wait_for_all
+from .container import KIND, RunscContainer, ShimClient, wait_for_all
 from .plan import (
     INSTALL,
     PLATFORMS,
@@ -82,15 +82,15 @@ def _try(engine: Engine, host: Host, shown: Shown) -> str:
     """Run a container; nothing is left of it, whatever comes of that."""
     plan = plan_container(Policy(), Limits(), engine=engine, shown=shown)
     try:
-        place = Place(plan, host)
+        shim = ShimClient(plan, host)
     except StartFailed as error:
         return str(error)
     try:
-        RunscContainer(place, plan).start((), patience_s=PROBE_S)
+        RunscContainer(shim, plan).start((), timeout_s=PROBE_S)
     except StartFailed as error:
         return str(error)
     finally:
-        place.close()
+        shim.close()
     return ""
 
 
@@ -147,15 +147,15 @@ class RunscOpenSandbox(SessionSandbox[Shown, RunscContainer]):
 
     def _make(self, rootfs: Shown, after: RunscContainer | None) -> RunscContainer:
         plan = self._plan(rootfs)
-        place = Place(plan, self._host) if after is None else after.place
-        if place.is_lost:
-            raise StartFailed("the workspace is gone with its keeper process; open another sandbox", step="keeper")
-        container = RunscContainer(place, plan)
+        shim = ShimClient(plan, self._host) if after is None else after.shim
+        if shim.is_lost:
+            raise StartFailed("the workspace is gone with its shim; open another sandbox", step="shim")
+        container = RunscContainer(shim, plan)
         try:
             container.start(self._policy.preload)
         except BaseException:
             if after is None:
-                place.close()
+                shim.close()
             raise
         return container
 
@@ -231,7 +231,7 @@ class RunscBackend:
         raise BackendUnavailable(f"gVisor cannot be used here: {engine}.", remedy=INSTALL)
 
     def cool_down(self) -> None:
-        """End this process's warm containers, and wait until all that was let go is gone."""
+        """End this process's warm containers, and wait until all that was released is gone."""
         close_pool()
         wait_for_all()
 

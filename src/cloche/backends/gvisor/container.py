@@ -1,7 +1,7 @@
-"""One container of gVisor: how it is started, killed and released; and its place, the namespaces that it starts in.
+"""One container of gVisor: how it is started, killed and released; and the client of the shim that it runs below.
 
-A shim outside (`jail.container_shim`) holds the place, with one workspace, for as long as our socket is open. So a
-caller that is killed leaves nothing, and one that closes it has nothing left to do but wait, in the background.
+The shim (`jail.container_shim`) holds namespaces and one workspace for as long as our socket is open. So a caller that
+is killed leaves nothing, and one that closes it has nothing left to do but wait, in the background.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from ..host import Host
 from ..toolchain import has_customization, user_site
 from .plan import Plan, Shown
 
-OPEN_S, PATIENCE_S = 30.0, 10.0
+OPEN_S, SHIM_S = 30.0, 10.0
 KIND = "gvisor"  # of control groups
 log = logging.getLogger("cloche.runsc")
-_background = Background("cloche-runsc-end", 2 * PATIENCE_S)
+_background = Background("cloche-runsc-end", 2 * SHIM_S)
 wait_for_all = _background.wait_for_all
 KILLED = {"number": 0, "status": 9, "cause": ""}
 OnEnd = Callable[[Mapping[str, Any]], None]
 
 ERROR = 2
-SETTLE_S = 5.0  # for word of a container's end
+ENDED_S = 5.0  # for the report of a container's end
 STALL_S = 60.0  # for a container to take more of what it is sent
-# How runsc begins the lines of its log, and how it says in one what ended it, or which of our words it does not know.
+# How runsc begins the lines of its log, and how one says what ended it, or which of our options it does not know.
 _LOGGED = re.compile(r"[DIWEF]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] ?")
 _FATAL = re.compile(r"FATAL ERROR: (.+)|(flag provided but not defined: .+)")
 _MOST_REASON = 300
 
 
-class Place:
-    """Hold one place. All methods block, and are for any thread."""
+class ShimClient:
+    """Start one shim, and talk with it. All methods block, and are for any thread."""
 
     def __init__(self, plan: Plan, host: Host):
         """Start it. Raises StartFailed; then nothing is left."""
@@ -68,12 +68,12 @@ class Place:
         try:
             self._process, self._link = start_keeper(sys.executable)
         except OSError as error:
-            raise StartFailed(f"cannot start the keeper process: {error}", step="keeper") from error
+            raise StartFailed(f"cannot start the shim: {error}", step="shim") from error
         self._reader = threading.Thread(target=self._read, name="cloche-runsc", daemon=True)
         self._reader.start()
         try:
             inside = 0 if plan.engine.is_rootless else None
-            self._say("open", {"calls": plan.open_calls(), "inside_id": inside})
+            self._send("open", {"calls": plan.open_calls(), "inside_id": inside})
             self._await(0, "namespaces for gVisor cannot be made")
         except BaseException:
             self.close()
@@ -91,51 +91,51 @@ class Place:
             "number": number,
             "calls": plan.start_calls(number),
             "folder": plan.folder(number),
-            "words": plan.words(number),
+            "words": plan.argv(number),
             "env": {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
             "cgroup": cgroup,
             "watched_bytes": 0 if cgroup else plan.guest_bytes,
             "processors": 0 if cgroup else max(1, round(plan.cpus)),
         }
-        self._say("start", body, streams)
+        self._send("start", body, streams)
         self._await(number, "gVisor's runsc cannot be started")
         return number
 
     def kill(self, number: int) -> None:
         """Kill a container, with all that is in it."""
-        with noted(log, "a container goes with its place, which takes no order to kill it", StartFailed):
-            self._say("kill", {"number": number})
+        with noted(log, "a container ends with its shim, which takes no order to kill it", StartFailed):
+            self._send("kill", {"number": number})
 
     def close(self) -> None:
-        """Let everything go, and in the background make sure that it is gone."""
-        with noted(log, "the keeper process had hung up first", OSError):
+        """End the shim and all below it; wait for that in the background."""
+        with noted(log, "the shim had closed its socket first", OSError):
             self._link.shutdown(socket.SHUT_RDWR)
-        _background.begin(self._make_sure)
+        _background.begin(self._wait_for_end)
 
-    def _say(self, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def _send(self, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
             with self._turn:
                 if not _can_take(self._link):  # sending waits for ever, and with the interpreter's lock
-                    raise TimeoutError(f"it takes no order within {PATIENCE_S:g} s")
+                    raise TimeoutError(f"it takes no order within {SHIM_S:g} s")
                 messages.send(self._link.fileno(), tag, body, fds)
         except OSError as error:
-            raise StartFailed(f"the keeper process does not answer: {error}", step="keeper") from error
+            raise StartFailed(f"the shim does not answer: {error}", step="shim") from error
 
     def _await(self, number: int, what: str) -> None:
         has_answered = self._answers[number].wait(OPEN_S)
         del self._answers[number]
         if not has_answered:
             raise StartFailed(f"{what}: no answer within {OPEN_S:g} s", step="runsc")
-        why = self._failed.get(number) or ("the keeper process is gone" if self.is_lost else "")
+        why = self._failed.get(number) or ("the shim is gone" if self.is_lost else "")
         if why:
             raise StartFailed(f"{what}: {why}", step="runsc")
 
     def _read(self) -> None:
-        """Take what the shim says until it is gone."""
-        with noted(log, "the keeper process is not heard any more", OSError):
+        """Receive the shim's messages until it is gone."""
+        with noted(log, "nothing more comes from the shim", OSError):
             poll = select.poll()
             poll.register(self._link.fileno(), select.POLLIN)
-            while poll.poll():  # which lets go of the interpreter's lock; receiving would not
+            while poll.poll():  # which releases the interpreter's lock; receiving would not
                 tag, body, _ = messages.receive(self._link.fileno())
                 if not tag:
                     break
@@ -158,16 +158,16 @@ class Place:
         if answered is not None:
             answered.set()
 
-    def _make_sure(self) -> None:
+    def _wait_for_end(self) -> None:
         try:
             try:
-                self._process.wait(PATIENCE_S)
+                self._process.wait(SHIM_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait(PATIENCE_S)
-            self._reader.join(PATIENCE_S)
+                self._process.wait(SHIM_S)
+            self._reader.join(SHIM_S)
             if self._reader.is_alive():
-                log.warning("what a keeper process said is still being read, so its link stays open")
+                log.warning("a shim's messages are still being read, so its link stays open")
             else:  # closed before, its number could be another's by the time that it is read from
                 with self._turn:
                     self._link.close()
@@ -175,7 +175,7 @@ class Place:
                 for folders in self._folders.values():
                     Cgroup(self._host.cgroup_version, folders).remove()
         except subprocess.TimeoutExpired:
-            log.warning("the keeper process %d of a gVisor container was killed, and has not ended", self._process.pid)
+            log.warning("the shim %d of a gVisor container was killed, and has not ended", self._process.pid)
 
 
 def _cgroup(plan: Plan, host: Host) -> dict[str, Any] | None:
@@ -189,12 +189,12 @@ def _cgroup(plan: Plan, host: Host) -> dict[str, Any] | None:
 def _can_take(link: socket.socket) -> bool:
     poll = select.poll()
     poll.register(link.fileno(), select.POLLOUT)
-    return bool(poll.poll(PATIENCE_S * 1000))
+    return bool(poll.poll(SHIM_S * 1000))
 
 
-def reason_in(said: str) -> str:
+def reason_in(errors: str) -> str:
     """Return the line of what runsc wrote to standard error that says why it ended, without what its log adds."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
     fatal = [found[1] or found[2] for line in lines if (found := _FATAL.search(line))]
     plain = [line for line in lines if not _LOGGED.match(line)]
     chosen = (fatal or plain or [_LOGGED.sub("", line) for line in lines])[-1:]
@@ -221,7 +221,7 @@ class PipeWire:
         view, poll = memoryview(data), select.poll()
         with self._turn:
             if self._in < 0:
-                raise ConnectionError("the container was let go")
+                raise ConnectionError("the container was released")
             poll.register(self._in, select.POLLOUT)
             while view:
                 if not poll.poll(self.stall_s * 1000):
@@ -243,7 +243,7 @@ class PipeWire:
                     poll.unregister(fd)
                     del streams[fd]
 
-    def let_go_of_theirs(self) -> None:
+    def close_theirs(self) -> None:
         """Close the container's ends, which it holds itself."""
         for fd in self.theirs:
             os.close(fd)
@@ -256,7 +256,7 @@ class PipeWire:
                 self._in = -1
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         self.shutdown()
         os.close(self._out)
         os.close(self._err)
@@ -270,32 +270,32 @@ def _pipe(on_failure: ExitStack) -> tuple[int, int]:
 
 
 class RunscContainer(Container[Shown]):
-    """Hold one started container in a place, which may hold its predecessor too."""
+    """Hold one started container below a shim, which may have its predecessor too."""
 
-    def __init__(self, place: Place, plan: Plan):
+    def __init__(self, shim: ShimClient, plan: Plan):
         super().__init__()
-        self.place, self.plan, self.rootfs = place, plan, plan.shown
+        self.shim, self.plan, self.rootfs = shim, plan, plan.shown
         self.number = 0
         self._end: Mapping[str, Any] = {}
         self._has_ended = threading.Event()
 
-    def start(self, preload: Sequence[str], *, patience_s: float = START_S) -> None:
+    def start(self, preload: Sequence[str], *, timeout_s: float = START_S) -> None:
         """Start it, and wait until it listens. Raises StartFailed; then nothing of it is left."""
         try:
-            wire = PipeWire(min(patience_s, STALL_S))
+            wire = PipeWire(min(timeout_s, STALL_S))
         except OSError as error:
             raise StartFailed(f"there are no pipes for a container of gVisor: {error}", step="runsc") from error
         try:
-            self.number = self.place.start(self.plan, wire.theirs, self._note_end)
+            self.number = self.shim.start(self.plan, wire.theirs, self._note_end)
         except BaseException:
-            wire.let_go_of_theirs()
+            wire.close_theirs()
             wire.close()
             raise
-        wire.let_go_of_theirs()
+        wire.close_theirs()
         self._link = Link(wire, self._receive, self._lose)
         try:
             self._link.send_raw(boot_message(preload, extra_paths=user_site(), customizes=has_customization()))
-            if not self._is_ready(patience_s):
+            if not self._is_ready(timeout_s):
                 raise StartFailed(f"a container of gVisor did not get ready{self.last_output()}", step="runsc")
             if self._ready_message.get("kernel") == os.uname().release:
                 raise StartFailed("what runs as runsc is not gVisor: a container saw this host's kernel", step="runsc")
@@ -308,31 +308,31 @@ class RunscContainer(Container[Shown]):
             self.end()
             raise
 
-    def _reason_in(self, said: str) -> str:
-        log.debug("what runsc said: %s", said)
-        return reason_in(said)
+    def _reason_in(self, errors: str) -> str:
+        log.debug("what runsc wrote: %s", errors)
+        return reason_in(errors)
 
     def end(self) -> None:
-        """End this container alone; the place stays, and the workspace in it."""
-        self.place.kill(self.number)
+        """End this container alone; the shim stays, and its workspace."""
+        self.shim.kill(self.number)
         self.shutdown()
 
     def kill(self) -> None:
         """Kill the container."""
-        self.place.kill(self.number)
+        self.shim.kill(self.number)
 
     def release(self) -> None:
-        """Let it go, with its place."""
-        self.place.close()
+        """Remove it, with its shim."""
+        self.shim.close()
         self.shutdown()
 
     def argv(self) -> Sequence[str]:
-        """Return the words that started it."""
-        return self.plan.words(self.number)
+        """Return the arguments that started it."""
+        return self.plan.argv(self.number)
 
     def end_by_guest(self) -> Observed | None:
         """Say what it died of: memory, processes, or a signal that the guest sent to our first process."""
-        if not self._has_ended.wait(SETTLE_S):
+        if not self._has_ended.wait(ENDED_S):
             return None
         end = self._end
         if end.get("cause") == "out_of_memory" or end.get("oom_kills"):

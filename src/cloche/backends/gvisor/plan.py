@@ -1,7 +1,7 @@
 """What a container of gVisor is made of, decided purely: mounts, bundle, limits, arguments of runsc, and its program.
 
 The root is the host's own system, read-only, put together as the native jail's is: the same rows make both. It is made
-below a tmpfs in the place's own mount namespace, so nothing of a container is ever a file of the host's. A container
+below a tmpfs in the shim's mount namespace, so nothing of a container is ever a file of the host's. A container
 shows the same toolchains as the native jail. `find_runsc` says which runsc there is.
 """
 
@@ -63,9 +63,9 @@ INSTALL = (
 TASKS_EACH = 8  # at most, that gVisor has for each thread of the guest's, on any platform
 # What gVisor itself holds besides the guest's memory.
 SENTRY_BYTES = 64 * MIB
-STAGE_BYTES = 64 * MIB  # for bundles, and what runsc writes down of its containers
-# Folders that are covered in the place; the first that is here, and is above nothing that is shown.
-STAGES = ("/dev/shm", "/mnt", "/media", "/srv", "/opt")
+BUNDLE_BYTES = 64 * MIB  # for bundles, and the state of runsc
+# Folders that a shim may cover with its own; the first that is here, and is above nothing that is shown, is taken.
+BUNDLE_FOLDERS = ("/dev/shm", "/mnt", "/media", "/srv", "/opt")
 FOLDERS = ("proc", "sys", "dev", "tmp", "workspace")
 _DEVICE_LINKS = tuple(("symlink", points_to, target) for points_to, target in layout.DEVICE_LINKS)
 
@@ -79,8 +79,8 @@ class Engine:
     platform: str
     is_rootless: bool
 
-    def words(self) -> list[str]:
-        """Return the words before the command."""
+    def argv(self) -> list[str]:
+        """Return the program and its options, which stand before the command."""
         return [
             self.path,
             f"--platform={self.platform}",
@@ -124,7 +124,7 @@ def version_of(path: str, age: int) -> str:  # noqa: ARG001 - part of the cache'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """Say what a container shows of the host: the interpreter of our first process, and paths besides the system."""
+    """Name what a container shows of the host: the interpreter of our first process, and paths besides the system."""
 
     python: str
     binds: tuple[str, ...]
@@ -142,7 +142,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Describe one container and the place that it is in."""
+    """Describe one container and the namespaces that it is in."""
 
     engine: Engine
     shown: Shown
@@ -167,22 +167,22 @@ class Plan:
         return 0 if self.engine.is_rootless else dict(USERS.values())[self.user]
 
     @property
-    def stage(self) -> str:
-        """Return the folder that holds everything of a place."""
-        return stage_for(self.shown.binds)
+    def top(self) -> str:
+        """Return the folder that holds all containers of a shim."""
+        return bundle_folder(self.shown.binds)
 
     def folder(self, number: int) -> str:
-        """Return where container `number` of a place is put together."""
-        return f"{self.stage}/{number}"
+        """Return where container `number` of a shim is put together."""
+        return f"{self.top}/{number}"
 
     def open_calls(self) -> list[Call]:
-        """Return what makes the place: a stage, a /proc of its own, the workspace."""
+        """Return what a shim mounts first: a folder for bundles, a /proc of its own, the workspace."""
         workspace = f"size={self.disk_bytes},nr_inodes={self.inodes},mode=0700,uid={self.uid},gid={self.uid}"
         return [
             mount("none", "/", "", MS_REC | MS_PRIVATE),
             mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC),
-            mount("tmpfs", self.stage, "tmpfs", MS_NOSUID | MS_NODEV, f"size={STAGE_BYTES},mode=0755"),
-            chdir(self.stage),
+            mount("tmpfs", self.top, "tmpfs", MS_NOSUID | MS_NODEV, f"size={BUNDLE_BYTES},mode=0755"),
+            chdir(self.top),
             *(_folder(name) for name in ("workspace", "state")),
             mount("tmpfs", "workspace", "tmpfs", MS_NOSUID | MS_NODEV, workspace),
         ]
@@ -195,9 +195,9 @@ class Plan:
         rows += [("bind", path, path[1:]) for path in self.shown.binds]
         shown: list[Any] = from_rows(rows)
         return [
-            chdir(self.stage),
+            chdir(self.top),
             _folder(str(number)),
-            mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={STAGE_BYTES},mode=0755"),
+            mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={BUNDLE_BYTES},mode=0755"),
             chdir(folder),
             *_calls(from_rows([("text", "config.json", json.dumps(self.config(number)))])),
             _folder("root"),
@@ -207,11 +207,11 @@ class Plan:
             chdir("/"),
         ]
 
-    def words(self, number: int) -> list[str]:
-        """Return the words that start container `number`."""
+    def argv(self, number: int) -> list[str]:
+        """Return the arguments that start container `number`."""
         return [
-            *self.engine.words(),
-            f"--root={self.stage}/state",
+            *self.engine.argv(),
+            f"--root={self.top}/state",
             "run",
             f"--bundle={self.folder(number)}",
             f"cloche-{number}",
@@ -256,7 +256,7 @@ class Plan:
             ("/dev", "tmpfs", "tmpfs", ["nosuid", "size=65536k", "mode=755"]),
             ("/dev/shm", "tmpfs", "tmpfs", [*sized, "noexec"]),
             ("/tmp", "tmpfs", "tmpfs", [*sized, "rw" if self.is_tmp_writable else "ro"]),
-            ("/workspace", "bind", f"{self.stage}/workspace", ["bind", "rw", "nosuid", "nodev"]),
+            ("/workspace", "bind", f"{self.top}/workspace", ["bind", "rw", "nosuid", "nodev"]),
         ]
 
     def _inner_mounts(self, number: int) -> list[tuple[str, str, str, list[str]]]:
@@ -295,9 +295,9 @@ def plan_container(policy: Policy, limits: Limits, *, engine: Engine, shown: Sho
 
 
 @functools.cache
-def stage_for(binds: Sequence[str]) -> str:
+def bundle_folder(binds: Sequence[str]) -> str:
     """Return the folder to cover: one that is here, and holds nothing that is to be shown."""
-    for folder in STAGES:
+    for folder in BUNDLE_FOLDERS:
         if os.path.isdir(folder) and not any(layout.is_below(path, folder) for path in binds):
             return folder
     return "/var"
@@ -317,11 +317,11 @@ def _mount(target: str, kind: str, source: str, options: Sequence[str]) -> dict[
 
 
 def _seccomp() -> Mapping[str, Any]:
-    """Return the containers' profile in the words of the OCI specification.
+    """Return the containers' profile by the names of the OCI specification.
 
     gVisor answers every refusal with EPERM, whatever a rule says, and the C library takes ENOSYS alone for "not there":
-    so `clone3`, which would get that answer, is left to gVisor's own kernel. So is SO_LINGER, to which the filter would
-    say yes: a socket that lingers is gVisor's own, and nobody outside can be made to close it.
+    so `clone3`, which would get that answer, is left to gVisor's own kernel. So is SO_LINGER, which the filter would
+    pretend to set: a socket that lingers is gVisor's own, and nobody outside can be made to close it.
     """
     found = profile()
     return {
@@ -367,8 +367,8 @@ def _toolchain(request: Request) -> Toolchain | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Equipped:
-    """Say of a toolchain of this host what is asked of an image elsewhere; see containers.program.Equipment."""
+class _ToolchainImage:
+    """Let a toolchain of this host stand for an image; see containers.program.Equipment."""
 
     toolchain: Toolchain
 
@@ -390,7 +390,7 @@ def build_program(request: Request) -> Program:
     toolchain = _toolchain(request)
     return program_of(
         request,
-        _Equipped(toolchain or python_toolchain()),
+        _ToolchainImage(toolchain or python_toolchain()),
         _variables(toolchain),
         has_interpreter=True,
         extra_paths=user_site(),
@@ -407,7 +407,7 @@ def build_session_program(name: str, env: Mapping[str, str]) -> SessionProgram:
     return session_of(
         language,
         driver,
-        _Equipped(toolchain),
+        _ToolchainImage(toolchain),
         _variables(toolchain),
         env,
         extra_paths=user_site(),
