@@ -114,9 +114,9 @@ def test_the_package_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp
         ("pass", ""),
     ],
 )
-def test_a_trial_says_why(script: str, said: str) -> None:
+def test_a_probe_says_why(script: str, said: str) -> None:
     """What hangs is killed, what fails is told, what works is nothing to tell of."""
-    assert backend.try_out(script, 1.0 if "sleep" in script else 20.0) == said
+    assert backend.probe(script, 1.0 if "sleep" in script else 20.0) == said
 
 
 def test_it_refuses_without_kvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

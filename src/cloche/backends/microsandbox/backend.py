@@ -1,9 +1,9 @@
 """The microsandbox backend: every sandbox in a machine of that project's, on KVM alone.
 
 Whether microsandbox can run machines here is tried by running one, in a process of its own, for five seconds: there are
-hosts where `/dev/kvm` opens and guests hang. The trial's machine has empty folders for its root and a HOME of its own,
-so nothing is fetched and nothing of the user's is touched. What hangs is killed with its process group, and the answer
-is kept in a file until the next boot.
+hosts where `/dev/kvm` opens and guests hang. The machine of this probe has empty folders for its root and a HOME of its
+own, so nothing is fetched and nothing of the user's is touched. What hangs is killed with its process group, and the
+answer is kept in a file until the next boot.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ..host import NEEDS_KVM, KeptAnswers, why_no_kvm
 from .machine import ANSWER_S, END_S, OWNER_LABEL, Machine, call, find_package, plan_machine
 from .sandbox import MicrosandboxOpenSandbox
 
-TRIAL_S = 5.0
-FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp")  # what any system has places for
+PROBE_S = 5.0
+FOLDERS = ("dev", "etc", "proc", "root", "run", "sys", "tmp")  # what any system mounts something on
 USE_OTHERS = 'Or another backend: "microvm" needs no KVM, "local" nothing at all.'
 SCRIPT = """
 import asyncio, sys
@@ -65,7 +65,7 @@ def check_host(package: Any) -> None:
         raise _refusal(reason)
     reason = why_not(SCRIPT, package.version())
     if reason:
-        raise _refusal(f"no machine got up on KVM within {TRIAL_S:g} s ({reason})")
+        raise _refusal(f"no machine got up on KVM within {PROBE_S:g} s ({reason})")
 
 
 def _refusal(reason: str) -> BackendUnavailable:
@@ -78,11 +78,11 @@ _KEPT = KeptAnswers[str](
 
 
 def why_not(script: str, version: str) -> str:
-    """Return why a trial failed; empty when it did not. One is made per boot, user, version and script."""
-    return _KEPT.find((version, script), lambda: try_out(script, TRIAL_S))
+    """Return why a probe failed; empty when it did not. One is made per boot, user, version and script."""
+    return _KEPT.find((version, script), lambda: probe(script, PROBE_S))
 
 
-def try_out(script: str, patience_s: float) -> str:
+def probe(script: str, timeout_s: float) -> str:
     """Run a script in a home of its own, and return how it failed; nothing of it is left."""
     with tempfile.TemporaryDirectory(prefix="cloche-microsandbox-", ignore_cleanup_errors=True) as home:
         root = Path(home) / "root"
@@ -94,12 +94,12 @@ def try_out(script: str, patience_s: float) -> str:
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         try:
-            _, said = process.communicate(timeout=patience_s)
+            _, errors = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             return "it hangs"
         finally:
             _end(process)
-        last = said.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no reason given"]
+        last = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no reason given"]
         return last[0][-300:] if process.returncode else ""
 
 

@@ -47,7 +47,7 @@ T = TypeVar("T")
 CREATE_S = 300.0  # an image may have to be fetched
 ANSWER_S, STALL_S, END_S = 30.0, 60.0, 20.0
 ERROR = 2
-# As the user that programs run as: whoever else it is ends, and what they left in places for a moment goes.
+# As the user that programs run as: whoever else it is ends, and what they left in file systems for a moment goes.
 SWEEP = """
 import os, shutil
 try: os.kill(-1, 9)
@@ -78,7 +78,7 @@ class Plan:
 
     def creation(self, package: Any) -> dict[str, Any]:
         """Return what `Sandbox.create` is given besides a name."""
-        places = {"/workspace": self.disk_mib, "/tmp": self.tmp_mib, "/dev/shm": self.tmp_mib}
+        sizes = {"/workspace": self.disk_mib, "/tmp": self.tmp_mib, "/dev/shm": self.tmp_mib}
         return {
             "image": package.Image.oci(self.image),
             "memory": self.memory_mib,
@@ -89,8 +89,8 @@ class Plan:
             "security": package.SecurityProfile.RESTRICTED,
             "network": package.Network.none(),
             "volumes": {
-                place: package.Volume.tmpfs(size_mib=size, nosuid=True, nodev=True, noexec=place == "/dev/shm")
-                for place, size in places.items()
+                target: package.Volume.tmpfs(size_mib=size, nosuid=True, nodev=True, noexec=target == "/dev/shm")
+                for target, size in sizes.items()
             },
             "labels": dict(self.labels),
             "pull_policy": package.PullPolicy.IF_MISSING,
@@ -99,7 +99,7 @@ class Plan:
         }
 
     def preparation(self) -> list[str]:
-        """Return what is run once, as root: the places belong to whoever programs run as."""
+        """Return what is run once, as root: the file systems belong to whoever programs run as."""
         tmp = "chmod 1777 /tmp /dev/shm" if self.is_tmp_writable else "chmod 0755 /tmp && chmod 1777 /dev/shm"
         return ["-c", f"chown {self.user}:{self.user} /workspace && chmod 0700 /workspace && {tmp}"]
 
@@ -117,7 +117,7 @@ class Plan:
 
 
 def plan_machine(policy: Policy, limits: Limits, *, image: str, labels: Mapping[str, str]) -> Plan:
-    """Return the plan of one machine; its memory has room for all that its places may hold."""
+    """Return the plan of one machine; its memory has room for all that its file systems may hold."""
     everything = limits.memory_bytes + limits.disk_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
     return Plan(
         image=image,
@@ -198,12 +198,12 @@ class Image:
         )
 
     def version(self, engine: Engine) -> str:
-        """Return what the engine's main program says of its version, else its name."""
+        """Return what the engine's main program prints as its version, else its name."""
         return find_version(self.versions.get(engine.programs[0], "")) or engine.programs[0]
 
 
 class Machine:
-    """Hold one machine; it is created at once, and gone when it was let go or its caller is dead."""
+    """Hold one machine; it is created at once, and gone when it was ended or its caller is dead."""
 
     def __init__(self, package: Any, plan: Plan):
         self.package, self.plan = package, plan
@@ -218,14 +218,14 @@ class Machine:
             given = self.plan.creation(self.package)
             self._sandbox = call(lambda: self.package.Sandbox.create(self.name, **given), CREATE_S)
             self._run("/bin/sh", self.plan.preparation(), "0")
-            said = self._run("/bin/sh", ["-c", LOOK, "look", *PROGRAMS], str(self.plan.user))
+            output = self._run("/bin/sh", ["-c", LOOK, "look", *PROGRAMS], str(self.plan.user))
         except (self.package.MicrosandboxError, OSError) as error:
             self.end()
-            raise StartFailed(f"a machine of microsandbox did not get ready: {_told(error)}", step="boot") from error
+            raise StartFailed(f"a machine of microsandbox did not get ready: {_message(error)}", step="boot") from error
         except BaseException:
             self.end()
             raise
-        rows = [line.split("\t") for line in said.decode("utf-8", "replace").splitlines()]
+        rows = [line.split("\t") for line in output.decode("utf-8", "replace").splitlines()]
         rows = [row for row in rows if len(row) == 3]
         return Image(
             name=self.plan.image,
@@ -247,7 +247,7 @@ class Machine:
             sandbox, more = self._sandbox, self.plan.execution(self.package)
             handle = call(lambda: sandbox.exec_stream(COMMAND, list(ARGUMENTS), **more), ANSWER_S)
         except self.package.MicrosandboxError as error:
-            raise ConnectionError(_told(error)) from error
+            raise ConnectionError(_message(error)) from error
         return ExecWire(self.package, handle)
 
     def sweep(self) -> None:
@@ -255,7 +255,7 @@ class Machine:
         try:
             self._run(COMMAND, ["-I", "-S", "-c", SWEEP], str(self.plan.user))
         except self.package.MicrosandboxError as error:
-            raise ConnectionError(_told(error)) from error
+            raise ConnectionError(_message(error)) from error
 
     def end(self) -> None:
         """Kill it, and have nothing of it left; whoever comes second waits for the first."""
@@ -263,12 +263,12 @@ class Machine:
             sandbox, self._sandbox, self.is_lost = self._sandbox, None, True
             if sandbox is None:
                 return
-            for way in (sandbox.kill, functools.partial(sandbox.destroy, force=True)):
+            for end in (sandbox.kill, functools.partial(sandbox.destroy, force=True)):
                 with noted(log, "a machine of microsandbox may be left", self.package.MicrosandboxError, OSError):
-                    call(functools.partial(way, timeout=END_S / 2), END_S)
+                    call(functools.partial(end, timeout=END_S / 2), END_S)
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
@@ -279,16 +279,16 @@ class ExecWire:
         self._package, self._handle = package, handle
         self._sink = handle.take_stdin()
         self._turn = threading.Lock()
-        self._is_hung_up = False
+        self._is_shut_down = False
 
     def send(self, data: bytes) -> None:
         """Send all of `data`. Raises OSError when it is gone, or takes nothing for a while."""
-        if self._is_hung_up or self._sink is None:
-            raise ConnectionError("the machine was let go")
+        if self._is_shut_down or self._sink is None:
+            raise ConnectionError("the machine was ended")
         try:
             call(lambda: self._sink.write(data), STALL_S)
         except self._package.MicrosandboxError as error:
-            raise ConnectionError(_told(error)) from error
+            raise ConnectionError(_message(error)) from error
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Yield what it writes, until it ends. Raises OSError."""
@@ -298,7 +298,7 @@ class ExecWire:
             try:
                 event = call(self._handle.recv, None)
             except self._package.MicrosandboxError as error:
-                raise ConnectionError(_told(error)) from error
+                raise ConnectionError(_message(error)) from error
             if event is None or event.event_type in (kinds.EXITED, kinds.FAILED):
                 return
             stream = streams.get(event.event_type)
@@ -308,13 +308,13 @@ class ExecWire:
     def shutdown(self) -> None:
         """End its standard input."""
         with self._turn:
-            is_first, self._is_hung_up = not self._is_hung_up, True
+            is_first, self._is_shut_down = not self._is_shut_down, True
         if is_first and self._sink is not None:
             with contextlib.suppress(self._package.MicrosandboxError, OSError):
                 call(self._sink.close, ANSWER_S)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         self.shutdown()
         with contextlib.suppress(self._package.MicrosandboxError, OSError):
             call(self._handle.kill, ANSWER_S)

@@ -1,6 +1,7 @@
 """One open sandbox of the microsandbox backend: one machine, and in it a first process for each run, one after another.
 
-The workspace is a place in the machine's memory. Before a run begins, all that the one before it left running is ended.
+The workspace is a file system in the machine's memory. Before a run begins, all that the one before it left running is
+ended.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class MicrosandboxContainer(Container[Image]):
         self.machine.end()
 
     def end_by_guest(self) -> Observed | None:
-        """Say nothing: the machine does not tell what its kernel killed."""
+        """Return None: the machine does not report what its kernel killed."""
         return None
 
     def release(self) -> None:
-        """Let the machine go."""
+        """End the machine, in the background."""
         self.shutdown()
         _background.begin(self.machine.end)
 
