@@ -17,15 +17,15 @@ from cloche.backends import host
 from cloche.backends.microvm.backend import FirecrackerBackend
 from cloche.backends.microvm.firecracker import (
     VARIABLE,
+    Deadline,
     Firecracker,
-    Patience,
     calls,
     find_firecracker,
     processors,
     put,
 )
 from cloche.backends.microvm.guest_init import VSOCK_PORTS
-from cloche.backends.microvm.plan import DISK, FORMAT, INITRD, KERNEL, MANIFEST, PLACES, Found, plan_machine
+from cloche.backends.microvm.plan import CONTAINERS, DISK, FORMAT, INITRD, KERNEL, MANIFEST, Found, plan_machine
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
@@ -94,7 +94,7 @@ def test_memory_is_that_of_the_limits() -> None:
 
 def test_both_sides_know_the_same_ports() -> None:
     """The agent listens on as many as there are places."""
-    assert len(VSOCK_PORTS) == PLACES
+    assert len(VSOCK_PORTS) == CONTAINERS
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_refused_call_is_told_in_its_own_words() -> None:
     thread.start()
     try:
         with pytest.raises(StartFailed, match=r"PUT /drives/root \(400\): no such disk"):
-            put(ours, "/drives/root", {}, Patience(console=console, s=10))
+            put(ours, "/drives/root", {}, Deadline(console=console, s=10))
     finally:
         thread.join()
         for one in (ours, theirs):

@@ -20,7 +20,7 @@ from cloche.backends.microvm.image_build import ENTRY_NOTES, module_order, pack_
 from cloche.backends.microvm.plan import (
     DISK,
     FORMAT,
-    FULL_PLACES,
+    FULL_CONTAINERS,
     INITRD,
     KERNEL,
     MANIFEST,
@@ -74,7 +74,7 @@ def test_a_machine_has_room_for_what_it_may_store() -> None:
     limits = Limits(memory_bytes=64 * MIB, disk_bytes=10 * MIB, tmp_bytes=5 * MIB)
     plan = plan_machine(Policy(), limits, "kvm")
     assert limits.memory_bytes + 20 * MIB < plan.memory_bytes < plan.machine_bytes
-    assert FULL_PLACES * (limits.memory_bytes + 10 * MIB) + 10 * MIB < plan.all_bytes < plan.machine_bytes
+    assert FULL_CONTAINERS * (limits.memory_bytes + 10 * MIB) + 10 * MIB < plan.all_bytes < plan.machine_bytes
     assert plan.settings(now=1.5, seed=b"\1\2")["memory_bytes"] == plan.memory_bytes
     assert json.loads(json.dumps(plan.settings(now=1.5, seed=b"\1\2")))["seed"] == "0102"
 

@@ -29,7 +29,7 @@ def image(*programs: str) -> Image:
 
 @pytest.mark.parametrize("size", [1, 3, 16, 1000])
 def test_nothing_counts_before_the_mark(size: int) -> None:
-    """What the place before left in a port is left out, however it is cut; a mark that comes again is data."""
+    """What the container before left in a port is left out, however it is cut; a mark that comes again is data."""
     beyond, said = Beyond(MARK), b"stale 0123456" + MARK + b"new" + MARK + b"data"
     pieces = [beyond.feed(said[at : at + size]) for at in range(0, len(said), size)]
     assert b"".join(pieces) == b"new" + MARK + b"data"
@@ -37,7 +37,7 @@ def test_nothing_counts_before_the_mark(size: int) -> None:
 
 @pytest.fixture
 def port() -> Iterator[tuple[PortWire, socket.socket]]:
-    """Give the wire of a place, and the other end of its port."""
+    """Give the wire of a container, and the other end of its port."""
     ours, theirs = socket.socketpair()
     ours.settimeout(30)
     with ours, theirs:
@@ -47,7 +47,7 @@ def port() -> Iterator[tuple[PortWire, socket.socket]]:
 
 
 def test_what_was_said_before_the_end_is_heard(port: tuple[PortWire, socket.socket]) -> None:
-    """The end of a place is told elsewhere, and may overtake its last words."""
+    """The end of a container is told elsewhere, and may overtake its last output."""
     wire, theirs = port
     theirs.sendall(b"stale" + MARK + b"last" * 50_000)
     wire.shutdown()
@@ -76,7 +76,7 @@ def test_a_port_that_is_dead_ends_nothing_by_itself(port: tuple[PortWire, socket
 
 
 def test_python_is_forked_and_others_are_driven() -> None:
-    """The first process of a place becomes Python's interpreter; an engine of the disk's is started with its driver."""
+    """A container's first process becomes Python's interpreter; an engine of the disk's is started with its driver."""
     disk = image("python3", "bash", "node")
     python = build_session_program("python", {"A": "b"}, disk)
     assert (python.commands, python.generated, python.env["A"], python.env["HOME"]) == ((), {}, "b", "/workspace")

@@ -1,6 +1,6 @@
 """The microvm backend: every sandbox in a throwaway virtual machine, under QEMU or under Firecracker.
 
-Whether KVM lends a machine its processor or that is emulated is found out by booting one, and remembered. An emulated
+Whether machines run on KVM or an emulated processor is found out by booting one, and kept. An emulated
 machine sees the processor's time-stamp counter and has no timer that its kernel could compare the counter to, so the
 kernel has to be told how fast it runs. Reading it takes one instruction, which Python has no name for.
 """
@@ -41,7 +41,7 @@ _MEGAHERTZ = re.compile(r"cpu MHz\s*: ([\d.]+)")
 GUESS_KHZ = 2_000_000
 
 # Acceleration.
-TRIAL_S = 5.0  # a guest on KVM is up in a fraction of that
+PROBE_S = 5.0  # a guest on KVM is up in a fraction of that
 USE_KVM = "To get more, use a host with KVM, or nested virtualisation, whose /dev/kvm this user may open."
 
 # Remedies.
@@ -59,7 +59,7 @@ def counter_khz() -> int:
     try:
         return _measure()
     except (OSError, ValueError):  # nothing may be executed here that is not a file's
-        return _told()
+        return _by_kernel()
 
 
 def _measure() -> int:
@@ -77,7 +77,7 @@ def _measure() -> int:
     return khz
 
 
-def _told() -> int:
+def _by_kernel() -> int:
     try:
         found = _MEGAHERTZ.search(Path("/proc/cpuinfo").read_text())
     except OSError:
@@ -95,9 +95,9 @@ def find_acceleration(image: Image, monitor: Monitor) -> Found:
 
 def _try_kvm(image: Image, monitor: Monitor) -> Found:
     try:
-        Machine(plan_machine(Policy(), Limits(), "kvm"), image, monitor).try_out(TRIAL_S)
+        Machine(plan_machine(Policy(), Limits(), "kvm"), image, monitor).probe(PROBE_S)
     except StartFailed as error:
-        return Found(kind="tcg", reason=f"no guest got up on KVM within {TRIAL_S:g} s ({error})")
+        return Found(kind="tcg", reason=f"no guest got up on KVM within {PROBE_S:g} s ({error})")
     return Found(kind="kvm")
 
 

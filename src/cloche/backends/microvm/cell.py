@@ -21,7 +21,7 @@ REMOUNT, BIND, RECURSIVE, PRIVATE, DETACH = 1 << 5, 1 << 12, 1 << 14, 1 << 18, 2
 KEPT = READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC | 1 << 10 | 1 << 11  # the last: no times of access
 SYS_PIVOT_ROOT = 155
 # Any folder that is everywhere, and that no monitor needs.
-GROUND = "/tmp"
+NEW_ROOT = "/tmp"
 
 
 def call(libc: Any, name: str, *arguments: Any) -> None:
@@ -50,19 +50,19 @@ def enter(libc: Any, order: dict[str, Any]) -> None:
     sources = {path: path for path in (*cell["folders"], *(() if user else devices)) if os.path.exists(path)}
     held = {target: os.open(path, os.O_PATH) for target, path in {**sources, **cell["files"]}.items()}
     numbers = {path: os.stat(path).st_rdev for path in devices}
-    mount(libc, "cell", GROUND, "tmpfs", NO_SUID, "size=1m,mode=0755")
+    mount(libc, "cell", NEW_ROOT, "tmpfs", NO_SUID, "size=1m,mode=0755")
     for target, fd in held.items():
-        show(libc, fd, GROUND + target, is_device=target in devices)
+        show(libc, fd, NEW_ROOT + target, is_device=target in devices)
     for path, number in numbers.items() if user else ():
-        make_device(GROUND + path, number, user)
-    run = GROUND + cell["run"]
+        make_device(NEW_ROOT + path, number, user)
+    run = NEW_ROOT + cell["run"]
     os.mkdir(run)
     mount(libc, "run", run, "tmpfs", NO_SUID | NO_DEVICES | NO_EXEC, "size=64k,mode=0700")
     if user:
         os.chown(run, user, user)
     hand_over(cell["hand"], run)
-    mount(libc, "none", GROUND, None, REMOUNT | BIND | READ_ONLY | NO_SUID)
-    os.chdir(GROUND)
+    mount(libc, "none", NEW_ROOT, None, REMOUNT | BIND | READ_ONLY | NO_SUID)
+    os.chdir(NEW_ROOT)
     call(libc, "syscall", SYS_PIVOT_ROOT, b".", b".")
     call(libc, "umount2", b".", DETACH)
     os.chdir("/")

@@ -27,7 +27,19 @@ from typing import Any
 from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.limits import MIB
 
-from .plan import DISK, INITRD, KERNEL, KERNEL_WORDS, PLACES, Image, Launched, Leash, Plan, identity, start_keeper
+from .plan import (
+    CONTAINERS,
+    DISK,
+    INITRD,
+    KERNEL,
+    KERNEL_ARGUMENTS,
+    ControlPipe,
+    Image,
+    Launched,
+    Plan,
+    identity,
+    start_jailer,
+)
 
 LOOK_S = 0.005
 CHUNK_BYTES, OUTPUT_KEPT_BYTES, LINE_BYTES = 65_536, 4096, 64
@@ -43,13 +55,13 @@ OWN_PORT, GUEST_CID = 1, 3
 EVEN_FROM = 2
 FOUND_BY_LINKER = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")  # for a program that is not whole
 # Its keyboard controller is how a guest tells it that it ends; it has no PCI.
-OWN_WORDS = ("reboot=k", "pci=off", "i8042.noaux", "i8042.nomux", "i8042.dumbkbd")
+OWN_ARGUMENTS = ("reboot=k", "pci=off", "i8042.noaux", "i8042.nomux", "i8042.dumbkbd")
 _ELF, _PROGRAM_HEADERS_AT, _INTERPRETER = b"\x7fELF", 32, 3
 
 
 @dataclass(slots=True, kw_only=True)
-class Patience:
-    """Hold how long one waits for a machine, and listen meanwhile to what is said on its console."""
+class Deadline:
+    """Hold how long one waits for a machine, and read the output of its console meanwhile."""
 
     console: int
     s: float
@@ -89,8 +101,8 @@ class Patience:
             self.is_over = True
             raise ConnectionError("it has ended")
 
-    def words(self) -> str:
-        """Return what was said last, for messages; what is there already is taken along."""
+    def output(self) -> str:
+        """Return the last output of the console, for messages, with what is there already."""
         while not self.is_over and select.select([self.console], [], [], 0)[0]:
             try:
                 self._listen()
@@ -100,9 +112,9 @@ class Patience:
         return f": {text[-600:]}" if text else ""
 
 
-def received_folder(hand: socket.socket, patience: Patience) -> int:
+def received_folder(hand: socket.socket, deadline: Deadline) -> int:
     """Return the descriptor of a folder that the jailer hands over. Raises OSError when it cannot make one."""
-    hand.settimeout(patience.left_s())
+    hand.settimeout(deadline.left_s())
     _, parts, _, _ = hand.recvmsg(1, socket.CMSG_SPACE(4))
     for level, kind, data in parts:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -130,25 +142,25 @@ def listening(folder: int, name: str) -> socket.socket:
     return listener
 
 
-def joined(folder: int, name: str, patience: Patience) -> socket.socket:
+def joined(folder: int, name: str, deadline: Deadline) -> socket.socket:
     """Return a connection to a socket of the monitor's, as soon as it is there. Raises OSError."""
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.settimeout(patience.left_s())
+            connection.settimeout(deadline.left_s())
             connection.connect(_path(folder, name))
             return connection
         except (FileNotFoundError, ConnectionRefusedError):
             connection.close()
-            patience.wait(most_s=LOOK_S)
+            deadline.wait(most_s=LOOK_S)
         except BaseException:
             connection.close()
             raise
 
 
-def put(api: socket.socket, path: str, body: Mapping[str, Any], patience: Patience) -> None:
-    """Make one call of the API. Raises StartFailed with the monitor's own words when it refuses, OSError when gone."""
-    api.settimeout(patience.left_s())
+def put(api: socket.socket, path: str, body: Mapping[str, Any], deadline: Deadline) -> None:
+    """Make one call of the API. Raises StartFailed with the monitor's message when it refuses, OSError when gone."""
+    api.settimeout(deadline.left_s())
     text = json.dumps(body)
     head = (f"PUT {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(text)}")
     api.sendall("\r\n".join((*head, "", text)).encode())
@@ -160,7 +172,7 @@ def put(api: socket.socket, path: str, body: Mapping[str, Any], patience: Patien
         raise ConnectionError(f"no answer to PUT {path} ({type(error).__name__})") from error
     if answer.status != DONE:
         raise StartFailed(
-            f"Firecracker refuses PUT {path} ({answer.status}): {_fault(said)}{patience.words()}", step="boot"
+            f"Firecracker refuses PUT {path} ({answer.status}): {_fault(said)}{deadline.output()}", step="boot"
         )
 
 
@@ -171,19 +183,19 @@ def _fault(said: bytes) -> str:
         return said.decode("utf-8", "replace")
 
 
-def accepted(listener: socket.socket, folder: int, name: str, patience: Patience) -> socket.socket:
+def accepted(listener: socket.socket, folder: int, name: str, deadline: Deadline) -> socket.socket:
     """Take the one call that is waited for, and have no other come. Raises OSError."""
-    if not patience.wait(listener.fileno()):
-        patience.left_s()
+    if not deadline.wait(listener.fileno()):
+        deadline.left_s()
     connection, _ = listener.accept()
     os.unlink(_path(folder, name))
-    connection.settimeout(patience.s)
+    connection.settimeout(deadline.s)
     return connection
 
 
-def called_port(folder: int, name: str, port: int, patience: Patience) -> socket.socket:
+def called_port(folder: int, name: str, port: int, deadline: Deadline) -> socket.socket:
     """Call a port in the machine. Raises OSError when nobody listens there."""
-    connection = joined(folder, name, patience)
+    connection = joined(folder, name, deadline)
     try:
         connection.sendall(f"CONNECT {port}\n".encode())
         line = b""
@@ -194,7 +206,7 @@ def called_port(folder: int, name: str, port: int, patience: Patience) -> socket
             line += data
         if not line.startswith(b"OK "):
             raise ConnectionError(f"port {port} of the machine answers {line!r}")
-        connection.settimeout(patience.s)
+        connection.settimeout(deadline.s)
     except BaseException:
         connection.close()
         raise
@@ -209,9 +221,9 @@ class Call:
     body: Mapping[str, Any]
 
 
-def kernel_words() -> str:
+def kernel_arguments() -> str:
     """Return the kernel's command line."""
-    return " ".join((*(word for word in KERNEL_WORDS if not word.startswith("reboot=")), *OWN_WORDS))
+    return " ".join((*(word for word in KERNEL_ARGUMENTS if not word.startswith("reboot=")), *OWN_ARGUMENTS))
 
 
 def processors(plan: Plan) -> int:
@@ -232,7 +244,7 @@ def calls(plan: Plan) -> Sequence[Call]:
             body={
                 "kernel_image_path": f"{FILES}/{KERNEL}",
                 "initrd_path": f"{FILES}/{INITRD}",
-                "boot_args": kernel_words(),
+                "boot_args": kernel_arguments(),
             },
         ),
         Call(
@@ -265,18 +277,18 @@ class Firecracker:
         return BOOT_S * self.pace
 
     def slowness(self, plan: Plan) -> float:  # noqa: ARG002
-        """Return how many times longer than usual one must be patient with what runs inside."""
+        """Return how many times longer than usual the time-outs of what runs inside must be."""
         return self.pace
 
-    def words(self, plan: Plan) -> Sequence[str]:  # noqa: ARG002
-        """Return the words that start it."""
+    def argv(self, plan: Plan) -> Sequence[str]:  # noqa: ARG002
+        """Return the arguments that start it."""
         return (f"/{PROGRAM}", "--api-sock", f"{RUN}/{API_SOCKET}", "--id", "cloche")
 
     def order(self, plan: Plan, image: Image, hand: int) -> dict[str, Any]:
-        """Return what the jailer is told: who the monitor is to be, and what its root holds."""
+        """Return the jailer's order: who the monitor is to be, and what its root holds."""
         files = {f"{FILES}/{name}": str(image.folder / name) for name in (KERNEL, INITRD, DISK)}
         return {
-            "argv": list(self.words(plan)),
+            "argv": list(self.argv(plan)),
             **identity(has_kvm=False),
             "cell": {
                 "hand": hand,
@@ -287,7 +299,7 @@ class Firecracker:
             },
         }
 
-    def launch(self, plan: Plan, image: Image, leash: Leash, patience_s: float) -> Launched:
+    def launch(self, plan: Plan, image: Image, control: ControlPipe, timeout_s: float) -> Launched:
         """Start a machine; it has booted when this returns. Raises StartFailed."""
         with ExitStack() as always, ExitStack() as on_failure:
             hand, theirs = socket.socketpair()
@@ -295,37 +307,37 @@ class Firecracker:
             console, said = os.pipe()
             on_failure.callback(os.close, console)
             try:
-                process = start_keeper(self.order(plan, image, theirs.fileno()), leash, said, (theirs.fileno(),))
+                process = start_jailer(self.order(plan, image, theirs.fileno()), control, said, (theirs.fileno(),))
             finally:
                 theirs.close()
                 os.close(said)
             on_failure.callback(process.wait)
-            on_failure.callback(leash.kill)
-            patience = Patience(console=console, s=patience_s)
+            on_failure.callback(control.kill)
+            deadline = Deadline(console=console, s=timeout_s)
             try:
-                streams = _streams(hand, plan, patience, always, on_failure)
+                streams = _streams(hand, plan, deadline, always, on_failure)
             except (OSError, ValueError) as error:
-                raise StartFailed(f"Firecracker does not answer: {error}{patience.words()}", step="boot") from error
+                raise StartFailed(f"Firecracker does not answer: {error}{deadline.output()}", step="boot") from error
             on_failure.pop_all()
         own, *ports = streams
         return Launched(own=own, ports=ports, console=console, process=process)
 
 
 def _streams(
-    hand: socket.socket, plan: Plan, patience: Patience, always: ExitStack, on_failure: ExitStack
+    hand: socket.socket, plan: Plan, deadline: Deadline, always: ExitStack, on_failure: ExitStack
 ) -> list[socket.socket]:
     """Describe a machine to a monitor that has just been started, and return the streams that lead there."""
-    folder = received_folder(hand, patience)
+    folder = received_folder(hand, deadline)
     always.callback(os.close, folder)
     listener = listening(folder, f"{VSOCK_SOCKET}_{OWN_PORT}")
     always.callback(listener.close)
-    with joined(folder, API_SOCKET, patience) as api:
+    with joined(folder, API_SOCKET, deadline) as api:
         for one in calls(plan):
-            put(api, one.path, one.body, patience)
-    streams = [accepted(listener, folder, f"{VSOCK_SOCKET}_{OWN_PORT}", patience)]
+            put(api, one.path, one.body, deadline)
+    streams = [accepted(listener, folder, f"{VSOCK_SOCKET}_{OWN_PORT}", deadline)]
     on_failure.callback(streams[0].close)
-    for port in range(OWN_PORT + 1, OWN_PORT + 1 + PLACES):
-        streams.append(called_port(folder, VSOCK_SOCKET, port, patience))
+    for port in range(OWN_PORT + 1, OWN_PORT + 1 + CONTAINERS):
+        streams.append(called_port(folder, VSOCK_SOCKET, port, deadline))
         on_failure.callback(streams[-1].close)
     return streams
 

@@ -1,17 +1,17 @@
-"""The first process of a virtual machine: it makes the places in which programs run, and sees that nothing stays.
+"""The first process of a virtual machine: it makes the containers in which programs run, and leaves nothing of them.
 
 It lies on the root disk and imports nothing of Cloche. Over the first port it takes messages, each a length of nine
-digits and that many bytes of JSON: make a place, or end one. A place has a port of its own. Over that comes a mark, and
-then the program that is to live in the place (`containers.container.boot_message`), which from then on speaks frames
-there. When a place has ended this process says so in a frame. When nobody is at the other end any more, the machine
-ends.
+digits and that many bytes of JSON: make a container, or end one. A container has a port of its own. Over that comes a
+mark, and then the program that is to run in the container (`containers.container.boot_message`), which from then on
+exchanges frames there. When a container has ended this process reports it in a frame. When nobody is at the other end
+any more, the machine ends.
 
 Theory of operation: inside of the machine is what a container has, made by hand: a control group of version 2, new
 namespaces, new `/tmp`, `/dev` and `/proc`, an id that is not root, no capabilities. The workspace is a tmpfs that all
-places of this machine share. The machine is the wall; this keeps a program off the kernel that serves it.
+containers of this machine share. The machine is the wall; this keeps a program off the kernel that serves it.
 
-Ports are used again. What a place had not read, or what of it had not been taken yet, may still be in one: so in both
-directions nothing counts before the mark, which is new for each place and known to nobody else.
+Ports are used again. What a container had not read, or what of it had not been taken yet, may still be in one: so in
+both directions nothing counts before the mark, which is new for each container and known to nobody else.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 VSOCK = "/dev/vsock"
 PORTS = ("/dev/vport0p", "/dev/vport1p", "/dev/vport2p")
 FIRST_PORT = 1
-VSOCK_PORTS = range(2, 10)  # of places; `plan.PLACES` many
+VSOCK_PORTS = range(2, 10)  # of containers; `plan.CONTAINERS` many
 GET_LOCAL_CID, NO_CID = 0x7B9, 0xFFFFFFFF
 WORKSPACE, GROUPS = "/workspace", "/sys/fs/cgroup"
-PLACES = f"{GROUPS}/places"
+CONTAINERS = f"{GROUPS}/places"
 CONTROLLERS = "+memory +pids +cpu"
 PERIOD_US = 100_000
-TRIED, LEFT = b"H", b"L"
+TRIED, CONTAINER_ENDED = b"H", b"L"
 LENGTH_DIGITS, CHUNK = 9, 65_536
 PORT_S = 15.0  # less than any host waits
-MOST_SAID_BYTES = 800  # that the kernel's log takes at once
-CRITICAL = 2  # of the kernel's log; what is less than that is not said on the console
+MOST_LOGGED_BYTES = 800  # that the kernel's log takes at once
+CRITICAL = 2  # of the kernel's log; what is less than that does not go to the console
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWPID, NEWNET = 0x20000000, 0x40000000
 READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
@@ -91,8 +91,8 @@ def prepare() -> None:
     """Put the machine in order, once."""
     mount("cgroup2", GROUPS, NO_SUID | NO_DEVICES | NO_EXEC)
     write(f"{GROUPS}/cgroup.subtree_control", CONTROLLERS)
-    os.mkdir(PLACES)
-    write(f"{PLACES}/cgroup.subtree_control", CONTROLLERS)
+    os.mkdir(CONTAINERS)
+    write(f"{CONTAINERS}/cgroup.subtree_control", CONTROLLERS)
     for name, value in SYSCTLS.items():
         try:
             write(f"/proc/sys/{name}", value)
@@ -193,7 +193,7 @@ class Host:
             found += data
         return found
 
-    def say(self, tag: bytes, **body: Any) -> None:
+    def send(self, tag: bytes, **body: Any) -> None:
         """Send one frame."""
         text = json.dumps(body).encode()
         write_all(self.port, tag + len(text).to_bytes(4, "big") + text)
@@ -228,7 +228,7 @@ def end(why: str) -> None:
     """
     try:
         log = os.open("/dev/kmsg", os.O_WRONLY)
-        os.write(log, f"<{CRITICAL}>cloche: {why}".encode("utf-8", "replace")[:MOST_SAID_BYTES])
+        os.write(log, f"<{CRITICAL}>cloche: {why}".encode("utf-8", "replace")[:MOST_LOGGED_BYTES])
     except OSError:
         pass  # nobody will know
     _libc.reboot(RESTART)
@@ -245,16 +245,16 @@ def take_time(settings: dict[str, Any]) -> None:
 
 
 def make_workspace(settings: dict[str, Any]) -> None:
-    """Mount the workspace, once, and set what all places together may have."""
+    """Mount the workspace, once, and set what all containers together may have."""
     owner = f"uid={settings['user']},gid={settings['user']},mode=0700"
     options = f"size={settings['disk_bytes']},nr_inodes={settings['inodes']},{owner}"
     mount("tmpfs", WORKSPACE, NO_SUID | NO_DEVICES, options)
-    write(f"{PLACES}/memory.max", str(settings["all_bytes"]))
+    write(f"{CONTAINERS}/memory.max", str(settings["all_bytes"]))
 
 
 def make_group(number: int, settings: dict[str, Any]) -> str:
-    """Make a control group with a place's limits, and return its folder."""
-    group = f"{PLACES}/{number}"
+    """Make a control group with a container's limits, and return its folder."""
+    group = f"{CONTAINERS}/{number}"
     os.mkdir(group)
     write(f"{group}/memory.max", str(settings["memory_bytes"]))
     write(f"{group}/memory.swap.max", "0")
@@ -263,39 +263,39 @@ def make_group(number: int, settings: dict[str, Any]) -> str:
     return group
 
 
-class Places:
-    """Make places, end them, and tell of their ends."""
+class Containers:
+    """Make containers, end them, and report their ends."""
 
     def __init__(self, host: Host):
         self.host = host
-        self.groups: dict[int, str] = {}  # by the number of a place
-        self.keepers: dict[int, int] = {}  # its number, by the process that waits for its first one
+        self.groups: dict[int, str] = {}  # by the number of a container
+        self.parents: dict[int, int] = {}  # its number, by the process that waits for its first one
         self.has_workspace = False
 
-    def obey(self, order: dict[str, Any]) -> None:
+    def handle(self, order: dict[str, Any]) -> None:
         """Do what the host asks for."""
         if order["do"] == "try":
-            self.host.say(TRIED)
+            self.host.send(TRIED)
         elif order["do"] == "make":
             self.make(order)
         elif order["number"] in self.groups:
             kill_group(self.groups[order["number"]])
 
     def make(self, order: dict[str, Any]) -> None:
-        """Let a program live in a place of its own until it ends."""
+        """Run a program in a container of its own until it ends."""
         take_time(order)
         if not self.has_workspace:
             make_workspace(order)
             self.has_workspace = True
         number, port = order["number"], self.host.port_number(order["port"])
         self.groups[number] = group = make_group(number, order)
-        keeper = os.fork()
-        if keeper == 0:
-            keep(port, group, order)
-        self.keepers[keeper] = number
+        parent = os.fork()
+        if parent == 0:
+            run_container(port, group, order)
+        self.parents[parent] = number
 
     def reap(self) -> None:
-        """Tell of all places that have ended."""
+        """Report all containers that have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -303,16 +303,16 @@ class Places:
                 return
             if pid == 0:
                 return
-            if pid in self.keepers:
-                self.tell_end(self.keepers.pop(pid), os.waitstatus_to_exitcode(status))
+            if pid in self.parents:
+                self.report_end(self.parents.pop(pid), os.waitstatus_to_exitcode(status))
 
-    def tell_end(self, number: int, status: int) -> None:
-        """Remove what is left of a place, and tell of its end."""
+    def report_end(self, number: int, status: int) -> None:
+        """Remove what is left of a container, and report its end."""
         group = self.groups.pop(number)
         with open(f"{group}/memory.events") as events:
             rows = dict(line.split() for line in events)
         remove_group(group)
-        self.host.say(LEFT, number=number, status=status, oom_kills=int(rows.get("oom_kill", 0)))
+        self.host.send(CONTAINER_ENDED, number=number, status=status, oom_kills=int(rows.get("oom_kill", 0)))
 
 
 def kill_group(group: str) -> None:
@@ -332,8 +332,8 @@ def remove_group(group: str) -> None:
             time.sleep(0.005)
 
 
-def keep(port: int, group: str, settings: dict[str, Any]) -> None:
-    """Start the first process of a place in a process namespace, and wait for its end; never returns."""
+def run_container(port: int, group: str, settings: dict[str, Any]) -> None:
+    """Start the first process of a container in a process namespace, and wait for its end; never returns."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -347,7 +347,7 @@ def keep(port: int, group: str, settings: dict[str, Any]) -> None:
 
 
 def live(port: int, group: str, settings: dict[str, Any]) -> None:
-    """Become the first process of the place; never returns."""
+    """Become the first process of the container; never returns."""
     try:
         write(f"{group}/cgroup.procs", "0")
         call("unshare", NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWNET)
@@ -366,7 +366,7 @@ def live(port: int, group: str, settings: dict[str, Any]) -> None:
 
 
 def take_program(mark: bytes) -> bytes:
-    """Read the program that follows the mark and a length, and send the mark before anything that it will say."""
+    """Read the program that follows the mark and a length, and send the mark before anything that it will send."""
     found = b""
     while mark not in found:
         found = found[-len(mark) :] + read_some()
@@ -430,8 +430,8 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     prepare()
     host = Host()
-    places = Places(host)
-    places.obey(host.message())
+    containers = Containers(host)
+    containers.handle(host.message())
     poll = select.poll()
     for fd in (host.port, wake):
         poll.register(fd, select.POLLIN)
@@ -439,9 +439,9 @@ def main() -> None:
         for fd, _ in poll.poll():
             if fd == wake:
                 os.read(wake, CHUNK)
-                places.reap()
+                containers.reap()
             else:
-                places.obey(host.message())
+                containers.handle(host.message())
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ NO_SUID, NO_EXEC, RECURSIVE, PRIVATE = 2, 8, 1 << 14, 1 << 18
 CANNOT_START = 127
 
 
-def become_monitor(order: dict[str, Any], keeper: int) -> None:
-    """Become the monitor, unless the jailer, whose pidfd is `keeper`, is dead already; never returns."""
+def become_monitor(order: dict[str, Any], jailer: int) -> None:
+    """Become the monitor, unless the jailer, whose pidfd is `jailer`, is dead already; never returns."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         os.setsid()
@@ -47,7 +47,7 @@ def become_monitor(order: dict[str, Any], keeper: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)  # last: a change of id forgets it
-        if select.select([keeper], [], [], 0)[0]:  # its number cannot be asked for in another process namespace
+        if select.select([jailer], [], [], 0)[0]:  # its number cannot be asked for in another process namespace
             os._exit(1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
@@ -104,7 +104,7 @@ def has_cell(order: dict[str, Any]) -> bool:
 def main() -> int:
     """Start the monitor and wait for its end, or the caller's."""
     order = json.loads(sys.argv[1])
-    keeper = os.pidfd_open(os.getpid())
+    jailer = os.pidfd_open(os.getpid())
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the caller's to decide about
     watched = [0, *caller_watch()]
@@ -115,7 +115,7 @@ def main() -> int:
     if child == 0:
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
-        become_monitor(order, keeper)
+        become_monitor(order, jailer)
     monitor = os.pidfd_open(child)
     watched.append(monitor)
     poll = select.poll()

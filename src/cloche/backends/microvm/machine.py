@@ -1,10 +1,10 @@
-"""One virtual machine: how it is started, talked to, and ended.
+"""One virtual machine: how it is started, what goes over its ports, and how it is ended.
 
 Theory of operation: the jailer (`jailer.py`) is started, which starts the monitor as somebody who may do nothing, and
-kills it when this process says so or dies. One pipe holds what its console says, socket pairs lead to its ports. The
-first port is the machine's own: there `guest_init.py` is told to make a place, or to end one, and says when one has
-ended. Each place has one of the others, and the first process in there is the one of every container. A machine serves
-one sandbox: a place for each run and each session, and as many at once as there are ports.
+kills it when this process asks for that or dies. One pipe has the output of its console, socket pairs lead to its
+ports. The first port is the machine's own: there `guest_init.py` is asked to make a container, or to end one, and
+reports when one has ended. Each container has one of the other ports; its first process is that of every container. A
+machine serves one sandbox: a container for each run and each session, and as many at once as there are ports.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from cloche.core.errors import StartFailed
 from cloche.core.suppressed import noted
 
 from ..containers.container import CHUNK_BYTES, OUTPUT, Link, read_object
-from .plan import PLACES, Image, Leash, Monitor, Plan
+from .plan import CONTAINERS, ControlPipe, Image, Monitor, Plan
 
 CONSOLE = 2
 log = logging.getLogger("cloche.microvm")
-TRIED, LEFT = b"H", b"L"
-FIRST_OF_PLACES = 2  # among the ports
+PROBED, CONTAINER_ENDED = b"H", b"L"
+FIRST_CONTAINER_PORT = 2  # among the ports
 LEAVE_S = 30.0
 MARK_BYTES = 16
 
 
 class MachineWire:
-    """Carry a machine's own port, and what its console says as another stream."""
+    """Carry a machine's own port, and the output of its console as another stream."""
 
     def __init__(self, port: socket.socket, console: int, process: subprocess.Popen[bytes], kill: Callable[[], None]):
         self._port, self._console, self._process, self._kill = port, console, process, kill
@@ -70,7 +70,7 @@ class MachineWire:
         self._port.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of everything: kill the monitor, and wait until it is dead."""
+        """Kill the monitor, wait until it is dead, and close everything."""
         self._kill()
         self._port.close()
         os.close(self._console)
@@ -78,9 +78,9 @@ class MachineWire:
 
 
 class PortWire:
-    """Carry what a place says, from its mark on, until somebody knows that it has ended.
+    """Carry the output of a container, from its mark on, until it is known that it has ended.
 
-    The port itself does not end with the place: it is the machine's, and the next place will have it.
+    The port itself does not end with the container: it is the machine's, and the next container will have it.
     """
 
     def __init__(self, port: socket.socket, mark: bytes):
@@ -91,7 +91,7 @@ class PortWire:
     def send(self, data: bytes) -> None:
         """Send all of `data`. Raises OSError when the machine is gone, or takes longer than a boot may."""
         if self._waker < 0:
-            raise ConnectionError("this place in the virtual machine is gone")
+            raise ConnectionError("this container in the virtual machine is gone")
         self._port.sendall(data)
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
@@ -119,7 +119,7 @@ class PortWire:
                 self._waker = -1
 
     def close(self) -> None:
-        """Let go of what is this wire's own."""
+        """Close what is this wire's own."""
         self.shutdown()
         os.close(self._wake)
 
@@ -141,11 +141,11 @@ class Beyond:
         return rest
 
 
-class Occupant(Protocol):
-    """Be a place in a machine."""
+class MachineContainer(Protocol):
+    """Be a container in a machine: receive what the machine reports about it."""
 
     def receive(self, tag: bytes, body: bytes) -> None:
-        """Take one frame; in the place's reading thread."""
+        """Take one frame; in the container's reading thread."""
         ...
 
     def leave(self, left: Mapping[str, Any]) -> None:
@@ -153,7 +153,7 @@ class Occupant(Protocol):
         ...
 
     def lose(self) -> None:
-        """Learn that nothing more will come; in the place's reading thread."""
+        """Learn that nothing more will come; in the container's reading thread."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
@@ -162,18 +162,18 @@ class Occupant(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Room:
-    """Hold who has a port, and whether its end was told."""
+class PortLease:
+    """Hold which container has a port, and whether its end was reported."""
 
-    place: Occupant
+    container: MachineContainer
     wire: PortWire
     port: int
-    is_left: bool = False
+    has_ended: bool = False
 
     def leave(self, left: Mapping[str, Any]) -> None:
-        """Tell its place that it has ended, and how."""
-        self.is_left = True
-        self.place.leave(left)
+        """Report to its container that it has ended, and how."""
+        self.has_ended = True
+        self.container.leave(left)
         self.wire.shutdown()
 
 
@@ -186,12 +186,12 @@ class Machine:
         self._link: Link | None = None
         self._numbers = itertools.count(1)
         self._ports: list[socket.socket] = []
-        self._free = deque(range(PLACES))
-        self._rooms: dict[int, Room] = {}
-        self._lifeline, self._is_killed = -1, False
+        self._free = deque(range(CONTAINERS))
+        self._leases: dict[int, PortLease] = {}
+        self._control_fd, self._is_killed = -1, False
         self._turn = threading.Lock()
         self._change = threading.Condition(self._turn)
-        self._tried, self._gone = threading.Event(), threading.Event()
+        self._probed, self._gone = threading.Event(), threading.Event()
 
     @property
     def has_booted(self) -> bool:
@@ -203,62 +203,62 @@ class Machine:
         """Return how long it may take to get ready, in seconds."""
         return self.monitor.boot_s(self.plan)
 
-    def boot(self, patience_s: float | None = None) -> None:
+    def boot(self, timeout_s: float | None = None) -> None:
         """Start it. Raises StartFailed; then nothing is left."""
-        lifeline = self._make_lifeline()
-        leash = Leash(lifeline=lifeline, kill=self.kill)
+        read_end = self._make_control_pipe()
+        control = ControlPipe(read_end=read_end, kill=self.kill)
         try:
-            launched = self.monitor.launch(self.plan, self.image, leash, patience_s or self.boot_s)
+            launched = self.monitor.launch(self.plan, self.image, control, timeout_s or self.boot_s)
         except BaseException:
             self.kill()
             raise
         finally:
-            os.close(lifeline)
+            os.close(read_end)
         self._ports = launched.ports
         wire = MachineWire(launched.own, launched.console, launched.process, self.kill)
         self._link = Link(wire, self._receive, self._lose)
 
-    def _make_lifeline(self) -> int:
+    def _make_control_pipe(self) -> int:
         """Make the pipe that the jailer watches, and return its end. Raises StartFailed once it was killed."""
         with self._turn:
             if self._is_killed:
                 raise StartFailed("nobody waits for this virtual machine any more", step="boot")
-            lifeline, self._lifeline = os.pipe()
-            return lifeline
+            read_end, self._control_fd = os.pipe()
+            return read_end
 
-    def words(self) -> Sequence[str]:
+    def argv(self) -> Sequence[str]:
         """Return the words that start its monitor."""
-        return self.monitor.words(self.plan)
+        return self.monitor.argv(self.plan)
 
-    def make_room(self, place: Occupant) -> tuple[int, Link, bytes]:
-        """Have a place made; return its number, the link to its first process, and the mark to begin with there.
+    def make_container(self, container: MachineContainer) -> tuple[int, Link, bytes]:
+        """Have a container made; return its number, the link to its first process, and the mark to begin with there.
 
         Raises OSError when the machine is gone, StartFailed when it is full.
         """
         mark = os.urandom(MARK_BYTES)
-        number, room = self._take_room(place, mark)
-        link = Link(room.wire, place.receive, lambda: self._clear(number))
+        number, lease = self._lease_port(container, mark)
+        link = Link(lease.wire, container.receive, lambda: self._return_port(number))
         try:
             settings = self.plan.settings(now=time.time(), seed=os.urandom(32))
-            self._tell("make", number=number, port=FIRST_OF_PLACES + room.port, mark=mark.hex(), **settings)
+            self._send("make", number=number, port=FIRST_CONTAINER_PORT + lease.port, mark=mark.hex(), **settings)
         except BaseException:
             link.close()
             raise
         return number, link, mark
 
-    def end_place(self, number: int) -> None:
-        """Have all that is in a place killed; its end is told as any other."""
-        with noted(log, "a machine is gone, as its places will say", OSError):
-            self._tell("end", number=number)
+    def end_container(self, number: int) -> None:
+        """Have all that is in a container killed; its end is reported as any other."""
+        with noted(log, "a machine is gone, as its containers will report", OSError):
+            self._send("end", number=number)
 
-    def try_out(self, patience_s: float) -> None:
+    def probe(self, timeout_s: float) -> None:
         """Boot it, and see that its first process answers in time; then nothing of it is left. Raises StartFailed."""
         try:
-            until = time.monotonic() + patience_s
-            self.boot(patience_s)
-            self._tell("try")
-            self._tried.wait(max(0.0, until - time.monotonic()))
-            if self.is_lost or not self._tried.is_set():
+            until = time.monotonic() + timeout_s
+            self.boot(timeout_s)
+            self._send("try")
+            self._probed.wait(max(0.0, until - time.monotonic()))
+            if self.is_lost or not self._probed.is_set():
                 raise StartFailed(f"the virtual machine did not get ready{self.last_output()}", step="boot")
         except OSError as error:
             raise StartFailed(f"the virtual machine is gone: {error}{self.last_output()}", step="boot") from error
@@ -270,13 +270,13 @@ class Machine:
         """Kill it, at once; it is gone a moment later."""
         with self._turn:
             self._is_killed = True
-            if self._lifeline >= 0:
+            if self._control_fd >= 0:
                 try:
-                    os.write(self._lifeline, b"k")  # a forked child of ours may hold the other end, too
+                    os.write(self._control_fd, b"k")  # a forked child of ours may hold the other end, too
                 except OSError:
                     pass  # it is dead already
-                os.close(self._lifeline)
-                self._lifeline = -1
+                os.close(self._control_fd)
+                self._control_fd = -1
 
     def wait(self) -> None:
         """Wait a bounded time until it is gone, once it was killed."""
@@ -289,64 +289,64 @@ class Machine:
             raise StartFailed(f"the workspace is gone with its machine{self.last_output()}", step="boot")
 
     def last_output(self) -> str:
-        """Return what its console and its monitor said last, for messages."""
+        """Return the last output of its console and its monitor, for messages."""
         said = self._link.last_output.decode("utf-8", "replace").strip() if self._link is not None else ""
         return f": {said[-600:]}" if said else ""
 
-    def _tell(self, verb: str, **body: object) -> None:
+    def _send(self, verb: str, **body: object) -> None:
         """Give the first process an order. Raises OSError when the machine is gone."""
         if self._link is None or self.is_lost:
             raise ConnectionError("the virtual machine is gone")
         text = json.dumps({"do": verb, **body}).encode()
         self._link.send_raw(f"{len(text):09d}".encode() + text)
 
-    def _take_room(self, place: Occupant, mark: bytes) -> tuple[int, Room]:
-        """Give a place a number and a port; one may be on its way back. Raises StartFailed."""
+    def _lease_port(self, container: MachineContainer, mark: bytes) -> tuple[int, PortLease]:
+        """Give a container a number and a port; one may be on its way back. Raises StartFailed."""
         with self._change:
             if not self._change.wait_for(lambda: self._free or self.is_lost, LEAVE_S) or self.is_lost:
-                raise StartFailed(f"the virtual machine has no place left{self.last_output()}", step="boot")
+                raise StartFailed(f"the virtual machine has no container left{self.last_output()}", step="boot")
             number, port = next(self._numbers), self._free.popleft()
-            self._rooms[number] = Room(place=place, wire=PortWire(self._ports[port], mark), port=port)
-            return number, self._rooms[number]
+            self._leases[number] = PortLease(container=container, wire=PortWire(self._ports[port], mark), port=port)
+            return number, self._leases[number]
 
-    def _clear(self, number: int) -> None:
-        """Take a port back; a place that is not heard any more, and has not ended, costs the machine."""
+    def _return_port(self, number: int) -> None:
+        """Take a port back; the machine is killed where the container has lost its link and not ended."""
         with self._change:
-            room = self._rooms.pop(number)
-            self._free.append(room.port)
+            lease = self._leases.pop(number)
+            self._free.append(lease.port)
             self._change.notify_all()
-        if not room.is_left:
+        if not lease.has_ended:
             self.kill()
-        room.place.lose()
+        lease.container.lose()
 
     def _receive(self, tag: bytes, body: bytes) -> None:
-        if tag == TRIED:
-            self._tried.set()
-        elif tag == LEFT:
+        if tag == PROBED:
+            self._probed.set()
+        elif tag == CONTAINER_ENDED:
             found = read_object(body)
             with self._turn:
-                room = self._rooms.get(_whole(found.get("number")))
-            if room is not None:
-                room.leave(found)
+                lease = self._leases.get(_whole(found.get("number")))
+            if lease is not None:
+                lease.leave(found)
 
     def _lose(self) -> None:
-        """Learn that it is gone: so are all places."""
+        """Learn that it is gone: so are all containers."""
         with self._change:
             self.is_lost = True
-            rooms = list(self._rooms.values())
+            leases = list(self._leases.values())
             self._change.notify_all()
-        for room in rooms:
-            room.leave({})
-        for room in rooms:
-            room.place.wait(LEAVE_S)
+        for lease in leases:
+            lease.leave({})
+        for lease in leases:
+            lease.container.wait(LEAVE_S)
         for port in self._ports:
             port.close()
-        self._tried.set()
+        self._probed.set()
         self._gone.set()
 
 
 def _whole(number: object) -> int:
     """Return a number of the machine's. Raises ValueError for anything else."""
     if not isinstance(number, int):
-        raise ValueError("the virtual machine sent what is no number of a place")
+        raise ValueError("the virtual machine sent what is no number of a container")
     return number

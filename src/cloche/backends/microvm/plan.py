@@ -4,7 +4,7 @@ One table of facts for every monitor: the disk, the kernel's own words and the s
 depend on who boots them. `qemu.py` and `firecracker.py` say the same in the language of each.
 
 An image is a folder with a kernel, a first file system and a root disk. A monitor is started behind the jailer
-(`start_keeper`), and gives a machine its streams.
+(`start_jailer`), and gives a machine its streams.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ KERNEL_BYTES = 160 * MIB  # what the kernel, the first process and the cache of 
 MEMORY_PER_DESCRIPTION = 64  # bytes of memory, of which the kernel takes one to describe them
 MOST_CPUS = 16
 MOST_SESSIONS = 6  # at once
-# A run's place, and one that is ending while its successor is made, besides those of sessions.
-PLACES = MOST_SESSIONS + 2
-# So many places can have all of their memory at once: a run's and two sessions'. More share it.
-FULL_PLACES = 3
+# A run's container, and one that is ending while its successor is made, besides those of sessions.
+CONTAINERS = MOST_SESSIONS + 2
+# So many containers can have all of their memory at once: a run's and two sessions'. More share it.
+FULL_CONTAINERS = 3
 TRANSLATED_MIB = 128  # of the software emulation's own translations
 # `panic=-1` and `reboot=t` end the machine at once, for the monitor is told to take a restart for the end.
-KERNEL_WORDS = (
+KERNEL_ARGUMENTS = (
     "console=ttyS0", "quiet", "loglevel=3", "reboot=t", "panic=-1", "random.trust_cpu=on", "cryptomgr.notests",
     "no_timer_check", "8250.nr_uarts=1", "rcupdate.rcu_expedited=1",
 )  # fmt: skip
 # Emulated, a guest never speculates in the way that these protect from, and each level of page tables costs.
-EMULATED_WORDS = ("mitigations=off", "no5lvl", "tsc=reliable")
+EMULATED_ARGUMENTS = ("mitigations=off", "no5lvl", "tsc=reliable")
 
 # Images.
 FORMAT = 4  # of the folder, of what the first process is told, and of what it does
@@ -66,7 +66,7 @@ FIRST_ID, IDS = 1_950_000_000, 100_000
 class Plan:
     """Describe one virtual machine. An emulated processor must be told how fast it counts.
 
-    `memory_bytes` is what one place may take, `all_bytes` what all of them together may.
+    `memory_bytes` is what one container may take, `all_bytes` what all of them together may.
     """
 
     acceleration: Acceleration
@@ -110,17 +110,17 @@ class Plan:
             "ulimits": dict(ULIMITS),
         }
 
-    def kernel_words(self) -> str:
+    def kernel_arguments(self) -> str:
         """Return the kernel's command line."""
         if self.acceleration == "kvm":
-            return " ".join(KERNEL_WORDS)
-        return " ".join((*KERNEL_WORDS, *EMULATED_WORDS, f"tsc_early_khz={self.counter_khz}"))
+            return " ".join(KERNEL_ARGUMENTS)
+        return " ".join((*KERNEL_ARGUMENTS, *EMULATED_ARGUMENTS, f"tsc_early_khz={self.counter_khz}"))
 
 
 def plan_machine(policy: Policy, limits: Limits, acceleration: Acceleration, counter_khz: int = 0) -> Plan:
     """Return the plan of one machine; its memory has room for all that its file systems may hold."""
     own = limits.memory_bytes + 2 * limits.tmp_bytes + REAPER_BYTES
-    everything = FULL_PLACES * own + limits.disk_bytes
+    everything = FULL_CONTAINERS * own + limits.disk_bytes
     return Plan(
         acceleration=acceleration,
         machine_bytes=everything + everything // MEMORY_PER_DESCRIPTION + KERNEL_BYTES,
@@ -215,7 +215,7 @@ def _read(folder: Path) -> Image:
 
 @dataclass(slots=True, kw_only=True)
 class Launched:
-    """Hold what leads to a machine: its own port, those of places, what its console says, and the jailer."""
+    """Hold what leads to a machine: its own port, those of containers, the output of its console, and the jailer."""
 
     own: socket.socket
     ports: list[socket.socket]
@@ -224,10 +224,10 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leash:
-    """Hold a jailer: its end of the control pipe, and what closes the other end."""
+class ControlPipe:
+    """Hold the pipe that a jailer watches: its end, and what asks it to kill and closes the other end."""
 
-    lifeline: int
+    read_end: int
     kill: Callable[[], None]
 
 
@@ -254,28 +254,30 @@ class Monitor(Protocol):
         ...
 
     def slowness(self, plan: Plan) -> float:
-        """Return how many times longer than usual one must be patient with what runs inside."""
+        """Return how many times longer than usual the time-outs of what runs inside must be."""
         ...
 
-    def launch(self, plan: Plan, image: Image, leash: Leash, patience_s: float) -> Launched:
-        """Start a machine. Raises StartFailed; then nothing of it is left, once its leash is let go."""
+    def launch(self, plan: Plan, image: Image, control: ControlPipe, timeout_s: float) -> Launched:
+        """Start a machine. Raises StartFailed; then nothing of it is left, once its control pipe is closed."""
         ...
 
-    def words(self, plan: Plan) -> Sequence[str]:
-        """Return the words that start it, for messages."""
+    def argv(self, plan: Plan) -> Sequence[str]:
+        """Return the arguments that start it, for messages."""
         ...
 
 
-def start_keeper(order: Mapping[str, Any], leash: Leash, said: int, passed: Sequence[int]) -> subprocess.Popen[bytes]:
+def start_jailer(
+    order: Mapping[str, Any], control: ControlPipe, output: int, passed: Sequence[int]
+) -> subprocess.Popen[bytes]:
     """Start a jailer that starts a monitor. Raises StartFailed."""
-    words = [sys.executable, "-I", "-S", str(Path(__file__).with_name("jailer.py")), json.dumps(order)]
+    argv = [sys.executable, "-I", "-S", str(Path(__file__).with_name("jailer.py")), json.dumps(order)]
     try:
         return subprocess.Popen(
-            words, stdin=leash.lifeline, stdout=said, stderr=said, cwd="/", env={}, pass_fds=tuple(passed)
+            argv, stdin=control.read_end, stdout=output, stderr=output, cwd="/", env={}, pass_fds=tuple(passed)
         )
     except OSError as error:
-        leash.kill()
-        raise StartFailed(f"the keeper of a virtual machine cannot be started: {error}") from error
+        control.kill()
+        raise StartFailed(f"the jailer of a virtual machine cannot be started: {error}") from error
 
 
 def identity(*, has_kvm: bool) -> dict[str, Any]:

@@ -14,18 +14,18 @@ from cloche.core.errors import BackendUnavailable
 from cloche.core.limits import MIB
 
 from .plan import (
+    CONTAINERS,
     DISK,
     INITRD,
     KERNEL,
-    PLACES,
     TRANSLATED_MIB,
+    ControlPipe,
     Image,
     Launched,
-    Leash,
     Plan,
     identity,
     opened,
-    start_keeper,
+    start_jailer,
 )
 
 PROGRAM = "qemu-system-x86_64"
@@ -45,7 +45,7 @@ class Descriptors:
 
 
 def arguments(program: str, plan: Plan, given: Descriptors) -> list[str]:
-    """Return the words that start QEMU.
+    """Return the arguments that start QEMU.
 
     No network device, no path of the host's but the firmware's. The disk is opened for reading alone, and stays so
     whatever the guest does to its own mounts. Memory is taken from the host as it is used, and not set aside.
@@ -59,7 +59,7 @@ def arguments(program: str, plan: Plan, given: Descriptors) -> list[str]:
         "-m", size, "-object", f"memory-backend-ram,id=memory,size={size},reserve=off", "-smp", str(plan.processors),
         "-global", "virtio-mmio.force-legacy=false",
         "-kernel", f"/proc/self/fd/{given.kernel}", "-initrd", f"/proc/self/fd/{given.initrd}",
-        "-append", plan.kernel_words(),
+        "-append", plan.kernel_arguments(),
         "-add-fd", f"fd={given.disk},set=1",
         "-blockdev", "driver=file,node-name=file,filename=/dev/fdset/1,read-only=on,locking=off",
         "-blockdev", "driver=raw,node-name=root,file=file,read-only=on",
@@ -88,16 +88,16 @@ class Qemu:
         return BOOT_S[plan.acceleration]
 
     def slowness(self, plan: Plan) -> float:
-        """Return how many times longer than usual one must be patient with what runs inside."""
+        """Return how many times longer than usual the time-outs of what runs inside must be."""
         return SLOWNESS[plan.acceleration]
 
-    def launch(self, plan: Plan, image: Image, leash: Leash, patience_s: float) -> Launched:
+    def launch(self, plan: Plan, image: Image, control: ControlPipe, timeout_s: float) -> Launched:
         """Start a machine; it boots after this returns. Raises StartFailed."""
         with ExitStack() as always, ExitStack() as on_failure:
             files = {name: opened(always, image.folder / name) for name in (KERNEL, INITRD, DISK)}
-            pairs = [socket.socketpair() for _ in range(1 + PLACES)]
+            pairs = [socket.socketpair() for _ in range(1 + CONTAINERS)]
             for ours, theirs in pairs:
-                ours.settimeout(patience_s)  # for a machine to take what it is sent
+                ours.settimeout(timeout_s)  # for a machine to take what it is sent
                 on_failure.callback(ours.close)
                 always.callback(theirs.close)
             console, said = os.pipe()
@@ -109,14 +109,14 @@ class Qemu:
                 "argv": arguments(self.program, plan, given),
                 **identity(has_kvm=plan.acceleration == "kvm"),
             }
-            process = start_keeper(order, leash, said, (*files.values(), *ports))
+            process = start_jailer(order, control, said, (*files.values(), *ports))
             on_failure.pop_all()
         own, *others = (ours for ours, _ in pairs)
         return Launched(own=own, ports=others, console=console, process=process)
 
-    def words(self, plan: Plan) -> Sequence[str]:
-        """Return QEMU's words, with the files that it gets as descriptors."""
-        given = Descriptors(kernel=3, initrd=4, disk=5, ports=tuple(range(6, 7 + PLACES)))
+    def argv(self, plan: Plan) -> Sequence[str]:
+        """Return QEMU's arguments, with the files that it gets as descriptors."""
+        given = Descriptors(kernel=3, initrd=4, disk=5, ports=tuple(range(6, 7 + CONTAINERS)))
         return arguments(self.program, plan, given)
 
 

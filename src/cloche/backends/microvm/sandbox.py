@@ -1,8 +1,8 @@
-"""One open sandbox of the microvm backend, and the place of one run or session: what is a container elsewhere.
+"""One open sandbox of the microvm backend, and the container of one run or session in its machine.
 
 The workspace is a file system in the memory of one machine, which lives as long as the sandbox. Each run gets a new
-place in it, once that of the last one is empty, and each session a place that it keeps. A machine that was lost takes
-the workspace with it.
+container in it, once that of the last one is empty, and each session a container that it keeps. A machine that was lost
+takes the workspace with it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .plan import MOST_SESSIONS, Found, Image, Monitor, plan_machine
 
 log = logging.getLogger("cloche.microvm")
 LEAVE_S = 20.0
-OBEY_S = 8.0  # for the machine to end a place
+END_S = 8.0  # for the machine to end a container
 
 
-class Place(Container[Image]):
-    """Hold one place in a machine, which may hold others."""
+class VMContainer(Container[Image]):
+    """Hold one container in a machine, which may hold others."""
 
     def __init__(self, machine: Machine):
         super().__init__()
@@ -47,22 +47,22 @@ class Place(Container[Image]):
 
     @property
     def what(self) -> str:
-        """Name what is lost when this place is."""
-        return "virtual machine" if self.machine.is_lost else "place in the virtual machine"
+        """Name what is lost when this container is."""
+        return "virtual machine" if self.machine.is_lost else "container in the virtual machine"
 
     @property
     def slowness(self) -> float:
-        """Return how many times longer than usual one must be patient with what runs in it."""
+        """Return how many times longer than usual the time-outs of what runs in it must be."""
         return self.machine.monitor.slowness(self.machine.plan)
 
     def start(self, preload: Sequence[str]) -> None:
-        """Boot the machine when it has not been, and make the place. Raises StartFailed; then nothing of it is left."""
+        """Boot the machine unless it runs, and make the container. Raises StartFailed; then nothing of it is left."""
         machine = self.machine
         is_first = not machine.has_booted
         try:
             if is_first:
                 machine.boot()
-            self._number, self._link, mark = machine.make_room(self)
+            self._number, self._link, mark = machine.make_container(self)
             self._link.send_raw(mark + boot_message(preload))
             is_ready = self._is_ready(machine.boot_s)
         except OSError as error:
@@ -73,11 +73,11 @@ class Place(Container[Image]):
             raise
         if not is_ready:
             what, why = self.what, self._why_not_ready()
-            self._fail(is_first)  # where the machine goes with it, all is heard by then that it had to say
+            self._fail(is_first)  # where the machine ends with it, all of its output has been read by then
             raise StartFailed(f"the {what} did not get ready{why}{machine.last_output()}", step="boot")
 
     def _why_not_ready(self) -> str:
-        """Say what is known of why it did not get ready, besides what the machine says."""
+        """Return why it did not get ready, as far as that is known, besides the output of the machine."""
         if not self.is_lost:
             return f" within {self.machine.boot_s:g} s"
         status = self._left.get("status")
@@ -93,7 +93,7 @@ class Place(Container[Image]):
             self.machine.wait()
 
     def receive(self, tag: bytes, body: bytes) -> None:
-        """Take one frame; in the place's reading thread."""
+        """Take one frame; in the container's reading thread."""
         self._receive(tag, body)
 
     def leave(self, left: Mapping[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Place(Container[Image]):
         self._left = left
 
     def lose(self) -> None:
-        """Learn that nothing more will come; in the place's reading thread."""
+        """Learn that nothing more will come; in the container's reading thread."""
         self._lose()
         self._over.set()
 
@@ -112,7 +112,7 @@ class Place(Container[Image]):
     def empty(self) -> None:
         """End what is left in it, and wait until that is done."""
         if not self.is_lost:
-            with noted(log, "a place could not be told to end, and will be killed", OSError):
+            with noted(log, "a container could not be asked to end, and will be killed", OSError):
                 self.order({"do": "leave"})
             if not self._over.wait(LEAVE_S):
                 self.kill()
@@ -120,8 +120,8 @@ class Place(Container[Image]):
     def kill(self) -> None:
         """Have the machine end it, and end the machine when it does not do so."""
         if self._number and not self.is_lost:
-            self.machine.end_place(self._number)
-            if not self._over.wait(OBEY_S):
+            self.machine.end_container(self._number)
+            if not self._over.wait(END_S):
                 self.machine.kill()
 
     def end_by_guest(self) -> Observed | None:
@@ -131,16 +131,16 @@ class Place(Container[Image]):
         return Observed(cause=KillCause.OUT_OF_MEMORY) if has_run_out else None
 
     def release(self) -> None:
-        """Let the machine go."""
+        """Kill the machine."""
         self.machine.kill()
 
     def last_output(self) -> str:
-        """Return what the machine's console and its monitor said last, for messages."""
+        """Return the last output of the machine's console and its monitor, for messages."""
         return self.machine.last_output()
 
     def argv(self) -> Sequence[str]:
-        """Return the words that start such a machine."""
-        return self.machine.words()
+        """Return the arguments that start such a machine."""
+        return self.machine.argv()
 
 
 def build_session_program(name: str, env: Mapping[str, str], image: Image) -> SessionProgram:
@@ -152,7 +152,7 @@ def build_session_program(name: str, env: Mapping[str, str], image: Image) -> Se
     return session_of(language, driver, image, {"PATH": SYSTEM_PATH}, env)
 
 
-class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
+class MicroVMOpenSandbox(SessionSandbox[Image, VMContainer]):
     """Run requests in a virtual machine, one at a time, beside sessions; see core.protocols.OpenSandbox."""
 
     _advice = "Nothing of it is left; a memory limit of the host may have ended its monitor"
@@ -195,17 +195,17 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
     def _build_session_program(self, language: str, env: Mapping[str, str], rootfs: Image) -> SessionProgram:
         return build_session_program(language, env, rootfs)
 
-    def _make(self, rootfs: Image, after: Place | None) -> Place:  # noqa: ARG002 - one disk serves all
+    def _make(self, rootfs: Image, after: VMContainer | None) -> VMContainer:  # noqa: ARG002 - one disk serves all
         if after is not None and after is self._used:  # that of a session goes on
             after.empty()
         if after is not None:
             self._machine.check()
-        place = Place(self._machine)
-        place.start(self._policy.preload)
-        return place
+        container = VMContainer(self._machine)
+        container.start(self._policy.preload)
+        return container
 
-    async def _made(self, rootfs: Image, after: Place | None) -> Place:
-        """Start a machine, or make a place, in a thread; what nobody waits for any more is ended."""
+    async def _made(self, rootfs: Image, after: VMContainer | None) -> VMContainer:
+        """Start a machine, or make a container, in a thread; what nobody waits for any more is ended."""
         making = asyncio.ensure_future(asyncio.to_thread(self._make, rootfs, after))
         try:
             return await asyncio.shield(making)
@@ -223,16 +223,16 @@ class MicroVMOpenSandbox(SessionSandbox[Image, Place]):
     def _kind(self, rootfs: Image) -> tuple[object, ...]:
         return self._name, rootfs.id, id(self)
 
-    def _release(self, container: Place, *, with_workspace: bool = False) -> None:
+    def _release(self, container: VMContainer, *, with_workspace: bool = False) -> None:
         if with_workspace:
             container.machine.kill()
         elif not container.is_lost:
-            threading.Thread(target=container.empty, name="cloche-place-end", daemon=True).start()
+            threading.Thread(target=container.empty, name="cloche-container-end", daemon=True).start()
 
-    def _prepare_next(self, container: Place, program: Program) -> None:
-        """Make nothing ready: the machine is there, and a place in it is made when a run comes."""
+    def _prepare_next(self, container: VMContainer, program: Program) -> None:
+        """Make nothing ready: the machine is there, and a container in it is made when a run comes."""
 
-    def _notes(self, container: Place) -> dict[str, Any]:
+    def _notes(self, container: VMContainer) -> dict[str, Any]:
         return {
             "backend": self._name,
             "image": container.machine.image.name,
