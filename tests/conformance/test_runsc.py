@@ -8,7 +8,7 @@ from cloche.backends.gvisor.backend import RunscBackend
 from cloche.core.enforcement import Level
 from cloche.testing.conformance import CHECKS, run_conformance
 
-# What docs/limitations/runsc.md says, by name.
+# What docs/limitations/gvisor.md says, by name.
 OLD_STAT = "this gVisor refuses the statx of the host's stat"
 DEVIATIONS = {"modes": OLD_STAT, "workspace lives": OLD_STAT}
 # gVisor's clock of CPU time counts ticks in which a program could have run: what a program reads there says nothing.

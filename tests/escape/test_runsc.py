@@ -20,7 +20,7 @@ GVISOR = "gvisor"
 # what they were written to ask of the host's.
 AT_ONCE = ("files", "processes", "way out")
 SOAKED_PER_FAMILY = 6
-# What gVisor does not hold and the jail does; docs/limitations/runsc.md says so too.
+# What gVisor does not hold and the jail does; docs/limitations/gvisor.md says so too.
 OWN_SYS = "gVisor makes up a /sys of its own, with nothing of the host's in it"
 OWN_MOUNTS = "/sys and /dev/pts are gVisor's own mounts"
 NO_INODES = "gVisor ignores inode limits; the size holds"
