@@ -18,12 +18,12 @@ from typing import Any
 
 import cloche
 from cloche.backends.session import AGAIN_S, NOTHING
-from cloche.backends.session_languages import BASH, JAVASCRIPT, Word
+from cloche.backends.session_languages import BASH, JAVASCRIPT, ControlMessage
 
 DRIVERS = Path(cloche.__file__).parent / "interpreter"
 PROGRAMS = {"javascript": JAVASCRIPT, "bash": BASH}
 PATIENCE_S = 60.0
-CTRL_C: tuple[Word, ...] = (("interrupt", {}),)
+CTRL_C: tuple[ControlMessage, ...] = (("interrupt", {}),)
 END_OF_LINK: dict[str, Any] = {"op": "end"}
 
 
@@ -158,7 +158,7 @@ class Driver:
         except OSError:
             pass  # the driver is gone, which the end of the link says better
 
-    def interrupt(self, words: tuple[Word, ...] = ()) -> None:
+    def interrupt(self, words: tuple[ControlMessage, ...] = ()) -> None:
         """Do what the helper does at `words`, or at those that a caller says first."""
         self.has_signalled = True
         for _, body in words or self.stopping.first:

@@ -288,7 +288,7 @@ async def main():
             await sandbox.run(Request(code="0"))
             result = await sandbox.run(Request(code=CODE))
             return [[file.path for file in result.files], (await sandbox.read_file("secret", max_bytes=9)).decode()]
-    hear, lost = held._hear, [ConnectionResetError()]
+    hear, lost = held._receive, [ConnectionResetError()]
     async def once():
         gaps, last = [0.0], time.monotonic()
         task = asyncio.create_task(run())
@@ -303,7 +303,7 @@ async def main():
         answer = hear(*patience)
         if lost: raise lost.pop()
         return answer
-    held._hear = hear_and_lose
+    held._receive = hear_and_lose
     await once()
     return seen
 begun = time.monotonic()
@@ -396,7 +396,7 @@ def test_a_program_that_never_ends_is_not_left_behind() -> None:
         HEAD
         + """
 from cloche.backends import subordinate_ids
-subordinate_ids.PATIENCE_S = 1.0
+subordinate_ids.MAPPER_S = 1.0
 result = cloche.run(CODE)
 cloche.run(CODE)
 left = []

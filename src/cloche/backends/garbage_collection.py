@@ -64,12 +64,12 @@ def is_dead(name: str) -> bool:
     That a host has booted since says so of its own processes alone. An image gives one machine-id, or none, to all of
     its containers, so a caller in one may live on another host, whose boot is another one, too.
     """
-    words = name.split(":")
-    if len(words) != 5 or words[0] != _host()[0]:
+    parts = name.split(":")
+    if len(parts) != 5 or parts[0] != _host()[0]:
         return False
-    if words[1] != _host()[1]:
-        return words[2] == namespace() == HOSTS_OWN
-    return words[2] == namespace() and started_at(words[3]) != words[4]
+    if parts[1] != _host()[1]:
+        return parts[2] == namespace() == HOSTS_OWN
+    return parts[2] == namespace() and started_at(parts[3]) != parts[4]
 
 
 def namespace() -> str:
@@ -101,10 +101,10 @@ def _maker(pid: int, kind: str) -> str:
 
 def is_left_over(name: str, kind: str) -> bool:
     """Tell whether a group is ours, for such a thing, and who made it is surely dead."""
-    words = name.split("-")
-    if len(words) != 6 or words[0] != "cloche" or words[2] != kind or not (words[1].isdigit() and words[4].isdigit()):
+    parts = name.split("-")
+    if len(parts) != 6 or parts[0] != "cloche" or parts[2] != kind or not (parts[1].isdigit() and parts[4].isdigit()):
         return False
-    return words[3] == namespace() and started_at(words[1]) != words[4]
+    return parts[3] == namespace() and started_at(parts[1]) != parts[4]
 
 
 def clear_groups(host: Host, kind: str) -> None:
@@ -147,8 +147,8 @@ def _remove(folders: Iterable[str], kind: str) -> list[str]:
 class Background:
     """Hold the threads of one backend; a forked child has none of its parent's. For use from any thread."""
 
-    def __init__(self, name: str, patience_s: float):
-        self._name, self._patience_s = name, patience_s
+    def __init__(self, name: str, timeout_s: float):
+        self._name, self._timeout_s = name, timeout_s
         self._turn = threading.Lock()
         self._threads: set[threading.Thread] = set()
         os.register_at_fork(after_in_child=self._forget)
@@ -163,7 +163,7 @@ class Background:
 
     def wait_for_all(self) -> None:
         """Wait until all of it is done, for a bounded time however much there is."""
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self._timeout_s
         while True:
             with self._turn:
                 threads = list(self._threads)
@@ -194,12 +194,12 @@ def remove_folders() -> list[str]:
     """Remove what the dead left of this user's in the temporary folder; return the paths."""
     import tempfile
 
-    place = os.path.realpath(tempfile.gettempdir())
+    folder = os.path.realpath(tempfile.gettempdir())
     names: list[str] = []
-    with noted(log, f"nobody may look into {place}, or it is gone", OSError):
-        names = os.listdir(place)
+    with noted(log, f"nobody may look into {folder}, or it is gone", OSError):
+        names = os.listdir(folder)
     found = sorted(name for name in names if _NAME.fullmatch(name))
-    return [path for name in found if _remove_unused(path := os.path.join(place, name))]
+    return [path for name in found if _remove_unused(path := os.path.join(folder, name))]
 
 
 def _remove_unused(path: str) -> bool:
@@ -210,7 +210,7 @@ def _remove_unused(path: str) -> bool:
         try:
             if os.fstat(held).st_uid == os.geteuid():
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not any(place == path or place.startswith(f"{path}/") for place in _places_in_use()):
+                if not any(used == path or used.startswith(f"{path}/") for used in _paths_in_use()):
                     WorkFolder(path, "", "", None).remove()
                     is_removed = True
         finally:
@@ -218,7 +218,7 @@ def _remove_unused(path: str) -> bool:
     return is_removed
 
 
-def _places_in_use() -> Iterator[str]:
+def _paths_in_use() -> Iterator[str]:
     """Yield where others' processes are and what they have open, as far as we may look, and what is mounted."""
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         yield line.split()[4]

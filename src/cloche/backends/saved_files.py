@@ -47,7 +47,7 @@ _threads: tuple[int, ThreadPoolExecutor] | None = None
 class Changes:
     """Hold the files that a run created or changed, how many others were left out, and how to save them.
 
-    `partial` says why files may be missing: words of `walking.REASONS`.
+    `partial` says why files may be missing: members of `REASONS`.
     """
 
     records: tuple[FileRecord, ...] = ()
@@ -57,8 +57,8 @@ class Changes:
 
     def meta(self) -> dict[str, Any]:
         """Return what a result's meta says of what was left out."""
-        told: dict[str, Any] = {"files_skipped": self.skipped} if self.skipped else {}
-        return told | ({"files_partial": ", ".join(sorted(self.partial))} if self.partial else {})
+        found: dict[str, Any] = {"files_skipped": self.skipped} if self.skipped else {}
+        return found | ({"files_partial": ", ".join(sorted(self.partial))} if self.partial else {})
 
 
 class Source(Protocol):
@@ -213,14 +213,14 @@ def _make_folder(target_fd: int, folder: str, made: list[str]) -> int:
 
 
 class Slice:
-    """Read on from a place without moving the shared position of the descriptor."""
+    """Read on from an offset without moving the shared position of the descriptor."""
 
-    def __init__(self, fd: int, place: int):
-        self._fd, self._place = fd, place
+    def __init__(self, fd: int, offset: int):
+        self._fd, self._offset = fd, offset
 
     def read(self, size: int, /) -> bytes:
-        data = os.pread(self._fd, size, self._place)
-        self._place += len(data)
+        data = os.pread(self._fd, size, self._offset)
+        self._offset += len(data)
         return data
 
 
@@ -249,7 +249,7 @@ class Until:
     def __init__(self, seconds: float):
         self._seconds, self._is_cancelled = seconds, False
         self._deadline = monotonic() + seconds
-        self.has_ended = False  # somebody was told to end
+        self.has_ended = False  # a walk was asked to end
 
     def begin(self) -> None:
         """Have its time begin now."""

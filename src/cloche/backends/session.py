@@ -30,7 +30,7 @@ from cloche.core.suppressed import noted
 
 from .results import error_notes, make_result, value_of
 from .saved_files import Changes
-from .session_languages import Codec, Interrupt, Word
+from .session_languages import Codec, ControlMessage, Interrupt
 
 MIB = 1024 * 1024
 MAX_SHOWN_BYTES = 32 * MIB  # of one cell
@@ -74,7 +74,7 @@ class SessionLink:
 
     Everything that comes from the other end is the guest's word: bounded, checked for its shape, and believed in
     nothing that matters. Kinds that are not known go to `on_other`; what does not even parse ends the session, and so
-    does too much of anything, which `on_flood` is told of. `ready` holds the interpreter's first message, `lost` why
+    does too much of anything, for which `on_flood` is called. `ready` holds the interpreter's first message, `lost` why
     nothing more will be received; `on_lost` is called at once when that is set.
     """
 
@@ -166,7 +166,7 @@ class Printed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnd:
-    """Hold how an interpreter ended, what it used where that is known, and in words where nobody can say more."""
+    """Hold how an interpreter ended, what it used where that is known, and in text where nothing more is known."""
 
     observed: Observed
     usage: Usage | None = None
@@ -220,8 +220,8 @@ class SessionTransport(Protocol):
         """
         ...
 
-    def tell(self, word: Word) -> None:
-        """Have whoever guards the interpreter signal it, or look at its memory more or less often."""
+    def send_control(self, control: ControlMessage) -> None:
+        """Have whoever supervises the interpreter signal it, or look at its memory more or less often."""
         ...
 
     def kill(self, cause: KillCause) -> None:
@@ -240,7 +240,7 @@ class SessionTransport(Protocol):
         ...
 
     def known_end(self) -> Observed | str:
-        """Return what is known of an end between two cells, without asking anybody; or say it in words, if at all."""
+        """Return what is known of an end between two cells, without asking anybody; or its text, if there is any."""
         ...
 
     async def close(self) -> None:
@@ -324,7 +324,7 @@ class Session:
 
     def _set_pace(self, *, is_busy: bool) -> None:
         """Tell who watches its memory whether a cell runs."""
-        self._transport.tell(("pace", {"is_busy": is_busy}))
+        self._transport.send_control(("pace", {"is_busy": is_busy}))
 
     async def run(self, code: str, *, timeout_s: float, sink: Sink) -> Result:
         """Run one cell; see core.protocols.OpenSession."""
@@ -443,7 +443,7 @@ class Session:
         return None
 
     def _on_flood(self) -> None:
-        """Interrupt who says too much; who does so between two cells is killed."""
+        """Interrupt a cell that sends or prints too much; between two cells the interpreter is killed."""
         if self._is_running and self._answer is not None:
             self._cause = self._cause or KillCause.OUTPUT_LIMIT  # also of one that has been answered
             self._interrupt(KillCause.OUTPUT_LIMIT)
@@ -461,21 +461,21 @@ class Session:
         if not self._is_at_work(self._request_id):
             return
         self._cause = self._cause or cause
-        request_id, words = self._request_id, self._interrupts.first
+        request_id, controls = self._request_id, self._interrupts.first
         if self._sending is None or self._sending.done():
-            self._signal_all(request_id, words)
+            self._signal_all(request_id, controls)
         else:
-            self._sending.add_done_callback(lambda _: self._signal_all(request_id, words))
+            self._sending.add_done_callback(lambda _: self._signal_all(request_id, controls))
         timeout_s = INTERRUPT_TIMEOUT_S * self._transport.slowness
         asyncio.get_running_loop().call_later(timeout_s, self._kill_if_unanswered, self._request_id)
 
-    def _signal_all(self, request_id: int, words: tuple[Word, ...]) -> None:
+    def _signal_all(self, request_id: int, controls: tuple[ControlMessage, ...]) -> None:
         """Signal the interpreter, which has the cell on its link: it need not have begun with it."""
-        if not words or not self._is_at_work(request_id):
+        if not controls or not self._is_at_work(request_id):
             return
         self._has_signalled = True
-        for word in words:
-            self._transport.tell(word)
+        for control in controls:
+            self._transport.send_control(control)
         asyncio.get_running_loop().call_later(AGAIN_S, self._signal_all, request_id, self._interrupts.again)
 
     def _kill_if_unanswered(self, request_id: int) -> None:
@@ -510,7 +510,7 @@ class Session:
         return f" ({self._verdict.status}, exit code {self._verdict.exit_code})"
 
     def _verdict_of(self, frame: dict[str, Any]) -> Verdict:
-        """Judge a cell that was answered: by what we did to it, then by what it says of itself."""
+        """Judge a cell that was answered: by what we did to it, then by its own answer."""
         code = frame.get("exit_code")
         code = code if type(code) is int and 0 <= code <= 255 else 1
         if self._cause is KillCause.TIMEOUT:

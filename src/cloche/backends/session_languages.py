@@ -14,15 +14,15 @@ from cloche.core.languages import Language, language_named
 
 from .toolchain import Toolchain, sets_interpreter_variables
 
-Word = tuple[str, Mapping[str, int]]  # for who guards the session: a tag, and what it carries
+ControlMessage = tuple[str, Mapping[str, int]]  # for whoever supervises the session: a tag, and what it carries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupt:
-    """Say what interrupts a cell: which words come first, and which again and again until the cell has ended."""
+    """Say what interrupts a cell: which controls come first, and which again and again until the cell has ended."""
 
-    first: tuple[Word, ...]
-    again: tuple[Word, ...] = ()
+    first: tuple[ControlMessage, ...]
+    again: tuple[ControlMessage, ...] = ()
 
 
 class Codec(Protocol):
@@ -49,11 +49,11 @@ class JsonCodec:
         self._reader.renew()
 
 
-def _signal(number: int, *, to_group: bool) -> Word:
+def _signal(number: int, *, to_group: bool) -> ControlMessage:
     return "signal", {"id": 0, "number": int(number), "to_group": to_group}
 
 
-_CTRL_C: Word = ("interrupt", {})
+_CTRL_C: ControlMessage = ("interrupt", {})
 # Told once: code may take its time to clean up after a KeyboardInterrupt.
 ONCE = Interrupt(first=(_CTRL_C,))
 # Why not by Ctrl-C alone, says interpreter/session.sh.
@@ -76,7 +76,7 @@ class Driver:
         return _text(self.file_name)
 
     def command(self, program: str, path: str, link: int, answers: int) -> list[str]:
-        """Return the words that start it: it lies at `path`, reads from descriptor `link`, writes to `answers`."""
+        """Return the arguments that start it: it lies at `path`, reads from descriptor `link`, writes to `answers`."""
         return [program, *self.options, path, str(link), str(answers)]
 
 

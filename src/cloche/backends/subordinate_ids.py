@@ -29,7 +29,7 @@ FILES = {"newgidmap": "/etc/subgid", "newuidmap": "/etc/subuid"}
 PROGRAM_PATH = "/usr/bin:/bin:/usr/local/bin:/run/wrappers/bin"
 LEAST_IDS = 256  # two for each jail; who has fewer would soon have none left
 MOST_DIGITS = 10
-PATIENCE_S = 10.0
+MAPPER_S = 10.0
 QUICK_S = 0.05  # many times what showing a mount takes
 
 
@@ -88,25 +88,25 @@ class SubordinateIds:
 
         Where it `is_quick`, that is tried for a moment, with the mapper that there is.
         """
-        patience_s = QUICK_S if is_quick else PATIENCE_S
-        if not self._turn.acquire(timeout=patience_s):
+        timeout_s = QUICK_S if is_quick else MAPPER_S
+        if not self._turn.acquire(timeout=timeout_s):
             raise TimeoutError("the process that maps ids is busy")
         try:
-            why = self._try_to_show(inside_id, mount, patience_s, is_quick=is_quick)
+            why = self._try_to_show(inside_id, mount, timeout_s, is_quick=is_quick)
         finally:
             self._turn.release()
         if why and os.fstat(mount).st_uid != os.geteuid():  # else whoever was ended has done it
             raise OSError(0, why)
 
-    def _try_to_show(self, inside_id: int, mount: int, patience_s: float, *, is_quick: bool) -> str:
+    def _try_to_show(self, inside_id: int, mount: int, timeout_s: float, *, is_quick: bool) -> str:
         if is_quick and self._link is None:
             raise TimeoutError("the process that maps ids has yet to be started")
         try:
-            return self._ask(inside_id, mount, patience_s)
+            return self._ask(inside_id, mount, timeout_s)
         except OSError:  # it was ended from outside, or stopped
             if is_quick:
                 raise
-            return self._ask(inside_id, mount, patience_s)
+            return self._ask(inside_id, mount, timeout_s)
 
     def showing(self, inside_id: int) -> Show:
         """Return `show` for one id."""
@@ -117,13 +117,13 @@ class SubordinateIds:
         with self._turn:
             self._stop()
 
-    def _ask(self, inside_id: int, mount: int, patience_s: float) -> str:
+    def _ask(self, inside_id: int, mount: int, timeout_s: float) -> str:
         """Ask the mapper, which is started where there is none; return what it says is in the way."""
         if self._link is None:
             os.close(self._start([]))
         try:
             messages.send(self._fileno(), "show", {"inside_id": inside_id}, [mount])
-            return self._hear(patience_s)[0]
+            return self._receive(timeout_s)[0]
         except BaseException:
             self._stop()  # its answer may be yet to come, and would be taken for another
             raise
@@ -132,7 +132,7 @@ class SubordinateIds:
         """Start a mapper, in the namespace that we have or in a new one, and return the descriptor of that."""
         self._process, self._link = start_mapper(programs, self.namespace)
         try:
-            why, fds = self._hear(PATIENCE_S)
+            why, fds = self._receive(MAPPER_S)
             if why:
                 raise OSError(0, why)
         except BaseException:
@@ -140,11 +140,11 @@ class SubordinateIds:
             raise
         return fds[0]
 
-    def _hear(self, patience_s: float) -> tuple[str, list[int]]:
+    def _receive(self, timeout_s: float) -> tuple[str, list[int]]:
         """Return what the mapper says is in the way, empty for nothing, and what it hands over."""
         waiting = select.poll()
         waiting.register(self._fileno(), select.POLLIN)
-        if not waiting.poll(patience_s * 1000):
+        if not waiting.poll(timeout_s * 1000):
             raise TimeoutError("the process that maps ids does not answer")
         tag, body, fds = messages.receive(self._fileno())
         if not tag:
@@ -221,16 +221,16 @@ def take_range(uid: int, gid: int, *, hindrance: Callable[[], str]) -> Subordina
             return f"{path} has no range of {LEAST_IDS} ids or more for {user.pw_name}"
         ranges[program] = found
     first, count = ranges["newuidmap"][0], min(found[1] for found in ranges.values())
-    words = []
+    arguments = []
     for program, own in (("newgidmap", gid), ("newuidmap", uid)):
-        place = shutil.which(program, path=PROGRAM_PATH)
-        if place is None:
+        helper = shutil.which(program, path=PROGRAM_PATH)
+        if helper is None:
             return f"{program} is missing (`uidmap`)"
-        words.append([place, "0", str(own), "1", str(first), str(ranges[program][0]), str(count)])
+        arguments.append([helper, "0", str(own), "1", str(first), str(ranges[program][0]), str(count)])
     if why := hindrance():
         return why
     try:
-        return SubordinateIds(first, count, _places(user), words)
+        return SubordinateIds(first, count, _places(user), arguments)
     except OSError as error:
         return f"the ids of {FILES['newuidmap']} cannot be used: {error.strerror or error}"
 

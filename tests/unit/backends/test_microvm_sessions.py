@@ -1,4 +1,4 @@
-"""Places in a virtual machine, and sessions there, decided and carried without one."""
+"""Containers in a virtual machine, and sessions there, decided and carried without one."""
 
 from __future__ import annotations
 

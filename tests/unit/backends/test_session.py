@@ -10,7 +10,7 @@ import pytest
 
 from cloche.backends.saved_files import Changes
 from cloche.backends.session import NOTHING, Printed, Session, SessionEnd, SessionLink, SessionTransport
-from cloche.backends.session_languages import ONCE, JsonCodec, Word
+from cloche.backends.session_languages import ONCE, ControlMessage, JsonCodec
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.events import Displayed, Event, OutputChunk, Sink, Started, discard
@@ -18,7 +18,7 @@ from cloche.core.frames import MAX_FRAMES, FrameReader, encode
 from cloche.core.limits import Limits
 from cloche.core.result import FileRecord, KillCause, Observed, Result, Usage
 
-CTRL_C: Word = ("interrupt", {})
+CTRL_C: ControlMessage = ("interrupt", {})
 BUNDLE = {"data": {"text/plain": "shown"}}
 
 
@@ -39,7 +39,7 @@ class InMemory:
         self.reader = FrameReader()
         self.held_at, self.reached, self.released = held_at, asyncio.Event(), asyncio.Event()
         self.asked: list[int] = []
-        self.told: list[Word] = []
+        self.told: list[ControlMessage] = []
         self.kills: list[KillCause] = []
         self.closes, self.is_flooded_late = 0, False
         self.printed = bytearray()
@@ -135,10 +135,10 @@ class InMemory:
         printed, self.printed, self.sink = Printed(stdout=bytes(self.printed)), bytearray(), discard
         return printed
 
-    def tell(self, word: Word) -> None:
-        self.told.append(word)
+    def send_control(self, control: ControlMessage) -> None:
+        self.told.append(control)
         number, code = self.running
-        if word == CTRL_C and code not in ("resist", "close", "nonsense"):
+        if control == CTRL_C and code not in ("resist", "close", "nonsense"):
             asyncio.get_running_loop().call_soon(lambda: self.answer(number, exit_code=130))
 
     def kill(self, cause: KillCause) -> None:

@@ -27,7 +27,7 @@ from cloche.core.suppressed import noted
 
 from ..saved_files import Changes
 from ..session import MAX_RECEIVED_BYTES, Printed, SessionEnd, SessionLink
-from ..session_languages import Word
+from ..session_languages import ControlMessage
 from .container import ENDED, FAILED, SMALL_BYTES, STREAMS, Container, read_object
 from .program import SessionProgram
 from .run import GIVE_UP_S, GUEST_KILL_S, KillTimer, Outputs, observed_end, read_report, reported_end
@@ -123,8 +123,8 @@ class ContainerTransport:
         except OSError as error:
             self._post(self.link.lose, f"the container is gone: {error}")
 
-    def tell(self, word: Word) -> None:
-        tag, body = word
+    def send_control(self, control: ControlMessage) -> None:
+        tag, body = control
         with noted(log, "the container is gone, as its session will say", OSError):
             self._container.send_control(tag, **body)
 

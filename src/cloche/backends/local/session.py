@@ -27,7 +27,7 @@ from cloche.core.suppressed import noted
 
 from ..saved_files import Changes
 from ..session import Printed, Session, SessionEnd, SessionLink
-from ..session_languages import Word
+from ..session_languages import ControlMessage
 from .font_cache import seems_to_draw
 from .fork_tree import ORIGIN, Family, Node
 from .helper_link import Connection
@@ -194,8 +194,8 @@ class LocalTransport:
     def collect(self, *, is_up_to_date: bool = False) -> Printed:
         return self.node.pipes.collect(is_up_to_date=is_up_to_date)
 
-    def tell(self, word: Word) -> None:
-        tag, body = word
+    def send_control(self, control: ControlMessage) -> None:
+        tag, body = control
         if self.family is not None:
             self.family.connection.tell(tag, node=self.node.number, **body)
 
