@@ -13,7 +13,7 @@ from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.core.enforcement import Control, Level
 from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.testing.conformance import run_conformance
+from cloche.testing.conformance import CHECKS, run_conformance
 
 NO_WALLS = "level process is a child process with limits and no isolation"
 NO_PIDS = "RLIMIT_NPROC does not bind root"
@@ -61,6 +61,15 @@ ALWAYS = "jail, control groups" if os.geteuid() == 0 else "jail, rlimits only"
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.both_users] if name == ALWAYS else [pytest.mark.soak]
+
+
+@pytest.mark.root
+def test_every_end_has_its_status_without_control_groups() -> None:
+    """Also of root's, whom some limits of the kernel do not bind: what ends a run is told as with control groups."""
+    names = ["busy loop", *(check.name for check in CHECKS if check.family == "statuses")]
+    rows = run_conformance(LocalBackend(use_cgroups=False), level=Level.JAIL, only=names, deviations={}, at_once=10)
+    broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
+    assert not broken, "\n".join(broken)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Induced faults, and what each must come to: exactly that, every time.
+"""Induced faults of ours, and the exception that each must come to, which says whether the code may have run.
 
-What the guest does is a status; what we cannot do is an exception, and which one says whether the code may have run.
+What a guest does is a status: that is in the conformance checks. `HOARDS` is a guest that is killed for its memory.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from cloche.backends.enforcement import local_controls
 from cloche.backends.host import Host, measure_host
-from cloche.backends.local.backend import LocalBackend
 from cloche.backends.local.helper_link import Connection
 from cloche.backends.local.plan import build_spec, choose_places
 from cloche.backends.local.prefork import pool_for
@@ -22,32 +21,12 @@ from cloche.backends.local.sandbox import LocalOpenSandbox
 from cloche.core.enforcement import Enforcement, Level
 from cloche.core.errors import OutcomeUnknown, StartFailed
 from cloche.core.events import Event, Started
-from cloche.core.limits import MIB, Limits
+from cloche.core.limits import Limits
 from cloche.core.policy import Policy
-from cloche.core.request import Request
-from cloche.core.result import Status
 from cloche.jail.messages import Run, Spec
+from cloche.testing.conformance.subject import python
 from tests.harness.processes import kill_and_wait
 
-# Piece by piece: a sum that is taken every 20 ms must be able to see it grow.
-GROWS = """
-import time
-hoard = []
-for _ in range(200):
-    hoard.append(b"x" * (2 << 20))
-    time.sleep(0.005)
-time.sleep(60)
-"""
-GROWS_IN_CHILDREN = """
-import os, time
-for _ in range(8):
-    if os.fork() == 0:
-        hoard = b"x" * (24 << 20)
-        time.sleep(60)
-        os._exit(0)
-    time.sleep(0.02)
-time.sleep(60)
-"""
 # Held until it is seen, also by a look that comes late.
 HOARDS = """
 import time
@@ -59,79 +38,6 @@ except MemoryError:
     pass
 time.sleep(60)
 """
-FORKS = """
-import os, sys, time
-try:
-    for _ in range(200):
-        if os.fork() == 0:
-            time.sleep(60)
-            os._exit(0)
-except OSError:
-    time.sleep(0.3)
-    sys.exit(3)
-sys.exit(77)
-"""
-FILLS = """
-for number in range(64):
-    with open(f"fill{number}", "wb", 0) as file:
-        file.write(bytes(1 << 20))
-        file.write(b"x")
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuestFault:
-    """Say what a guest does under which limits, and the status and exit code of its result."""
-
-    request: Request
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    status: Status
-    exit_code: int
-
-
-def _python(code: str) -> Request:
-    return Request(code=code)
-
-
-GUEST_FAULTS: Mapping[str, GuestFault] = {
-    "timeout": GuestFault(
-        request=_python("import time; time.sleep(60)"), limits={"timeout_s": 0.5}, status=Status.TIMEOUT, exit_code=-1
-    ),
-    "busy timeout": GuestFault(
-        request=_python("while True: pass"), limits={"timeout_s": 0.5}, status=Status.TIMEOUT, exit_code=-1
-    ),
-    "memory in one process": GuestFault(
-        request=_python(GROWS), limits={"memory_bytes": 64 * MIB}, status=Status.OUT_OF_MEMORY, exit_code=137
-    ),
-    "memory in children": GuestFault(
-        request=_python(GROWS_IN_CHILDREN),
-        limits={"memory_bytes": 96 * MIB},
-        status=Status.OUT_OF_MEMORY,
-        exit_code=137,
-    ),
-    "pids": GuestFault(request=_python(FORKS), limits={"pids": 16}, status=Status.PIDS_LIMIT, exit_code=3),
-    "disk": GuestFault(request=_python(FILLS), limits={"disk_bytes": 8 * MIB}, status=Status.DISK_LIMIT, exit_code=1),
-    "output flood": GuestFault(
-        request=Request(argv=("cat", "/dev/zero")),
-        limits={"flood_bytes": 4 * MIB},
-        status=Status.OUTPUT_LIMIT,
-        exit_code=137,
-    ),
-    "killed by a signal": GuestFault(
-        request=_python("import os; os.kill(os.getpid(), 9)"), status=Status.SIGNALED, exit_code=137
-    ),
-    "abort": GuestFault(request=_python("import os; os.abort()"), status=Status.SIGNALED, exit_code=134),
-    "exit 1": GuestFault(request=_python("raise SystemExit(1)"), status=Status.ERROR, exit_code=1),
-    "missing program": GuestFault(request=Request(argv=("no-such-program",)), status=Status.ERROR, exit_code=127),
-}
-
-
-async def induce(fault: GuestFault, *, use_cgroups: bool) -> tuple[Status | None, int, str]:
-    """Let a guest do it in a jail of its own, and return status, exit code and its last words."""
-    limits = Limits(cpus=2, timeout_s=60).with_changes(**fault.limits)
-    async with LocalBackend(use_cgroups=use_cgroups).open(Policy(level=Level.JAIL), limits) as sandbox:
-        result = await sandbox.run(fault.request)
-    return result.status, result.exit_code, result.stderr[-300:]
 
 
 def _host(*, use_cgroups: bool) -> Host:
@@ -145,7 +51,7 @@ def _sandbox(host: Host, level: Level, *, warm: bool = False) -> LocalOpenSandbo
 
 async def _run_and_close(sandbox: LocalOpenSandbox) -> None:
     try:
-        await sandbox.run(_python("print('it ran')"))
+        await sandbox.run(python("print('it ran')"))
     finally:
         await sandbox.close()
 
@@ -223,7 +129,7 @@ async def _kill_while_running(sandbox: LocalOpenSandbox) -> None:
             _kill_helper(sandbox._connection)
 
     try:
-        await asyncio.wait_for(sandbox.run_streaming(_python("import time; time.sleep(60)"), kill_when_started), 30)
+        await asyncio.wait_for(sandbox.run_streaming(python("import time; time.sleep(60)"), kill_when_started), 30)
     finally:
         await sandbox.close()
 

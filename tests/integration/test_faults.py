@@ -1,4 +1,4 @@
-"""Induced faults, with control groups and with rlimits only, each twice; the soak repeats them."""
+"""Induced faults, with control groups and with rlimits only, ours each twice; the soak repeats them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import asyncio
 
 import pytest
 
-from tests.harness.faults import GUEST_FAULTS, OUR_FAULTS, fail, induce
+from cloche.backends.local.backend import LocalBackend
+from cloche.core.enforcement import Level
+from cloche.core.limits import MIB
+from cloche.core.result import Status
+from cloche.testing.conformance.subject import Subject, python
+from tests.harness.faults import OUR_FAULTS, fail
 from tests.harness.leaks import Snapshot, wait_for_leftovers
 
 pytestmark = pytest.mark.both_users
@@ -15,14 +20,20 @@ pytestmark = pytest.mark.both_users
 MODES = pytest.mark.parametrize("use_cgroups", [pytest.param(True, id="cgroups"), pytest.param(False, id="rlimits")])
 
 
+FILLS = """
+for number in range(64):
+    with open(f"fill{number}", "wb", 0) as file:
+        file.write(bytes(1 << 20))
+        file.write(b"x")
+"""
+
+
 @MODES
-@pytest.mark.parametrize("name", GUEST_FAULTS)
-def test_what_the_guest_does_is_a_status(name: str, use_cgroups: bool) -> None:
-    """Each fault of the guest has its status and exit code, and no other."""
-    fault = GUEST_FAULTS[name]
-    for _ in range(2):
-        status, exit_code, words = asyncio.run(induce(fault, use_cgroups=use_cgroups))
-        assert (status, exit_code) == (fault.status, fault.exit_code), words
+def test_a_program_that_finds_no_room_ends_by_itself(use_cgroups: bool) -> None:
+    """In a jail a workspace is a mount of its own: what overfills it is told so, and has its own exit code."""
+    subject = Subject(backend=LocalBackend(use_cgroups=use_cgroups)).at(Level.JAIL)
+    result = asyncio.run(subject.run(python(FILLS), disk_bytes=8 * MIB))
+    assert (result.status, result.exit_code) == (Status.DISK_LIMIT, 1), result.stderr
 
 
 @MODES
