@@ -29,7 +29,6 @@ from cloche.core.limits import Limits
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Status
-from cloche.execution.registry import capabilities_of
 from tests.harness.machines import are_there, machines_of, pack_stand_in, programs_of, stand_in_backend
 
 pytestmark = pytest.mark.timeout(600)
@@ -231,10 +230,3 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def test_it_is_listed(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its program it is said to be missing, with what to do."""
-    monkeypatch.setenv("CLOCHE_FIRECRACKER", "/no/such/firecracker")
-    found = capabilities_of("firecracker")
-    assert (found.available, "/no/such/firecracker" in found.reason, bool(found.remedy)) == (False, True, True)

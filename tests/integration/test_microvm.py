@@ -49,18 +49,6 @@ def sandbox(image: Path) -> Iterator[cloche.Sandbox]:
     assert monitors() <= before
 
 
-@pytest.mark.soak
-def test_the_command_line_runs_one(image: Path) -> None:
-    """Output and exit code pass through; the machine is gone afterwards."""
-    before = monitors()
-    done = subprocess.run(
-        [sys.executable, "-m", "cloche", "run", "--backend", "microvm", "-c", "print(1); raise SystemExit(3)"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.stdout, done.returncode) == ("1\n", 3), done.stderr
-    assert monitors() <= before
-
-
 def test_a_result_is_whole(sandbox: cloche.Sandbox) -> None:
     """Value, level and what was enforced; what an emulated processor does not promise is said."""
     result = sandbox.run("import sys; print(2); print(3, file=sys.stderr); 40 + 2")

@@ -9,9 +9,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,12 +43,6 @@ try:
     print("open")
 except OSError:
     print("closed")
-"""
-CALLER = """
-import cloche
-sandbox = cloche.Sandbox(backend="microvm", timeout=120).__enter__()
-session = sandbox.session()
-session.run("import time; print(1, flush=True); time.sleep(600)", on_output=lambda *_: print("up", flush=True))
 """
 HOSTILE = {name: docker.HOSTILE[name] for name in list(docker.HOSTILE)[:4]}
 
@@ -263,23 +254,6 @@ def test_a_machine_that_is_lost_ends_its_sessions_and_says_so(image: Path) -> No
             second.restart()
 
 
-@pytest.mark.soak
-def test_a_killed_caller_leaves_no_machine(image: Path) -> None:
-    """Killed in the middle of a cell, it takes its machine with it."""
-    caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)
-    assert caller.stdout is not None
-    assert caller.stdout.readline() == b"up\n"
-    ours = machines_of(caller.pid)
-    assert len(ours) == 1
-    caller.send_signal(signal.SIGKILL)
-    caller.wait()
-    caller.stdout.close()
-    deadline = time.monotonic() + 60
-    while monitors() & ours and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not monitors() & ours
-
-
 @pytest.mark.soak  # for its length
 def test_a_start_that_nobody_waits_for_leaves_nothing(image: Path) -> None:
     """Cancelled while the machine boots, or at any moment while a place is made; the sandbox goes on."""
@@ -305,13 +279,3 @@ def test_a_start_that_nobody_waits_for_leaves_nothing(image: Path) -> None:
     before = machines_of(os.getpid())
     asyncio.run(scenario())
     assert machines_of(os.getpid()) <= before
-
-
-@pytest.mark.soak  # for its length
-def test_the_command_line_has_sessions_in_machines(image: Path) -> None:
-    """Cells that are piped in, with the words of any other backend."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cloche", "session", "--backend", "microvm", "--language", "bash"],
-        input="x=20\n# %%\necho $((x + 1))\n# %%\nexit 7\n", capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (7, "21\n", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -149,16 +148,14 @@ def test_a_fork_bomb_ends_at_its_limit() -> None:
     assert result.status in ("pids_limit", "error"), result
 
 
-@pytest.mark.parametrize("at_s", [*(pytest.param(at_s, marks=pytest.mark.soak) for at_s in (0.0, 0.2, 0.5)), 2.0])
-def test_a_killed_caller_leaves_nothing(at_s: float) -> None:
-    """Whenever it comes: no process, mount, control group or folder."""
+@pytest.mark.soak
+@pytest.mark.parametrize("at_s", [0.0, 0.2, 0.5])
+def test_a_caller_that_is_killed_before_its_first_run_leaves_nothing(at_s: float) -> None:
+    """While it tries whether gVisor works: no process, mount, control group or folder."""
     before = Snapshot.take()
     caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)
     assert caller.stdout is not None
-    if at_s >= 1:
-        assert caller.stdout.readline() == b"up\n"
-    else:
-        time.sleep(at_s)
+    time.sleep(at_s)
     caller.kill()
     caller.wait()
     caller.stdout.close()
@@ -270,13 +267,6 @@ def test_what_is_no_gvisor_is_not_trusted(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not wait_for_leftovers(before, patience_s=10)
 
 
-def test_without_runsc_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to have it stand in the error."""
-    monkeypatch.setenv("CLOCHE_RUNSC", "none")
-    with pytest.raises(cloche.BackendUnavailable, match=r"nobody answers.*no program runsc.*apt-get install runsc"):
-        cloche.run("print(1)", backend="gvisor")
-
-
 def test_an_open_network_is_refused() -> None:
     """It has the network off, and says so instead of running with less."""
     with pytest.raises(cloche.BackendUnavailable, match="network 'open'"):
@@ -287,16 +277,6 @@ def test_an_image_is_dockers() -> None:
     """Who names one does not get the host's own toolchains instead."""
     with pytest.raises(cloche.BackendUnavailable, match="nobody answers"):
         cloche.run("print(1)", backend="gvisor", image="python:3.12")
-
-
-def test_the_command_line_runs_it_and_lists_it() -> None:
-    """`cloche run --backend gvisor` and `cloche backends`."""
-    words = [sys.executable, "-m", "cloche"]
-    done = subprocess.run([*words, "run", "-c", "print(1)", "--backend", "gvisor"], capture_output=True, check=False)
-    assert (done.stdout, done.returncode) == (b"1\n", 0), done.stderr
-    listed = subprocess.run([*words, "backends", "--json"], capture_output=True, check=True)
-    rows = {row["backend"]: row for row in json.loads(listed.stdout)}
-    assert (rows["gvisor"]["level"], rows["auto"]["reason"]) == ("gvisor", "it would choose gvisor")
 
 
 def test_an_environment_below_tmp_is_shown(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +10,6 @@ import pytest
 
 import cloche
 from cloche.sync import Sandbox, Session
-from tests.harness.leaks import Snapshot, wait_for_leftovers
 from tests.integration import test_docker_sessions as docker
 from tests.integration import test_session_drivers as drivers
 from tests.integration import test_sessions as jail
@@ -132,27 +129,6 @@ def test_what_cannot_be_had_is_refused(sandbox: Sandbox) -> None:
         sandbox.session("ruby")
     with pytest.raises(cloche.InvalidRequest, match="PYTHON"):
         sandbox.session(env={"PYTHONHASHSEED": "0"})
-
-
-CALLER = """
-import cloche
-sandbox = cloche.Sandbox(backend="gvisor").__enter__()
-sessions = [sandbox.session(language) for language in ("python", "bash")]
-print("up", flush=True); sessions[1].run("sleep 600")
-"""
-
-
-@pytest.mark.soak  # for its length
-def test_a_caller_that_is_killed_leaves_nothing() -> None:
-    """No process, no mount, no control group, no folder."""
-    before = Snapshot.take()
-    caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE)
-    assert caller.stdout is not None
-    assert caller.stdout.readline() == b"up\n"
-    caller.kill()
-    caller.wait()
-    caller.stdout.close()
-    assert not wait_for_leftovers(before, patience_s=10)
 
 
 @pytest.mark.soak

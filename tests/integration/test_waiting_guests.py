@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from functools import partial
 from typing import Any
 
 import pytest
@@ -182,36 +181,3 @@ def test_a_guest_that_waited_reaches_nothing_of_the_first_process(options: dict[
     """Where its order came from, and where it said that it had begun, are closed; the value's pipe is what is left."""
     result = awaited(REACH, **options)
     assert (result.status, result.stdout_bytes) == (Status.OK, b"r\x00\x00\x00\x02{}1023 10\n")
-
-
-KILLED = """
-import cloche, sys, time
-options = {"backend": "docker", "level": "jail", "image": sys.argv[1]}
-cloche.run("1", **options)
-cloche.run("1", **options)
-sandbox = cloche.Sandbox(**options).__enter__()
-sandbox.run("open('f', 'w')")
-time.sleep(1.2)
-print("up", flush=True)
-sandbox.run("import time; time.sleep(60)")
-"""
-
-
-@pytest.mark.soak
-def test_a_killed_caller_leaves_no_waiting_guest(docker: Daemon, options: dict[str, Any]) -> None:
-    """Its containers hear that it is gone, and what waits in them goes with them; `cloche gc` has the rest."""
-    caller = subprocess.Popen([sys.executable, "-c", KILLED, options["image"]], stdout=subprocess.PIPE)
-    assert caller.stdout is not None
-    assert caller.stdout.readline() == b"up\n"
-    deadline = time.monotonic() + 30
-    while len(docker.containers()) < 3:  # those that wait come in the background
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    caller.kill()
-    caller.wait()
-    caller.stdout.close()
-    deadline = time.monotonic() + 30
-    while docker.docker("ps", "--quiet") and time.monotonic() < deadline:
-        time.sleep(0.2)
-    clear_up = partial(subprocess.run, [sys.executable, "-m", "cloche", "gc"], check=True, capture_output=True)
-    assert docker.is_clean_after(clear_up)

@@ -1,4 +1,4 @@
-"""Kill a caller among a hundred runs in containers or virtual machines: what is left goes with `cloche gc`."""
+"""Kill a caller among a hundred runs, with sessions open, in containers or machines: what is left goes with `gc`."""
 
 from __future__ import annotations
 

@@ -129,6 +129,8 @@ def test_a_missing_program_has_its_remedy(image: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv(VARIABLE, "/no/such")
     with pytest.raises(BackendUnavailable, match="/no/such"):
         find_firecracker()
+    found = capabilities_of("firecracker")
+    assert (found.available, "/no/such" in found.reason, bool(found.remedy)) == (False, True, True)
 
 
 def test_no_kvm_is_no_firecracker(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
