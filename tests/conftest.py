@@ -147,7 +147,7 @@ def gvisor_alone(runsc_alone: None) -> Iterator[None]:
     from cloche.backends.gvisor.backend import RunscBackend
 
     yield
-    RunscBackend().cool_down()
+    RunscBackend().drain()
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def blocking(
 
     @functools.wraps(function)
     def call_and_wait(*args: P.args, **kwargs: P.kwargs) -> T:
-        if runs_anywhere and not _has_callbacks(kwargs) and calls.is_possible():
+        if runs_anywhere and not _has_callbacks(kwargs) and calls.can_run_inline():
             return calls.run(function, *args, **kwargs)
         return _wait_for(function, args, kwargs)
 
@@ -55,11 +55,11 @@ def blocking(
 
 def _method(
     function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-    behind: str,
+    attribute: str,
     *,
     eager_without: Sequence[str] | None = None,
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return `function` as the method of a class whose attribute `behind` has the one to await.
+    """Return `function` as the blocking method of a class whose `attribute` holds the asynchronous object.
 
     With `eager_without`, it hardly ever waits where none of these keywords, and no callback, is given.
     """
@@ -68,7 +68,7 @@ def _method(
     @functools.wraps(function)
     def call_and_wait(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:  # noqa: ANN401 - the class with the method
         is_eager = eager_without is not None and not any(map(kwargs.get, eager_without))
-        awaited: Callable[..., Coroutine[Any, Any, T]] = getattr(getattr(self, behind), name)
+        awaited: Callable[..., Coroutine[Any, Any, T]] = getattr(getattr(self, attribute), name)
         return _wait_for(awaited, args, kwargs, is_eager=is_eager)
 
     call_and_wait.__qualname__ = function.__qualname__.removeprefix("Async")
@@ -125,13 +125,13 @@ class Sandbox:
         **options: Unpack[SandboxOptions],
     ) -> None:
         self._sandbox = AsyncSandbox(env=env, files=files, **options)
-        self._keeper: _Keeper | None = None
+        self._scope: _ScopeTask | None = None
 
     @classmethod
     def of(cls, sandbox: AsyncSandbox) -> Self:
-        """Return the blocking face of an open sandbox, which somebody else will close."""
+        """Return a blocking Sandbox for an open AsyncSandbox, which somebody else will close."""
         found = cls.__new__(cls)
-        found._sandbox, found._keeper = sandbox, None
+        found._sandbox, found._scope = sandbox, None
         return found
 
     @property
@@ -160,24 +160,24 @@ class Sandbox:
         return self._sandbox.audit
 
     def __enter__(self) -> Self:
-        keeper = self._keeper = _Keeper(self._sandbox)
+        scope = self._scope = _ScopeTask(self._sandbox)
         try:
-            calls.call(keeper.open)
+            calls.call(scope.open)
             return self
         except BaseException:  # Ctrl-C among them, which may come when it has just been opened
-            self._keeper = None
-            calls.call(keeper.abandon)
+            self._scope = None
+            calls.call(scope.abandon)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None and keeper.is_of_this_process():
+        scope, self._scope = self._scope, None
+        if scope is not None and scope.is_of_this_process():
             try:
-                calls.call(keeper.close)
+                calls.call(scope.close)
             except BaseException:  # Ctrl-C among them, which may come before it was told to close
-                calls.call(keeper.abandon)
+                calls.call(scope.abandon)
                 raise
 
     run = _method(AsyncSandbox.run, "_sandbox")
@@ -263,8 +263,8 @@ class Session:
         return [Session(fork, Sandbox.of(fork.sandbox)) for fork in forks]
 
 
-class _Keeper:
-    """Hold an AsyncSandbox open in one task: contexts must be left by the task that entered them."""
+class _ScopeTask:
+    """Hold an AsyncSandbox open in one task: an async context must be left by the task that entered it."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self._sandbox, self._pid = sandbox, os.getpid()
@@ -277,7 +277,7 @@ class _Keeper:
 
     async def open(self) -> None:
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._keep(opened))
+        self._task = asyncio.create_task(self._hold_open(opened))
         try:
             await asyncio.wait([opened, self._task], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -298,7 +298,7 @@ class _Keeper:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def _keep(self, opened: asyncio.Future[None]) -> None:
+    async def _hold_open(self, opened: asyncio.Future[None]) -> None:
         _open.add(self)
         try:
             async with self._sandbox:
@@ -308,7 +308,9 @@ class _Keeper:
             _open.discard(self)
 
 
-_open: set[_Keeper] = set()  # a loop holds its tasks weakly: one that nobody else holds would be lost before the exit
+_open: set[_ScopeTask] = (
+    set()
+)  # a loop holds its tasks weakly: one that nobody else holds would be lost before the exit
 
 
 class BackendSandbox:
@@ -354,7 +356,7 @@ class E2BSandbox(BackendSandbox):
     fixed_backend = "e2b"
 
 
-_FACES = {face.fixed_backend: face for face in (LocalSandbox, DockerSandbox, E2BSandbox)}
+_CLASSES = {face.fixed_backend: face for face in (LocalSandbox, DockerSandbox, E2BSandbox)}
 
 
 def get_sandbox(name: str | None = None, /, **options: Unpack[SandboxOptions]) -> CodeSandbox:
@@ -369,5 +371,5 @@ def get_sandbox(name: str | None = None, /, **options: Unpack[SandboxOptions]) -
     chosen = options.get("backend")
     if chosen is None or isinstance(chosen, str):
         chosen = options["backend"] = load_settings(given_options(options)).backend
-    face = _FACES.get(chosen, BackendSandbox) if isinstance(chosen, str) else BackendSandbox
-    return face(**options)
+    sandbox_class = _CLASSES.get(chosen, BackendSandbox) if isinstance(chosen, str) else BackendSandbox
+    return sandbox_class(**options)

@@ -39,6 +39,6 @@ def test_gvisor_without_docker_conforms(names: list[str], use_cgroups: bool) -> 
     deviations = {name: why for name, why in DEVIATIONS.items() if name in names}
     backend = RunscBackend(use_cgroups=use_cgroups)
     rows = run_conformance(backend, level=Level.GVISOR, only=names, deviations=deviations, at_once=3)
-    backend.cool_down()
+    backend.drain()
     broken = [f"{row.outcome}: {row.check.name}: {row.reason}" for row in rows if not row.ok]
     assert not broken, "\n".join(broken)

@@ -51,7 +51,7 @@ NOT_HELD = {
 def nothing_waits_afterwards() -> Iterator[None]:
     """End the containers that were kept warm."""
     yield
-    RunscBackend().cool_down()
+    RunscBackend().drain()
 
 
 def attempts() -> Iterator[Any]:

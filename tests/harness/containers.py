@@ -197,7 +197,7 @@ def chosen(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iter
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("CLOCHE_RUNSC", "none")  # what it does without a daemon has its own tests
     yield
-    DockerBackend().cool_down()
+    DockerBackend().drain()
     assert daemon.is_clean(), f"left: {daemon.containers()} {daemon.volumes()}"
 
 

@@ -34,7 +34,7 @@ class ExampleBackend(FakeBackend):
 '''
 BACKEND = {
     '    "docker": BackendRow(': """    "example": BackendRow(
-        summary="an example", provider="cloche.backends.example:ExampleBackend", strength=6, auto_most=Level.VM
+        summary="an example", provider="cloche.backends.example:ExampleBackend", strength=6, auto_max_level=Level.VM
     ),
 """,
 }

@@ -227,7 +227,7 @@ def test_the_second_run_is_warm(docker: Daemon, python_image: str) -> None:
     fill_pool()
     second = cloche.run("import os; print(os.listdir('/tmp'), os.listdir('.'))", backend="docker", image=python_image)
     assert (second.meta["start"], second.stdout) == ("pooled", "[] ['cloche-main.py']\n")
-    DockerBackend().cool_down()
+    DockerBackend().drain()
     assert docker.is_clean()
 
 

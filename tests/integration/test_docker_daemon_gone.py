@@ -32,7 +32,7 @@ def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Daemon]:
         monkeypatch.setenv("DOCKER_HOST", daemon.url)
         daemon.image("cloche-test:python")
         yield daemon
-        DockerBackend().cool_down()
+        DockerBackend().drain()
         for _ in range(3):  # while its warnings are this test's; threads that end take some with them
             time.sleep(0.5)
             gc.collect()

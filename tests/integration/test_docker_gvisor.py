@@ -51,7 +51,7 @@ def test_runc_is_run_whatever_the_daemon_would_take(tmp_path: Path, monkeypatch:
         assert result.stdout.strip() == Path("/proc/version").read_text().strip()
         assert (result.enforcement.level, result.meta["engine"].endswith(", runc")) == (Level.JAIL, True)
         assert result.enforcement.controls[Control.FILESYSTEM].mechanism.startswith("container of runc")
-        DockerBackend().cool_down()
+        DockerBackend().drain()
         assert daemon.is_clean()
 
 

@@ -37,7 +37,7 @@ with cloche.Sandbox(backend="docker", image={PYTHON!r}, level="jail") as sandbox
     session.run("x = 41")
     assert session.run("x + len(open('in').read()) - 499_999").value == 42
     controls = {{str(name): str(one.state) for name, one in first.enforcement.controls.items()}}
-DockerBackend().cool_down()
+DockerBackend().drain()
 print(json.dumps([str(first.enforcement.level), controls["network"], controls["memory"]]))
 """
 ENDLESS = f"""

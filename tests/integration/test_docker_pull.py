@@ -12,7 +12,7 @@ import pytest
 
 import cloche
 from cloche.backends.docker.backend import DockerBackend
-from cloche.core.events import Progress, watchers
+from cloche.core.events import Progress, progress_sinks
 from tests.harness.containers import Daemon, Registry, open_daemon, open_registry
 from tests.harness.escape.runners import show_on_terminal
 
@@ -44,7 +44,7 @@ def daemon(
     registry.asked.clear()
     registry.is_breaking = False
     yield daemon_of_module
-    DockerBackend().cool_down()
+    DockerBackend().drain()
     assert daemon_of_module.is_clean()
     images = daemon_of_module.docker("images", "--quiet", "--no-trunc").split()
     if images:
@@ -55,9 +55,9 @@ def daemon(
 def told() -> Iterator[list[Progress]]:
     """Note what is told of how far a pull is."""
     found: list[Progress] = []
-    watchers.append(found.append)
+    progress_sinks.append(found.append)
     yield found
-    watchers.remove(found.append)
+    progress_sinks.remove(found.append)
 
 
 def run(image: str) -> cloche.Result:

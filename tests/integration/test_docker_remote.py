@@ -76,7 +76,7 @@ def remote(started: Remote, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CLOCHE_RUNSC", "none")
     yield started
-    DockerBackend().cool_down()
+    DockerBackend().drain()
     assert started.daemon.is_clean(), f"left: {started.daemon.containers()} {started.daemon.volumes()}"
 
 

@@ -170,7 +170,7 @@ def test_machines_of_dead_callers_are_cleared() -> None:
 
     asyncio.run(main())
     try:
-        assert MicrosandboxBackend(given=StandIn()).clear() == ["machine dead"]
+        assert MicrosandboxBackend(given=StandIn()).collect_garbage() == ["machine dead"]
         assert list(Recorded.machines) == ["alive"]
     finally:
         for machine in list(Recorded.machines.values()):

@@ -114,7 +114,7 @@ def test_output_streams() -> None:
 @pytest.mark.soak  # for its length
 def test_a_second_run_is_warm() -> None:
     """A container waits for it."""
-    RunscBackend().cool_down()
+    RunscBackend().drain()
     try:
         cloche.run("print(1)", backend="gvisor")
         deadline = time.monotonic() + 60
@@ -122,7 +122,7 @@ def test_a_second_run_is_warm() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.5)
     finally:
-        RunscBackend().cool_down()
+        RunscBackend().drain()
 
 
 def test_an_end_in_time_is_no_time_out_for_a_caller_that_was_stopped() -> None:
@@ -177,7 +177,7 @@ def test_a_killed_keeper_leaves_no_process() -> None:
         cloche.run(LONG, backend="gvisor", timeout=60, warm=False, on_output=kill_it)
     assert keepers
     assert time.monotonic() - started < 50
-    RunscBackend().cool_down()
+    RunscBackend().drain()
     assert not wait_for_leftovers(before, patience_s=10)
 
 
@@ -247,7 +247,7 @@ def test_what_stops_in_the_middle_is_given_up(monkeypatch: pytest.MonkeyPatch, t
     before = Snapshot.take()
     with pytest.raises(cloche.BackendUnavailable, match="took nothing of what it was sent"):
         cloche.run("print(1)", backend="gvisor")
-    RunscBackend().cool_down()
+    RunscBackend().drain()
     assert not wait_for_leftovers(before, patience_s=10)
 
 

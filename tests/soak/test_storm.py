@@ -51,7 +51,7 @@ def test_fifty_threads() -> None:
         waiting = [pool.submit(_run, number) for number in range(THREADS * RUNS_EACH)]
         for one in waiting:
             one.result(PATIENCE_S)
-    assert _descriptors() <= before + 3 * calls.MOST_KEPT  # the event loops that are kept for callers' threads
+    assert _descriptors() <= before + 3 * calls.MOST_LOOPS  # the event loops that are kept for callers' threads
 
 
 def test_a_hundred_in_one_loop() -> None:

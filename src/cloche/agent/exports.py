@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
-from cloche.core.escape import sendable
+from cloche.core.escape import utf8_safe
 
 from .answers import Answer, clip
 from .catalog import Tool
@@ -135,7 +135,7 @@ async def _call_with_json(toolbox: Toolbox, name: str, arguments: str | Mapping[
         read = json.loads(arguments or "{}")
     except (ValueError, TypeError, RecursionError) as error:
         told = f"InvalidRequest: {name}: the arguments are not JSON: {error}"
-        return Answer(text=sendable(clip(told)), is_error=True)
+        return Answer(text=utf8_safe(clip(told)), is_error=True)
     return await toolbox.call(name, read)
 
 
@@ -147,7 +147,7 @@ def _function(toolbox: Toolbox, tool: Tool) -> ToolFunction:
         try:
             bound = signature.bind_partial(*args, **named)
         except TypeError as error:
-            return sendable(clip(f"InvalidRequest: {tool.name}: {error}"))
+            return utf8_safe(clip(f"InvalidRequest: {tool.name}: {error}"))
         return (await toolbox.call(tool.name, bound.arguments)).text
 
     call.__name__ = call.__qualname__ = tool.wire_name

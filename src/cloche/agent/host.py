@@ -111,7 +111,7 @@ async def _read(stream: asyncio.StreamReader, into: HeadTail) -> None:
 
 
 def _result(code: int, kept: list[HeadTail], duration: float, *, timed_out: bool) -> Result:
-    out, err = kept[0].kept(), kept[1].kept()
+    out, err = kept[0].joined(), kept[1].joined()
     cause = KillCause.TIMEOUT if timed_out else None
     seen = Observed(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None, cause=cause)
     verdict = decide(seen)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from cloche.blocking.calls import in_own_thread
-from cloche.core.escape import is_seen, plain
+from cloche.core.escape import escape, is_visible
 
 from .approval import ON_HOST, ApprovalRequest, Decision, Risk
 
@@ -56,7 +56,7 @@ def cautions(text: str) -> str:
     rows = sum(1 + len(line.expandtabs()) // COLUMNS for line in lines)
     if rows > MANY_LINES:  # a long row of blanks takes what is before it off the screen as lines do
         told += f"{len(lines)} lines, {len(text)} characters: scroll up for all of it\n"
-    hidden = sorted({char for char in text if not is_seen(char)})
+    hidden = sorted({char for char in text if not is_visible(char)})
     if hidden:
         named = ", ".join(f"U+{ord(char):04X}" for char in hidden[:10])
         told += f"careful: what cannot be seen is shown as an escape above: {named}\n"
@@ -103,8 +103,8 @@ class AskTerminal:
 
         console = Console(file=self._output or sys.stderr, emoji=False)
         asks = "Confirm once more" if request.is_confirmation else "Approve"
-        where = plain(str(request.rules.get("runs_on")))
-        console.print(f"{asks} {plain(request.tool)} ({request.risk}, on {where})?", style="bold", markup=False)
+        where = escape(str(request.rules.get("runs_on")))
+        console.print(f"{asks} {escape(request.tool)} ({request.risk}, on {where})?", style="bold", markup=False)
         show_request(request, console)
         remember = ", a: yes and remember" if request.risk is Risk.HIGH else ""
         console.print(f"[y: yes{remember}, anything else: no] ", end="", markup=False)
@@ -121,15 +121,15 @@ def show_request(request: ApprovalRequest, console: Console) -> None:
         if name in ("code", "command"):
             language = str(request.arguments.get("language", "bash" if name == "command" else "python"))
             # Numbered, so that no line of the code is taken for one of ours.
-            console.print(Syntax(plain(str(value)), language, word_wrap=True, line_numbers=True))
+            console.print(Syntax(escape(str(value)), language, word_wrap=True, line_numbers=True))
             console.print(cautions(str(value)), style="bold", markup=False, end="")
         else:
-            console.print(f"{plain(name)}: {plain(str(value))}", markup=False, highlight=False)
+            console.print(f"{escape(name)}: {escape(str(value))}", markup=False, highlight=False)
     if rules := rules_in_words(request):
-        console.print(f"rules: {plain(rules)}", markup=False, highlight=False)
+        console.print(f"rules: {escape(rules)}", markup=False, highlight=False)
     if request.changes:
         console.print("since the last call:", style="bold", markup=False)
-        console.print(Syntax(plain(request.changes), "diff", word_wrap=True))
+        console.print(Syntax(escape(request.changes), "diff", word_wrap=True))
 
 
 async def _line(answers: IO[str]) -> str:

@@ -27,7 +27,7 @@ from cloche.blocking import calls
 from cloche.config.keys import SandboxOptions
 from cloche.core.enforcement import Level
 from cloche.core.errors import AuditFailed, ClocheError, InvalidRequest, SandboxFileError
-from cloche.core.escape import sendable
+from cloche.core.escape import utf8_safe
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import DEFAULT_LANGUAGES, Policy
 from cloche.execution.registry import capabilities_of
@@ -338,7 +338,7 @@ class Toolbox:
         except Exception as error:
             log.exception("a tool failed")  # the message may name what is the host's, so the model gets the kind alone
             answer = Answer(text=f"InternalError: the tool failed with {type(error).__name__}.", is_error=True)
-        return dataclasses.replace(answer, text=sendable(answer.text))
+        return dataclasses.replace(answer, text=utf8_safe(answer.text))
 
     async def _approved_and_done(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
         tool, read = self._read(name, arguments)

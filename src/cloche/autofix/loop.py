@@ -29,7 +29,7 @@ from cloche.config.readers import parse_rounds
 from cloche.config.settings import load_settings
 from cloche.core.enforcement import Level, State
 from cloche.core.errors import InvalidRequest, PolicyDenied
-from cloche.core.escape import sendable
+from cloche.core.escape import utf8_safe
 from cloche.core.fixing import (
     Attempt,
     FixAnswering,
@@ -124,7 +124,7 @@ def build_prompt(task: FixTask, code: str, result: Result, rounds: Sequence[FixR
         tried = "\n".join(f"- {_came_to(one)}" for one in rounds[-5:])
         parts.append(f"Earlier corrections failed, too:\n{tried}")
     parts.append(_ASK.format(language=task.language))
-    return sendable("\n\n".join(parts))
+    return utf8_safe("\n\n".join(parts))
 
 
 def _tail(text: str, most: int) -> str:
@@ -316,7 +316,7 @@ class _Course:
             self.tokens += failed.tokens
             stop = FixStop.TOKEN_BUDGET if isinstance(failed, OverBudget) else FixStop.MODEL_ERROR
             raise _Ended(stop, str(failed)) from None
-        reply = replace(reply, text=sendable(reply.text))
+        reply = replace(reply, text=utf8_safe(reply.text))
         cost = max(reply.tokens, tokens_of(prompt) + tokens_of(reply.text))
         self.tokens += cost
         one = FixRound(number=number, reply=reply.text, tokens=cost, duration_s=time.monotonic() - began)

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from cloche.core.enforcement import Enforcement
 from cloche.core.errors import ClocheError, InvalidRequest, StartFailed
 from cloche.core.events import Displayed, Sink, Started, discard
-from cloche.core.frames import MAX_SHOWN, read_output
-from cloche.core.guest_json import TooMuch
+from cloche.core.frames import MAX_OUTPUTS, read_output
+from cloche.core.guest_json import TooLarge
 from cloche.core.limits import Limits
 from cloche.core.loops import any_of, finish
 from cloche.core.result import EXIT_TIMEOUT, KillCause, Observed, Output, Result, Status, Usage, Verdict, decide
@@ -62,7 +62,7 @@ class CellOutputs:
         if output is None:
             return
         self.shown_bytes += sum(len(mime) + len(content) for mime, content in output.data.items())
-        if self.shown_bytes > MAX_SHOWN_BYTES or len(self.outputs) >= MAX_SHOWN:
+        if self.shown_bytes > MAX_SHOWN_BYTES or len(self.outputs) >= MAX_OUTPUTS:
             self.is_cut = True
             return
         self.outputs.append(output)
@@ -121,10 +121,10 @@ class SessionLink:
         self._received_bytes += len(data)
         try:
             if self._received_bytes > MAX_RECEIVED_BYTES:
-                raise TooMuch(f"there are more than {MAX_RECEIVED_BYTES} bytes")
+                raise TooLarge(f"there are more than {MAX_RECEIVED_BYTES} bytes")
             for frame in self._codec.feed(data):
                 self._take(frame)
-        except TooMuch as error:
+        except TooLarge as error:
             self.refused = f"the interpreter said more than is read of one cell: {error}"
             self.lose(self.refused)
             self.on_flood()

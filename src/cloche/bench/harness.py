@@ -223,10 +223,10 @@ def full_speed(
     return found
 
 
-class _CoolsDown(Protocol):
+class _HasPool(Protocol):
     """Be a backend that can end what it keeps warm."""
 
-    def cool_down(self) -> None: ...
+    def drain(self) -> None: ...
 
 
 def adopt_orphans() -> None:
@@ -315,7 +315,7 @@ def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
 def cool_down(name: str = "local") -> None:
     """End what is kept warm, so that the next event does not pay for the one before."""
     backend = backend_named(name)
-    cast(_CoolsDown, backend).cool_down()
+    cast(_HasPool, backend).drain()
 
 
 def leaks_after(before: frozenset[str]) -> list[str]:

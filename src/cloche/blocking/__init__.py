@@ -2,9 +2,9 @@
 
 In: coroutine functions of `execution`, `agent` and others. Out: their results, in the caller's own thread where that is
 possible. `calls` is what callers use: which loop runs the coroutine, in which thread, and what Ctrl-C does. `loops` has
-the shared loop, which its callers run in turns, and the eager first step of a coroutine.
+the shared loop, which its callers run one after the other, and the eager first step of a coroutine.
 
-To be kept: Ctrl-C at any instruction leaves the loop free for the next caller and is raised once all that the call
+Must not change: Ctrl-C at any instruction leaves the loop free for the next caller and is raised once all that the call
 started is killed; callbacks run in the caller's thread; a forked child starts with no loop. The tests interrupt at each
 instruction. How a loop is chosen may be changed without asking, with figures from `make bench`.
 """

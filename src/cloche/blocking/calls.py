@@ -1,16 +1,16 @@
 """Running a coroutine for a blocking caller: in the caller's thread where that is possible, else in the shared loop.
 
 Theory of operation: handing a coroutine to another thread and its outcome back wakes two threads, which takes longer
-than a small program. So `run` borrows a loop from those that lie ready and runs it in the calling thread. What needs a
-loop that lives on goes to the shared loop by `call`; that is made by the first call and replaced after a fork. The
-caller runs it itself when nobody else does (see `loops.SharedLoop`). Otherwise, and where there are callbacks
-(`call_delivering`), the caller waits on a queue of its own that carries chunks of output and, last, the outcome; so
-callbacks run in the caller's thread, and a slow one delays nobody else.
+than a small program. So `run` borrows an idle loop and runs it in the calling thread. A coroutine that needs a loop
+which outlives the call goes to the shared loop by `call`; the first call makes that loop, and a forked child makes its
+own. The caller runs the shared loop itself when no other thread does (see `loops.SharedLoop`). Otherwise, and where
+there are callbacks (`call_delivering`), the caller waits on a queue of its own, which carries chunks of output and
+finally the outcome. So callbacks run in the caller's thread, and a slow one delays nobody else.
 
-Each way, whatever interrupts the caller (Ctrl-C, a callback that raises) cancels the task, is held back until the task
-has ended, that is until everything it started is killed, and is raised. A handler of the caller's own for a signal may
-raise anywhere in the main thread, also in the middle of this code; where there is one, the main thread runs no loop and
-waits on the queue.
+In all cases, an exception that interrupts the caller (Ctrl-C, a callback that raises) cancels the task. It is raised
+once the task has ended, that is once everything it started is killed. A signal handler of the caller's own may raise
+anywhere in the main thread, also within this code; so where there is one, the main thread runs no loop and waits on the
+queue.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from types import FrameType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from cloche.core.errors import InternalError
-from cloche.core.loops import keep_for_one_call
+from cloche.core.loops import mark_single_call_loop
 
-from .loops import Begun, SharedLoop, TurnLoop
+from .loops import EagerLoop, SharedLoop, StartedCoroutine
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -45,39 +45,39 @@ Deliver = Callable[[Callable[[], None]], None]
 _signal: Any = __import__("_signal")  # `signal` makes an enumeration of whatever it returns, which takes its time
 
 NEEDED_CALLS = 300  # below the recursion limit: by a loop, what runs in it, and what that imports
-MOST_KEPT = 8  # each has three descriptors; who finds none free goes the other way
+MOST_LOOPS = 8  # each has three descriptors; a call that finds none free uses the shared loop
 _SIGINT = int(signal.SIGINT)
-# What people let a handler raise at, SIGINT aside.
+# Signals for which programs commonly install a handler that raises, besides SIGINT.
 _SIGNALS = tuple(
     int(number)
     for name in ("SIGALRM", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGVTALRM", "SIGPROF", "SIGXCPU")
     if (number := getattr(signal, name, None)) is not None
 )
 
-_made = 0  # loops that there are, kept or in use
-_kept: list[TurnLoop] = []
+_loop_count = 0  # idle or in use
+_idle_loops: list[EagerLoop] = []
 _lock = threading.Lock()  # of these two
 _shared: SharedLoop | None = None
 _shared_lock = threading.Lock()
-# After a fork: kept, because finalising the parent's loops would touch the parent's.
-_abandoned: list[TurnLoop | SharedLoop] = []
+# After a fork the parent's loops are never finalised: that would close what the parent uses.
+_abandoned: list[EagerLoop | SharedLoop] = []
 
-# True in a blocking call from a thread whose own event loop runs, and so stands still meanwhile: the runs that hold
-# the slots may be that loop's, and would then never give one back. Such a call waits for nobody.
+# True in a blocking call from a thread whose own event loop is running, and is blocked meanwhile. The runs that hold
+# the slots may belong to that loop and could never release them. So such a call does not wait for a slot.
 blocks_a_loop: ContextVar[bool] = ContextVar("blocks_a_loop", default=False)
 
 
 class Busy(Exception):
-    """Report that there is no loop to run on now."""
+    """Report that no loop is free now."""
 
 
-def is_possible() -> bool:
-    """Tell whether there is a loop to borrow, and whether this thread may run it."""
-    return (_made < MOST_KEPT or bool(_kept)) and may_run_a_loop()
+def can_run_inline() -> bool:
+    """Tell whether a loop can be borrowed, and this thread can run it."""
+    return (_loop_count < MOST_LOOPS or bool(_idle_loops)) and can_run_a_loop()
 
 
-def may_run_a_loop() -> bool:
-    """Tell whether a loop can run in this thread: none does by now, there is room, and no handler may raise in it."""
+def can_run_a_loop() -> bool:
+    """Tell whether a loop can run in this thread: none runs yet, the stack has room, and no handler may raise in it."""
     if asyncio._get_running_loop() is not None or _is_deep():
         return False
     if threading.current_thread() is not threading.main_thread():
@@ -89,7 +89,7 @@ def may_run_a_loop() -> bool:
 
 
 def _is_deep() -> bool:
-    """Tell whether so many calls are open that the loop, which runs others' tasks too, might meet the limit."""
+    """Tell whether the stack is so deep that the loop, which also runs others' tasks, may hit the recursion limit."""
     try:
         sys._getframe(sys.getrecursionlimit() - NEEDED_CALLS)
     except ValueError:
@@ -99,42 +99,42 @@ def _is_deep() -> bool:
 
 def run(function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function`, run the coroutine that it returns to its end, and return what that returns."""
-    return run_on(_borrow, _give_back, lambda: function(*args, **kwargs), is_eager=True)
+    return run_on_loop(_borrow_loop, _return_loop, lambda: function(*args, **kwargs), is_eager=True)
 
 
-def run_on(
-    take: Callable[[], TurnLoop | None],
-    give_back: Callable[[TurnLoop], None],
-    make: Callable[[], Coroutine[Any, Any, T]],
+def run_on_loop(
+    acquire: Callable[[], EagerLoop | None],
+    release: Callable[[EagerLoop], None],
+    make_coroutine: Callable[[], Coroutine[Any, Any, T]],
     *,
     is_eager: bool,
 ) -> T:
-    """Do what `run` does, on the loop that `take` returns. Raises Busy when it returns none.
+    """Do what `run` does, on the loop that `acquire` returns. Raises Busy when it returns None.
 
     A coroutine that `is_eager` becomes a task only when it waits, which it hardly ever does.
     """
     interrupt = _Interrupt()  # first, and undone last: whatever lies between is never cut short
     try:
-        loop = take()
+        loop = acquire()
         if loop is None:
             raise Busy
         try:
-            coroutine, context = make(), None
+            coroutine, context = make_coroutine(), None
             if is_eager:
                 context = contextvars.copy_context()
                 try:
-                    coroutine = Begun(coroutine, context.run(loop.begin, coroutine))
+                    coroutine = StartedCoroutine(coroutine, context.run(loop.start_eagerly, coroutine))
                 except StopIteration as done:
-                    found: T = done.value
-                    return found
+                    value: T = done.value
+                    return value
             task = loop.create_task(coroutine, context=context)
-            interrupt.end(task, loop)
+            interrupt.cancel_on_signal(task, loop)
             return _run_to_end(loop, task)
         finally:
-            interrupt.let_go()
-            give_back(loop)
+            interrupt.release_loop()
+            release(loop)
     finally:
-        interrupt.stop()
+        interrupt.restore()
 
 
 def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
@@ -149,89 +149,89 @@ def _run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
 
 
 class _Interrupt:
-    """Turn Ctrl-C in the main thread into the end of a task, to be raised once it has ended."""
+    """Let Ctrl-C in the main thread cancel a task, and raise KeyboardInterrupt once the task has ended."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._came = False
-        self._before: Any = None
-        self._is_waking = False
+        self._was_signaled = False
+        self._previous_handler: Any = None
+        self._sets_wakeup_fd = False
         if threading.current_thread() is threading.main_thread():
             before = _signal.getsignal(_SIGINT)
             if before is signal.default_int_handler:
-                self._before = before
-                _signal.signal(_SIGINT, self._note)
+                self._previous_handler = before
+                _signal.signal(_SIGINT, self._on_signal)
 
-    def end(self, task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def cancel_on_signal(self, task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
         """Cancel this task of this loop when the signal comes, or now if it came before there was a task.
 
-        A signal that comes when the loop is about to wait, or to another thread, ends no waiting by itself. So the
-        kernel's word of it goes to the descriptor by which other threads wake the loop, unless a caller has one.
+        A signal that comes just before the loop waits, or to another thread, does not end the wait. So Python's
+        wake-up descriptor is set to the one by which other threads wake the loop, unless the caller has set one.
         """
         self._task, self._loop = task, loop
         waker = getattr(loop, "_csock", None)  # as asyncio's own loops have it
-        if self._before is not None and waker is not None:
+        if self._previous_handler is not None and waker is not None:
             before = _signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-            self._is_waking = before == -1
-            if not self._is_waking:
+            self._sets_wakeup_fd = before == -1
+            if not self._sets_wakeup_fd:
                 _signal.set_wakeup_fd(before)
-        if self._came:
+        if self._was_signaled:
             self._cancel()
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        is_first, self._came = not self._came, True
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        is_first, self._was_signaled = not self._was_signaled, True
         if is_first and self._task is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        """Cancel the task, once: the signal may come while `end` is at work, which then sees it, too."""
+        """Cancel the task, once: the signal may come while `cancel_on_signal` runs, which then sees it, too."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
 
-    def let_go(self) -> None:
-        """Leave the loop alone: it is another's from now on, or closed."""
+    def release_loop(self) -> None:
+        """Forget the loop: from now on another call uses it, or it is closed."""
         self._task = None
-        if self._is_waking:
+        if self._sets_wakeup_fd:
             _signal.set_wakeup_fd(-1)
 
-    def stop(self) -> None:
-        """Put the handler back. Raises KeyboardInterrupt if the signal came."""
-        if self._before is not None:
-            _signal.signal(_SIGINT, self._before)
-        if self._came:
+    def restore(self) -> None:
+        """Restore the handler. Raises KeyboardInterrupt if the signal came."""
+        if self._previous_handler is not None:
+            _signal.signal(_SIGINT, self._previous_handler)
+        if self._was_signaled:
             raise KeyboardInterrupt
 
 
-def _borrow() -> TurnLoop:
-    global _made
+def _borrow_loop() -> EagerLoop:
+    global _loop_count
     with _lock:
-        if _kept:
-            return _kept.pop()
-    loop = TurnLoop(selectors.DefaultSelector())  # which may fail, for want of descriptors
-    keep_for_one_call(loop)
+        if _idle_loops:
+            return _idle_loops.pop()
+    loop = EagerLoop(selectors.DefaultSelector())  # which may fail, for want of descriptors
+    mark_single_call_loop(loop)
     with _lock:
-        _made += 1
+        _loop_count += 1
     return loop
 
 
-def _give_back(loop: TurnLoop) -> None:
-    global _made
+def _return_loop(loop: EagerLoop) -> None:
+    global _loop_count
     with _lock:
-        if len(_kept) < MOST_KEPT and not loop.has_tasks():  # what is left over must not run with the next
-            _kept.append(loop)
+        if len(_idle_loops) < MOST_LOOPS and not loop.has_tasks():  # what is left over must not run with the next
+            _idle_loops.append(loop)
             return
-        _made -= 1
+        _loop_count -= 1
     loop.close()
 
 
-def _close_kept() -> None:
-    global _made
+def _close_idle_loops() -> None:
+    global _loop_count
     with _lock:
-        while _kept:
-            _kept.pop().close()
-            _made -= 1
+        while _idle_loops:
+            _idle_loops.pop().close()
+            _loop_count -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class _Call(Generic[T]):
                 item()
 
     def _start(self) -> None:
-        self._shared.begin_call()
+        self._shared.count_queued_call()
         self._task = self._loop.create_task(self._supervise(), context=self._context)
         self._task.add_done_callback(self._ended)
 
@@ -282,7 +282,7 @@ class _Call(Generic[T]):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Report failure; success was reported by the task itself."""
-        self._shared.end_call()
+        self._shared.uncount_queued_call()
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             self._inbox.put(_Outcome(error=error))
@@ -302,19 +302,19 @@ def _is_loop_running_here() -> bool:
 
 
 def call(make: Callable[[], Coroutine[Any, Any, T]], *, is_eager: bool = False) -> T:
-    """Run a coroutine in the shared loop and block until it ends: in this thread, if it can take the turn.
+    """Run a coroutine in the shared loop and block until it ends: in this thread, if no other thread runs the loop.
 
-    One that `is_eager` hardly ever waits and, until it does, does not ask for its task.
+    A coroutine that `is_eager` hardly ever waits, and does not ask for its task before it does.
     """
     shared = _shared_loop()
-    if may_run_a_loop():
+    if can_run_a_loop():
         try:
-            return run_on(shared.take, shared.leave, make, is_eager=is_eager)
+            return run_on_loop(shared.try_acquire, shared.release, make, is_eager=is_eager)
         except Busy:
-            pass  # others have the turn
+            pass  # another thread runs the loop
         finally:
             if shared.is_running_here():  # another thread raised something in this one, on its way in or out
-                shared.leave()
+                shared.release()
     return _Call(lambda _: make(), shared).wait()
 
 
@@ -341,28 +341,28 @@ def _close_shared() -> None:
 
 
 def _forget_after_fork() -> None:
-    global _lock, _made, _shared, _shared_lock
-    _lock, _made = threading.Lock(), 0
-    _abandoned.extend(_kept)
-    _kept.clear()
+    global _lock, _loop_count, _shared, _shared_lock
+    _lock, _loop_count = threading.Lock(), 0
+    _abandoned.extend(_idle_loops)
+    _idle_loops.clear()
     if _shared is not None:
         _abandoned.append(_shared)
     _shared, _shared_lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(_close_kept)
+atexit.register(_close_idle_loops)
 atexit.register(_close_shared)  # before the one above
 
 
 async def in_own_thread(function: Callable[[A], T], argument: A) -> T:
-    """Return what a function says in a thread that nobody waits for: neither the loop's own threads nor its end."""
+    """Call a function in a daemon thread and return its value; neither the loop's executor nor its end waits for it."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
-    def answer_with(said: T) -> None:
+    def answer_with(value: T) -> None:
         if not answer.done():
-            answer.set_result(said)
+            answer.set_result(value)
 
     def fail_with(why: str) -> None:  # raised as it is, SystemExit would end the loop, StopIteration be lost
         if not answer.done():

@@ -1,20 +1,20 @@
 """Event loops for blocking calls: one that is run by whoever waits for it, and the eager first step of a coroutine.
 
-Theory of operation, `SharedLoop`: what outlives a call (an open sandbox, a session) needs a loop that lives on. Where a
-thread runs that loop all the time, each blocking call wakes two threads, which takes longer than a small cell. So this
-loop is run in turns. A caller who finds it free takes the turn, runs the loop until the task at hand has ended,
-whatever else happens there meanwhile, and leaves. In between, a thread sleeps (the keeper): not in the loop but on a
-second epoll, which watches the loop's own one and is armed by whoever leaves, for one event. So it wakes when something
-happens while nobody has the turn, and only then; it runs what is ready, never waits in the loop, and goes back to
-sleep. For timers it sleeps no longer than until the next one is due; who leaves an earlier one behind wakes it by an
-eventfd (the bell). Only while calls are handed over to it does it stay in the loop: with several callers at once,
-changing turns would cost more.
+Theory of operation, `SharedLoop`: an open sandbox or a session outlives a call, so it needs a loop that does. If a
+thread ran that loop all the time, each blocking call would wake two threads, which takes longer than a small cell. So
+the callers run this loop, one at a time. A caller that finds it free acquires its lock, runs the loop until the
+caller's task has ended, along with whatever else is due, and releases it. While no caller runs it, the idle thread
+waits: not in the loop but on a second epoll, which watches the loop's own epoll and is armed by `release` for one
+event. So this thread wakes only when something happens while no caller runs the loop. It runs what is ready, does not
+wait in the loop, and goes back to sleep, until the next timer at the latest. A caller that leaves an earlier timer
+wakes it by an eventfd. Only while calls are queued for it does it stay in the loop: with several callers at once,
+changing the owner for each call would cost more.
 
-`TurnLoop`: a small cell of a session is answered in less time than a task and the five rounds of the loop that it would
-take are set up in. So who has a loop's turn takes the first step of such a coroutine itself, without a task. Where that
-comes to the one thing it has to wait for, it may `wait_briefly`: in the selector, where everything else that the loop
-waits for is received as well. As soon as anybody else has something to do, or the time is up, the coroutine waits as
-usual. It then becomes a task (`Begun` is its rest), and the loop runs.
+`EagerLoop`: a small cell of a session is answered faster than a task and its five rounds of the loop can be set up. So
+the owner of the loop takes the first step of such a coroutine itself, without a task. Where the coroutine has to wait
+for one thing, it may `wait_briefly`: in the selector, which also receives everything else that the loop waits for. As
+soon as anything else has to run, or the time is up, the coroutine waits as usual. It then becomes a task
+(`StartedCoroutine` is its rest), and the loop runs.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-EXIT_PATIENCE_S = 5.0
+SHUTDOWN_TIMEOUT_S = 5.0
 LONGEST_SLEEP_S = 24 * 3600.0  # as asyncio has it: the kernel counts milliseconds, and stops at 24 days
-CROWDED_S = 0.005  # for calls to be handed over, once one came while another was at work
+CONTENTION_S = 0.005  # after two calls met, calls are queued for the idle thread for so long
 
 log = logging.getLogger("cloche.loop")
 
 
-class TurnLoop(asyncio.SelectorEventLoop):
-    """Be a loop whose owner may take a coroutine's first step eagerly. Use from the thread that has the turn."""
+class EagerLoop(asyncio.SelectorEventLoop):
+    """Be a loop whose owner may take a coroutine's first step eagerly. Use only in the thread that owns the loop."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         super().__init__(selector)
-        self._heard_by = selector
-        self._is_by_hand = False
+        self._own_selector = selector
+        self._is_starting = False
         self._may_have_tasks = False
         self.set_task_factory(self._make_task)
 
     def has_tasks(self) -> bool:
-        """Tell whether tasks of this loop have yet to end; one that never had any is not looked through."""
+        """Tell whether tasks of this loop have not ended; a loop that never had a task is not searched."""
         self._may_have_tasks = self._may_have_tasks and bool(asyncio.all_tasks(self))
         return self._may_have_tasks
 
@@ -65,22 +65,22 @@ class TurnLoop(asyncio.SelectorEventLoop):
         self._may_have_tasks = True
         return asyncio.Task(coroutine, loop=self, **settings)
 
-    def begin(self, coroutine: Coroutine[Any, Any, T]) -> Any:  # noqa: ANN401 - whatever a coroutine yields to its task
+    def start_eagerly(self, coroutine: Coroutine[Any, Any, T]) -> Any:  # noqa: ANN401 - whatever a coroutine yields to its task
         """Run a coroutine until it waits, and return what for. Raises StopIteration with its value if it never does."""
         events._set_running_loop(self)
-        self._is_by_hand = True
+        self._is_starting = True
         try:
             return coroutine.send(None)
         finally:
-            self._is_by_hand = False
+            self._is_starting = False
             events._set_running_loop(None)
 
     def wait_briefly(self, seconds: float, one: asyncio.Future[Any], other: asyncio.Future[Any]) -> None:
-        """Wait in this call until one of the two is done, for a coroutine's eager first step; others need not wait.
+        """Wait, in a coroutine's eager first step, until one of the two is done or anything else is ready to run.
 
-        Return at once where that is not what runs, and early when somebody else has something to do in this loop.
+        Returns at once outside of an eager first step, and early when another callback of the loop is ready.
         """
-        if not self._is_by_hand:
+        if not self._is_starting:
             return
         ready, timers = self._ready, self._scheduled  # type: ignore[attr-defined]
         until = self.time() + seconds
@@ -90,36 +90,35 @@ class TurnLoop(asyncio.SelectorEventLoop):
             left = until - self.time()
             if left <= 0:
                 return
-            self._process_events(self._heard_by.select(left))  # type: ignore[attr-defined]
+            self._process_events(self._own_selector.select(left))  # type: ignore[attr-defined]
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if not handle._cancelled:
                     handle._run()
 
 
-class Begun(Coroutine[Any, Any, T]):
-    """Be the rest of a coroutine that was begun eagerly and waits for something, to be made a task of.
+class StartedCoroutine(Coroutine[Any, Any, T]):
+    """Be the rest of a coroutine that was started eagerly and waits for a future, so that a task can be made of it.
 
-    Also who cancels that before its first step is heard in the coroutine, which does not begin there: what it waits
-    for is cancelled first, as it is for any task.
+    If the task is cancelled before its first step, the future is cancelled first, as for any task that waits.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], waits_for: Any) -> None:  # noqa: ANN401 - as in `begin`
-        self._coroutine, self._waits_for = coroutine, waits_for
-        self._is_told = False  # what it waits for
+        self._coroutine, self._awaited = coroutine, waits_for
+        self._has_yielded_first = False  # whether the task was given the future
         self.__qualname__ = getattr(coroutine, "__qualname__", type(self).__qualname__)
 
     def send(self, value: Any, /) -> Any:  # noqa: ANN401 - as a coroutine's own
-        if self._is_told:
+        if self._has_yielded_first:
             return self._coroutine.send(value)
-        self._is_told = True
-        return self._waits_for
+        self._has_yielded_first = True
+        return self._awaited
 
     def throw(self, *error: Any) -> Any:  # noqa: ANN401 - as a coroutine's own
-        was_told, self._is_told = self._is_told, True
+        had_yielded_first, self._has_yielded_first = self._has_yielded_first, True
         is_cancelled = isinstance(error[0], asyncio.CancelledError)
-        if is_cancelled and not was_told and self._waits_for is not None and self._waits_for.cancel():
-            return self._waits_for
+        if is_cancelled and not had_yielded_first and self._awaited is not None and self._awaited.cancel():
+            return self._awaited
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
@@ -130,97 +129,97 @@ class Begun(Coroutine[Any, Any, T]):
 
 
 class SharedLoop:
-    """Hold the loop and its keeper: the daemon thread that runs it while no caller does."""
+    """Hold the loop and its idle thread: the daemon thread that runs it while no caller does."""
 
     def __init__(self) -> None:
         """Make it. Raises OSError where descriptors have run out, RuntimeError where threads have; nothing is left."""
-        self._turn = threading.RLock()  # never taken twice: it is one that knows its owner, from the first moment on
-        self._wakes_at = math.inf  # when the keeper wakes by itself, on the loop's clock
+        self._owner_lock = threading.RLock()  # never acquired twice; an RLock, because it knows its owner
+        self._wakes_at = math.inf  # when the idle thread wakes by itself, on the loop's clock
         self._is_closed = False
-        self._crowded_until = 0.0
-        self._handed_over = 0  # calls that are run here while their threads wait; changed by who runs the loop
-        self._keeper = threading.Thread(target=self._keep, name="cloche-loop", daemon=True)
+        self._contended_until = 0.0
+        self._queued_calls = 0  # calls that are run here while their threads wait; changed by who runs the loop
+        self._idle_thread = threading.Thread(target=self._run_while_idle, name="cloche-loop", daemon=True)
         with contextlib.ExitStack() as on_failure:
             selector = on_failure.enter_context(selectors.EpollSelector())
-            self._inner = selector.fileno()
-            self.loop = TurnLoop(selector)
+            self._loop_epoll_fd = selector.fileno()
+            self.loop = EagerLoop(selector)
             on_failure.callback(self.loop.close)
-            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            on_failure.callback(os.close, self._bell)
-            self._watch = on_failure.enter_context(select.epoll())
-            self._watch.register(self._bell, select.EPOLLIN)
-            self._watch.register(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
-            self._keeper.start()
+            self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            on_failure.callback(os.close, self._wakeup_fd)
+            self._idle_epoll = on_failure.enter_context(select.epoll())
+            self._idle_epoll.register(self._wakeup_fd, select.EPOLLIN)
+            self._idle_epoll.register(self._loop_epoll_fd, select.EPOLLIN | select.EPOLLONESHOT)
+            self._idle_thread.start()
             on_failure.pop_all()
 
-    def take(self) -> TurnLoop | None:
-        """Take the turn and return the loop, for this thread to run until it leaves; None if others have it, or had."""
-        if time.monotonic() < self._crowded_until:
+    def try_acquire(self) -> EagerLoop | None:
+        """Return the loop, for this thread to run until it releases it; None if another thread has or just had it."""
+        if time.monotonic() < self._contended_until:
             return None
-        if not self._turn.acquire(blocking=False):
-            self._crowded_until = time.monotonic() + CROWDED_S
+        if not self._owner_lock.acquire(blocking=False):
+            self._contended_until = time.monotonic() + CONTENTION_S
             return None
         if self._is_closed:
-            self._turn.release()
+            self._owner_lock.release()
             return None
-        self._watch.modify(self._inner, 0)
+        self._idle_epoll.modify(self._loop_epoll_fd, 0)
         return self.loop
 
-    def leave(self, _: asyncio.AbstractEventLoop | None = None) -> None:
-        """Give the turn back; the keeper goes on with what is left to do."""
+    def release(self, _: asyncio.AbstractEventLoop | None = None) -> None:
+        """Release the loop; the idle thread goes on with what is left to do."""
         try:
             if self._is_ready() or self._next_due() < self._wakes_at:
-                os.eventfd_write(self._bell, 1)
-            self._watch.modify(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
+                os.eventfd_write(self._wakeup_fd, 1)
+            self._idle_epoll.modify(self._loop_epoll_fd, select.EPOLLIN | select.EPOLLONESHOT)
         finally:
-            self._turn.release()
+            self._owner_lock.release()
 
-    def begin_call(self) -> None:
+    def count_queued_call(self) -> None:
         """Count a call whose own thread does not run the loop; in the loop."""
-        self._handed_over += 1
+        self._queued_calls += 1
 
-    def end_call(self) -> None:
+    def uncount_queued_call(self) -> None:
         """Count it no more; in the loop."""
-        self._handed_over -= 1
-        if not self._handed_over and threading.current_thread() is self._keeper:
+        self._queued_calls -= 1
+        if not self._queued_calls and threading.current_thread() is self._idle_thread:
             self.loop.stop()
 
     def is_running_here(self) -> bool:
-        """Tell whether this thread has the turn: the loop may run below, or is about to, and waits for its return."""
-        return bool(self._turn._is_owned())  # type: ignore[attr-defined]
+        """Tell whether this thread owns the loop: it runs further down the stack, or is about to run."""
+        return bool(self._owner_lock._is_owned())  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Cancel what is left, wait a bounded time for it, and end the keeper."""
+        """Cancel what is left, wait a bounded time for it, and end the idle thread."""
         cancelled = asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop)
         try:
-            cancelled.result(EXIT_PATIENCE_S)
+            cancelled.result(SHUTDOWN_TIMEOUT_S)
         except TimeoutError:
-            log.debug("tasks of the shared loop have not ended within %g s, and are left", EXIT_PATIENCE_S)
+            log.debug("tasks of the shared loop have not ended within %g s, and are left", SHUTDOWN_TIMEOUT_S)
         self._is_closed = True
-        os.eventfd_write(self._bell, 1)
-        self._keeper.join(EXIT_PATIENCE_S)
-        if not self._keeper.is_alive() and self._turn.acquire(blocking=False):  # a daemon thread may have it
+        os.eventfd_write(self._wakeup_fd, 1)
+        self._idle_thread.join(SHUTDOWN_TIMEOUT_S)
+        if not self._idle_thread.is_alive() and self._owner_lock.acquire(blocking=False):  # a daemon thread may have it
             self.loop.close()
-            self._watch.close()
-            os.close(self._bell)
-            self._turn.release()
+            self._idle_epoll.close()
+            os.close(self._wakeup_fd)
+            self._owner_lock.release()
 
-    def _keep(self) -> None:
+    def _run_while_idle(self) -> None:
         wait_s: float | None = None
         while True:
-            self._watch.poll(wait_s)
+            self._idle_epoll.poll(wait_s)
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
-            with self._turn:
+                os.eventfd_read(self._wakeup_fd)
+            with self._owner_lock:
                 if self._is_closed:
                     return
                 self._run_what_is_ready()
-                while self._handed_over and not self._is_closed:
+                while self._queued_calls and not self._is_closed:
                     self._run()
                     self._run_what_is_ready()  # what came with the last call's end has had its wake-up
                 self._wakes_at = self._next_due()
                 wait_s = min(max(0.0, self._wakes_at - self.loop.time()), LONGEST_SLEEP_S)
-                self._watch.modify(self._inner, select.EPOLLIN | select.EPOLLONESHOT)
+                self._idle_epoll.modify(self._loop_epoll_fd, select.EPOLLIN | select.EPOLLONESHOT)
 
     def _run_what_is_ready(self) -> None:
         while True:

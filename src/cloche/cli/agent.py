@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.escape import plain, plain_line
+from cloche.core.escape import escape, escape_line
 
 from .app import root
 from .options import Decorator, argument, flag, json_option, option, sandbox_options
@@ -139,7 +139,7 @@ def call_tool(
 
     patience = PATIENCE_S if patience_s is None else check_patience(patience_s)
     answer = asyncio.run(_called(name, _read(arguments), _approver(approve, queue, patience), patience, options))
-    print(plain(answer.text) if sys.stdout.isatty() else answer.text)
+    print(escape(answer.text) if sys.stdout.isatty() else answer.text)
     _keep_images(answer, out)
     return EXIT_TOOL_FAILED if answer.is_error else 0
 
@@ -244,8 +244,8 @@ def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
     request = entry.request
     console = Console(emoji=False, width=None if sys.stdout.isatty() else 200)
     asks = "Confirm it once more" if request.is_confirmation else "Approve it"
-    where = plain(str(request.rules.get("runs_on")))
-    console.print(f"{entry.number}: {plain(request.tool)} ({request.risk}, on {where})", style="bold", markup=False)
+    where = escape(str(request.rules.get("runs_on")))
+    console.print(f"{entry.number}: {escape(request.tool)} ({request.risk}, on {where})", style="bold", markup=False)
     show_request(request, console)
     if entry.state == "waiting":
         told = f"{asks}? It waits {_left(entry)} longer: cloche approvals approve {number}, or deny {number}"
@@ -267,7 +267,7 @@ def decide(queue: str | None, number: int, *, is_approved: bool, reason: str = "
         found.decide(number, decision)
     done = "approved" if is_approved else "denied"
     remembered = "; the same call is not asked for again" if is_remembered else ""
-    print(f"{done} {number}: {plain(request.tool)} ({request.risk}){remembered}")
+    print(f"{done} {number}: {escape(request.tool)} ({request.risk}){remembered}")
     if is_approved and request.risk is Risk.CRITICAL and not request.is_confirmation:
         print("it is critical, and will be asked for once more")
     return 0
@@ -304,7 +304,7 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
         except TimeoutError:
             print(f"\n{entry.number}: its time is over, which is a no")
         except InvalidRequest as error:  # somebody else decided, or whoever asked is gone
-            print(plain_line(str(error)))
+            print(escape_line(str(error)))
 
 
 @contextmanager
@@ -325,12 +325,12 @@ def _opened(queue: str | None) -> Iterator[ApprovalQueue]:
 def _row(entry: Entry) -> dict[str, Any]:
     request = entry.request
     called = request.arguments.get("code", request.arguments.get("command", ""))
-    text = plain_line(str(called))
+    text = escape_line(str(called))
     return {
         "number": entry.number,
-        "tool": plain(request.tool),
+        "tool": escape(request.tool),
         "risk": f"{request.risk}, to confirm" if request.is_confirmation else str(request.risk),
-        "runs on": plain(str(request.rules.get("runs_on", ""))),
+        "runs on": escape(str(request.rules.get("runs_on", ""))),
         "asked": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.asked_at)),
         "state": f"waits {_left(entry)}" if entry.state == "waiting" else f"{entry.state}{_decided(entry)}",
         "asks for": text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…",
@@ -344,8 +344,8 @@ def _left(entry: Entry) -> str:
 def _decided(entry: Entry) -> str:
     if entry.decision is None:
         return ""
-    reason = f": {plain(str(entry.decision.reason))}" if entry.decision.reason else ""
-    return f" by {plain(str(entry.decision.by))}{reason}"
+    reason = f": {escape(str(entry.decision.reason))}" if entry.decision.reason else ""
+    return f" by {escape(str(entry.decision.by))}{reason}"
 
 
 def _as_dict(entry: Entry) -> dict[str, Any]:
@@ -500,7 +500,7 @@ def _container(
         folder, image, command, env=_variables(env), user=_ids(user), name=name, has_terminal=tty, **options
     )
     line = shlex.join(found)
-    if not as_json and plain(line) != line:
+    if not as_json and escape(line) != line:
         raise InvalidRequest("a name has characters that no terminal should be sent; --json prints the list")
     print(json.dumps(found) if as_json else line)
     return 0

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from cloche.core.errors import ClocheError, InvalidRequest
-from cloche.core.escape import plain, plain_line
+from cloche.core.escape import escape, escape_line
 
 from .app import root
 from .options import Decorator, Function, flag, json_option, option, sandbox_options
@@ -169,7 +169,7 @@ def _row(event: Event) -> dict[str, str]:
         "by": event.get("by") or event.get("approved_by") or event.get("door"),
         "reason": event.get("reason"),
     }
-    return {name: "" if value is None else plain_line(str(value))[:200] for name, value in told.items()}
+    return {name: "" if value is None else escape_line(str(value))[:200] for name, value in told.items()}
 
 
 def _instant(text: str) -> str:
@@ -206,16 +206,16 @@ def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str
     if not found.events and found.is_whole:
         print(f"there is no audit log in {place}")
     for fault in found.faults[:MOST_SHOWN_FAULTS]:
-        print(plain(str(fault)))
+        print(escape(str(fault)))
     if found.fault_count > MOST_SHOWN_FAULTS:
         print(f"and {found.fault_count - MOST_SHOWN_FAULTS} more")
     for note in _notes(found):
-        print(plain_line(note))
+        print(escape_line(note))
     if found.last is not None:
         told = (
             "whole" if is_good else f"NOT whole, {found.fault_count} {'fault' if found.fault_count == 1 else 'faults'}"
         )
-        print(plain_line(f"{found.events} events from {found.first_time} to {found.last_time}: {told}"))
+        print(escape_line(f"{found.events} events from {found.first_time} to {found.last_time}: {told}"))
         print(f"head {found.last}")
     return 0 if is_good else EXIT_FAULTS
 
@@ -353,7 +353,7 @@ def _is_of_log(folder: str, path: str) -> bool:
 
 def _write(events: Iterator[Event], form: str, to: IO[str]) -> None:
     if form == "csv":
-        shown = plain if to.isatty() else str
+        shown = escape if to.isatty() else str
         to.write(_csv_line((*COLUMNS, "more")))
         for event in events:
             more = {name: value for name, value in event.items() if name not in COLUMNS and name != "v"}

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import ClocheError, InvalidRequest
-from cloche.core.escape import plain, plain_line, plain_output, sendable
+from cloche.core.escape import escape, escape_line, escape_output, utf8_safe
 
 if TYPE_CHECKING:
     from cloche.core.events import Progress
@@ -84,7 +84,7 @@ def _unexpected(error: Exception, *, debug: bool, as_json: bool) -> int:
 
 def say(text: str) -> None:
     """Print one line about the run on stderr."""
-    line = plain(" ".join(text.splitlines()))
+    line = escape(" ".join(text.splitlines()))
     print(f"cloche: {line}", file=sys.stderr, flush=True)
 
 
@@ -107,7 +107,7 @@ class PlainFormatter(logging.Formatter):
     """Write messages without what a terminal would obey: they may quote whatever ran."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record))
+        return escape(super().format(record))
 
 
 def log_to_stderr() -> None:
@@ -122,10 +122,10 @@ def _report(error: Exception, text: str, *, debug: bool, as_json: bool) -> None:
     if debug:
         import traceback
 
-        print(plain("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        print(escape("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     say(text)
     if as_json:
-        print(json.dumps({"error": {"type": type(error).__name__, "message": sendable(str(error))}}))
+        print(json.dumps({"error": {"type": type(error).__name__, "message": utf8_safe(str(error))}}))
 
 
 def _exit_orderly(number: int, _frame: FrameType | None) -> None:
@@ -153,13 +153,13 @@ class Writer:
     def write(self, data: bytes) -> None:
         """Write `data`; raises BrokenPipeError when nobody reads any more."""
         if self._is_terminal:
-            data = self._coloured(plain_output(self._decoder.decode(data)))
+            data = self._coloured(escape_output(self._decoder.decode(data)))
         self._write_all(data)
 
     def finish(self) -> None:
         """Write what is left of a character that never ended."""
         if self._is_terminal:
-            self._write_all(self._coloured(plain_output(self._decoder.decode(b"", final=True))))
+            self._write_all(self._coloured(escape_output(self._decoder.decode(b"", final=True))))
 
     def _coloured(self, text: str) -> bytes:
         data = text.encode("utf-8", "replace")
@@ -210,7 +210,7 @@ def show(
     for row in rows:
         for name in below:
             if row[name]:
-                print(plain_line(f"{_cell(row[names[0]])}: {name}: {_cell(row[name])}"))
+                print(escape_line(f"{_cell(row[names[0]])}: {name}: {_cell(row[name])}"))
 
 
 def _cell(value: object) -> str:
@@ -218,7 +218,7 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return plain(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+    return escape(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
 @contextmanager
@@ -227,14 +227,14 @@ def progress_shown() -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from cloche.core.events import watchers
+    from cloche.core.events import progress_sinks
 
     bar = _Bar()
-    watchers.append(bar.show)
+    progress_sinks.append(bar.show)
     try:
         yield
     finally:
-        watchers.remove(bar.show)
+        progress_sinks.remove(bar.show)
         bar.close()
 
 
@@ -256,11 +256,11 @@ class _Bar:
         if not isinstance(self._drawn, Drawing):
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
             self._drawn = Drawing(*columns, console=Console(stderr=True), transient=True)
-            self._drawn.add_task(plain_line(progress.what), total=None)
+            self._drawn.add_task(escape_line(progress.what), total=None)
             self._drawn.start()
         total = progress.total or None
         self._drawn.update(
-            self._drawn.task_ids[0], description=plain_line(progress.what), completed=progress.done, total=total
+            self._drawn.task_ids[0], description=escape_line(progress.what), completed=progress.done, total=total
         )
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.escape import plain, plain_line
+from cloche.core.escape import escape, escape_line
 
 from .app import root
 from .options import (
@@ -272,7 +272,7 @@ def _print_plan(event: Event) -> None:
 
     if isinstance(event, Started):
         for number, step in enumerate(event.plan, 1):
-            text = plain(f"{number:3} {step.seconds * 1000:8.2f} ms  {step.name}: {step.description}")
+            text = escape(f"{number:3} {step.seconds * 1000:8.2f} ms  {step.name}: {step.description}")
             print(text, file=sys.stderr, flush=True)
 
 
@@ -407,7 +407,7 @@ class FixShown:
         from rich.console import Console
         from rich.text import Text
 
-        shown = Text(plain_line(text))
+        shown = Text(escape_line(text))
         if self._spinner is None:
             self._spinner = Console(stderr=True).status(shown)
             self._spinner.start()
@@ -459,6 +459,6 @@ def _print_diff(diff: str) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     lines = diff.splitlines()
     for line in lines[:MOST_DIFF_LINES]:
-        console.print(Text(plain(line[:MOST_LINE_CHARS]), style=STYLES.get(line[:1], "")))
+        console.print(Text(escape(line[:MOST_LINE_CHARS]), style=STYLES.get(line[:1], "")))
     if len(lines) > MOST_DIFF_LINES:
         say(f"{len(lines) - MOST_DIFF_LINES} more lines; --json shows the whole program")

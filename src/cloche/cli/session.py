@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from cloche.core.errors import ClocheError, InvalidRequest
-from cloche.core.escape import plain_line, plain_name
+from cloche.core.escape import escape_line, escape_name
 
 from .app import root
 from .options import debug_option, json_option, no_sandbox_option, option, program_options, sandbox_options
@@ -162,7 +162,7 @@ class Prompt:
         session = self.branch.session
         _be_lenient(sys.stdin)
         print(
-            f"{plain_line(session.runtime)} in a sandbox. :help lists what this prompt knows, Ctrl-D leaves.",
+            f"{escape_line(session.runtime)} in a sandbox. :help lists what this prompt knows, Ctrl-D leaves.",
             flush=True,
         )
         with line_editing(session.language):
@@ -343,7 +343,7 @@ def usage(name: str, word: Word) -> str:
 
 def tell(text: str) -> None:
     """Print one line, whatever names of the guest's are in it."""
-    print(plain_name(text), flush=True)
+    print(escape_name(text), flush=True)
 
 
 def show_help(_: Prompt, __: Sequence[str]) -> None:

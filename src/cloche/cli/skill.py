@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloche.core.errors import InvalidRequest
-from cloche.core.escape import plain_line
+from cloche.core.escape import escape_line
 
 from .app import root
 from .options import Command, argument, debug_option, json_option, output_options, program_options, sandbox_options
@@ -165,10 +165,10 @@ def _line(row: dict[str, Any]) -> dict[str, str]:
     faults = len(row["faults"])
     state = f"faulty ({faults})" if faults else "hidden by one above" if row["hidden"] else "ok"
     return {
-        "skill": plain_line(row["skill"]),
+        "skill": escape_line(row["skill"]),
         "state": state,
-        "description": plain_line(row["description"]),
-        "folder": plain_line(row["folder"]),
+        "description": escape_line(row["description"]),
+        "folder": escape_line(row["folder"]),
     }
 
 
@@ -178,12 +178,12 @@ def _print_skill(examined: Examined, terms: Terms | None, faults: tuple[Fault, .
         rows = [
             {
                 "key": term.key,
-                "default": plain_line(term.default),
-                "from": "" if term.origin == "default" else plain_line(term.origin),
-                "asked": plain_line(term.asked),
-                "ceiling": plain_line(term.ceiling),
-                "result": "refused" if term.is_refused else plain_line(term.result),
-                "why": "see below" if term.is_refused else plain_line(term.why),
+                "default": escape_line(term.default),
+                "from": "" if term.origin == "default" else escape_line(term.origin),
+                "asked": escape_line(term.asked),
+                "ceiling": escape_line(term.ceiling),
+                "result": "refused" if term.is_refused else escape_line(term.result),
+                "why": "see below" if term.is_refused else escape_line(term.why),
             }
             for term in terms.table
         ]
@@ -212,7 +212,7 @@ def _print_card(skill: Skill) -> None:
     ]  # fmt: skip
     for label, text in lines:
         if text:
-            print(f"{plain_line(label) + ':':<15} {plain_line(text)}")
+            print(f"{escape_line(label) + ':':<15} {escape_line(text)}")
 
 
 def _as_json(examined: Examined, terms: Terms | None, faults: tuple[Fault, ...]) -> dict[str, Any]:

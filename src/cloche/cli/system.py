@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from cloche.core.escape import plain, plain_line
+from cloche.core.escape import escape, escape_line
 
 from .app import root
 from .options import json_option, option, sandbox_options
@@ -75,9 +75,9 @@ def _backends(as_json: bool) -> int:
     """List the backends, and which can be used here."""
     from cloche.config.settings import load_settings
     from cloche.core.policy import BACKEND_ROWS, Policy
-    from cloche.execution.selection import Wish, describe
+    from cloche.execution.selection import BackendCriteria, describe
 
-    wish = Wish(policy=Policy(), images=load_settings().images)
+    wish = BackendCriteria(policy=Policy(), images=load_settings().images)
     found = {name: describe(name, wish) for name in BACKEND_ROWS}
     rows = [
         {
@@ -101,15 +101,15 @@ def _gc(as_json: bool) -> int:
 
     Containers, workspaces, their folders and control groups.
     """
-    from cloche.execution.registry import clear_remains
+    from cloche.execution.registry import collect_garbage
 
-    found = clear_remains()
+    found = collect_garbage()
     if as_json:
         print(json.dumps({backend: list(lines) for backend, lines in found.items()}, indent=2))
         return 0
     for backend, lines in found.items():
         for line in lines:
-            print(plain(f"{backend}: removed {line}"))
+            print(escape(f"{backend}: removed {line}"))
     if not any(found.values()):
         print("nothing to remove")
     return 0
@@ -128,7 +128,7 @@ def _build(backend: str, package: tuple[str, ...], as_json: bool) -> int:
 
     with progress_shown():
         line = build_image(backend, package)
-    print(json.dumps({"backend": backend, "built": line}) if as_json else plain(line))
+    print(json.dumps({"backend": backend, "built": line}) if as_json else escape(line))
     return 0
 
 
@@ -191,7 +191,7 @@ def _doctor(as_json: bool) -> int:
 def audit_lines(found: AuditState) -> list[str]:
     """Say in a few lines how the audit log is."""
     if found.is_on is None:
-        return [plain_line(f"audit log: unknown: {found.problem}")]
+        return [escape_line(f"audit log: unknown: {found.problem}")]
     place = f" in {found.folder}" if found.folder else ""
     lines = [f"audit log: {'on' if found.is_on else 'off'} ({found.origin}){place}"]
     if found.problem:
@@ -205,16 +205,16 @@ def audit_lines(found: AuditState) -> list[str]:
         lines.append(f"audit log: sound, {found.events} events up to {found.last_time}, {which}")
     elif found.folder:
         lines.append("audit log: no events yet")
-    return [plain_line(line) for line in lines]
+    return [escape_line(line) for line in lines]
 
 
 def _print_report(found: Diagnosis, audit: AuditState) -> None:
-    print(plain_line(f"level: {found.level} ({found.kernel}, {found.user})"))
+    print(escape_line(f"level: {found.level} ({found.kernel}, {found.user})"))
     for label, text in (("why not more", found.reason), ("what to do", found.remedy)):
         if text:
-            print(plain_line(f"{label}: {text}"))
+            print(escape_line(f"{label}: {text}"))
     for sentence in found.weak_points:
-        print(plain_line(f"weak point: {sentence}"))
+        print(escape_line(f"weak point: {sentence}"))
     for line in audit_lines(audit):
         print(line)
     for title, rows in _tables(found):

@@ -11,5 +11,5 @@ who is to blame (`errors`). Standard library only, no I/O, no clock, no import f
 - `protocols` (what a backend must offer and what it may), `fixing` (auto-fix as values), `loops` (waiting in asyncio),
   `suppressed` (errors that are only logged).
 
-To be kept: public names, error texts, the precedence of statuses, bounds on guests. Rows of tables are free to add.
+Must not change: public names, error texts, the precedence of statuses, bounds on guests. Rows of tables may be added.
 """

@@ -1,7 +1,7 @@
-"""Text from untrusted sources, for people: what a terminal would obey, and what nobody could see, becomes an escape.
+"""Escape text from untrusted sources: control characters and invisible ones become visible escapes.
 
-This is the one place that says which characters those are. Whatever prints what a guest, a skill, a log, a client or
-the rest of the world has written sends it through here: what is read must be what is there. `sendable` is for programs.
+All text of a guest, a skill, a log or a client that is printed goes through this module; only here is it decided which
+characters are escaped. `utf8_safe` is for programs: text that any protocol can carry.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Printable by the letter of Unicode, and yet not to be seen: what is ignorable unless it is supported (Unicode's
-# Default_Ignorable_Code_Point), blanks that are no spaces, a note without a head, a filler.
-_UNSEEN = frozenset(
+# Printable according to Unicode, and yet invisible: Default_Ignorable_Code_Point, blanks that are no spaces, fillers.
+_INVISIBLE = frozenset(
     map(
         chr,
         (
@@ -20,21 +19,21 @@ _UNSEEN = frozenset(
         ),
     )
 )  # fmt: skip
-MOST_KNOWN = 10_000  # characters whose form is remembered
+MOST_CACHED = 10_000  # characters
 
 
-def is_seen(char: str) -> bool:
-    """Tell whether a character is what it looks like; lines and tabs are."""
-    return char in "\n\t" or (char.isprintable() and char not in _UNSEEN)
+def is_visible(char: str) -> bool:
+    """Tell whether a character is visible and harmless to a terminal; line feed and tab count as such."""
+    return char in "\n\t" or (char.isprintable() and char not in _INVISIBLE)
 
 
-class _Forms(dict[int, str]):
-    """Hold how characters are shown, worked out when they are first met."""
+class _EscapeTable(dict[int, str]):
+    """Map code points to their text or escape, for `str.translate`; entries are made when first used."""
 
     def __missing__(self, number: int) -> str:
         char = chr(number)
-        form = char if is_seen(char) else _escape(number)
-        if len(self) < MOST_KNOWN:
+        form = char if is_visible(char) else _escape(number)
+        if len(self) < MOST_CACHED:
             self[number] = form
         return form
 
@@ -43,42 +42,42 @@ def _escape(number: int) -> str:
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"
 
 
-_FORMS = _Forms()
-_FORMS_OF_OUTPUT = _Forms({ord("\r"): "\r"})
-_FORMS_OF_NAMES = _Forms({ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"})
+_ESCAPES = _EscapeTable()
+_ESCAPES_OF_OUTPUT = _EscapeTable({ord("\r"): "\r"})
+_ESCAPES_OF_NAMES = _EscapeTable({ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"})
 
 
-def plain(text: str) -> str:
-    """Return text of lines and tabs, with an escape for whatever a terminal would obey or nobody would see."""
-    return text.translate(_FORMS)
+def escape(text: str) -> str:
+    """Return text with escapes for control characters and invisible ones; line feeds and tabs stay."""
+    return text.translate(_ESCAPES)
 
 
-def plain_line(text: str) -> str:
-    """Return text on one line, its blanks single, likewise."""
-    return plain(" ".join(text.split()))
+def escape_line(text: str) -> str:
+    """Return escaped text on one line, with single blanks."""
+    return escape(" ".join(text.split()))
 
 
-def plain_name(text: str) -> str:
-    """Return text on one line, likewise, with nothing left out: line breaks and tabs are escapes, too."""
-    return text.translate(_FORMS_OF_NAMES)
+def escape_name(text: str) -> str:
+    """Return escaped text on one line; line breaks and tabs become escapes, too."""
+    return text.translate(_ESCAPES_OF_NAMES)
 
 
-def plain_output(text: str) -> str:
-    """Return what a program prints, likewise; it may go back to the beginning of its line, as progress bars do."""
-    return text.translate(_FORMS_OF_OUTPUT)
+def escape_output(text: str) -> str:
+    """Return a program's output escaped; carriage returns stay, as progress bars use them."""
+    return text.translate(_ESCAPES_OF_OUTPUT)
 
 
-def sendable(text: str) -> str:
-    """Return text that every protocol takes: half of a character pair, or a byte that is no text, is an escape."""
+def utf8_safe(text: str) -> str:
+    """Return text that can be encoded as UTF-8: a lone surrogate becomes an escape."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def sendable_data(data: Any) -> Any:  # noqa: ANN401 - any plain data
-    """Return plain data with all of its text likewise: every reader of JSON takes it then."""
+def utf8_safe_data(data: Any) -> Any:  # noqa: ANN401 - any plain data
+    """Return plain data with `utf8_safe` applied to all of its text, so that any JSON reader takes it."""
     if isinstance(data, str):
-        return sendable(data)
+        return utf8_safe(data)
     if isinstance(data, Mapping):
-        return {sendable_data(name): sendable_data(value) for name, value in data.items()}
+        return {utf8_safe_data(name): utf8_safe_data(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
-        return [sendable_data(one) for one in data]
+        return [utf8_safe_data(item) for item in data]
     return data

@@ -1,8 +1,8 @@
 """What is reported while Cloche works: events of a run, progress of slow work, and output within bounds.
 
 Events are frozen values; a sink is a plain function that gets each of them. Progress is for work that takes long enough
-to be watched: a backend calls `tell`, and a front end that wants to show it puts a function into `watchers`. `HeadTail`
-keeps the head and the tail of a stream, and counts all of it.
+to be watched: a backend calls `report_progress`, and a front end adds a function to `progress_sinks`. `HeadTail` keeps
+the head and the tail of a stream, and counts all of it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def discard(event: Event) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Say how far a piece of work is, in bytes; a `total` of 0 is not known yet. The last one has `is_over`."""
+    """Report how far a piece of work is, in bytes; a `total` of 0 is not known yet. The last one has `is_over`."""
 
     what: str
     done: int = 0
@@ -76,13 +76,13 @@ class Progress:
     is_over: bool = False
 
 
-Watcher = Callable[[Progress], None]
-watchers: list[Watcher] = []
+ProgressSink = Callable[[Progress], None]
+progress_sinks: list[ProgressSink] = []
 
 
-def tell(progress: Progress) -> None:
-    """Tell every watcher; may be called in any thread."""
-    for watch in tuple(watchers):
+def report_progress(progress: Progress) -> None:
+    """Call every progress sink; may be called in any thread."""
+    for watch in tuple(progress_sinks):
         watch(progress)
 
 
@@ -98,10 +98,10 @@ class HeadTail:
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
-        room = self.limit - len(self._head) if not self._tail else 0
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
+        free = self.limit - len(self._head) if not self._tail else 0
+        if free > 0:
+            self._head += data[:free]
+            data = data[free:]
         if data:
             self._tail += data
             if len(self._tail) > 4 * self.limit:
@@ -111,7 +111,7 @@ class HeadTail:
     def is_truncated(self) -> bool:
         return self.total > self.limit
 
-    def kept(self) -> bytes:
+    def joined(self) -> bytes:
         """Return everything, or head, a line that says how much is missing, and tail."""
         if not self.total:
             return b""

@@ -1,13 +1,13 @@
-"""The codec of what a guest says: frames and lines of a live session, value and figures of a one-shot run. No I/O.
+"""The codec of messages from a guest: frames and lines of a session, value and figures of a one-shot run. No I/O.
 
 Theory of operation, sessions: caller and driver talk over one stream socket. Most drivers speak frames: a length of
 four bytes, big-endian, and one JSON object in UTF-8. Bash has neither lengths nor JSON, so its driver speaks lines, and
 `BashCodec` turns them into the same objects. A driver runs beside hostile code and counts as hostile itself: whatever
-does not fit the grammar or the bounds raises ValueError, after which a reader stays unusable, because a stream has no
-second beginning. What the objects hold is still the guest's word, for the caller to check.
+does not fit the grammar or the bounds raises ValueError, after which a reader stays unusable, because the stream cannot
+be resynchronised. The content of the objects is untrusted, and the caller's to check.
 
 One-shot runs: the guest writes its value to a pipe; where it displayed something, frames follow the letter F instead.
-`ToldReader` reads that as it comes, bounded and checked for its shape; when it is malformed, nothing is kept.
+`GuestReportReader` reads that as it comes, bounded and checked for its shape; a malformed report is dropped whole.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .guest_json import MAX_BYTES, MAX_PARTS, TooMuch, as_text, decode, json_writer
+from .guest_json import MAX_BYTES, MAX_PARTS, TooLarge, as_text, decode, json_writer
 from .limits import KIB, MIB
 from .result import Output
 
 MAX_FRAME_BYTES = MAX_BYTES
 MAX_FRAMES = 1000  # of one cell or run: twice as many as are kept
 MAX_CELL_PARTS = 2 * MAX_PARTS  # of all frames of one: of a value, and twice of what our drivers let a cell show
-MAX_SHOWN = 500  # outputs of one run or cell
+MAX_OUTPUTS = 500  # outputs of one run or cell
 MAX_MIMES = 100  # of one output
 MAX_METADATA_BYTES = 64 * KIB  # of one output, roughly as JSON
 MAX_VALUE_BYTES = 65_536
-MAX_TOLD_BYTES = 32 * MIB  # value and figures together
+MAX_REPORT_BYTES = 32 * MIB  # value and figures together
 EXIT_INTERRUPTED = 130
 _HEADER_BYTES = 4
 _MAX_LINE_BYTES = 100
@@ -72,32 +72,32 @@ class FrameReader:
             raise ValueError("this stream broke its protocol before")
         self._is_broken = True
         if not self._buffer and _HEADER_BYTES < len(data) <= self._max_bytes and _is_one_frame(data):
-            found = [self._read(as_text(data[_HEADER_BYTES:]))]  # as nearly all of them come
+            messages = [self._read(as_text(data[_HEADER_BYTES:]))]  # as nearly all of them come
         else:
             self._buffer += data
-            found = self._take_frames()
+            messages = self._take_frames()
         self._is_broken = False
-        return found
+        return messages
 
     def _take_frames(self) -> list[dict[str, Any]]:
-        found = []
+        messages = []
         while len(self._buffer) >= _HEADER_BYTES:
             length = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
             if length > self._max_bytes:
-                raise TooMuch(f"a frame of {length} bytes is longer than {self._max_bytes}")
+                raise TooLarge(f"a frame of {length} bytes is longer than {self._max_bytes}")
             end = _HEADER_BYTES + length
             if len(self._buffer) < end:
                 break
             with memoryview(self._buffer) as view, view[_HEADER_BYTES:end] as body:
                 text = as_text(body)
             del self._buffer[:end]  # before it is parsed: a large one is in memory often enough
-            found.append(self._read(text))
-        return found
+            messages.append(self._read(text))
+        return messages
 
     def _read(self, text: str) -> dict[str, Any]:
         self._frames_left -= 1
         if self._frames_left < 0:
-            raise TooMuch(f"there are more than {MAX_FRAMES} frames")
+            raise TooLarge(f"there are more than {MAX_FRAMES} frames")
         message, parts = _decode(text, min(MAX_PARTS, self._parts_left))
         self._parts_left -= parts
         return message
@@ -153,13 +153,13 @@ class BashCodec:
         *lines, rest = (self._line + data).split(b"\n", self._lines_left + 1)
         self._lines_left -= len(lines)
         if self._lines_left < 0:
-            raise TooMuch(f"there are more than {MAX_FRAMES} lines")
-        found = [message for line in lines if (message := self._parse(bytes(line))) is not None]
+            raise TooLarge(f"there are more than {MAX_FRAMES} lines")
+        messages = [message for line in lines if (message := self._parse(bytes(line))) is not None]
         if len(rest) > _MAX_LINE_BYTES:
             raise ValueError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
         self._line = bytearray(rest)
         self._is_broken = False
-        return found
+        return messages
 
     def _parse(self, line: bytes) -> dict[str, Any] | None:
         """Return the object of one line; None for the end of a run that had ended, or was never asked for."""
@@ -180,10 +180,10 @@ class BashCodec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class GuestReport:
     """Hold what a one-shot guest reported: its value, and what it displayed.
 
-    `is_cut` says that it displayed more than is kept; `refused` why nothing of it is kept, where it was too much.
+    `is_cut` says that further outputs were dropped; `refused` why the whole report was, if it was too large.
     """
 
     value: Any = None
@@ -193,13 +193,13 @@ class Told:
     refused: str = ""
 
     def notes(self) -> dict[str, Any]:
-        """Return what a result's `meta` says of it."""
+        """Return the entries for the result's `meta`."""
         cut = {"outputs_cut": True} if self.is_cut else {}
         return {**cut, "refused": self.refused} if self.refused else cut
 
 
-class ToldReader:
-    """Read what a one-shot guest reports, piece by piece as it comes: too much, or malformed, and nothing is kept."""
+class GuestReportReader:
+    """Read the report of a one-shot guest piece by piece; one that is too large or malformed is dropped whole."""
 
     def __init__(self) -> None:
         self._frames: FrameReader | None = None
@@ -216,7 +216,7 @@ class ToldReader:
         try:
             self._take(data)
         except ValueError as error:
-            self.refused = str(error) if isinstance(error, TooMuch) else ""
+            self.refused = str(error) if isinstance(error, TooLarge) else ""
             self._is_broken = True
             self._value.clear()
             self._outputs.clear()
@@ -226,31 +226,31 @@ class ToldReader:
         if not self._size and data[:1] == b"F":
             self._frames, self._size, data = FrameReader(), 1, data[1:]
         self._size += len(data)
-        if self._size > MAX_TOLD_BYTES:
-            raise TooMuch(f"value and figures have more than {MAX_TOLD_BYTES} bytes")
+        if self._size > MAX_REPORT_BYTES:
+            raise TooLarge(f"value and figures have more than {MAX_REPORT_BYTES} bytes")
         if self._frames is None:
             self._value += data
         for frame in self._frames.feed(data) if self._frames is not None else ():
             self._take_frame(frame)
         if len(self._value) > MAX_VALUE_BYTES:
-            raise TooMuch(f"the value has more than {MAX_VALUE_BYTES} bytes")
+            raise TooLarge(f"the value has more than {MAX_VALUE_BYTES} bytes")
 
     def _take_frame(self, frame: dict[str, Any]) -> None:
         text = frame.get("text")
         self._value = bytearray(text.encode() if isinstance(text, str) else b"")  # it stands in the last one
         self._is_cut = self._is_cut or frame.get("is_cut") is True
         output = read_output(frame)
-        if output is not None and len(self._outputs) < MAX_SHOWN:
+        if output is not None and len(self._outputs) < MAX_OUTPUTS:
             self._outputs.append(output)
         elif output is not None:
             self._is_cut = True
 
-    def told(self) -> Told:
-        """Return what was reported in all; nothing where that was malformed."""
+    def report(self) -> GuestReport:
+        """Return the whole report; an empty one if it was malformed."""
         if self._is_broken:
-            return Told(refused=self.refused)
+            return GuestReport(refused=self.refused)
         value, is_repr = _value(bytes(self._value))
-        return Told(value=value, is_repr=is_repr, outputs=tuple(self._outputs), is_cut=self._is_cut)
+        return GuestReport(value=value, is_repr=is_repr, outputs=tuple(self._outputs), is_cut=self._is_cut)
 
 
 def _value(data: bytes) -> tuple[Any, bool]:

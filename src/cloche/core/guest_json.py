@@ -40,19 +40,19 @@ _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class TooMuch(ValueError):
+class TooLarge(ValueError):
     """Report that a guest sent more than any value needs."""
 
 
 def as_text(body: bytes | bytearray | memoryview) -> str:
     """Return what UTF-8 spells. Raises ValueError for what is none, TooMuch for more than is ever parsed."""
     if len(body) > MAX_BYTES:
-        raise TooMuch(f"{len(body)} bytes of JSON are more than {MAX_BYTES}")
+        raise TooLarge(f"{len(body)} bytes of JSON are more than {MAX_BYTES}")
     try:
         return str(body, "ascii")
     except UnicodeDecodeError:
         if len(body) > MAX_WIDE_BYTES:
-            raise TooMuch(f"{len(body)} bytes of JSON that is not ASCII are more than {MAX_WIDE_BYTES}") from None
+            raise TooLarge(f"{len(body)} bytes of JSON that is not ASCII are more than {MAX_WIDE_BYTES}") from None
         return str(body, "utf-8")
 
 
@@ -64,7 +64,7 @@ def decode(text: str, most_parts: int = MAX_PARTS, *, mends_text: bool = False) 
     """
     has_escapes = "\\" in text
     if has_escapes and len(text) > MAX_ESCAPES and text.count("\\") > MAX_ESCAPES:
-        raise TooMuch(f"JSON has more than {MAX_ESCAPES} escapes")
+        raise TooLarge(f"JSON has more than {MAX_ESCAPES} escapes")
     may_have_halves = has_escapes and _SURROGATE_ESCAPE.search(text) is not None
     if len(text) > MAX_BESIDE_BYTES:
         return _Large(text, most_parts, mends_text=mends_text, may_have_halves=may_have_halves).read()
@@ -88,15 +88,15 @@ def _count(text: str, brackets: int, most: int) -> int:
         beside = _outside_of_texts(text, 4 * most + 4)  # a name and a text for each part, and two quotes for each
         parts = beside.count(",") + beside.count("[") + beside.count("{")
         if len(beside) > MAX_OUTSIDE_CHARS:
-            raise TooMuch(f"JSON has more than {MAX_OUTSIDE_CHARS} characters outside of texts")
+            raise TooLarge(f"JSON has more than {MAX_OUTSIDE_CHARS} characters outside of texts")
     if parts > most:
-        raise TooMuch(f"JSON has more than {most} parts")
+        raise TooLarge(f"JSON has more than {most} parts")
     return parts
 
 
 def _outside_of_texts(text: str, most_quotes: int) -> str:
     """Return JSON without what is in quotes. Raises TooMuch."""
-    kept, quotes, at = [], 0, 0
+    outside, quotes, at = [], 0, 0
     while at < len(text):
         end = at + _BLOCK_CHARS
         while end < len(text) and text[end - 1] == "\\":  # no block ends within an escape
@@ -108,10 +108,10 @@ def _outside_of_texts(text: str, most_quotes: int) -> str:
         found = pieces[quotes % 2 :: 2]
         quotes += len(pieces) - 1
         if quotes > most_quotes:
-            raise TooMuch("JSON has more texts than any value needs")
-        kept += found
+            raise TooLarge("JSON has more texts than any value needs")
+        outside += found
         at = end
-    return "".join(kept)
+    return "".join(outside)
 
 
 def _refuse(word: str) -> Any:  # noqa: ANN401 - the shape of json's hook
@@ -198,7 +198,7 @@ class _Large:
         while True:
             self._members_left -= 1
             if self._members_left < 0:
-                raise TooMuch(f"a large JSON object has more than {MAX_MEMBERS} members")
+                raise TooLarge(f"a large JSON object has more than {MAX_MEMBERS} members")
             self._expect(at, '"')
             name, at = self._scan_whole_text(at + 1)
             at = self._after_blanks(at)
@@ -218,7 +218,7 @@ class _Large:
         is_list = first in ("[", "{")
         self._pieces_left -= is_list
         if self._pieces_left < 0:
-            raise TooMuch(f"a large JSON object has more than {MAX_PIECES} lists and objects")
+            raise TooLarge(f"a large JSON object has more than {MAX_PIECES} lists and objects")
         most = self._bytes_left if is_list else min(self._bytes_left, 2 * MAX_DIGITS)
         piece = self._text[at : at + most]
         brackets = piece.count("[") + piece.count("{") if is_list else 0
@@ -228,7 +228,7 @@ class _Large:
             value, end = _reader().scan_once(piece, 0)
         except (ValueError, StopIteration, RecursionError):
             if at + most < len(self._text):
-                raise TooMuch(f"a JSON object has more than {MAX_BESIDE_BYTES} bytes beside its texts") from None
+                raise TooLarge(f"a JSON object has more than {MAX_BESIDE_BYTES} bytes beside its texts") from None
             raise ValueError("a part of a JSON object is none") from None
         self._bytes_left -= end
         if brackets > MAX_DEPTH and _is_deep(value):
@@ -256,7 +256,7 @@ class _Large:
             raise ValueError("a text holds half of a character")
         self._halves_left -= mended.count("\ufffd") - block.count("\ufffd")
         if self._halves_left < 0:
-            raise TooMuch(f"texts hold more than {MAX_HALVES} halves of characters")
+            raise TooLarge(f"texts hold more than {MAX_HALVES} halves of characters")
         return mended
 
 
@@ -286,7 +286,7 @@ def _whole(value: Any, *, mends_text: bool) -> Any:  # noqa: ANN401 - any JSON
         return value
     mended, count = _LONE_SURROGATE.subn("\ufffd", text, MAX_HALVES + 1)
     if count > MAX_HALVES:
-        raise TooMuch(f"texts hold more than {MAX_HALVES} halves of characters")
+        raise TooLarge(f"texts hold more than {MAX_HALVES} halves of characters")
     return _parsed(mended)
 
 

@@ -304,7 +304,7 @@ LANGUAGES: Mapping[str, Language] = {
 
 # Where programs lie in /workspace: no listing shows them, and no user's file may have such a name.
 PROGRAM_FILES = frozenset(language.file_name for language in LANGUAGES.values())
-_BY_WORD: Mapping[str, Language] = {
+_BY_NAME: Mapping[str, Language] = {
     word: language for language in LANGUAGES.values() for word in (language.name, *language.aliases)
 }
 _BY_SUFFIX: Mapping[str, Language] = {
@@ -316,7 +316,7 @@ _VERSION_TAIL = re.compile(r"[0-9.]+$")
 def language_named(name: str) -> Language:
     """Return the language of that name or alias (any case), or raise InvalidRequest naming the known ones."""
     try:
-        return _BY_WORD[name.strip().lower()]
+        return _BY_NAME[name.strip().lower()]
     except KeyError:
         raise InvalidRequest(f"unknown language {name!r}; known languages: {', '.join(LANGUAGES)}") from None
 
@@ -324,7 +324,7 @@ def language_named(name: str) -> Language:
 def detect_language(file_name: str, first_line: bytes | str = b"") -> Language:
     """Return the language of a file by its suffix, else by its first line (`#!`), or raise InvalidRequest."""
     suffix = posixpath.splitext(file_name)[1].lower()
-    found = _BY_SUFFIX.get(suffix) or _BY_WORD.get(_shebang_program(first_line))
+    found = _BY_SUFFIX.get(suffix) or _BY_NAME.get(_shebang_program(first_line))
     if found is None:
         known = ", ".join(LANGUAGES)
         raise InvalidRequest(f"cannot tell the language of {file_name!r}; name one with --language: {known}")
@@ -349,25 +349,25 @@ def render(
 
     `programs` maps program names to paths; one that is missing is called by its bare name, as images want it.
     """
-    words = _words(engine, programs, source, build)
+    words = _placeholders(engine, programs, source, build)
     commands = [tuple(part.format_map(words) for part in command) for command in engine.commands]
     return (*commands[:-1], (*commands[-1], *argv))
 
 
 def render_env(engine: Engine, source: str, build: str) -> Mapping[str, str]:
     """Return the variables that all of the engine's commands need."""
-    words = _words(engine, {}, source, build)
+    words = _placeholders(engine, {}, source, build)
     return MappingProxyType({name: value.format_map(words) for name, value in engine.env.items()})
 
 
 def render_generated(engine: Engine, source: str, build: str) -> Mapping[str, str]:
     """Return the files to write before the first command: absolute path, text."""
-    words = _words(engine, {}, source, build)
+    words = _placeholders(engine, {}, source, build)
     files = {f"{build}/{name}": text.format_map(words) for name, text in engine.generated.items()}
     return MappingProxyType(files)
 
 
-def _words(engine: Engine, programs: Mapping[str, str], source: str, build: str) -> Mapping[str, str]:
+def _placeholders(engine: Engine, programs: Mapping[str, str], source: str, build: str) -> Mapping[str, str]:
     return {"source": source, "build": build, **{name: programs.get(name, name) for name in engine.programs}}
 
 
@@ -376,9 +376,9 @@ def limits_note(engine: Engine, limits: Limits) -> str:
     low = [name for name, amount in engine.advised.items() if getattr(limits, name) < amount]
     if not low:
         return ""
-    wanted = ", ".join(f"{name}={_written(name, engine.advised[name])}" for name in low)
+    wanted = ", ".join(f"{name}={_format_amount(name, engine.advised[name])}" for name in low)
     return f"{engine.name} may need more than these limits for larger programs: {wanted}"
 
 
-def _written(name: str, amount: int) -> str:
+def _format_amount(name: str, amount: int) -> str:
     return format_size(amount) if name.endswith("_bytes") else str(amount)

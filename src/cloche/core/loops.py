@@ -1,8 +1,8 @@
 """Waiting in asyncio: for work that must be finished in spite of cancellation, for the first of several, for a task.
 
-Some event loops run nothing but one blocking call (`keep_for_one_call`): whoever waits in one of them keeps nobody else
-waiting. A coroutine in them begins without a task (see `blocking.loops`) and becomes one when it first waits;
-`become_task` makes it one earlier.
+Some event loops run nothing but one blocking call (`mark_single_call_loop`): blocking one of them delays nobody else. A
+coroutine in them starts without a task (see `blocking.loops`) and becomes one when it first waits; `become_task` makes
+it one earlier.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_alone: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
+_single_call_loops: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
 
 
-def keep_for_one_call(loop: AbstractEventLoop) -> None:
-    """Say that this loop runs one call after the other, each by itself."""
-    _alone.add(loop)
+def mark_single_call_loop(loop: AbstractEventLoop) -> None:
+    """Note that this loop runs only one call at a time."""
+    _single_call_loops.add(loop)
 
 
-def runs_one_call(loop: AbstractEventLoop) -> bool:
-    """Tell whether what runs in this loop is all that it runs."""
-    return loop in _alone
+def is_single_call_loop(loop: AbstractEventLoop) -> bool:
+    """Tell whether this loop runs only one call at a time."""
+    return loop in _single_call_loops
 
 
 async def become_task() -> None:

@@ -94,14 +94,14 @@ def _as_tuple(values: object, *, name: str) -> tuple[Any, ...]:
 
 def parse_network(value: object, *, name: str) -> NetworkMode:
     """Read a network setting: a boolean (`true` is `open`), or the name of a mode."""
-    by_word: dict[object, NetworkMode] = {
+    modes: dict[object, NetworkMode] = {
         False: "off", True: "open", "false": "off", "true": "open", "off": "off", "none": "off",
         "open": "open", "bridge": "open", "on": "open", "allowlist": "allowlist",
     }  # fmt: skip
-    word = value.strip().lower() if isinstance(value, str) else value
-    if not isinstance(word, bool | str) or word not in by_word:
+    text = value.strip().lower() if isinstance(value, str) else value
+    if not isinstance(text, bool | str) or text not in modes:
         raise InvalidRequest(f"{name}: {value!r} is not a network setting; use off, allowlist or open")
-    return by_word[word]
+    return modes[text]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,24 +184,24 @@ class BackendRow:
     """Hold all that is said of one backend's name, but for its code, which `execution.registry` alone imports.
 
     `provider` is "module:attribute", called without arguments; without one, `needs` says what it will need. `level` is
-    the one level that this name stands for. `instead` is another such place, for whoever names no image and the first
-    cannot serve. `takes_image` says whether an image can be chosen, `asks_around` whether it takes a word with somebody
-    else to find out if it is there. `isolates` makes it one that tiers 3 and 4 may choose. `strength` orders the names
-    that a file which nobody vetted may move between, upwards only: remote ones have none, as they would send the code
-    elsewhere. `auto_most` is the level that it gives to `auto` at most, without which `auto` never takes it;
-    `auto_level` is what `auto` then asks it for, where it has several.
+    the one level that this name stands for. `alternative` is a second provider, used where the first is not available
+    and the caller names no image. `takes_image` says whether an image can be chosen, `queries_service` whether a daemon
+    or a machine has to be asked if the backend is available. `isolates`: tiers 3 and 4 may choose it. `strength` orders
+    the names between which an untrusted file may move, upwards only; remote ones have none, because they would send the
+    code elsewhere. `auto_max_level` is the highest level that it can give to `auto`; without it `auto` never takes it.
+    `auto_level` is the level that `auto` then asks it for, where it has several.
     """
 
     summary: str
     provider: str | None = None
-    instead: str | None = None
+    alternative: str | None = None
     level: Level | None = None
     needs: str = ""
     takes_image: bool = False
-    asks_around: bool = False
+    queries_service: bool = False
     isolates: bool = True
     strength: int | None = None
-    auto_most: Level | None = None
+    auto_max_level: Level | None = None
     auto_level: Level | None = None
 
 
@@ -210,9 +210,11 @@ _DOCKER = "cloche.backends.docker:DockerBackend"
 # One row per backend: adding one is a row here and its own module. Of what `auto` may take, the fastest stands first.
 BACKEND_ROWS: Mapping[str, BackendRow] = {
     "local": BackendRow(
-        summary="native Linux jail, nothing to set up", provider=_LOCAL, strength=2, auto_most=Level.JAIL
+        summary="native Linux jail, nothing to set up", provider=_LOCAL, strength=2, auto_max_level=Level.JAIL
     ),
-    "auto": BackendRow(summary="the strongest backend here that meets the policy, or the fastest", asks_around=True),
+    "auto": BackendRow(
+        summary="the strongest backend here that meets the policy, or the fastest", queries_service=True
+    ),
     "subprocess": BackendRow(
         summary="child process with limits, no isolation",
         provider=_LOCAL,
@@ -231,43 +233,43 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
         summary="throwaway container",
         provider=_DOCKER,
         takes_image=True,
-        asks_around=True,
+        queries_service=True,
         strength=3,
-        auto_most=Level.JAIL,
+        auto_max_level=Level.JAIL,
         auto_level=Level.JAIL,
     ),
     "gvisor": BackendRow(
         summary="gVisor: containers of docker on it, or runsc by itself",
         provider=_DOCKER,
-        instead="cloche.backends.gvisor:RunscBackend",
+        alternative="cloche.backends.gvisor:RunscBackend",
         level=Level.GVISOR,
         takes_image=True,
-        asks_around=True,
+        queries_service=True,
         strength=4,
-        auto_most=Level.GVISOR,
+        auto_max_level=Level.GVISOR,
         auto_level=Level.GVISOR,
     ),
     "firecracker": BackendRow(
         summary="throwaway virtual machine on Firecracker",
         provider="cloche.backends.microvm:FirecrackerBackend",
-        asks_around=True,
+        queries_service=True,
         strength=5,
-        auto_most=Level.VM,
+        auto_max_level=Level.VM,
         auto_level=Level.VM,
     ),
     "microvm": BackendRow(
         summary="throwaway virtual machine on QEMU",
         provider="cloche.backends.microvm:MicroVMBackend",
-        asks_around=True,
+        queries_service=True,
         strength=5,
-        auto_most=Level.VM,
+        auto_max_level=Level.VM,
         auto_level=Level.VM,
     ),
     "microsandbox": BackendRow(
         summary="machine of microsandbox",
         provider="cloche.backends.microsandbox:MicrosandboxBackend",
         takes_image=True,
-        asks_around=True,
+        queries_service=True,
         strength=5,
     ),
     "e2b": BackendRow(summary="E2B cloud", needs="a remote service"),
@@ -275,9 +277,11 @@ BACKEND_ROWS: Mapping[str, BackendRow] = {
     "kubernetes": BackendRow(summary="pods of a cluster", needs="a cluster"),
     "ray": BackendRow(summary="workers of a Ray cluster", needs="a cluster"),
 }
-_ISOLATING = (*(name for name, row in BACKEND_ROWS.items() if row.isolates and name != "auto"), "auto")
+_ISOLATING_BACKENDS = (*(name for name, row in BACKEND_ROWS.items() if row.isolates and name != "auto"), "auto")
 # Names that stand for the host itself: what a model or anybody unknown wrote does not run there.
-ON_HOST = tuple(name for name, row in BACKEND_ROWS.items() if row.level is not None and row.level < Level.CONFINED)
+HOST_BACKENDS = tuple(
+    name for name, row in BACKEND_ROWS.items() if row.level is not None and row.level < Level.CONFINED
+)
 
 TIERS: Mapping[int, Tier] = {
     1: Tier(number=1, summary="no code runs", runs_code=False, backends=("none",), least_level=Level.NONE),
@@ -286,14 +290,14 @@ TIERS: Mapping[int, Tier] = {
         number=3,
         summary="code runs in a jail or stronger",
         runs_code=True,
-        backends=_ISOLATING,
+        backends=_ISOLATING_BACKENDS,
         least_level=Level.JAIL,
     ),
     4: Tier(
         number=4,
         summary="code runs on the host; a second sandbox only when asked for",
         runs_code=True,
-        backends=("none", "subprocess", *_ISOLATING),
+        backends=("none", "subprocess", *_ISOLATING_BACKENDS),
         least_level=Level.NONE,
     ),
 }
@@ -323,10 +327,10 @@ def parse_tier(value: object, *, name: str) -> int:
 
 def parse_backend(value: object, *, name: str) -> str:
     """Return a backend's name in lower case, or raise InvalidRequest listing the known ones."""
-    word = value.strip().lower() if isinstance(value, str) else ""
-    if word not in BACKENDS:
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if text not in BACKENDS:
         raise InvalidRequest(f"{name}: unknown backend {value!r}; known backends: {', '.join(BACKENDS)}")
-    return word
+    return text
 
 
 def check_backend(tier: Tier, backend: str, *, tier_origin: str = "", backend_origin: str = "") -> None:

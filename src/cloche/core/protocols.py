@@ -81,7 +81,7 @@ class OpenSandbox(Protocol):
 class Backend(Protocol):
     """Give sandboxes of one kind.
 
-    A class that itself, not one it is made of, has a true `begins_by_hand` takes care of `core.loops.become_task`.
+    A class with `starts_eagerly = True` in its own body calls `core.loops.become_task` where it needs a task.
     """
 
     name: str
@@ -198,11 +198,11 @@ class SupportsBatchFiles(Protocol):
 
 
 @runtime_checkable
-class SupportsWarmth(Protocol):
-    """Keep things ready between runs."""
+class SupportsPool(Protocol):
+    """Keep a pool of prepared sandboxes between runs."""
 
-    def cool_down(self) -> None:
-        """End what is kept ready, and wait until it is gone; the next run starts cold."""
+    def drain(self) -> None:
+        """Empty the pool, and wait until all of it is gone; the next run starts cold."""
         ...
 
 
@@ -246,7 +246,7 @@ class SupportsLevels(Protocol):
 class SupportsReadiness(Protocol):
     """Run what may have to be fetched first."""
 
-    def lacks(self) -> str:
+    def why_not_ready(self) -> str:
         """Say what is not here yet and how to fetch it; empty when a run can start."""
         ...
 
@@ -273,9 +273,9 @@ class SupportsWorkspaceContainers(Protocol):
 
 
 @runtime_checkable
-class SupportsClearing(Protocol):
+class SupportsGarbageCollection(Protocol):
     """Find what processes that died left behind, outside of this process's reach."""
 
-    def clear(self) -> Sequence[str]:
+    def collect_garbage(self) -> Sequence[str]:
         """Remove it, and return a line for each thing. Raises BackendUnavailable."""
         ...

@@ -13,14 +13,14 @@ from typing import Any
 
 from .enforcement import Enforcement
 from .errors import InvalidRequest
-from .escape import sendable, sendable_data
+from .escape import utf8_safe, utf8_safe_data
 
 EXIT_TIMEOUT = -1
 SIGKILL, SIGXFSZ = 9, 25
 TIMEOUT_NOTE = "Execution timed out"
 MOST_COMPARED_LINES = 2_000  # comparing takes time with the square of it
 # What a report's JSON says of the run of a round; the last one's enforcement and meta stand in the result itself.
-_TOLD = ("status", "exit_code", "stdout", "stderr", "duration", "truncated", "timed_out")
+_REPORTED_FIELDS = ("status", "exit_code", "stdout", "stderr", "duration", "truncated", "timed_out")
 
 
 class Status(enum.StrEnum):
@@ -160,11 +160,11 @@ class Result:
             "value": self.value,
             "value_is_repr": self.value_is_repr,
             "outputs": [{"data": _as_text(o.data), "metadata": dict(o.metadata)} for o in self.outputs],
-            "files": [{"path": sendable(f.path), "size": f.size, "sha256": f.sha256} for f in self.files],
+            "files": [{"path": utf8_safe(f.path), "size": f.size, "sha256": f.sha256} for f in self.files],
             "usage": {name: getattr(self.usage, name) for name in Usage.__dataclass_fields__},
             "enforcement": self.enforcement.as_dict(),
-            "meta": sendable_data(self.meta),
-            **({"fix": sendable_data(self.fix.as_dict())} if self.fix is not None else {}),
+            "meta": utf8_safe_data(self.meta),
+            **({"fix": utf8_safe_data(self.fix.as_dict())} if self.fix is not None else {}),
         }
 
     def summary(self, *, max_chars: int = 400) -> str:
@@ -199,7 +199,7 @@ class FixRound:
             "reply": self.reply,
             "code": self.code,
             "diff": self.diff,
-            "result": told(self.result),
+            "result": run_as_dict(self.result),
             "refusal": self.refusal,
             "tokens": self.tokens,
             "duration_s": self.duration_s,
@@ -238,7 +238,7 @@ class FixReport:
             "message": self.message,
             "code": self.code,
             "diff": self.diff,
-            "first": told(self.first),
+            "first": run_as_dict(self.first),
             "rounds": [one.as_dict() for one in self.rounds],
             "model": self.model,
             "host": self.host,
@@ -254,11 +254,11 @@ def _as_text(data: Mapping[str, str | bytes]) -> dict[str, str]:
     return {mime: v if isinstance(v, str) else base64.b64encode(v).decode("ascii") for mime, v in data.items()}
 
 
-def told(result: Result | None) -> dict[str, Any] | None:
-    """Return what a report says of a run."""
+def run_as_dict(result: Result | None) -> dict[str, Any] | None:
+    """Return the fields of a run that the report of auto-fix contains."""
     if result is None:
         return None
-    return {name: getattr(result, name) if name != "status" else str(result.status) for name in _TOLD}
+    return {name: getattr(result, name) if name != "status" else str(result.status) for name in _REPORTED_FIELDS}
 
 
 def code_diff(before: str, after: str) -> str:

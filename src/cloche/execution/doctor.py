@@ -31,7 +31,7 @@ from cloche.core.protocols import Backend, Capabilities
 from cloche.core.request import Request
 from cloche.jail.setup.launch import EMPTY_ENVIRONMENT, PACKAGE
 
-from .registry import backend_named, gvisor_alone
+from .registry import backend_named, gvisor_without_docker
 
 SURVEY_TIMEOUT_S = 20
 TRIED_LEVELS = (Level.JAIL, Level.CONFINED, Level.PROCESS)
@@ -196,7 +196,7 @@ def _diagnose(backend: Backend, capabilities: Capabilities, gvisor: Future[Featu
 
 def find_gvisor() -> Feature:
     """Say whether gVisor works here without docker; the first time, that takes a container."""
-    found = gvisor_alone()
+    found = gvisor_without_docker()
     detail = found.reason if not found.available else ""
     remedy = "" if found.available else found.remedy
     return Feature(name="runsc", works=found.available, needed_for="gvisor", detail=detail, remedy=remedy)
@@ -245,13 +245,13 @@ def survey() -> Mapping[str, tuple[bool, str]]:
 
 # What each feature is for, and what to do where it is missing; an empty remedy stands for the namespaces' own.
 _JAIL, _CONFINED, _LIMITS = "jail", "jail, confined", "limits"
-_LINUX_512 = "use Linux 5.12 or later"
+_USE_LINUX_5_12 = "use Linux 5.12 or later"
 _FEATURES: Mapping[str, tuple[str, str]] = {
     **{f"{name} namespace": (_JAIL, "") for name in ("user", "mount", "pid", "network", "ipc", "uts", "cgroup")},
     "own /proc": (_JAIL, "inside a container, unmask /proc (docker: --security-opt systempaths=unconfined)"),
-    "detached mounts": (_JAIL, _LINUX_512),
+    "detached mounts": (_JAIL, _USE_LINUX_5_12),
     "all namespaces together": (_JAIL, ""),
-    "id-mapped mounts": ("root, with an interpreter below a private home", _LINUX_512),
+    "id-mapped mounts": ("root, with an interpreter below a private home", _USE_LINUX_5_12),
     "outside id": ("identity", "needed by root alone"),
     "no new privileges": (_CONFINED, "allow prctl in the container's seccomp profile"),
     "seccomp filter": (_CONFINED, "use a kernel with CONFIG_SECCOMP_FILTER"),
@@ -316,7 +316,7 @@ def remedy_for(level: Level, found: Mapping[str, tuple[bool, str]], namespace_re
     if level >= Level.JAIL:
         return ""
     if not found.get("detached mounts", (True, ""))[0] and found.get("mount namespace", (False, ""))[0]:
-        return _LINUX_512
+        return _USE_LINUX_5_12
     if os.geteuid() == 0 and not found.get("outside id", (True, ""))[0]:
         return "root here has no other ids to give (a rootless container); run Cloche as an ordinary user in it"
     return namespace_remedy

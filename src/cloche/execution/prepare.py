@@ -1,4 +1,4 @@
-"""Settling what a call asks for before anything starts: settings, rules and backend, kept for as long as they hold."""
+"""What happens before a sandbox opens: resolve settings, policy and backend, and cache the outcome."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from cloche.core.policy import Policy
 from cloche.core.protocols import Backend
 
 from .registry import policy_for, row_of
-from .selection import LOCAL, Found, Wish, check_local, fall_back, find
+from .selection import LOCAL, BackendCriteria, FoundBackend, check_local, fall_back, find
 
 log = logging.getLogger("cloche.runtime")
-MOST_PREPARED = 64
-_before: dict[int, Prepared] = {}  # by the settings' identity: these are the same object for as long as they hold
-os.register_at_fork(after_in_child=_before.clear)  # a forked child measures for itself
+MOST_CACHED = 64
+_cache: dict[int, Prepared] = {}  # by the settings' identity: these are the same object for as long as they hold
+os.register_at_fork(after_in_child=_cache.clear)  # a forked child measures for itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Hold everything that is settled before a sandbox opens; results carry `notes` in their meta.
+    """Hold everything that is decided before a sandbox opens; results carry `notes` in their meta.
 
     `audit` is where it is recorded, None where that is off.
     """
@@ -44,40 +44,40 @@ class Prepared:
 
 
 def prepare(**options: Unpack[SandboxOptions]) -> Prepared:
-    """Settle settings, rules and backend, or raise before anything is started.
+    """Resolve settings, policy and backend, or raise before anything is started.
 
     May wait some seconds for the answer of a daemon, where a backend needs one.
     """
-    order = _read_order(options)
-    found = _prepared_before(order)
-    if found is not None:
-        return found
-    _check_order(order)
-    return _prepared(order, _find(order))
+    resolved = _read_options(options)
+    cached = _cached(resolved)
+    if cached is not None:
+        return cached
+    _check_options(resolved)
+    return _make_prepared(resolved, _find_and_screen(resolved))
 
 
-async def prepare_beside(**options: Unpack[SandboxOptions]) -> Prepared:
-    """Do as `prepare` does, in a thread where that may take its time."""
-    order = _read_order(options)
-    found = _prepared_before(order)
-    if found is not None:
-        return found
-    _check_order(order)
-    if order.given is None and row_of(order.settings.backend).asks_around:
-        return _prepared(order, await asyncio.to_thread(_find, order))
-    return _prepared(order, _find(order))
+async def prepare_in_thread(**options: Unpack[SandboxOptions]) -> Prepared:
+    """Do as `prepare` does, in a thread where it may wait for a daemon."""
+    resolved = _read_options(options)
+    cached = _cached(resolved)
+    if cached is not None:
+        return cached
+    _check_options(resolved)
+    if resolved.backend is None and row_of(resolved.settings.backend).queries_service:
+        return _make_prepared(resolved, await asyncio.to_thread(_find_and_screen, resolved))
+    return _make_prepared(resolved, _find_and_screen(resolved))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ResolvedOptions:
     """Hold the settings of a call, the backend object that was given with it, and whether an image was."""
 
     settings: Settings
-    given: Backend | None
+    backend: Backend | None
     wants_image: bool
 
 
-def _read_order(options: SandboxOptions) -> Order:
+def _read_options(options: SandboxOptions) -> ResolvedOptions:
     arguments = given_options(options)
     chosen = arguments.get("backend")
     if chosen is not None and not isinstance(chosen, str):
@@ -90,37 +90,39 @@ def _read_order(options: SandboxOptions) -> Order:
         del arguments["backend"]
     else:
         chosen = None
-    return Order(settings=load_settings(arguments), given=chosen, wants_image="image" in arguments)
+    return ResolvedOptions(settings=load_settings(arguments), backend=chosen, wants_image="image" in arguments)
 
 
-def _check_order(order: Order) -> None:
-    with refusals(order.settings):
-        check_runnable(order.settings)
-    _check_packages(order.settings.policy)
+def _check_options(resolved: ResolvedOptions) -> None:
+    with refusals(resolved.settings):
+        check_runnable(resolved.settings)
+    _check_packages(resolved.settings.policy)
 
 
-def _find(order: Order) -> Found:
-    """Return the backend with the policy for it, that of a fallback where the policy has one."""
-    with refusals(order.settings):
-        return _screened(_find_backend(order), order)
+def _find_and_screen(resolved: ResolvedOptions) -> FoundBackend:
+    """Return the backend with its policy, or the fallback that the policy allows."""
+    with refusals(resolved.settings):
+        return _screened(_find_backend(resolved), resolved)
 
 
-def _screened(found: Found, order: Order) -> Found:
-    """Let what comes to level process by best effort, on a host that has no more, have the strict screen too (R2b)."""
-    policy, origin = found.policy, order.settings.origins.get("screen")
+def _screened(found: FoundBackend, resolved: ResolvedOptions) -> FoundBackend:
+    """Set the strict screen where best effort ends at level process, because the host has no more (R2b)."""
+    policy, origin = found.policy, resolved.settings.origins.get("screen")
     may_be_less = policy.level is None and Control.FILESYSTEM in policy.best_effort
-    if not may_be_less or origin != "default" or (order.given is None and order.settings.backend != LOCAL):
+    if not may_be_less or origin != "default" or (resolved.backend is None and resolved.settings.backend != LOCAL):
         return found
     if found.backend.capabilities().level > Level.PROCESS:
         return found
     return replace(found, policy=policy.with_changes(screen="block"))
 
 
-def _find_backend(order: Order) -> Found:
-    settings = order.settings
-    if order.given is not None:
-        return Found(backend=order.given, policy=settings.policy)
-    wish = Wish(policy=settings.policy, prefer=settings.prefer, images=settings.images, wants_image=order.wants_image)
+def _find_backend(resolved: ResolvedOptions) -> FoundBackend:
+    settings = resolved.settings
+    if resolved.backend is not None:
+        return FoundBackend(backend=resolved.backend, policy=settings.policy)
+    wish = BackendCriteria(
+        policy=settings.policy, prefer=settings.prefer, images=settings.images, wants_image=resolved.wants_image
+    )
     try:
         if settings.backend == LOCAL and settings.policy.trusted and settings.policy.fallback != "none":
             check_local(settings.policy)
@@ -129,36 +131,36 @@ def _find_backend(order: Order) -> Found:
         return fall_back(error, settings, policy_for(settings.backend, settings.policy))
 
 
-def _prepared(order: Order, found: Found) -> Prepared:
-    limits = order.settings.limits
+def _make_prepared(resolved: ResolvedOptions, found: FoundBackend) -> Prepared:
+    limits = resolved.settings.limits
     log.debug("backend %s, policy %s, limits %s", found.backend.name, found.policy, limits)
     prepared = Prepared(
-        settings=order.settings, backend=found.backend, policy=found.policy, limits=limits, notes=found.notes,
-        audit=audit_for(order.settings),
+        settings=resolved.settings, backend=found.backend, policy=found.policy, limits=limits, notes=found.notes,
+        audit=audit_for(resolved.settings),
     )  # fmt: skip
-    _remember(order, prepared)
+    _store(resolved, prepared)
     return prepared
 
 
-def _prepared_before(order: Order) -> Prepared | None:
-    """Return what the very same settings came to before, where that depends on nothing else."""
-    settings = order.settings
-    found = _before.get(id(settings))
-    if found is None or found.settings is not settings or order.given is not None or order.wants_image:
+def _cached(resolved: ResolvedOptions) -> Prepared | None:
+    """Return the cached outcome for the very same settings, if it depends on nothing else."""
+    settings = resolved.settings
+    cached = _cache.get(id(settings))
+    if cached is None or cached.settings is not settings or resolved.backend is not None or resolved.wants_image:
         return None
-    return found if audit_for(settings) is found.audit else None
+    return cached if audit_for(settings) is cached.audit else None
 
 
-def _remember(order: Order, prepared: Prepared) -> None:
-    """Keep what need not be settled again: a backend that is there or not without asking anybody."""
-    settings = order.settings
-    if order.given is not None or order.wants_image or settings.policy.trusted or prepared.notes:
+def _store(resolved: ResolvedOptions, prepared: Prepared) -> None:
+    """Cache the outcome, unless it depends on more than the settings or on the state of a service."""
+    settings = resolved.settings
+    if resolved.backend is not None or resolved.wants_image or settings.policy.trusted or prepared.notes:
         return
-    if row_of(settings.backend).asks_around:
+    if row_of(settings.backend).queries_service:
         return
-    if len(_before) >= MOST_PREPARED:
-        _before.clear()
-    _before[id(settings)] = prepared
+    if len(_cache) >= MOST_CACHED:
+        _cache.clear()
+    _cache[id(settings)] = prepared
 
 
 def _check_packages(policy: Policy) -> None:

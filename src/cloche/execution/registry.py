@@ -1,7 +1,7 @@
 """Backends by name: the only file that imports concrete ones, each when it is first used.
 
-Their rows stand in `core.policy.BACKEND_ROWS`. Here they become objects, are asked what they can do on this host, and
-remove what dead processes left.
+Their rows are in `core.policy.BACKEND_ROWS`. Here the objects are made and measured on this host, and `collect_garbage`
+removes what dead processes left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cloche.core.protocols import (
     Capabilities,
     SupportsBuilding,
     SupportsCheck,
-    SupportsClearing,
+    SupportsGarbageCollection,
     SupportsImages,
     SupportsLevels,
     SupportsReadiness,
@@ -46,24 +46,24 @@ class Option:
 
 # What `auto` may choose, the fastest first. Services are not here: code leaves this machine only when it is told to.
 OPTIONS: Sequence[Option] = tuple(
-    Option(backend=name, level=row.auto_level, most=row.auto_most)
+    Option(backend=name, level=row.auto_level, most=row.auto_max_level)
     for name, row in BACKEND_ROWS.items()
-    if row.auto_most is not None
+    if row.auto_max_level is not None
 )
 
 
 def row_of(name: str) -> BackendRow:
     """Return the row of the backend called `name` (any case), or raise InvalidRequest naming the known ones."""
-    found = BACKEND_ROWS.get(name) or BACKEND_ROWS.get(name.strip().lower())
-    if found is None:
+    row = BACKEND_ROWS.get(name) or BACKEND_ROWS.get(name.strip().lower())
+    if row is None:
         raise InvalidRequest(f"unknown backend {name!r}; known backends: {', '.join(BACKEND_ROWS)}")
-    return found
+    return row
 
 
 def backend_named(name: str, *, images: Mapping[str, str] | None = None, needs_image: bool = False) -> Backend:
     """Return the backend called `name`, with these images where it uses any.
 
-    Of a name with two places behind it, the first that works; `needs_image` leaves out the one without images. Raises
+    Of a name with two backends behind it, the first that works; `needs_image` leaves out the one without images. Raises
     InvalidRequest for an unknown name, BackendUnavailable with the remedy for one that cannot be had here.
     """
     found = [with_images(one, images or {}) for one in _backends_of(name, needs_image=needs_image)]
@@ -74,7 +74,7 @@ def backend_named(name: str, *, images: Mapping[str, str] | None = None, needs_i
     for backend, can in zip(found, measured, strict=True):
         if can.available:
             return backend
-    none = _none_of(name, measured)
+    none = _unavailable(name, measured)
     try:
         _check(found[0])
     except BackendUnavailable as error:
@@ -83,19 +83,19 @@ def backend_named(name: str, *, images: Mapping[str, str] | None = None, needs_i
 
 
 def _check(backend: Backend) -> None:
-    if _has(type(backend), SupportsCheck):
+    if _has_power(type(backend), SupportsCheck):
         cast("SupportsCheck", backend).check()
 
 
 @cache
-def _has(kind: type, power: type) -> bool:
+def _has_power(kind: type, power: type) -> bool:
     """Tell whether a class has the methods of a protocol; looked up once, for each run asks."""
     return issubclass(kind, power)
 
 
 def _backends_of(name: str, *, needs_image: bool = False) -> list[Backend]:
     """Return the backends behind a name, best first, without asking them whether they work here."""
-    instead = None if needs_image else row_of(name).instead
+    instead = None if needs_image else row_of(name).alternative
     return [_backend_of(name), *([_load(instead, os.getpid())] if instead else [])]
 
 
@@ -110,19 +110,19 @@ def _backend_of(name: str) -> Backend:
     return _load(row.provider, os.getpid())
 
 
-def clear_remains() -> Mapping[str, Sequence[str]]:
+def collect_garbage() -> Mapping[str, Sequence[str]]:
     """Remove what dead processes left, by backend; those that cannot be had have nothing of ours to remove."""
     found: dict[str, Sequence[str]] = {}
     tried: set[str] = set()
     for row in BACKEND_ROWS.values():
-        for target in (row.provider, row.instead):
+        for target in (row.provider, row.alternative):
             if target is None or target in tried:
                 continue
             tried.add(target)
             try:
                 backend = _load(target, os.getpid())
-                if isinstance(backend, SupportsClearing):
-                    found[backend.name] = backend.clear()
+                if isinstance(backend, SupportsGarbageCollection):
+                    found[backend.name] = backend.collect_garbage()
             except BackendUnavailable as error:
                 log.debug("%s", error)
     return found
@@ -183,12 +183,12 @@ def capabilities_of(
         measured.append(_measure(backend, name, wanted))
         if measured[-1].available:
             return measured[-1]
-    return _none_of(name, measured)
+    return _unavailable(name, measured)
 
 
-def gvisor_alone() -> Capabilities:
+def gvisor_without_docker() -> Capabilities:
     """Say what gVisor can do here without docker."""
-    return _load(str(row_of("gvisor").instead), os.getpid()).capabilities()
+    return _load(str(row_of("gvisor").alternative), os.getpid()).capabilities()
 
 
 def _measure(backend: Backend, name: str, wanted: Level | None) -> Capabilities:
@@ -203,22 +203,22 @@ def _measure(backend: Backend, name: str, wanted: Level | None) -> Capabilities:
     return found
 
 
-def _none_of(name: str, measured: Sequence[Capabilities]) -> Capabilities:
+def _unavailable(name: str, measured: Sequence[Capabilities]) -> Capabilities:
     """Say why none of the backends behind a name can be used, and what to do about each."""
     reasons = "; and without it, ".join(one.reason.rstrip(".") for one in measured)
     remedies = " Or: ".join(one.remedy for one in measured if one.remedy)
     return Capabilities(backend=name, available=False, reason=reasons, remedy=remedies)
 
 
-def lacks_of(name: str, images: Mapping[str, str], *, needs_image: bool = False) -> str:
-    """Say what a run in a backend that is there would have to fetch first, or why it cannot say that."""
+def why_not_ready(name: str, images: Mapping[str, str], *, needs_image: bool = False) -> str:
+    """Say what a run in an available backend would have to fetch first, or why that cannot be said."""
     try:
         backend = backend_named(name, images=images, needs_image=needs_image)
-        return backend.lacks() if isinstance(backend, SupportsReadiness) else ""
+        return backend.why_not_ready() if isinstance(backend, SupportsReadiness) else ""
     except BackendUnavailable as error:
         return str(error)
 
 
 def with_images(backend: Backend, images: Mapping[str, str]) -> Backend:
     """Return the backend with these images, where it uses any."""
-    return cast("SupportsImages", backend).with_images(images) if _has(type(backend), SupportsImages) else backend
+    return cast("SupportsImages", backend).with_images(images) if _has_power(type(backend), SupportsImages) else backend

@@ -31,7 +31,7 @@ from cloche.core.events import Ended, Event, OutputChunk, Sink, Started, Stream
 from cloche.core.languages import language_named
 from cloche.core.limits import Limits
 from cloche.core.loops import become_task
-from cloche.core.policy import ON_HOST, Policy
+from cloche.core.policy import HOST_BACKENDS, Policy
 from cloche.core.protocols import OpenSandbox, SupportsSingleRun, SupportsStreaming
 from cloche.core.request import Request
 from cloche.core.result import Result
@@ -40,25 +40,25 @@ from cloche.hostfs import open_in_place_of
 
 from .concurrency import shared_slots
 from .inputs import Files, Inputs, gather_files, has_host_files, read_argv, read_env, read_stdin
-from .prepare import Prepared, prepare_beside
+from .prepare import Prepared, prepare_in_thread
 
 if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
 
 OnOutput = Callable[[Stream, bytes], None]
 
-NO_WORDS: tuple[str, ...] = ()
+NO_ARGUMENTS: tuple[str, ...] = ()
 NO_INPUTS = Inputs()
-ALWAYS_TOLD = frozenset(("backend", "level", "limits", "duration"))  # in the meta of a result
-NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}  # of the files of spilled output
+REQUIRED_META = frozenset(("backend", "level", "limits", "duration"))  # in the meta of a result
+SPILL_FILE_NAMES: dict[Stream, str] = {"stdout": "stdout.txt", "stderr": "stderr.txt"}  # of the files of spilled output
 COMMAND_LANGUAGE = "bash"  # a bare command can do what a shell can, so it is allowed where a shell is
 
 log = logging.getLogger("cloche.runtime")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Hold one checked request, and what has to be said about it in the result's meta."""
+class PreparedRequest:
+    """Hold one checked request, and notes about it for the result's meta."""
 
     request: Request
     notes: Mapping[str, Any]
@@ -97,40 +97,44 @@ async def arun(
     What the code did is a status of the result. Raises InvalidRequest, PolicyDenied, BackendUnavailable,
     StartFailed.
     """
-    prepared = await prepare_beside(**options)
-    if autofix is not None or not vars(type(prepared.backend)).get("begins_by_hand", False):
+    prepared = await prepare_in_thread(**options)
+    if autofix is not None or not vars(type(prepared.backend)).get("starts_eagerly", False):
         await become_task()
     fixer = None if autofix is None else check_fixer(autofix, prepared, code)
-    job = await make_job(prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files)
+    prepared_request = await prepare_request(
+        prepared, code, language=language, argv=argv, stdin=stdin, env=env, files=files
+    )
     sink = make_sink(on_output, on_event)
     note_fallback(prepared.audit, prepared.notes)
     if fixer is None:
-        return await run_once(prepared, job, sink=sink, out=out, spill=spill)
-    return await run_fixing(fixer, prepared, job, lambda one: run_once(prepared, one, sink=sink, spill=spill), out)
+        return await run_once(prepared, prepared_request, sink=sink, out=out, spill=spill)
+    return await run_fixing(
+        fixer, prepared, prepared_request, lambda one: run_once(prepared, one, sink=sink, spill=spill), out
+    )
 
 
 async def run_once(
     prepared: Prepared,
-    job: Job,
+    prepared_request: PreparedRequest,
     *,
     sink: Sink | None = None,
     out: str | PathLike[str] | None = None,
     spill: str | PathLike[str] | None = None,
 ) -> Result:
-    """Run a job in a sandbox of its own."""
+    """Run a prepared request in a sandbox of its own."""
     async with shared_slots().hold(), prepared.backend.open(prepared.policy, prepared.limits) as opened:
         if _supports_single_run(type(opened)):
             cast("SupportsSingleRun", opened).expect_single_run()
-        return await run_in(opened, prepared, job, sink=sink, out=out, spill=spill)
+        return await run_in(opened, prepared, prepared_request, sink=sink, out=out, spill=spill)
 
 
 @functools.cache
 def _supports_single_run(kind: type) -> bool:
-    """Look once per class: protocols are slow to ask for."""
+    """Check a class once and cache it: `issubclass` with a protocol is slow."""
     return issubclass(kind, SupportsSingleRun)
 
 
-async def make_job(
+async def prepare_request(
     prepared: Prepared,
     code: str | None,
     *,
@@ -140,7 +144,7 @@ async def make_job(
     env: Mapping[str, str] | None,
     files: Files | None,
     timeout_s: float | None = None,
-) -> Job:
+) -> PreparedRequest:
     """Check the arguments of one run against the rules, and read what they name."""
     if code is not None and not isinstance(code, str):
         raise InvalidRequest(f"code: give text, not {type(code).__name__}")
@@ -151,7 +155,7 @@ async def make_job(
     request = Request(
         code=code,
         language=name,
-        argv=NO_WORDS if argv is NO_WORDS else read_argv(argv),
+        argv=NO_ARGUMENTS if argv is NO_ARGUMENTS else read_argv(argv),
         stdin=stdin if type(stdin) is bytes else read_stdin(stdin),
         env={} if env is None else read_env(env),
         files=inputs.files,
@@ -162,7 +166,7 @@ async def make_job(
         notes["screen"] = [str(finding) for finding in findings]
     if inputs.left_out:
         notes["files_left_out"] = list(inputs.left_out)
-    return Job(request=request, notes=notes)
+    return PreparedRequest(request=request, notes=notes)
 
 
 async def _gather(files: Files | None, limits: Limits) -> Inputs:
@@ -198,21 +202,21 @@ def make_sink(on_output: OnOutput | None, on_event: Sink | None) -> Sink | None:
 async def run_in(
     opened: OpenSandbox,
     prepared: Prepared,
-    job: Job,
+    prepared_request: PreparedRequest,
     *,
     sink: Sink | None = None,
     out: str | PathLike[str] | None = None,
     spill: str | PathLike[str] | None = None,
 ) -> Result:
-    """Run a job in an open sandbox, complete the result's meta, and copy its files to `out` when given.
+    """Run a prepared request in an open sandbox, complete the result's meta, and copy its files to `out` when given.
 
     Raises AuditFailed, with nothing run, where the audit is on and cannot be written.
     """
     if is_wanted(prepared.audit):
-        running = functools.partial(_run_job, opened, prepared, job, sink, spill)
-        result = await recorded(running, prepared.audit, _execution(prepared, job.request))
+        running = functools.partial(_run_prepared, opened, prepared, prepared_request, sink, spill)
+        result = await recorded(running, prepared.audit, _execution(prepared, prepared_request.request))
     else:
-        result = await _run_job(opened, prepared, job, sink, spill)
+        result = await _run_prepared(opened, prepared, prepared_request, sink, spill)
     if out is not None:
         await copy_out(result, out)
     return result
@@ -225,21 +229,29 @@ def _execution(prepared: Prepared, request: Request) -> Execution:
     )  # fmt: skip
 
 
-async def _run_job(
-    opened: OpenSandbox, prepared: Prepared, job: Job, sink: Sink | None, spill: str | PathLike[str] | None
+async def _run_prepared(
+    opened: OpenSandbox,
+    prepared: Prepared,
+    prepared_request: PreparedRequest,
+    sink: Sink | None,
+    spill: str | PathLike[str] | None,
 ) -> Result:
-    notes = dict(job.notes)
+    notes = dict(prepared_request.notes)
     if spill is not None:
-        with Spill(spill, sink) as spilling:
-            result = await run_with_sink(opened, job.request, spilling)
-        notes["spilled"] = spilling.paths()
+        with Spill(spill, sink) as spill_sink:
+            result = await run_with_sink(opened, prepared_request.request, spill_sink)
+        notes["spilled"] = spill_sink.paths()
     else:
-        result = await (opened.run(job.request) if sink is None else run_with_sink(opened, job.request, sink))
-    told = result.meta
-    if not told.keys() >= ALWAYS_TOLD:
-        shown = {"level": str(result.enforcement.level), "limits": prepared.limits.as_dict()}
-        told = {"backend": prepared.backend.name, **shown, "duration": result.duration, **told}
-    result.meta = {**prepared.notes, **notes, **told}
+        result = await (
+            opened.run(prepared_request.request)
+            if sink is None
+            else run_with_sink(opened, prepared_request.request, sink)
+        )
+    meta = result.meta
+    if not meta.keys() >= REQUIRED_META:
+        defaults = {"level": str(result.enforcement.level), "limits": prepared.limits.as_dict()}
+        meta = {"backend": prepared.backend.name, **defaults, "duration": result.duration, **meta}
+    result.meta = {**prepared.notes, **notes, **meta}
     log.debug(
         "%s: %s, exit code %d, %.3f s",
         prepared.backend.name,
@@ -257,7 +269,7 @@ async def copy_out(result: Result, folder: str | PathLike[str]) -> None:
 
 async def run_with_sink(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
     """Run a request and hand events to `sink`."""
-    return await with_sink(lambda guarded: _run_reporting(opened, request, guarded), sink)
+    return await with_sink(lambda guarded: _run_with_events(opened, request, guarded), sink)
 
 
 async def with_sink(run: Callable[[Sink], Coroutine[Any, Any, Result]], sink: Sink) -> Result:
@@ -285,7 +297,7 @@ async def with_sink(run: Callable[[Sink], Coroutine[Any, Any, Result]], sink: Si
     return result
 
 
-async def _run_reporting(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
+async def _run_with_events(opened: OpenSandbox, request: Request, sink: Sink) -> Result:
     """Stream where the backend can; else report the output once it is there."""
     if isinstance(opened, SupportsStreaming):
         return await opened.run_streaming(request, sink)
@@ -333,7 +345,9 @@ class Spill:
     """Hold the two files open during one run; a sink of its own, in front of another."""
 
     def __init__(self, folder: str | os.PathLike[str], behind: Sink | None):
-        self._paths: dict[Stream, str] = {stream: os.path.join(folder, name) for stream, name in NAMES.items()}
+        self._paths: dict[Stream, str] = {
+            stream: os.path.join(folder, name) for stream, name in SPILL_FILE_NAMES.items()
+        }
         self._behind = behind
         self._files: dict[Stream, BinaryIO] = {}
         try:
@@ -387,7 +401,7 @@ def check_fixer(fixer: object, prepared: Prepared, code: str | None) -> Fixer:
     if policy.trusted:
         raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for auto-fix")
     is_weak = policy.level is not None and policy.level < Level.CONFINED
-    if is_weak or prepared.settings.backend in ON_HOST:
+    if is_weak or prepared.settings.backend in HOST_BACKENDS:
         raise InvalidRequest(
             "auto-fix runs what a model answers, so it needs a sandbox; drop --no-sandbox, or use a backend "
             "that isolates (cloche backends)"
@@ -398,31 +412,31 @@ def check_fixer(fixer: object, prepared: Prepared, code: str | None) -> Fixer:
 async def run_fixing(
     fixer: Fixer,
     prepared: Prepared,
-    job: Job,
-    run: Callable[[Job], Awaitable[Result]],
+    prepared_request: PreparedRequest,
+    run: Callable[[PreparedRequest], Awaitable[Result]],
     out: str | PathLike[str] | None,
 ) -> Result:
-    """Let `fixer` run the job with its own code and with other code; the files of the last run go to `out`."""
-    request, tried = job.request, 0
+    """Let `fixer` run the request with its own code and with other code; the last run's files go to `out`."""
+    request, attempts = prepared_request.request, 0
 
     async def attempt(code: str) -> Result:
-        nonlocal tried
+        nonlocal attempts
         if not isinstance(code, str):
             raise InvalidRequest(f"code: give text, not {type(code).__name__}")
         findings = apply_screen(prepared.policy.screen, request.language, code)
-        notes = {name: value for name, value in job.notes.items() if name != "screen"}
+        notes = {name: value for name, value in prepared_request.notes.items() if name != "screen"}
         if findings:
             notes["screen"] = [str(finding) for finding in findings]
-        result = await run(replace(job, request=replace(request, code=code), notes=notes))
-        if prepared.audit is not None and tried:
+        result = await run(replace(prepared_request, request=replace(request, code=code), notes=notes))
+        if prepared.audit is not None and attempts:
             prepared.audit.note(
                 "fix_round",
-                round=tried,
+                round=attempts,
                 code_sha256=sha256_of(code),
                 status=str(result.status),
                 is_fixed=result.ok,
             )
-        tried += 1
+        attempts += 1
         return result
 
     limits = prepared.limits.with_changes(timeout_s=request.timeout_s)

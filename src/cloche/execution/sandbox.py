@@ -40,13 +40,13 @@ from .concurrency import shared_slots
 from .inputs import Files, gather_files, read_env
 from .prepare import Prepared, prepare
 from .run import (
-    Job,
     OnOutput,
+    PreparedRequest,
     check_fixer,
     check_language,
     copy_out,
-    make_job,
     make_sink,
+    prepare_request,
     run_fixing,
     run_in,
     streamed,
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from cloche.core.fixing import Fixer
 
 READ_BYTES = 16 * MIB
-MOST_KEPT = 1000  # cells in a session's history
-MOST_KEPT_CHARS = 4_000_000  # of code: who sends cells may be somebody else than whose memory this is
+MOST_HISTORY_ENTRIES = 1000  # cells in a session's history
+MOST_HISTORY_CHARS = 4_000_000  # of code: who sends cells may be somebody else than whose memory this is
 MOST_FORKS = 64  # at once
 
 
@@ -102,7 +102,7 @@ class AsyncSession:
         self._last_used = time.monotonic()
         self._expiry: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._watch_idleness()
+        self._check_idle()
 
     @property
     def sandbox(self) -> AsyncSandbox:
@@ -270,15 +270,15 @@ class AsyncSession:
         self._check_open()
         forks = await self._forkable().fork(count)
         self._last_used = time.monotonic()
-        return [self._sandbox.adopt(self, one) for one in forks]
+        return [self._sandbox._register_fork(self, one) for one in forks]
 
-    def twin(self, sandbox: AsyncSandbox, opened: OpenSession) -> AsyncSession:
+    def _copy_for_fork(self, sandbox: AsyncSandbox, opened: OpenSession) -> AsyncSession:
         """Return a session like this one for what was forked from it."""
-        twin = AsyncSession(
+        copy = AsyncSession(
             sandbox, opened, language=self._language, env=self._env, idle_timeout_s=self._idle_timeout_s
         )
-        twin._history, twin._history_chars = self._history.copy(), self._history_chars
-        return twin
+        copy._history, copy._history_chars = self._history.copy(), self._history_chars
+        return copy
 
     def _forkable(self) -> SupportsFork:
         if not isinstance(self._opened, SupportsFork):
@@ -296,7 +296,7 @@ class AsyncSession:
         self._opened = await self._sandbox.open_interpreter(self._language, self._env)
         self._is_expired = False
         self._last_used = time.monotonic()
-        self._watch_idleness()
+        self._check_idle()
 
     async def end(self) -> None:
         """End the interpreter and everything it started, as an idle time-out does; `restart` begins again."""
@@ -338,17 +338,19 @@ class AsyncSession:
         )
         self._history.append(entry)
         self._history_chars += len(code)
-        while len(self._history) > MOST_KEPT or (self._history_chars > MOST_KEPT_CHARS and len(self._history) > 1):
+        while len(self._history) > MOST_HISTORY_ENTRIES or (
+            self._history_chars > MOST_HISTORY_CHARS and len(self._history) > 1
+        ):
             self._history_chars -= len(self._history.popleft().code)
 
-    def _watch_idleness(self) -> None:
+    def _check_idle(self) -> None:
         """Look again when the session may have been idle for too long."""
         if self._idle_timeout_s is None or self._is_closed or self._is_expired:
             return
         left = self._last_used + self._idle_timeout_s - time.monotonic()
         if self._running or left > 0:
             pause = self._idle_timeout_s if self._running else left
-            self._expiry = asyncio.get_running_loop().call_later(max(pause, 0.01), self._watch_idleness)
+            self._expiry = asyncio.get_running_loop().call_later(max(pause, 0.01), self._check_idle)
             return
         self._is_expired = True
         self._closing = asyncio.ensure_future(self._opened.close())
@@ -387,7 +389,7 @@ class AsyncSandbox:
         self._prepared: Prepared = prepare(**options)
         self._stack = AsyncExitStack()
         self._opened: OpenSandbox | None = None
-        self._turn = asyncio.Lock()
+        self._run_lock = asyncio.Lock()
 
     @property
     def limits(self) -> Limits:
@@ -415,8 +417,8 @@ class AsyncSandbox:
         backend, allowed = self._prepared.backend, self.policy.languages
         if not isinstance(backend, SupportsLanguageNames):
             return allowed
-        here = backend.languages()
-        return tuple(name for name in allowed if name in here)
+        installed = backend.languages()
+        return tuple(name for name in allowed if name in installed)
 
     @property
     def session_languages(self) -> tuple[str, ...]:
@@ -474,15 +476,15 @@ class AsyncSandbox:
         """
         opened = self._require_open()
         fixer = None if autofix is None else self.checked_fixer(autofix, code)
-        job = await make_job(
+        prepared_request = await prepare_request(
             self._prepared, code, language=language, argv=argv, stdin=stdin, env={**self._env, **(env or {})},
             files=files, timeout_s=self.timeout_s(timeout) if timeout is not None else None,
         )  # fmt: skip
         sink = make_sink(on_output, on_event)
         if fixer is None:
-            return await self._take_turn(opened, job, sink, out, spill)
+            return await self._run_in_turn(opened, prepared_request, sink, out, spill)
         return await run_fixing(
-            fixer, self._prepared, job, lambda one: self._take_turn(opened, one, sink, spill=spill), out
+            fixer, self._prepared, prepared_request, lambda one: self._run_in_turn(opened, one, sink, spill=spill), out
         )
 
     def stream(
@@ -525,16 +527,16 @@ class AsyncSandbox:
             raise BackendUnavailable(f"backend {self.backend!r} cannot list files; run a command that lists them")
         return tuple(await opened.list_files(path))
 
-    async def _take_turn(
+    async def _run_in_turn(
         self,
         opened: OpenSandbox,
-        job: Job,
+        prepared_request: PreparedRequest,
         sink: Sink | None,
         out: str | PathLike[str] | None = None,
         spill: str | PathLike[str] | None = None,
     ) -> Result:
-        async with self._turn, shared_slots().hold():
-            return await run_in(opened, self._prepared, job, sink=sink, out=out, spill=spill)
+        async with self._run_lock, shared_slots().hold():
+            return await run_in(opened, self._prepared, prepared_request, sink=sink, out=out, spill=spill)
 
     async def session(
         self,
@@ -585,20 +587,20 @@ class AsyncSandbox:
         )  # fmt: skip
         return recorded(run, self.audit, execution)
 
-    def adopt(self, session: AsyncSession, fork: OpenSession) -> AsyncSession:
+    def _register_fork(self, session: AsyncSession, fork: OpenSession) -> AsyncSession:
         """Return the session of a fork, in a sandbox that closes with this one."""
         if not isinstance(fork, SupportsFork):
             raise InternalError("what was forked cannot say which sandbox it is in")
-        twin = AsyncSandbox.__new__(AsyncSandbox)
-        twin.__dict__.update(self.__dict__)
-        twin._opened, twin._stack, twin._turn = fork.sandbox, AsyncExitStack(), asyncio.Lock()
-        found = session.twin(twin, fork)
+        sandbox = AsyncSandbox.__new__(AsyncSandbox)
+        sandbox.__dict__.update(self.__dict__)
+        sandbox._opened, sandbox._stack, sandbox._run_lock = fork.sandbox, AsyncExitStack(), asyncio.Lock()
+        copy = session._copy_for_fork(sandbox, fork)
         closing = getattr(fork.sandbox, "close", None)
         if closing is not None:
-            twin._stack.push_async_callback(closing)
-        twin._stack.push_async_callback(found.close)
-        self._stack.push_async_exit(twin)  # with all that was opened or forked in it
-        return found
+            sandbox._stack.push_async_callback(closing)
+        sandbox._stack.push_async_callback(copy.close)
+        self._stack.push_async_exit(sandbox)  # with all that was opened or forked in it
+        return copy
 
     def checked_fixer(self, autofix: object, code: str | None) -> Fixer:
         """Return what was given as `autofix`. Raises InvalidRequest, also where a model's code must not run."""

@@ -1,10 +1,10 @@
 """Which backend a run gets: the one that is named, the best of those that are here, or a fallback for trusted code.
 
-Theory of operation: `choose` is pure but for `look`, which measures one option and is called for no more of them than
-the answer needs: a daemon is not even looked for where it could not be chosen. An option fits when what it enforces
-leaves nothing of the policy unmet; the same words that a backend itself would refuse with say why another one does not.
-Nothing is fetched for a choice, and services are not among the options. Where nothing fits, that is an error with every
-reason in it; whether something less may run then is decided in `fall_back`, and nowhere else.
+Theory of operation: `choose` is pure except for `probe`, which measures one option. It is called for as few options as
+possible: a daemon that could not be chosen is not even looked for. An option fits when it enforces all that the policy
+asks for; else `unmet_policy` gives the reason, in the words of the backend's own refusal. Nothing is fetched for a
+choice, and remote services are not among the options. Where nothing fits, the error lists every reason; only
+`fall_back` decides whether something weaker may run then.
 
 Fallback (S12): nothing falls back unless the policy says `fallback: process` *and* the caller marked this code as
 trusted; what a model wrote never is. Then the local backend is tried, at its strongest. Where even that does not give
@@ -26,16 +26,16 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest, PolicyDenied
 from cloche.core.policy import Policy, ScreenMode
 from cloche.core.protocols import Backend, Capabilities
 
-from .registry import OPTIONS, Option, backend_named, capabilities_of, lacks_of, policy_for, row_of
+from .registry import OPTIONS, Option, backend_named, capabilities_of, policy_for, row_of, why_not_ready
 
 log = logging.getLogger("cloche.runtime")
 LOCAL = "local"
-ON_REQUEST = (Level.PROCESS, Level.NONE)  # whoever asks for these by name knows what they lack
+LEVELS_WITHOUT_ISOLATION = (Level.PROCESS, Level.NONE)  # whoever asks for these by name knows what they lack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """Hold what the choice of a backend depends on. `wants_image`: an image was named for this very run."""
+class BackendCriteria:
+    """Hold what the choice of a backend depends on. `wants_image`: the call itself named an image."""
 
     policy: Policy
     prefer: Prefer = "strongest"
@@ -44,8 +44,8 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Hold a backend, the policy it is to be opened with, and what results have to say of how it was found."""
+class FoundBackend:
+    """Hold a backend, the policy to open it with, and notes for the result's meta about how it was chosen."""
 
     backend: Backend
     policy: Policy
@@ -60,49 +60,49 @@ class Choice:
     passed_over: Mapping[str, str]
 
 
-Look = Callable[[Option], "str | Capabilities"]
+Probe = Callable[[Option], "str | Capabilities"]
 
 
-def find(name: str, wish: Wish) -> Found:
+def find(name: str, criteria: BackendCriteria) -> FoundBackend:
     """Return the backend of that name, or the one that `auto` chooses. May wait some seconds for a daemon's answer.
 
     Raises BackendUnavailable when it cannot be had, with the remedy; InvalidRequest for a contradiction.
     """
     if name == AUTO:
-        return _found_by_choice(wish)
-    policy = policy_for(name, wish.policy)
-    if wish.wants_image and not row_of(name).takes_image:
+        return _find_auto(criteria)
+    policy = policy_for(name, criteria.policy)
+    if criteria.wants_image and not row_of(name).takes_image:
         raise InvalidRequest(f"image: backend {name!r} runs the host's own toolchains and takes no image; drop it")
-    backend = backend_named(name, images=wish.images, needs_image=wish.wants_image)
-    return Found(backend=backend, policy=policy)
+    backend = backend_named(name, images=criteria.images, needs_image=criteria.wants_image)
+    return FoundBackend(backend=backend, policy=policy)
 
 
-def _found_by_choice(wish: Wish) -> Found:
-    choice = choose(OPTIONS, wish, _looker(wish))
+def _find_auto(criteria: BackendCriteria) -> FoundBackend:
+    choice = choose(OPTIONS, criteria, _probe_for(criteria))
     if choice.option is None:
         raise BackendUnavailable(
-            f'backend "auto": nothing here gives what is asked for. {_listed(choice.passed_over)}.',
+            f'backend "auto": nothing here gives what is asked for. {_join_reasons(choice.passed_over)}.',
             remedy='Ask for less, set up one of these, or name a backend; "cloche backends" says what each needs.',
         )
     name, level = choice.option.backend, choice.option.level
-    log.debug("auto takes the %s: %s; not %s", wish.prefer, name, choice.passed_over)
-    return Found(
-        backend=backend_named(name, images=wish.images, needs_image=wish.wants_image),
-        policy=wish.policy.with_changes(level=level),
-        notes={"choice": {"backend": name, "prefer": wish.prefer, "passed_over": dict(choice.passed_over)}},
+    log.debug("auto takes the %s: %s; not %s", criteria.prefer, name, choice.passed_over)
+    return FoundBackend(
+        backend=backend_named(name, images=criteria.images, needs_image=criteria.wants_image),
+        policy=criteria.policy.with_changes(level=level),
+        notes={"choice": {"backend": name, "prefer": criteria.prefer, "passed_over": dict(choice.passed_over)}},
     )
 
 
-def choose(options: Sequence[Option], wish: Wish, look: Look) -> Choice:
+def choose(options: Sequence[Option], criteria: BackendCriteria, probe: Probe) -> Choice:
     """Choose among options that are sorted by speed, the fastest first. Pure, but for what `look` finds."""
-    is_by_level = wish.prefer == "strongest"
+    is_by_level = criteria.prefer == "strongest"
     ordered = sorted(options, key=lambda option: -option.most) if is_by_level else options
     best: tuple[Level, Option] | None = None
     passed_over: dict[str, str] = {}
     for option in ordered:
         if best is not None and (not is_by_level or option.most <= best[0]):
             continue
-        found = _without_looking(option, wish) or look_at(option, wish, look)
+        found = _reason_without_probing(option, criteria) or level_or_reason(option, criteria, probe)
         if isinstance(found, str):
             passed_over[option.backend] = found
         elif best is None or found > best[0]:
@@ -110,28 +110,28 @@ def choose(options: Sequence[Option], wish: Wish, look: Look) -> Choice:
     return Choice(option=best[1] if best else None, passed_over=passed_over)
 
 
-def look_at(option: Option, wish: Wish, look: Look) -> str | Level:
+def level_or_reason(option: Option, criteria: BackendCriteria, probe: Probe) -> str | Level:
     """Measure an option: return the level it would run at, or why it does not fit."""
-    found = look(option)
+    found = probe(option)
     if isinstance(found, str):
         return found
-    return misfit(found, wish.policy) or found.level
+    return unmet_policy(found, criteria.policy) or found.level
 
 
-def _without_looking(option: Option, wish: Wish) -> str:
-    """Return why an option cannot fit, whatever this machine has; empty when it might."""
-    row, policy = row_of(option.backend), wish.policy
+def _reason_without_probing(option: Option, criteria: BackendCriteria) -> str:
+    """Return why an option cannot fit on any machine; empty when it might."""
+    row, policy = row_of(option.backend), criteria.policy
     wanted = max(policy.require_level or Level.NONE, policy.level or Level.NONE)
     if wanted > option.most:
         return f"level {wanted} is asked for, and it gives {option.most} at most"
     if policy.level is not None and option.level not in (None, policy.level):
         return f"level {policy.level} is asked for, and it gives {option.level}"
-    if wish.wants_image and row.provider is not None and not row.takes_image:
+    if criteria.wants_image and row.provider is not None and not row.takes_image:
         return "an image is asked for, and it takes none"
     return ""
 
 
-def misfit(found: Capabilities, policy: Policy) -> str:
+def unmet_policy(found: Capabilities, policy: Policy) -> str:
     """Return what a backend lacks of what a policy asks for, empty when nothing. Pure."""
     if not found.available:
         return f"{found.reason.rstrip('.')}; {found.remedy}" if found.remedy else found.reason
@@ -139,7 +139,7 @@ def misfit(found: Capabilities, policy: Policy) -> str:
         found.as_enforcement(),
         level=policy.require_level,
         controls=policy.require_controls,
-        best_effort=tuple(Control) if policy.level in ON_REQUEST else policy.best_effort,
+        best_effort=tuple(Control) if policy.level in LEVELS_WITHOUT_ISOLATION else policy.best_effort,
     )
     if policy.network not in found.networks:
         missing.append(f"network {policy.network!r} is asked for, and it has {' or '.join(found.networks)} only")
@@ -148,34 +148,34 @@ def misfit(found: Capabilities, policy: Policy) -> str:
     return "; ".join(missing)
 
 
-def _looker(wish: Wish) -> Look:
-    """Return what measures an option on this machine."""
+def _probe_for(criteria: BackendCriteria) -> Probe:
+    """Return the function that measures an option on this machine."""
 
-    def look(option: Option) -> str | Capabilities:
-        level = option.level if option.level is not None else wish.policy.level
-        asked: Any = {"images": wish.images, "needs_image": wish.wants_image}
+    def probe(option: Option) -> str | Capabilities:
+        level = option.level if option.level is not None else criteria.policy.level
+        asked: Any = {"images": criteria.images, "needs_image": criteria.wants_image}
         found = capabilities_of(option.backend, level=level, **asked)
-        return (lacks_of(option.backend, **asked) if found.available else "") or found
+        return (why_not_ready(option.backend, **asked) if found.available else "") or found
 
-    return look
+    return probe
 
 
-def _listed(passed_over: Mapping[str, str]) -> str:
+def _join_reasons(passed_over: Mapping[str, str]) -> str:
     return ". ".join(f"{name}: {why.rstrip('.')}" for name, why in passed_over.items())
 
 
-def describe(name: str, wish: Wish) -> Capabilities:
+def describe(name: str, criteria: BackendCriteria) -> Capabilities:
     """Say what a backend can do here; of `auto`, what it would choose now."""
     if name != AUTO:
-        return capabilities_of(name, images=wish.images)
-    choice = choose(OPTIONS, wish, _looker(wish))
+        return capabilities_of(name, images=criteria.images)
+    choice = choose(OPTIONS, criteria, _probe_for(criteria))
     if choice.option is None:
-        return Capabilities(backend=AUTO, available=False, reason=_listed(choice.passed_over))
-    found = capabilities_of(choice.option.backend, level=choice.option.level, images=wish.images)
+        return Capabilities(backend=AUTO, available=False, reason=_join_reasons(choice.passed_over))
+    found = capabilities_of(choice.option.backend, level=choice.option.level, images=criteria.images)
     return replace(found, backend=AUTO, reason=f"it would choose {choice.option.backend}", remedy="")
 
 
-def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -> Found:
+def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -> FoundBackend:
     """Return what may run trusted code instead of what is missing.
 
     Raises `missing` where there is no fallback, or none that gives what the policy asks for; PolicyDenied where the
@@ -184,28 +184,32 @@ def fall_back(missing: BackendUnavailable, settings: Settings, policy: Policy) -
     if policy.fallback == "none":
         raise missing
     if not policy.trusted:
-        _refuse(missing, f"fallback {policy.fallback!r} ({_origin(settings, 'fallback')}) is for trusted code only")
+        _no_fallback(
+            missing, f"fallback {policy.fallback!r} ({_origin(settings, 'fallback')}) is for trusted code only"
+        )
     if policy.runtime is not None:
-        _refuse(missing, f"runtime {policy.runtime} ({_origin(settings, 'runtime')}) is demanded, so nothing else runs")
+        _no_fallback(
+            missing, f"runtime {policy.runtime} ({_origin(settings, 'runtime')}) is demanded, so nothing else runs"
+        )
     local = capabilities_of(LOCAL, level=policy.level)
-    why_not_local = misfit(local, policy)
+    why_not_local = unmet_policy(local, policy)
     if not why_not_local and local.level > Level.PROCESS:
-        return _found(missing, settings, policy, local.level)
+        return _fallback_to(missing, settings, policy, local.level)
     if policy.level not in (None, Level.PROCESS):
-        _refuse(missing, f"level {policy.level} is asked for, so nothing less runs ({why_not_local})")
+        _no_fallback(missing, f"level {policy.level} is asked for, so nothing less runs ({why_not_local})")
     if policy.require_level is not None and policy.require_level > Level.PROCESS:
-        _refuse(missing, f"level {policy.require_level} is required, so nothing less runs ({why_not_local})")
+        _no_fallback(missing, f"level {policy.require_level} is required, so nothing less runs ({why_not_local})")
     _check_network(settings, policy)
     as_process = policy.with_changes(level=Level.PROCESS, screen=_screen(settings))
-    why_no_process = misfit(capabilities_of(LOCAL, level=Level.PROCESS), as_process)
+    why_no_process = unmet_policy(capabilities_of(LOCAL, level=Level.PROCESS), as_process)
     if why_no_process:
-        _refuse(missing, f"a child process does not do instead: {why_no_process}")
-    return _found(missing, settings, as_process, Level.PROCESS)
+        _no_fallback(missing, f"a child process does not do instead: {why_no_process}")
+    return _fallback_to(missing, settings, as_process, Level.PROCESS)
 
 
 def check_local(policy: Policy) -> None:
     """Raise BackendUnavailable where the local backend does not give what the policy asks for."""
-    why_not = misfit(capabilities_of(LOCAL, level=policy.level), policy)
+    why_not = unmet_policy(capabilities_of(LOCAL, level=policy.level), policy)
     if why_not:
         raise BackendUnavailable(
             f'backend "local": {why_not}.', remedy='Run "cloche doctor" to see what this host has.'
@@ -216,14 +220,14 @@ def _check_network(settings: Settings, policy: Policy) -> None:
     """Raise PolicyDenied where the network was said to be off or narrow: a child process has all of the host's."""
     origin = _origin(settings, "network")
     if Control.NETWORK in policy.require_controls:
-        said = f"the policy requires the control network ({_origin(settings, 'require')})"
+        reason = f"the policy requires the control network ({_origin(settings, 'require')})"
     elif policy.network != "open" and origin != DEFAULT:
-        said = f"the policy says network {policy.network} ({origin})"
+        reason = f"the policy says network {policy.network} ({origin})"
     else:
         return
     raise PolicyDenied(
-        f"{said}, and backend {settings.backend!r} is missing. Even trusted code does not fall back to a child process "
-        "then, which would have the host's network. Start the backend, or take the network out of the policy"
+        f"{reason}, and backend {settings.backend!r} is missing. Even trusted code does not fall back to a child "
+        "process then, which would have the host's network. Start the backend, or take the network out of the policy"
     )
 
 
@@ -233,15 +237,15 @@ def _screen(settings: Settings) -> ScreenMode:
     return "block" if asked == "off" else asked
 
 
-def _found(missing: BackendUnavailable, settings: Settings, policy: Policy, level: Level) -> Found:
-    note = {"asked": settings.backend, "used": LOCAL, "level": str(level), "reason": missing.reason}
+def _fallback_to(missing: BackendUnavailable, settings: Settings, policy: Policy, level: Level) -> FoundBackend:
+    fallback = {"asked": settings.backend, "used": LOCAL, "level": str(level), "reason": missing.reason}
     log.info("backend %s is missing, trusted code falls back to level %s: %s", settings.backend, level, missing)
-    return Found(backend=backend_named(LOCAL), policy=policy, notes={"fallback": note})
+    return FoundBackend(backend=backend_named(LOCAL), policy=policy, notes={"fallback": fallback})
 
 
-def _refuse(missing: BackendUnavailable, why: str) -> NoReturn:
+def _no_fallback(missing: BackendUnavailable, why: str) -> NoReturn:
     raise BackendUnavailable(f"{missing.reason} There is no fallback: {why}.", remedy=missing.remedy) from missing
 
 
-def _origin(settings: Settings, word: str) -> Origin:
-    return settings.origins.get(word, ARGUMENT)
+def _origin(settings: Settings, key: str) -> Origin:
+    return settings.origins.get(key, ARGUMENT)

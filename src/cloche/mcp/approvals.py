@@ -30,7 +30,7 @@ from pydantic import BaseModel, Field
 
 from cloche.agent.approval import ApprovalRequest, Decision, Risk
 from cloche.agent.terminal import cautions, rules_in_words
-from cloche.core.escape import plain
+from cloche.core.escape import escape
 
 MOST_NAME_CHARS = 80
 
@@ -138,7 +138,7 @@ def user_of(context: Context[Any, Any]) -> str:
     """Name whoever answers: the client says what it is called, so that is quoted and cut."""
     client = context.session.client_params
     name = client.client_info.name if client is not None else ""
-    return f"the user of {plain(name)[:MOST_NAME_CHARS]!r}" if name else "the client's user"
+    return f"the user of {escape(name)[:MOST_NAME_CHARS]!r}" if name else "the client's user"
 
 
 def require_elicitation(context: Context[Any, Any], request: ApprovalRequest) -> None:
@@ -164,14 +164,14 @@ def question(request: ApprovalRequest, *, is_confirmation: bool = False) -> str:
     parts = [f"{asks} {request.tool} ({request.risk}, on {request.rules.get('runs_on')})?"]
     for name, value in request.arguments.items():
         if name in ("code", "command"):
-            parts.append(_fenced(plain(str(value)), _language(request.arguments, name)))
+            parts.append(_fenced(escape(str(value)), _language(request.arguments, name)))
             parts += [line for line in (cautions(str(value)).rstrip("\n"),) if line]
         else:
-            parts.append(f"{name}: {plain(str(value))}")
+            parts.append(f"{name}: {escape(str(value))}")
     if rules := rules_in_words(request):
-        parts.append(f"rules: {plain(rules)}")
+        parts.append(f"rules: {escape(rules)}")
     if request.changes:
-        parts.append("What changed since the last call:\n" + _fenced(plain(request.changes), "diff"))
+        parts.append("What changed since the last call:\n" + _fenced(escape(request.changes), "diff"))
     return "\n".join(parts)
 
 

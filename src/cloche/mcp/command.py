@@ -28,7 +28,7 @@ from cloche.agent.interpreters import MOST_INTERPRETERS
 from cloche.agent.queue import ApprovalQueue
 from cloche.config.keys import SandboxOptions
 from cloche.core.errors import InvalidRequest
-from cloche.core.escape import plain
+from cloche.core.escape import escape
 
 from . import require_extra
 
@@ -103,7 +103,7 @@ class _Plainly(logging.Formatter):
     """Show what clients sent, which is in some messages and stack traces, without what a terminal would obey."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record))
+        return escape(super().format(record))
 
 
 def _log_plainly() -> None:

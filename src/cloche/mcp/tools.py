@@ -31,7 +31,7 @@ from cloche.agent.answers import MOST_CHARS, Answer, clip, value_text
 from cloche.agent.catalog import Deed
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import ClocheError, InvalidRequest
-from cloche.core.escape import sendable
+from cloche.core.escape import utf8_safe
 from cloche.core.result import Result
 
 from . import approvals
@@ -96,7 +96,7 @@ def result_of(answer: Answer, *, runs_code: bool) -> CallToolResult:
 
 def text_result(text: str, *, is_error: bool) -> CallToolResult:
     """Return plain text as the protocol has it."""
-    told = sendable(clip(text))
+    told = utf8_safe(clip(text))
     structured = None if is_error else Told(text=told).model_dump(mode="json")
     return CallToolResult(
         content=[TextContent(type="text", text=told)], structured_content=structured, is_error=is_error
@@ -109,8 +109,8 @@ def _ran(answer: Answer, result: Result) -> Ran:
         text=answer.text,
         status=str(result.status),
         exit_code=result.exit_code,
-        stdout=sendable(clip(result.stdout)),
-        stderr=sendable(clip(result.stderr)),
+        stdout=utf8_safe(clip(result.stdout)),
+        stderr=utf8_safe(clip(result.stderr)),
         value=value,
         value_is_repr=value_is_repr,
         duration_s=result.duration,
@@ -130,7 +130,7 @@ def _value(result: Result) -> tuple[Any, bool]:
             return json.loads(told), result.value_is_repr
     except (ValueError, TypeError, RecursionError):  # half of a character pair is a ValueError, too
         pass
-    return sendable(clip(value_text(result))), True
+    return utf8_safe(clip(value_text(result))), True
 
 
 def _is_shallow(value: object, depth: int) -> bool:

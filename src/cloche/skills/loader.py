@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from cloche import hostfs
 from cloche.config.keys import Settings
 from cloche.core.errors import InvalidRequest
-from cloche.core.escape import plain_name
+from cloche.core.escape import escape_name
 from cloche.core.languages import LANGUAGES, detect_language, language_named
 from cloche.core.limits import MIB, format_size
 from cloche.core.request import InputFile
@@ -103,7 +103,7 @@ def _walk(root: int, fd: int, folder: str, found: Gathered) -> None:
             continue
         problem = _name_problem(entry)
         if problem:
-            found.blame(plain_name(path)[:MOST_SHOWN], problem)
+            found.blame(escape_name(path)[:MOST_SHOWN], problem)
             continue
         try:
             mode = os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode
@@ -167,7 +167,10 @@ def _take(root: int, fd: int, entry: str, path: str, mode: int, found: Gathered)
 
 def _follow(root: int, path: str, target: str) -> tuple[os.stat_result, bytes]:
     """Read the file that a link in the folder leads to. Raises ValueError for one that leads anywhere else."""
-    inside, shown = posixpath.normpath(posixpath.join(posixpath.dirname(path), target)), plain_name(target)[:MOST_SHOWN]
+    inside, shown = (
+        posixpath.normpath(posixpath.join(posixpath.dirname(path), target)),
+        escape_name(target)[:MOST_SHOWN],
+    )
     if target.startswith("/") or inside == ".." or inside.startswith("../"):
         raise ValueError(f"is a link to {shown!r}, which leads out of the skill's folder")
     if not LEFT_OUT.isdisjoint(inside.split("/")):
@@ -210,7 +213,7 @@ def _name_problem(name: str) -> str:
         name.encode("utf-8")
     except UnicodeEncodeError:
         return "has a name that is not UTF-8; rename it"
-    if plain_name(name) != name or "\\" in name:
+    if escape_name(name) != name or "\\" in name:
         return "has a control character, a character that cannot be seen, or a backslash in its name; rename it"
     return ""
 

@@ -25,12 +25,12 @@ from cloche.core.enforcement import Control, Level
 from cloche.core.errors import InvalidRequest, PolicyDenied
 from cloche.core.events import Sink
 from cloche.core.limits import format_size
-from cloche.core.policy import ON_HOST, PRESETS, TIERS, Policy
+from cloche.core.policy import HOST_BACKENDS, PRESETS, TIERS, Policy
 from cloche.core.request import Request
 from cloche.core.result import Result
 from cloche.execution.inputs import Files
-from cloche.execution.prepare import Prepared, prepare_beside
-from cloche.execution.run import Job, OnOutput, make_job, make_sink, run_once
+from cloche.execution.prepare import Prepared, prepare_in_thread
+from cloche.execution.run import OnOutput, PreparedRequest, make_sink, prepare_request, run_once
 from cloche.sync import blocking
 
 from .manifest import LIMIT_WORDS
@@ -229,7 +229,7 @@ def _require(asked: Asked, settings: Settings) -> Term:
 def _backend(settings: Settings) -> Term:
     """Say where it runs: where other code does, but on the host only if it is trusted."""
     level = settings.policy.level
-    is_on_host = settings.backend in ON_HOST or (level is not None and level < Level.CONFINED)
+    is_on_host = settings.backend in HOST_BACKENDS or (level is not None and level < Level.CONFINED)
     is_refused = is_on_host and not settings.policy.trusted
     why = (
         f'backend "{settings.backend}" runs code on the host without a sandbox; name another backend, or, for a skill '
@@ -302,7 +302,7 @@ async def arun_skill(
     with refusals(settings, language=chosen.runtime):
         if terms.refusals:
             raise PolicyDenied(f"skill {skill.name}: {'; '.join(map(str, terms.refusals))}")
-    prepared = await prepare_beside(**_agreed(options, terms))
+    prepared = await prepare_in_thread(**_agreed(options, terms))
     job = await _job(skill, chosen, prepared, argv=argv, stdin=stdin, env=env, files=files)
     sink = make_sink(on_output, on_event)
     note_fallback(prepared.audit, prepared.notes)
@@ -335,7 +335,7 @@ async def _job(
     stdin: bytes | str,
     env: Mapping[str, str] | None,
     files: Files | None,
-) -> Job:
+) -> PreparedRequest:
     """Return the request, with the skill's files and its script where it lies among them."""
     size, room = sum(len(file.data) for file in skill.files), prepared.limits.disk_bytes
     if size > room:
@@ -343,7 +343,7 @@ async def _job(
             f"skill {skill.name}: its files have {format_size(size)}, the workspace {format_size(room)}; raise disk"
         )
     code = next(file.data for file in skill.files if file.path == script.path).decode("utf-8")
-    job = await make_job(prepared, code, language=script.runtime, argv=argv, stdin=stdin, env=env, files=files)
+    job = await prepare_request(prepared, code, language=script.runtime, argv=argv, stdin=stdin, env=env, files=files)
     theirs = {file.path for file in skill.files}
     doubled = [file.path for file in job.request.files if file.path in theirs]
     if doubled:
@@ -351,4 +351,4 @@ async def _job(
     request: Request = dataclasses.replace(
         job.request, files=(*skill.files, *job.request.files), source_path=script.path
     )
-    return Job(request=request, notes={**job.notes, "skill": {"name": skill.name, "script": script.name}})
+    return PreparedRequest(request=request, notes={**job.notes, "skill": {"name": skill.name, "script": script.name}})

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cloche.blocking import calls
-from cloche.blocking.loops import TurnLoop
+from cloche.blocking.loops import EagerLoop
 from cloche.core.loops import become_task
 from tests.harness.processes import interrupted
 
@@ -73,7 +73,7 @@ def test_loops_are_used_again_and_few_are_kept() -> None:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert len(calls._kept) == calls.MOST_KEPT
+    assert len(calls._idle_loops) == calls.MOST_LOOPS
 
 
 async def _loop() -> int:
@@ -88,9 +88,9 @@ def test_it_is_not_possible_inside_a_loop() -> None:
     """A thread whose own loop runs cannot run another one."""
 
     async def ask() -> bool:
-        return calls.is_possible()
+        return calls.can_run_inline()
 
-    assert calls.is_possible()
+    assert calls.can_run_inline()
     assert not asyncio.run(ask())
 
 
@@ -98,9 +98,9 @@ def test_it_is_not_possible_inside_a_loop() -> None:
 def test_a_handler_of_the_caller_s_own_goes_the_other_way(handler: Callable[[int], None], number: int) -> None:
     """It might raise in the middle of our work; other threads have no handlers."""
     handler(number)
-    assert not calls.is_possible()
+    assert not calls.can_run_inline()
     found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(calls.is_possible()))
+    thread = threading.Thread(target=lambda: found.append(calls.can_run_inline()))
     thread.start()
     thread.join(60)
     assert found == [True]
@@ -143,10 +143,10 @@ def test_an_interrupt_cancels_once(monkeypatch: pytest.MonkeyPatch) -> None:
             except asyncio.CancelledError:
                 cancelled.append(1)
 
-    loop = TurnLoop(selectors.DefaultSelector())
+    loop = EagerLoop(selectors.DefaultSelector())
     monkeypatch.setattr(calls._signal, "set_wakeup_fd", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        calls.run_on(lambda: loop, lambda _: None, work, is_eager=True)
+        calls.run_on_loop(lambda: loop, lambda _: None, work, is_eager=True)
     loop.close()
     assert cancelled == [1]
 
@@ -163,13 +163,13 @@ def test_an_interrupt_that_comes_late_is_raised_all_the_same() -> None:
     assert calls.run(answer, 2) == 2
 
 
-@pytest.mark.parametrize("most_kept", [calls.MOST_KEPT, 0], ids=["kept", "closed"])
+@pytest.mark.parametrize("most_kept", [calls.MOST_LOOPS, 0], ids=["kept", "closed"])
 def test_an_interrupt_at_any_instruction_is_raised_and_leaves_nothing(
     most_kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever Ctrl-C comes in between, it is raised; loop, handler and coroutine are as they were or were never."""
-    calls._close_kept()
-    monkeypatch.setattr(calls, "MOST_KEPT", most_kept)
+    calls._close_idle_loops()
+    monkeypatch.setattr(calls, "MOST_LOOPS", most_kept)
     calls.run(answer, 1)
     number, came = 0, True
     while came:
@@ -178,8 +178,8 @@ def test_an_interrupt_at_any_instruction_is_raised_and_leaves_nothing(
         assert was_raised == came, f"at instruction {number}"
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert signal.set_wakeup_fd(-1) == -1
-        assert len(calls._kept) == calls._made, f"a loop was lost at instruction {number}"
-        assert not any(asyncio.all_tasks(loop) for loop in calls._kept)
+        assert len(calls._idle_loops) == calls._loop_count, f"a loop was lost at instruction {number}"
+        assert not any(asyncio.all_tasks(loop) for loop in calls._idle_loops)
         assert calls.run(answer, 3) == 3
     assert number > 100
 
@@ -215,17 +215,17 @@ def test_a_descriptor_of_the_caller_s_own_hears_of_signals_as_before() -> None:
 def test_a_loop_that_cannot_be_made_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller without descriptors fails, and later ones run in their own threads as before."""
 
-    def refuse(selector: selectors.BaseSelector) -> TurnLoop:
+    def refuse(selector: selectors.BaseSelector) -> EagerLoop:
         selector.close()
         raise OSError(errno.EMFILE, "no descriptor")
 
-    calls._close_kept()
+    calls._close_idle_loops()
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "TurnLoop", refuse)
-        for _ in range(calls.MOST_KEPT + 1):
+        patch.setattr(calls, "EagerLoop", refuse)
+        for _ in range(calls.MOST_LOOPS + 1):
             with pytest.raises(OSError, match="no descriptor"):
                 calls.run(answer, 5)
-    assert calls.is_possible()
+    assert calls.can_run_inline()
     assert calls.run(answer, 5) == 5
 
 
@@ -252,5 +252,5 @@ def test_a_forked_child_starts_without() -> None:
     calls.run(answer, 1)
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if not calls._kept and calls.run(answer, 3) == 3 else 1)
+        os._exit(0 if not calls._idle_loops and calls.run(answer, 3) == 3 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cloche.blocking import calls
-from cloche.blocking.loops import Begun, SharedLoop, TurnLoop
+from cloche.blocking.loops import EagerLoop, SharedLoop, StartedCoroutine
 from tests.harness.processes import interrupted
 
 LONG_S = 60.0
@@ -37,7 +37,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedLoop]:
 
 def _wait(seconds: float, future: asyncio.Future[Any]) -> None:
     loop = asyncio.get_running_loop()
-    assert isinstance(loop, TurnLoop)
+    assert isinstance(loop, EagerLoop)
     loop.wait_briefly(seconds, future, loop.create_future())
 
 
@@ -198,9 +198,9 @@ def test_what_was_begun_and_never_goes_on_is_closed() -> None:
         finally:
             ended.append(True)
 
-    loop = TurnLoop(selectors.EpollSelector())
+    loop = EagerLoop(selectors.EpollSelector())
     coroutine = work()
-    waits_for = loop.begin(coroutine)
-    Begun(coroutine, waits_for).close()
+    waits_for = loop.start_eagerly(coroutine)
+    StartedCoroutine(coroutine, waits_for).close()
     loop.close()
     assert ended == [True]

@@ -195,8 +195,8 @@ def test_the_keeper_sleeps_while_callers_come_and_go(loop: SharedLoop, monkeypat
     for _ in range(50):
         blocking_calls.call(with_a_timer)
     assert rounds == 0
-    assert loop.take() is not None  # nobody has it
-    loop.leave()
+    assert loop.try_acquire() is not None  # nobody has it
+    loop.release()
 
 
 def test_a_task_that_breaks_out_takes_nobody_along() -> None:
@@ -341,7 +341,7 @@ def test_a_call_when_it_has_been_closed_is_told_so() -> None:
     """At the interpreter's exit, others' exit handlers may still call."""
     shared = SharedLoop()
     shared.close()
-    assert shared.take() is None
+    assert shared.try_acquire() is None
 
 
 def test_what_a_handed_over_call_leaves_ready_is_run() -> None:

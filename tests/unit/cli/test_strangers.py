@@ -19,7 +19,7 @@ from cloche.cli.session import tell
 from cloche.cli.skill import check_skill, show_skills
 from cloche.cli.system import audit_lines
 from cloche.core.errors import InvalidRequest
-from cloche.core.escape import is_seen
+from cloche.core.escape import is_visible
 from cloche.core.result import FixReport, FixStop, code_diff
 
 # What drives a terminal, what turns text round, what nobody sees, what rich would make something else of.
@@ -89,7 +89,7 @@ PRINTED: dict[str, Callable[[], object]] = {
 
 def hidden_in(text: str) -> list[str]:
     """Return the characters of a text that are obeyed or not seen."""
-    return sorted({f"U+{ord(char):04X}" for char in text if not is_seen(char)})
+    return sorted({f"U+{ord(char):04X}" for char in text if not is_visible(char)})
 
 
 @pytest.mark.parametrize("what", PRINTED)

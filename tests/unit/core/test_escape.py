@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from cloche.core.escape import is_seen, plain, plain_line, plain_name, plain_output
+from cloche.core.escape import escape, escape_line, escape_name, escape_output, is_visible
 
 # Ranges of Unicode whose characters are obeyed, reorder what is read, or are not seen at all.
 UNSEEN = [
@@ -20,9 +20,9 @@ def test_all_of_unicode() -> None:
     """A character comes out as it is, or as an escape of ASCII alone; once is enough."""
     for number in range(sys.maxunicode + 1):
         char = chr(number)
-        shown = plain(char)
-        assert shown == char if is_seen(char) else shown.isascii() and shown.isprintable() and shown.startswith("\\")
-        if is_seen(char) and char not in "\n\t":
+        shown = escape(char)
+        assert shown == char if is_visible(char) else shown.isascii() and shown.isprintable() and shown.startswith("\\")
+        if is_visible(char) and char not in "\n\t":
             assert unicodedata.category(char)[0] not in "CZ" or char == " "
 
 
@@ -31,17 +31,17 @@ def test_what_is_not_seen_is_shown(first: int, last: int) -> None:
     """Each is named by its number, in the middle of other text as alone."""
     for number in range(first, last + 1):
         name = f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"
-        assert plain(f"a{chr(number)}b") == f"a{name}b"
+        assert escape(f"a{chr(number)}b") == f"a{name}b"
 
 
 def test_what_people_write_stays() -> None:
     """Letters, marks, pictures and blanks of any script are theirs."""
     for text in ("déjà vu", "é", "中文", "العربية", "हिन्दी", "한국어", "😀", "a\n\tb", r"\x1b[31m", "[red]x[/red]"):
-        assert plain(text) == plain(plain(text)) == text
+        assert escape(text) == escape(escape(text)) == text
 
 
 def test_lines_and_output() -> None:
     """A line has no blanks to hide behind, a name is one line; output may go back to the beginning of its line."""
-    assert plain_line(" a\n\tb\r\x1b ") == "a b \\x1b"
-    assert plain_name(" a\n\tb\r\x1b\u3164 ") == " a\\n\\tb\\r\\x1b\\u3164 "
-    assert (plain("1\r2"), plain_output("1\r2\x1b[K")) == ("1\\x0d2", "1\r2\\x1b[K")
+    assert escape_line(" a\n\tb\r\x1b ") == "a b \\x1b"
+    assert escape_name(" a\n\tb\r\x1b\u3164 ") == " a\\n\\tb\\r\\x1b\\u3164 "
+    assert (escape("1\r2"), escape_output("1\r2\x1b[K")) == ("1\\x0d2", "1\r2\\x1b[K")

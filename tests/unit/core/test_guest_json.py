@@ -17,7 +17,7 @@ from cloche.core.guest_json import (
     MAX_OUTSIDE_CHARS,
     MAX_PARTS,
     MAX_PIECES,
-    TooMuch,
+    TooLarge,
     as_text,
     decode,
 )
@@ -147,7 +147,7 @@ MUCH = {
 @pytest.mark.parametrize("name", MUCH)
 def test_much_is_refused(name: str) -> None:
     """Each thing that takes time is counted, and too much of it is told from what is no JSON at all."""
-    with pytest.raises(TooMuch):
+    with pytest.raises(TooLarge):
         decode(MUCH[name], mends_text=True)
 
 
@@ -163,7 +163,7 @@ def test_long_texts_are_no_parts() -> None:
 def test_parts_are_counted_where_there_are_few_left() -> None:
     """A budget that goes down from one text to the next is kept to."""
     assert decode("[1,2,3]", 3)[1] == 3
-    with pytest.raises(TooMuch, match="more than 2 parts"):
+    with pytest.raises(TooLarge, match="more than 2 parts"):
         decode("[1,2,3]", 2)
 
 
@@ -181,5 +181,5 @@ def test_depth_is_bounded(depth: int) -> None:
 def test_bytes_that_are_not_ascii_are_bounded_sooner() -> None:
     """In memory they may take four times as much."""
     assert as_text(b"x" * 5_000_000)
-    with pytest.raises(TooMuch, match="not ASCII"):
+    with pytest.raises(TooLarge, match="not ASCII"):
         as_text(b"x" * 5_000_000 + "é".encode())

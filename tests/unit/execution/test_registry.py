@@ -24,7 +24,7 @@ def test_every_name_of_the_mission_is_known() -> None:
     }  # fmt: skip
 
 
-PLACES = sorted({place for row in BACKEND_ROWS.values() for place in (row.provider, row.instead) if place})
+PLACES = sorted({place for row in BACKEND_ROWS.values() for place in (row.provider, row.alternative) if place})
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -13,7 +13,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.core.policy import BACKEND_ROWS, Policy
 from cloche.core.protocols import Capabilities
 from cloche.execution.registry import OPTIONS, Option
-from cloche.execution.selection import Choice, Wish, choose, find, misfit
+from cloche.execution.selection import BackendCriteria, Choice, choose, find, unmet_policy
 
 ALL = dict.fromkeys(Control, Measure(state=State.ENFORCED))
 PARTIAL = {**ALL, Control.MEMORY: Measure(state=State.PARTIAL, reason="swap")}
@@ -57,7 +57,7 @@ def decide(
             looked.append(option.backend)
         return host[option.backend]
 
-    return choose(OPTIONS, Wish(policy=Policy(**policy), prefer=prefer, wants_image=wants_image), look)  # type: ignore[arg-type]
+    return choose(OPTIONS, BackendCriteria(policy=Policy(**policy), prefer=prefer, wants_image=wants_image), look)  # type: ignore[arg-type]
 
 
 def name_of(choice: Choice) -> str:
@@ -170,7 +170,7 @@ def test_nothing_below_confined_is_chosen() -> None:
 )
 def test_a_misfit_is_told_in_a_sentence(policy: Policy, said: str) -> None:
     """By the rules that backends themselves refuse by."""
-    assert misfit(found("local", Level.JAIL, PARTIAL), policy) == said
+    assert unmet_policy(found("local", Level.JAIL, PARTIAL), policy) == said
 
 
 def test_services_are_no_option() -> None:
@@ -182,11 +182,11 @@ def test_services_are_no_option() -> None:
 def test_an_image_for_a_backend_without_images_is_refused() -> None:
     """It would be ignored."""
     with pytest.raises(InvalidRequest, match="takes no image"):
-        find("local", Wish(policy=Policy(), wants_image=True))
+        find("local", BackendCriteria(policy=Policy(), wants_image=True))
 
 
 def test_a_missing_choice_names_all_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what was asked, why each backend does not give it, and what to do."""
     monkeypatch.setenv("CLOCHE_MICROVM_IMAGE", str(tmp_path))
     with pytest.raises(BackendUnavailable, match=r"gives what is asked for.*gvisor: level vm.*cloche backends"):
-        find("auto", Wish(policy=Policy(require_level=Level.VM)))
+        find("auto", BackendCriteria(policy=Policy(require_level=Level.VM)))

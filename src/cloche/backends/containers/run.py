@@ -22,7 +22,7 @@ from typing import Any
 from cloche.core.enforcement import Control, Enforcement, State
 from cloche.core.errors import SandboxFileError, SandboxFileNotFound, SandboxFileRefused, SandboxFileTooLarge
 from cloche.core.events import HeadTail, OutputChunk, PlanStep, Sink, Started, Stream, discard
-from cloche.core.frames import Told, ToldReader
+from cloche.core.frames import GuestReport, GuestReportReader
 from cloche.core.limits import Limits
 from cloche.core.request import InputFile
 from cloche.core.result import FileRecord, KillCause, Observed, Result, Usage, decide
@@ -83,7 +83,7 @@ class Outputs:
             self._sink = sink
             for stream, output in self._kept.items():
                 if output.total and sink is not discard:
-                    sink(OutputChunk(stream=stream, data=output.kept()))
+                    sink(OutputChunk(stream=stream, data=output.joined()))
 
     def renew(self) -> None:
         """Keep nothing of what has come so far, and hand on nothing of what comes."""
@@ -92,7 +92,7 @@ class Outputs:
 
     def kept(self, stream: Stream) -> bytes:
         """Return what is kept of a stream."""
-        return self._kept[stream].kept()
+        return self._kept[stream].joined()
 
     @property
     def is_truncated(self) -> bool:
@@ -141,7 +141,7 @@ class RunListener(FileRequest):
         super().__init__(limits.disk_bytes)
         self._sink, self._on_start = sink, on_start
         self.outputs = Outputs(limits, sink, self.post, lambda: kill(KillCause.OUTPUT_LIMIT))
-        self._told, self._kill = ToldReader(), kill
+        self._told, self._kill = GuestReportReader(), kill
         self.plan: tuple[PlanStep, ...] = ()
         self.report: dict[str, Any] | None = None
         self.has_started = False
@@ -170,9 +170,9 @@ class RunListener(FileRequest):
         self._on_start()
         self._sink(Started(plan=self.plan))
 
-    def told(self) -> Told:
+    def told(self) -> GuestReport:
         """Return the value that the guest reported, and what it displayed."""
-        return self._told.told()
+        return self._told.report()
 
 
 def read_report(body: bytes) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class DockerBackend:
     def _unavailable(self, reason: str, remedy: str = "") -> Capabilities:
         return Capabilities(backend=self.name, available=False, reason=reason, remedy=remedy)
 
-    def lacks(self) -> str:
+    def why_not_ready(self) -> str:
         """Say which image would have to be pulled first; empty when it is here."""
         name = self._any_image()
         if is_here(_look(), name):
@@ -175,7 +175,7 @@ class DockerBackend:
         """Return why it cannot be used, and what to do; it is tried, but with an image that is here only."""
         if is_ruled_out(daemon):
             return why_no_gvisor(daemon, None), REMEDY
-        lacking = self.lacks()
+        lacking = self.why_not_ready()
         if lacking:
             return "it was not tried yet, for want of an image to try it with", lacking
         return why_no_gvisor(daemon, find_image(daemon, self._any_image())), REMEDY
@@ -211,7 +211,7 @@ class DockerBackend:
         """Return the arguments of the `docker run` of an agent's container; no daemon is asked."""
         return workspace_arguments(wanted, policy, limits)
 
-    def cool_down(self) -> None:
+    def drain(self) -> None:
         """End this process's warm containers, and wait until all that was released is gone."""
         close_pool()
         wait_for_all()
@@ -224,7 +224,7 @@ class DockerBackend:
         except BackendUnavailable as error:
             raise BackendUnavailable(error.reason, remedy=f"{error.remedy} {USE_LOCAL}") from error
 
-    def clear(self) -> list[str]:
+    def collect_garbage(self) -> list[str]:
         """Remove what dead processes left on the daemon; return a line for each. Raises BackendUnavailable."""
         return clear(connect())
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable
-from cloche.core.events import Progress, tell
+from cloche.core.events import Progress, report_progress
 from cloche.core.languages import LANGUAGES, Engine, Language
 
 from ..containers.container import LEAST_PYTHON
@@ -118,11 +118,11 @@ def _pull(daemon: Daemon, name: str) -> Mapping[str, Any]:
             if message.get("status") == "Downloading" and detail.get("total"):
                 layers[str(message.get("id"))] = int(detail["current"]), int(detail["total"])
                 done, total = (sum(amounts) for amounts in zip(*layers.values(), strict=True))
-                tell(Progress(what=f"pulling {name}", done=done, total=total))
+                report_progress(Progress(what=f"pulling {name}", done=done, total=total))
     except Exception as error:
         why = explained(error)
     finally:
-        tell(Progress(what=f"pulling {name}", is_over=True))
+        report_progress(Progress(what=f"pulling {name}", is_over=True))
     found = _inspect(daemon, name)
     if found is None:
         raise BackendUnavailable(

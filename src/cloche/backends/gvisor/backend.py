@@ -230,12 +230,12 @@ class RunscBackend:
             return
         raise BackendUnavailable(f"gVisor cannot be used here: {engine}.", remedy=INSTALL)
 
-    def cool_down(self) -> None:
+    def drain(self) -> None:
         """End this process's warm containers, and wait until all that was released is gone."""
         close_pool()
         wait_for_all()
 
-    def clear(self) -> list[str]:
+    def collect_garbage(self) -> list[str]:
         """Remove what processes that are dead left, which takes no runsc; return a line for each."""
         return [f"control group {name}" for name in remove_groups(self._host(), KIND)]
 

@@ -34,7 +34,7 @@ class LocalBackend:
     """
 
     name = "local"
-    begins_by_hand = True  # its runs need no task before they wait for the first time
+    starts_eagerly = True  # its runs need no task before they wait for the first time
 
     def __init__(self, *, use_cgroups: bool = True):
         self._use_cgroups = use_cgroups
@@ -108,11 +108,11 @@ class LocalBackend:
         self._last = (policy, *found)
         return found[1]
 
-    def cool_down(self) -> None:
+    def drain(self) -> None:
         """End this process's warm templates and the sandboxes made ahead; the next run starts cold."""
         close_pools()
 
-    def clear(self) -> list[str]:
+    def collect_garbage(self) -> list[str]:
         """Remove the empty control groups and the folders of processes that are dead; return a line for each."""
         groups = [f"control group {name}" for name in remove_groups(self._host(), KIND)]
         return [*groups, *(f"folder {path}" for path in remove_folders())]

@@ -24,7 +24,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import StartFailed
-from cloche.core.loops import runs_one_call
+from cloche.core.loops import is_single_call_loop
 from cloche.core.suppressed import noted
 from cloche.forkserver.slot import send_packed
 from cloche.jail import messages
@@ -293,7 +293,7 @@ class Connection:
         end = self._end = loop.create_future()
         door = self._slot.door if self._slot is not None else None
         unheard_s = UNHEARD_S
-        if door is not None and runs_one_call(loop):
+        if door is not None and is_single_call_loop(loop):
             self._wait_at(door, end, on_word)
             unheard_s = 0.0
             if end.done():

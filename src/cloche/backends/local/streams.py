@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cloche.core.events import Event, HeadTail, OutputChunk, Sink, Started, Stream, discard
-from cloche.core.frames import MAX_TOLD_BYTES, Told, ToldReader, encode
+from cloche.core.frames import MAX_REPORT_BYTES, GuestReport, GuestReportReader, encode
 from cloche.core.limits import Limits
 from cloche.core.result import KillCause
 from cloche.core.suppressed import noted
@@ -86,7 +86,7 @@ class StreamReader:
         """Hand on what comes, and first what has come since it began anew."""
         self._on_chunk = on_chunk
         if self.output.total:
-            on_chunk(self.output.kept())
+            on_chunk(self.output.joined())
 
     def _read(self) -> None:
         try:
@@ -178,7 +178,7 @@ class StreamSet:
 
     def kept(self, stream: Stream) -> bytes:
         """Return what is kept of a stream."""
-        return self._readers[stream].output.kept()
+        return self._readers[stream].output.joined()
 
     @property
     def is_truncated(self) -> bool:
@@ -200,7 +200,7 @@ class Pipes(StreamSet):
 
     def __init__(self, stdin: bytes, limits: Limits, kill: Callable[[KillCause], None], sink: Sink):
         super().__init__()
-        self._told = ToldReader()
+        self._told = GuestReportReader()
         self._listening: asyncio.TimerHandle | None = None
 
         def on_flood() -> None:
@@ -210,7 +210,7 @@ class Pipes(StreamSet):
             self._guest.append(_stdin(stdin))
             for stream in _STREAMS:
                 self._add_reader(stream, limits.output_bytes, limits.flood_bytes, to_sink(stream, sink), on_flood)
-            self._add_reader("value", 1, MAX_TOLD_BYTES, self._hearer(kill), on_flood)
+            self._add_reader("value", 1, MAX_REPORT_BYTES, self._hearer(kill), on_flood)
         except BaseException:
             self.close()
             raise
@@ -247,9 +247,9 @@ class Pipes(StreamSet):
             self._listening.cancel()
         super().close()
 
-    def told(self) -> Told:
+    def told(self) -> GuestReport:
         """Return what the guest told of its value, and what it showed."""
-        return self._told.told()
+        return self._told.report()
 
 
 def _stdin(data: bytes) -> int:

@@ -162,7 +162,7 @@ class MicrosandboxBackend:
         finally:
             await sandbox.close()
 
-    def clear(self) -> list[str]:
+    def collect_garbage(self) -> list[str]:
         """Remove machines of processes that are dead; return a line for each. Raises BackendUnavailable."""
         package = self._given or find_package()
         try:

@@ -136,7 +136,7 @@ class MicroVMBackend:
         """Return the languages that may have sessions, here as far as the disk has their programs."""
         return tuple(DRIVERS)
 
-    def lacks(self) -> str:
+    def why_not_ready(self) -> str:
         """Say why nobody should be given an emulated machine who did not ask for one."""
         return SLOW if self._look()[2].kind == "tcg" else ""
 

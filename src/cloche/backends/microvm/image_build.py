@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.core.events import Progress, tell
+from cloche.core.events import Progress, report_progress
 from cloche.core.languages import LANGUAGES
 from cloche.core.limits import MIB
 
@@ -360,7 +360,7 @@ def build_image(packages: Sequence[str] = ()) -> Image:
         try:
             _build(Path(folder), packages)
         finally:
-            tell(Progress(what="building", is_over=True))
+            report_progress(Progress(what="building", is_over=True))
         return _take_over(place, Path(folder) / "image")
 
 
@@ -385,7 +385,7 @@ def _build(folder: Path, extra: Sequence[str]) -> None:
 
 
 def _say(what: str) -> None:
-    tell(Progress(what=what))
+    report_progress(Progress(what=what))
 
 
 def _make_boot_files(boot: Path, ready: Path) -> None:

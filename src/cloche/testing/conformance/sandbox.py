@@ -269,7 +269,7 @@ LOCKS = "os.mkdir('d'); open('d/f', 'w'); [os.chmod(path, 0) for path in ('d/f',
 
 async def _nothing_left(subject: Subject) -> None:
     """Let runs end in every way, then look for anything of theirs on this host."""
-    await subject.cool_down()
+    await subject.drain()
     before = leftovers()
     token = f"left-{secrets.token_hex(6)}"
     daemon = f"import os\nif os.fork() == 0:\n    os.setsid()\n    os.execvp('sleep', ['{token}', '300'])\n"
@@ -295,7 +295,7 @@ async def _nothing_left(subject: Subject) -> None:
     import gc
 
     gc.collect()  # results in cycles would hold their files a little longer
-    await subject.cool_down()
+    await subject.drain()
     gone = await eventually(lambda: not named_processes(token) and leftovers() <= before)
     if not gone:
         raise Broken(f"left behind: {sorted(leftovers() - before)} {named_processes(token)}")
@@ -304,7 +304,7 @@ async def _nothing_left(subject: Subject) -> None:
 async def _no_descriptors_left(subject: Subject) -> None:
     """Open descriptors of this process: after a first run, which may cache some, more runs add none."""
     await subject.run(python("pass"))
-    await subject.cool_down()
+    await subject.drain()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         await subject.run(python("open('f', 'w').write('x')"))
@@ -312,7 +312,7 @@ async def _no_descriptors_left(subject: Subject) -> None:
     import gc
 
     gc.collect()
-    await subject.cool_down()
+    await subject.drain()
     few = await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
     expect_that(few, f"ten runs left {len(os.listdir('/proc/self/fd')) - before} descriptors open")
 

@@ -21,7 +21,7 @@ from cloche.core.errors import SandboxFileNotFound
 from cloche.core.events import Event, OutputChunk, Sink, discard
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
-from cloche.core.protocols import Backend, OpenSandbox, SupportsSingleRun, SupportsStreaming, SupportsWarmth
+from cloche.core.protocols import Backend, OpenSandbox, SupportsPool, SupportsSingleRun, SupportsStreaming
 from cloche.core.request import InputFile, Request
 from cloche.core.result import Result, Status
 
@@ -68,10 +68,10 @@ class Subject:
                 sandbox.expect_single_run()
             return await run_telling(sandbox, request, sink)
 
-    async def cool_down(self) -> None:
+    async def drain(self) -> None:
         """Let the backend end what it keeps ready for later runs: that is none of one run's leftovers."""
-        if isinstance(self.backend, SupportsWarmth):
-            await asyncio.to_thread(self.backend.cool_down)
+        if isinstance(self.backend, SupportsPool):
+            await asyncio.to_thread(self.backend.drain)
 
     def at(self, level: Level | None) -> Subject:
         """Return the same subject at one level; None leaves the choice to the backend."""
