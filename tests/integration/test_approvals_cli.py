@@ -60,7 +60,7 @@ def asked(queue: str, *requests: ApprovalRequest, patience_s: float = 60) -> Ite
     def ask() -> None:
         for request in requests:
             try:
-                came.append(asyncio.run(gate.pass_through(request)))
+                came.append(asyncio.run(gate.approve(request)))
             except ApprovalDenied as error:
                 came.append(str(error))
 
@@ -136,7 +136,7 @@ def test_what_nobody_answers_is_a_no_an_event_and_kept(queue: str, capsys: pytes
     events: list[ApprovalEvent] = []
     gate = Gate(ApprovalQueue(queue, patience_s=0.1), on_event=events.append)
     with pytest.raises(ApprovalDenied, match=r"time-out: no answer within 0\.1 s"):
-        asyncio.run(gate.pass_through(HIGH))
+        asyncio.run(gate.approve(HIGH))
     assert [event.decision.by for event in events if isinstance(event, Decided)] == ["time-out"]
     list_approvals(queue, is_all=False, as_json=False)
     assert capsys.readouterr().out == "nothing waits\n"
@@ -191,7 +191,7 @@ def test_a_terminal_obeys_nothing_of_what_is_shown(queue: str, capsys: pytest.Ca
 
 def test_what_has_ended_is_kept_for_a_while_only(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest of it; what waits is never dropped."""
-    monkeypatch.setattr("cloche.agent.queue.MOST_KEPT", 3)
+    monkeypatch.setattr("cloche.agent.queue.MOST_CLOSED", 3)
     with asked(queue, HIGH) as came:
         first = waiting(queue).number
         short = ApprovalQueue(queue, patience_s=0.01)

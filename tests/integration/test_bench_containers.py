@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.bench.harness import Contestant, LeftOut, take_turns
+from cloche.bench.harness import Case, LeftOut, measure_interleaved
 from cloche.bench.peers import DOCKER_COLD, DOCKER_RUN, DOCKER_RUN_GVISOR, DOCKER_WARM, GVISOR_WARM, containers
 from cloche.bench.scenarios import Setting
 from tests.harness.containers import ROOT, Daemon
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.root]
 IMAGE = "cloche-bench:test"
 
 
-def entered(folder: Path, stack: ExitStack) -> list[Contestant | LeftOut]:
+def entered(folder: Path, stack: ExitStack) -> list[Case | LeftOut]:
     """Return who takes part with a folder of peers."""
     return list(containers(Setting(rounds=1, runs=1, image=IMAGE, peers_folder=folder), stack))
 
@@ -32,8 +32,8 @@ def test_cloche_is_held_against_docker_run(gvisor: Daemon, tmp_path: Path) -> No
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
         found = entered(tmp_path, stack)
-        present = [one for one in found if isinstance(one, Contestant)]
-        times, failed = take_turns(present, 1, warm_up=1)
+        present = [one for one in found if isinstance(one, Case)]
+        times, failed = measure_interleaved(present, 1, warm_up=1)
     assert failed == {}
     assert set(times) >= {DOCKER_RUN, DOCKER_RUN_GVISOR, DOCKER_COLD, DOCKER_WARM, GVISOR_WARM}
     assert {one.name: "not installed" in one.reason for one in found if isinstance(one, LeftOut)} == {

@@ -17,14 +17,23 @@ from bench.audit import WARM_UP, measure
 from bench.targets import TARGETS, held_against
 from cloche.audit.verify import verify
 from cloche.bench import harness, peers, report, scenarios
-from cloche.bench.harness import Contestant, ContestFailed, LeftOut, Times, Turn, percentile, row, take_turns
+from cloche.bench.harness import (
+    BenchmarkFailed,
+    Case,
+    LeftOut,
+    Measurement,
+    Times,
+    measure_interleaved,
+    percentile,
+    row,
+)
 from cloche.bench.peer_process import burst
 from cloche.bench.peers import Driver, PeerFailed
 from cloche.bench.report import check_plot
-from cloche.bench.scenarios import Entrants, Event, Setting
+from cloche.bench.scenarios import Cases, Scenario, Setting
 from cloche.cli.bench import BenchCommand, bench
 from cloche.core.errors import BackendUnavailable
-from cloche.testing.conformance.subject import leftovers
+from cloche.testing.conformance.subject import leaks
 from tests.harness.bench import OURS, ROOT, event, run
 
 NAMES = (
@@ -54,8 +63,8 @@ def test_many_sessions_are_left_out_where_memory_is_short(monkeypatch: pytest.Mo
     """The report says how much must be free, and how much is."""
     monkeypatch.setattr(scenarios, "available_bytes", lambda: 1 << 30)
     setting = Setting(rounds=1, runs=1, image="", sessions=500)
-    assert scenarios.crowd(setting) == {"reason": "8.0 GiB of memory must be free; 1.0 GiB are"}
-    assert list(scenarios.session_lines({"crowd": scenarios.crowd(setting)})) == [
+    assert scenarios.many_sessions(setting) == {"reason": "8.0 GiB of memory must be free; 1.0 GiB are"}
+    assert list(scenarios.session_lines({"crowd": scenarios.many_sessions(setting)})) == [
         "many sessions at once: left out: 8.0 GiB of memory must be free; 1.0 GiB are"
     ]
 
@@ -85,17 +94,17 @@ def test_what_was_measured_is_kept_when_a_later_event_fails(
     """Its table is printed before the next event begins, and the file holds all that is known."""
     printed: list[str] = []
 
-    def fail(*_: object) -> Entrants:
+    def fail(*_: object) -> Cases:
         printed.append(capsys.readouterr().out)
-        raise ContestFailed("no")
+        raise BenchmarkFailed("no")
 
-    one = Event(name="one", title="one", reference="a", enter=lambda *_: [contestant("a", [1.0] * 50)])
-    monkeypatch.setattr(report, "EVENTS", (one, Event(name="other", title="other", enter=fail)))
+    one = Scenario(name="one", title="one", reference="a", enter=lambda *_: [contestant("a", [1.0] * 50)])
+    monkeypatch.setattr(report, "EVENTS", (one, Scenario(name="other", title="other", enter=fail)))
     command = BenchCommand(
         rounds=1, runs=1, sessions=0, json_file=str(tmp_path / "r.json"), plot_file=None, peers=False,
         peers_folder=None,
     )  # fmt: skip
-    with pytest.raises(ContestFailed):
+    with pytest.raises(BenchmarkFailed):
         bench(command)
     assert "one, ms" in printed[0]
     assert event(json.loads((tmp_path / "r.json").read_text()), "one")["rows"]["a"]["p50"] == 1.0
@@ -110,7 +119,7 @@ def test_without_a_daemon_dockers_client_is_left_out(tmp_path: Path, monkeypatch
     with ExitStack() as stack:
         found = list(peers.containers(Setting(rounds=1, runs=1, image="image", peers_folder=tmp_path), stack))
     reasons = {one.name: one.reason for one in found if isinstance(one, LeftOut)}
-    assert [one.name for one in found if isinstance(one, Contestant)] == ["plain subprocess"]
+    assert [one.name for one in found if isinstance(one, Case)] == ["plain subprocess"]
     for name in (peers.DOCKER_RUN, peers.DOCKER_RUN_GVISOR):
         assert "Cannot connect to the daemon" in reasons[name]
     assert {peers.DOCKER_COLD, peers.DOCKER_WARM, peers.GVISOR_WARM} < set(reasons)
@@ -136,16 +145,16 @@ def test_no_rounds_are_wrong_usage(tmp_path: Path) -> None:
     assert run("-m", "cloche", "bench", "--rounds", "0", folder=tmp_path).returncode == 2
 
 
-def contestant(name: str, times: list[float], **options: Any) -> Contestant:
+def contestant(name: str, times: list[float], **options: Any) -> Case:
     """Return a contestant whose turns take what the list says."""
     left = iter(times)
-    return Contestant(name=name, call="", take_turn=lambda: Turn(next(left), b"1\n"), **options)
+    return Case(name=name, call="", measure=lambda: Measurement(next(left), b"1\n"), **options)
 
 
 def test_an_optional_contestant_that_fails_is_left_out() -> None:
     """One that stops half-way loses its row and keeps its own words; the others go on."""
     steady, failing = contestant("a", [1.0] * 3), contestant("b", [2.0], is_optional=True)
-    times, left_out = take_turns([steady, failing], 3, warm_up=0)
+    times, left_out = measure_interleaved([steady, failing], 3, warm_up=0)
     assert (times["a"].ms, set(times)) == ([1.0, 1.0, 1.0], {"a"})
     assert left_out == {"b": "StopIteration"}
 
@@ -154,25 +163,25 @@ def test_the_reference_goes_before_everybody() -> None:
     """Nobody's turn follows that of another one who is compared, whatever the order of a round."""
     went: list[str] = []
 
-    def entrant(name: str, ms: float) -> Contestant:
-        return Contestant(name=name, call="", take_turn=lambda: went.append(name) or Turn(ms, b"1\n"))
+    def entrant(name: str, ms: float) -> Case:
+        return Case(name=name, call="", measure=lambda: went.append(name) or Measurement(ms, b"1\n"))
 
     entrants = [entrant("a", 3.0), entrant("plain", 2.0), entrant("b", 5.0)]
-    times, _ = take_turns(entrants, 7, reference="plain", warm_up=1)
+    times, _ = measure_interleaved(entrants, 7, reference="plain", warm_up=1)
     assert went[:3] == ["a", "plain", "b"]
     assert went[3::2] == ["plain"] * 14
     stints = [tuple(went[at : at + 4]) for at in range(4, 20, 2) if at % 4 == 0]
     assert set(stints) <= {("a", "plain", "a", "plain"), ("b", "plain", "b", "plain")}
     assert (len(times["plain"].ms), times["a"].over, times["b"].over) == (14, [1.0] * 7, [3.0] * 7)
-    alone, _ = take_turns([entrant("plain", 2.0)], 3, reference="plain")
+    alone, _ = measure_interleaved([entrant("plain", 2.0)], 3, reference="plain")
     assert (alone["plain"].ms, alone["plain"].over) == ([2.0] * 3, [0.0] * 3)
 
 
 def test_a_wrong_output_is_not_a_time() -> None:
     """Who prints something else has not run the code."""
-    wrong = Contestant(name="a", call="", take_turn=lambda: Turn(1.0, b"2\n"))
-    with pytest.raises(ContestFailed, match="a printed b'2"):
-        take_turns([wrong], 1)
+    wrong = Case(name="a", call="", measure=lambda: Measurement(1.0, b"2\n"))
+    with pytest.raises(BenchmarkFailed, match="a printed b'2"):
+        measure_interleaved([wrong], 1)
 
 
 def test_figures_are_ratios_and_differences_to_the_turn_before() -> None:
@@ -200,8 +209,8 @@ def test_a_driver_that_dies_is_quoted() -> None:
 
 def test_a_process_that_stays_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leak check sees what was not there before."""
-    monkeypatch.setattr(harness, "PATIENCE_S", 0.1)
-    before = leftovers()
+    monkeypatch.setattr(harness, "LEAK_TIMEOUT_S", 0.1)
+    before = leaks()
     with subprocess.Popen(["sleep", "60"]) as process:
         left = harness.leaks_after(before)
         process.kill()

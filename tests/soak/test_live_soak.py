@@ -53,7 +53,7 @@ def test_many_clients_share_few_interpreters() -> None:
         watching.cancel()
         await asyncio.wait({watching})
         assert watching.cancelled()  # and not ended by what it saw
-        assert room._there == []
+        assert room._entries == []
 
     async def warm() -> None:
         await client(Room(), 0, 3)
@@ -82,5 +82,5 @@ async def _end_badly(tools: Toolbox, held: str) -> str:
 async def _watch(room: Room) -> None:
     """See that there are never more alive than there may be."""
     while True:
-        assert sum(one.is_alive for one in room._there) <= MOST
+        assert sum(one.is_alive for one in room._entries) <= MOST
         await asyncio.sleep(0.01)

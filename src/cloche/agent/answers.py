@@ -20,7 +20,7 @@ MOST_IMAGES = 8
 MOST_IMAGE_BYTES = 3_750_000  # 5 MB as base64, which providers take at most
 MOST_IMAGES_BYTES = 8 * MIB  # of one call
 
-_WORDS: Mapping[Status, Callable[[Result, Limits], str]] = {
+_STATUS_TEXTS: Mapping[Status, Callable[[Result, Limits], str]] = {
     Status.TIMEOUT: lambda result, limits: f"{_ended(result)} after {limits.timeout_s:g} s",
     Status.OUT_OF_MEMORY: lambda result, limits: (
         f"Killed: it used more than {limits.memory_bytes // MIB} MiB of memory"
@@ -42,7 +42,7 @@ _LOST = (
     "The interpreter ended with it, and what earlier calls defined is gone; files are still there. The next call "
     "begins in a new one."
 )
-_STILL_THERE = "The interpreter goes on, with what earlier calls defined."
+_STATE_KEPT = "The interpreter goes on, with what earlier calls defined."
 _PARTIAL = "Files may be missing from the result; write fewer, or one archive."
 # What a message of the program's own means here, where that is not plain.
 _HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -59,7 +59,9 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 NONE, NEW, KEPT, LOST = "none", "new", "kept", "lost"
-Keep = Callable[[str, str], Awaitable[str]]  # a stream's name and text; returns the path where all of it is, if so
+SaveOutput = Callable[
+    [str, str], Awaitable[str]
+]  # a stream's name and text; returns the path where all of it is, if so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +81,8 @@ def clip(text: str, *, where: str = "", is_whole: bool = True, most: int = MOST_
         return text
     half = most // 2
     missing = len(text) - 2 * half
-    told = f"; {'the full text' if is_whole else 'more of it, not all,'} is in {where}" if where else ""
-    return f"{text[:half]}\n[… {missing} characters left out{told} …]\n{text[-half:]}"
+    source = f"; {'the full text' if is_whole else 'more of it, not all,'} is in {where}" if where else ""
+    return f"{text[:half]}\n[… {missing} characters left out{source} …]\n{text[-half:]}"
 
 
 def what_happened(result: Result, limits: Limits, *, most_s: float = 0.0) -> str:
@@ -89,22 +91,22 @@ def what_happened(result: Result, limits: Limits, *, most_s: float = 0.0) -> str
     `most_s` is the longest time-out that can be asked for, where one can be.
     """
     status = result.status or Status.OK
-    words = _WORDS.get(status)
-    said = [words(result, limits)] if words else []
+    status_text = _STATUS_TEXTS.get(status)
+    sentences = [status_text(result, limits)] if status_text else []
     if status is Status.TIMEOUT:
         is_most = limits.timeout_s >= most_s
-        said[0] += "; split the work: there is no more time." if is_most else "; split the work or raise timeout."
+        sentences[0] += "; split the work: there is no more time." if is_most else "; split the work or raise timeout."
     if status is Status.ERROR:
-        said.append(f"It ended with exit code {result.exit_code}.")
+        sentences.append(f"It ended with exit code {result.exit_code}.")
     if status is not Status.OK:
-        said += [hint for pattern, hint in _HINTS if pattern.search(result.stderr)]
+        sentences += [hint for pattern, hint in _HINTS if pattern.search(result.stderr)]
     if result.meta.get("state") == "lost":
-        said.append(_LOST)
-    elif words and _is_kept(result):
-        said.append(_STILL_THERE)
+        sentences.append(_LOST)
+    elif status_text and _is_kept(result):
+        sentences.append(_STATE_KEPT)
     if result.meta.get("files_partial"):
-        said.append(_PARTIAL)
-    return " ".join(said)
+        sentences.append(_PARTIAL)
+    return " ".join(sentences)
 
 
 def python_text(result: Result, limits: Limits, *, most_s: float = 0.0) -> str:
@@ -130,22 +132,22 @@ def _ended(result: Result) -> str:
 def images_of(result: Result) -> tuple[tuple[Image, ...], int]:
     """Return the figures that a run showed, the first few that fit, and how many others it called a figure."""
     found: list[Image] = []
-    left_out, room = 0, MOST_IMAGES_BYTES
+    left_out, bytes_left = 0, MOST_IMAGES_BYTES
     for output in result.outputs:
-        shown = next(((mime, output.data[mime]) for mime in IMAGES if mime in output.data), None)
-        if shown is None:
+        figure = next(((mime, output.data[mime]) for mime in IMAGES if mime in output.data), None)
+        if figure is None:
             continue
-        mime, content = shown
-        if isinstance(content, bytes) and len(found) < MOST_IMAGES and _fits(mime, content, room):
-            room -= len(content)
+        mime, content = figure
+        if isinstance(content, bytes) and len(found) < MOST_IMAGES and _fits(mime, content, bytes_left):
+            bytes_left -= len(content)
             found.append(Image(mime=mime, base64=base64.b64encode(content).decode("ascii")))
         else:
             left_out += 1
     return tuple(found), left_out
 
 
-def _fits(mime: str, content: bytes, room: int) -> bool:
-    return content.startswith(IMAGES[mime]) and len(content) <= min(room, MOST_IMAGE_BYTES)
+def _fits(mime: str, content: bytes, bytes_left: int) -> bool:
+    return content.startswith(IMAGES[mime]) and len(content) <= min(bytes_left, MOST_IMAGE_BYTES)
 
 
 def value_text(result: Result) -> str:
@@ -158,7 +160,7 @@ def value_text(result: Result) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class CallResult:
     """Hold what came of one call. `note` is for the model.
 
     `state` is `none` where nothing is kept; else the call began in a `new` interpreter, went on in one that was `kept`,
@@ -186,7 +188,7 @@ class Answer:
     note: str = ""
 
 
-async def answer_of(ran: Ran, limits: Limits, keep: Keep, *, most_s: float) -> Answer:
+async def answer_of(ran: CallResult, limits: Limits, save_output: SaveOutput, *, most_s: float) -> Answer:
     """Return what is told of a run; `keep` puts away what is too long for that.
 
     `most_s` is the longest time-out that could have been asked for.
@@ -195,14 +197,14 @@ async def answer_of(ran: Ran, limits: Limits, keep: Keep, *, most_s: float) -> A
     parts = [ran.note] if ran.note else []
     is_silent = True
     for stream, text in (("stdout", result.stdout), ("stderr", result.stderr)):
-        where = await keep(stream, text)
+        where = await save_output(stream, text)
         if text.strip():
             label = "" if stream == "stdout" else "[stderr]\n"
             parts.append(label + clip(text.rstrip("\n"), where=where, is_whole=not result.truncated))
             is_silent = False
-    for told in (_value(result), what_happened(result, limits, most_s=most_s)):
-        if told:
-            parts.append(told)
+    for text in (_value(result), what_happened(result, limits, most_s=most_s)):
+        if text:
+            parts.append(text)
             is_silent = False
     images, left_out = images_of(result)
     if left_out:

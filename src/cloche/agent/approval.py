@@ -25,7 +25,7 @@ from cloche.core.errors import ApprovalDenied, InvalidRequest
 
 PATIENCE_S = 300.0
 ON_HOST = "the host"  # what `runs_on` of the rules says where there is no sandbox
-FAREWELL_S = 2.0  # for an approver that is no longer waited for, to tidy up
+CANCEL_TIMEOUT_S = 2.0  # for an approver that is no longer waited for, to tidy up
 MOST_COMPARED_LINES = 2_000  # comparing takes time with the square of it
 log = logging.getLogger("cloche.agent")
 
@@ -60,8 +60,8 @@ class ApprovalRequest:
     @property
     def fingerprint(self) -> str:
         """Return the SHA-256 of the call and its rules, in hex: what is remembered is this and nothing like it."""
-        told = {"tool": self.tool, "risk": int(self.risk), "arguments": dict(self.arguments), "rules": dict(self.rules)}
-        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+        data = {"tool": self.tool, "risk": int(self.risk), "arguments": dict(self.arguments), "rules": dict(self.rules)}
+        return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +125,11 @@ def callback(function: Callable[[ApprovalRequest], bool | Decision | Awaitable[b
 
     async def decide(request: ApprovalRequest) -> Decision:
         if inspect.iscoroutinefunction(function):
-            said = await function(request)
+            answer = await function(request)
         else:
-            said = await in_own_thread(function, request)
-            said = await said if inspect.isawaitable(said) else said
-        return said if isinstance(said, Decision) else Decision(is_approved=said is True, by="callback")
+            answer = await in_own_thread(function, request)
+            answer = await answer if inspect.isawaitable(answer) else answer
+        return answer if isinstance(answer, Decision) else Decision(is_approved=answer is True, by="callback")
 
     return decide
 
@@ -174,7 +174,7 @@ class Gate:
             return None
         return replace(request, changes=changes_between(self._last.get(request.tool), request))
 
-    async def pass_through(self, request: ApprovalRequest) -> Decision | None:
+    async def approve(self, request: ApprovalRequest) -> Decision | None:
         """Return the decision that lets a call through, None where none is needed. Raises ApprovalDenied."""
         if request.risk < Risk.HIGH:
             return None
@@ -201,16 +201,16 @@ class Gate:
         return decision
 
     async def _decision(self, request: ApprovalRequest) -> Decision:
-        asking = asyncio.ensure_future(self._said(request))
+        asking = asyncio.ensure_future(self._call_approver(request))
         try:
             await asyncio.wait({asking}, timeout=self._patience_s)
             if asking.done():
-                return _decided(asking)
+                return _decision_of(asking)
         finally:
-            await _give_up(asking)
+            await _cancel(asking)
         return Decision(is_approved=False, by="time-out", reason=f"no answer within {self._patience_s:g} s")
 
-    async def _said(self, request: ApprovalRequest) -> object:
+    async def _call_approver(self, request: ApprovalRequest) -> object:
         return await self._approver(request)
 
     def _changes(self, request: ApprovalRequest) -> str:
@@ -232,37 +232,37 @@ def changes_between(before: ApprovalRequest | None, now: ApprovalRequest) -> str
 
 def _lines_of(request: ApprovalRequest) -> list[str]:
     """Return a call as lines of text, what is asked for before what will hold."""
-    told = [f"{name}: {value}" for name, value in request.arguments.items()]
+    texts = [f"{name}: {value}" for name, value in request.arguments.items()]
     for name, rule in request.rules.items():
         parts = {f"{name}.{key}": value for key, value in rule.items()} if isinstance(rule, Mapping) else {name: rule}
-        told += [f"{key}: {_plain_value(value)}" for key, value in parts.items()]
-    return [line for text in told for line in text.splitlines()]
+        texts += [f"{key}: {_format_value(value)}" for key, value in parts.items()]
+    return [line for text in texts for line in text.splitlines()]
 
 
-def _plain_value(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a rule's value as it is after a way through JSON, too."""
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _decided(asking: asyncio.Future[object]) -> Decision:
+def _decision_of(asking: asyncio.Future[object]) -> Decision:
     """Return what an approver said; that it failed, was cancelled, or said anything but a Decision is a no."""
     if asking.cancelled():
         return Decision(is_approved=False, by="error", reason="the approver was cancelled")
     if error := asking.exception():
         log.warning("an approver failed, which is a no: %s", error, exc_info=error)
         return Decision(is_approved=False, by="error", reason=f"the approver failed: {type(error).__name__}")
-    said = asking.result()
-    if not isinstance(said, Decision):
-        kind = type(said).__name__
+    answer = asking.result()
+    if not isinstance(answer, Decision):
+        kind = type(answer).__name__
         log.warning("an approver returned a %s instead of a Decision, which is a no; callback(...) takes a bool", kind)
         return Decision(is_approved=False, by="error", reason=f"the approver returned no Decision but a {kind}")
-    return said
+    return answer
 
 
-async def _give_up(asking: asyncio.Future[object]) -> None:
+async def _cancel(asking: asyncio.Future[object]) -> None:
     """Cancel an approver, and wait a moment for it; what it says from now on comes too late."""
     if asking.done():
         return
     asking.cancel()
     asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio reports it as forgotten
-    await asyncio.wait({asking}, timeout=FAREWELL_S)
+    await asyncio.wait({asking}, timeout=CANCEL_TIMEOUT_S)

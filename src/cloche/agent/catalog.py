@@ -23,13 +23,13 @@ from cloche.core.protocols import Backend
 from .approval import Risk
 
 HOST_SHELLS = ("bash", "sh", "cmd", "powershell")
-_KINDS: Mapping[str, tuple[type, ...]] = {
+_TYPES_OF: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,),
 }  # fmt: skip
 DEFAULT_TIER = 3
 
 
-class Deed(enum.StrEnum):
+class ToolAction(enum.StrEnum):
     """Say what a tool does when it is called."""
 
     RUN = "run"
@@ -42,11 +42,11 @@ class Deed(enum.StrEnum):
 
 
 # The risk of what runs no code; code's own depends on where it runs.
-RISK_OF_FILES: Mapping[Deed, Risk] = {
-    Deed.READ: Risk.LOW,
-    Deed.LIST: Risk.LOW,
-    Deed.WRITE: Risk.MEDIUM,
-    Deed.EDIT: Risk.MEDIUM,
+RISK_OF_ACTION: Mapping[ToolAction, Risk] = {
+    ToolAction.READ: Risk.LOW,
+    ToolAction.LIST: Risk.LOW,
+    ToolAction.WRITE: Risk.MEDIUM,
+    ToolAction.EDIT: Risk.MEDIUM,
 }
 
 
@@ -56,7 +56,7 @@ class Tool:
 
     name: str
     description: str
-    deed: Deed
+    action: ToolAction
     tiers: tuple[int, ...]
     properties: Mapping[str, Mapping[str, Any]]
     languages: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Tool:
 
     @property
     def runs_code(self) -> bool:
-        return self.deed in (Deed.RUN, Deed.SHELL, Deed.HOST)
+        return self.action in (ToolAction.RUN, ToolAction.SHELL, ToolAction.HOST)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Tool:
         }
 
 
-def _text(description: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON schema
+def _text_schema(description: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON schema
     return {"type": "string", "description": description, **more}
 
 
@@ -91,9 +91,9 @@ _TIMEOUT = {
     "description": "Seconds; never more than the operator allows.",
     "default": 30,
 }
-_PATH = _text("A path relative to the workspace, or below /memory or /configs.")
-_CODE = _text("The whole program. What it prints is returned, and the value of its last expression.")
-_ANEW = "Each call begins anew: variables and imports of earlier ones are not there."
+_PATH = _text_schema("A path relative to the workspace, or below /memory or /configs.")
+_CODE = _text_schema("The whole program. What it prints is returned, and the value of its last expression.")
+_FRESH_EACH_CALL = "Each call begins anew: variables and imports of earlier ones are not there."
 _LIVE_CODE = "The code of this call. What it prints is returned, and the value of its last expression."
 _ALL, _CODE_TIERS, _HOST_TIERS = (1, 2, 3, 4), (3, 4), (4,)
 _SANDBOXED = (
@@ -102,10 +102,11 @@ _SANDBOXED = (
 )
 
 # What a model is told instead, where there is no sandbox.
-_ON_HOST: Mapping[Deed, str] = {
-    Deed.RUN: "Run a program on the host itself, with no sandbox, and get what it prints. "
+_ON_HOST: Mapping[ToolAction, str] = {
+    ToolAction.RUN: "Run a program on the host itself, with no sandbox, and get what it prints. "
     "A human approves and confirms each call.",
-    Deed.SHELL: "Run one bash command on the host itself, with no sandbox. A human approves and confirms each call.",
+    ToolAction.SHELL: "Run one bash command on the host itself, with no sandbox. "
+    "A human approves and confirms each call.",
 }
 
 
@@ -116,25 +117,27 @@ _RESTART = {
 }
 
 
-def _tool(name: str, deed: Deed, description: str, **fields: Any) -> Tool:  # noqa: ANN401 - the fields of Tool
-    tiers = _HOST_TIERS if deed is Deed.HOST else _CODE_TIERS if deed in (Deed.RUN, Deed.SHELL) else _ALL
-    return Tool(name=name, deed=deed, description=description, tiers=tiers, **fields)
+def _tool(name: str, deed: ToolAction, description: str, **fields: Any) -> Tool:  # noqa: ANN401 - the fields of Tool
+    tiers = (
+        _HOST_TIERS if deed is ToolAction.HOST else _CODE_TIERS if deed in (ToolAction.RUN, ToolAction.SHELL) else _ALL
+    )
+    return Tool(name=name, action=deed, description=description, tiers=tiers, **fields)
 
 
-def _choice_of(languages: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    language = _text("The language.", enum=list(languages), default=languages[0])
+def _language_schema(languages: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    language = _text_schema("The language.", enum=list(languages), default=languages[0])
     return {"language": language} if len(languages) > 1 else {}
 
 
 _NO_MANAGERS = ", and no package managers"
-_IN_BOTH = " in Python or C#"
+_IN_PYTHON_OR_CSHARP = " in Python or C#"
 
 
 def _program(name: str, description: str, languages: tuple[str, ...]) -> Tool:
     """Return a tool that runs a program in one of some languages, by default the first."""
-    properties = {"code": _CODE, **_choice_of(languages), "timeout": _TIMEOUT}
-    told = f"{description} {_SANDBOXED}"
-    return _tool(name, Deed.RUN, told, properties=properties, languages=languages)
+    properties = {"code": _CODE, **_language_schema(languages), "timeout": _TIMEOUT}
+    text = f"{description} {_SANDBOXED}"
+    return _tool(name, ToolAction.RUN, text, properties=properties, languages=languages)
 
 
 TOOLS: Mapping[str, Tool] = {
@@ -148,29 +151,29 @@ TOOLS: Mapping[str, Tool] = {
             f"{_NO_MANAGERS}. Use the file tools for all file operations.",
             DEFAULT_LANGUAGES,
         ),
-        _program("code.execute", f"Run a program{_IN_BOTH}.", ("python", "csharp")),
+        _program("code.execute", f"Run a program{_IN_PYTHON_OR_CSHARP}.", ("python", "csharp")),
         _tool(
             "os.execute_sandboxed",
-            Deed.SHELL,
+            ToolAction.SHELL,
             "Run one shell command in the sandbox. Prefer it to os.execute, which is only for when no sandbox is "
             f"available. {_SANDBOXED}",
-            properties={"command": _text("One command for bash."), "timeout": _TIMEOUT},
+            properties={"command": _text_schema("One command for bash."), "timeout": _TIMEOUT},
             languages=("bash",),
         ),
         _tool(
             "os.execute",
-            Deed.HOST,
+            ToolAction.HOST,
             "Run one command on the host itself, limited by its time-out alone. A human approves and confirms each "
             "call. Use os.execute_sandboxed whenever a sandbox is available.",
             properties={
-                "command": _text("The command."),
-                "shell": _text("What runs it.", enum=list(HOST_SHELLS), default="bash"),
+                "command": _text_schema("The command."),
+                "shell": _text_schema("What runs it.", enum=list(HOST_SHELLS), default="bash"),
                 "timeout": _TIMEOUT,
             },
         ),
         _tool(
             "read_file",
-            Deed.READ,
+            ToolAction.READ,
             "Read a text file of the workspace, or a part of it.",
             properties={
                 "path": _PATH,
@@ -180,24 +183,24 @@ TOOLS: Mapping[str, Tool] = {
         ),
         _tool(
             "list_files",
-            Deed.LIST,
+            ToolAction.LIST,
             "List the files below a folder of the workspace.",
             properties={"path": {**_PATH, "default": "."}},
         ),
         _tool(
             "write_file",
-            Deed.WRITE,
+            ToolAction.WRITE,
             "Create or replace a text file, with its folders.",
-            properties={"path": _PATH, "content": _text("The whole content.")},
+            properties={"path": _PATH, "content": _text_schema("The whole content.")},
         ),
         _tool(
             "edit_file",
-            Deed.EDIT,
+            ToolAction.EDIT,
             "Replace a passage of a text file. The passage must be there exactly once.",
             properties={
                 "path": _PATH,
-                "old": _text("The passage as it is, with enough around it to be found once."),
-                "new": _text("The passage as it shall be."),
+                "old": _text_schema("The passage as it is, with enough around it to be found once."),
+                "new": _text_schema("The passage as it shall be."),
             },
         ),
     )
@@ -227,50 +230,52 @@ def tool_named(name: str, tier: int, among: Iterable[Tool] | None = None) -> Too
     return next((one for one in among or () if one.name == tool.name), tool)
 
 
-def told_on_host(tool: Tool) -> Tool:
+def describe_on_host(tool: Tool) -> Tool:
     """Return a tool as it is described where the code that it runs has the host to itself."""
-    return replace(tool, description=_ON_HOST.get(tool.deed, tool.description))
+    return replace(tool, description=_ON_HOST.get(tool.action, tool.description))
 
 
-def told_with(tool: Tool, languages: Collection[str]) -> Tool:
+def describe_with_languages(tool: Tool, languages: Collection[str]) -> Tool:
     """Return a tool as it is where some languages can run; one of which none can stays, to say why when called."""
     have = tuple(name for name in tool.languages if name in languages)
-    if tool.deed is not Deed.RUN or have in ((), tool.languages):
+    if tool.action is not ToolAction.RUN or have in ((), tool.languages):
         return tool
     others = {name: schema for name, schema in tool.properties.items() if name not in ("code", "language")}
-    properties = {"code": tool.properties["code"], **_choice_of(have), **others}
-    return replace(tool, description=tool.description.replace(_IN_BOTH, ""), properties=properties, languages=have)
+    properties = {"code": tool.properties["code"], **_language_schema(have), **others}
+    return replace(
+        tool, description=tool.description.replace(_IN_PYTHON_OR_CSHARP, ""), properties=properties, languages=have
+    )
 
 
-def told_with_managers(tool: Tool) -> Tool:
+def describe_with_package_managers(tool: Tool) -> Tool:
     """Return a tool as it is described where programs that install packages are shown."""
     return replace(tool, description=tool.description.replace(_NO_MANAGERS, ""))
 
 
-def told_live(tool: Tool, languages: Collection[str]) -> Tool:
+def describe_with_interpreters(tool: Tool, languages: Collection[str]) -> Tool:
     """Return a tool as it is where interpreters of some languages go on between calls."""
-    living = [name for name in tool.languages if name in languages]
-    if tool.deed is not Deed.RUN:
+    with_interpreter = [name for name in tool.languages if name in languages]
+    if tool.action is not ToolAction.RUN:
         return tool
-    if not living:
-        return replace(tool, description=f"{tool.description} {_ANEW}")
-    named = " and ".join(filter(None, (", ".join(living[:-1]), living[-1])))
-    others = " Other languages begin anew with each call." if len(living) < len(tool.languages) else ""
-    told = (
+    if not with_interpreter:
+        return replace(tool, description=f"{tool.description} {_FRESH_EACH_CALL}")
+    named = " and ".join(filter(None, (", ".join(with_interpreter[:-1]), with_interpreter[-1])))
+    others = " Other languages begin anew with each call." if len(with_interpreter) < len(tool.languages) else ""
+    note = (
         f" In {named} so are variables, functions and imports: the interpreter goes on from call to call, also after "
         f"an error or a time-out, until restart; when it is gone, the answer says why.{others}"
     )
     code = {**_CODE, "description": _LIVE_CODE}
     return replace(
-        tool, description=tool.description + told, properties={**tool.properties, "code": code, "restart": _RESTART}
+        tool, description=tool.description + note, properties={**tool.properties, "code": code, "restart": _RESTART}
     )
 
 
 def risk_of(tool: Tool, *, is_on_host: bool) -> Risk:
     """Return a tool's risk, given whether code runs on the host."""
     if not tool.runs_code:
-        return RISK_OF_FILES[tool.deed]
-    return Risk.CRITICAL if is_on_host or tool.deed is Deed.HOST else Risk.HIGH
+        return RISK_OF_ACTION[tool.action]
+    return Risk.CRITICAL if is_on_host or tool.action is ToolAction.HOST else Risk.HIGH
 
 
 def read_arguments(tool: Tool, arguments: object) -> dict[str, Any]:
@@ -289,7 +294,7 @@ def _read(tool: Tool, name: str, schema: Mapping[str, Any], arguments: Mapping[s
         return schema["default"]
     if name not in arguments:
         raise InvalidRequest(f"{tool.name}: the argument {name!r} is missing")
-    value, kinds = arguments[name], _KINDS[schema["type"]]
+    value, kinds = arguments[name], _TYPES_OF[schema["type"]]
     if isinstance(value, bool) is not (bool in kinds) or not isinstance(value, kinds):
         raise InvalidRequest(f"{tool.name}: {name} must be of type {schema['type']}, not {type(value).__name__}")
     if "enum" in schema and value not in schema["enum"]:

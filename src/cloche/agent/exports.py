@@ -52,15 +52,15 @@ async def answer_openai(toolbox: Toolbox, call: Mapping[str, Any] | Dumps) -> di
 
     Such a message holds text alone, which says so where there were figures.
     """
-    call = _plain(call)
+    call = _as_mapping(call)
     function = call["function"]
     answer = await _call_with_json(toolbox, function["name"], function["arguments"])
-    return {"role": "tool", "tool_call_id": call["id"], "content": _told(answer)}
+    return {"role": "tool", "tool_call_id": call["id"], "content": _text_only(answer)}
 
 
 async def answer_openai_response(toolbox: Toolbox, call: Mapping[str, Any] | Dumps) -> dict[str, Any]:
     """Answer one `function_call` of a response's output, with the item that follows it; figures are images in it."""
-    call = _plain(call)
+    call = _as_mapping(call)
     answer = await _call_with_json(toolbox, call["name"], call["arguments"])
     output: str | list[dict[str, Any]] = answer.text
     if answer.images:
@@ -72,7 +72,7 @@ async def answer_openai_response(toolbox: Toolbox, call: Mapping[str, Any] | Dum
 
 async def answer_anthropic(toolbox: Toolbox, block: Mapping[str, Any] | Dumps) -> dict[str, Any]:
     """Answer one `tool_use` block, with the `tool_result` block; figures are images in it."""
-    block = _plain(block)
+    block = _as_mapping(block)
     answer = await toolbox.call(block["name"], block["input"])
     content: list[dict[str, Any]] = [{"type": "text", "text": answer.text}]
     for image in answer.images:
@@ -105,23 +105,23 @@ def _strict(tool: Tool) -> dict[str, Any]:
     """Return a tool's schema with every argument required; null stands for the default."""
     schema = tool.schema
     for name, about in schema["properties"].items():
-        kept = {key: about[key] for key in _STRICT_KEYS if key in about}
+        strict = {key: about[key] for key in _STRICT_KEYS if key in about}
         if "default" in about:
-            kept["type"] = [about["type"], "null"]
-            kept["description"] = f"{about.get('description', '')} Null: {about['default']}.".strip()
+            strict["type"] = [about["type"], "null"]
+            strict["description"] = f"{about.get('description', '')} Null: {about['default']}.".strip()
             if "enum" in about:
-                kept["enum"] = [*about["enum"], None]
+                strict["enum"] = [*about["enum"], None]
         else:
-            kept["type"] = about["type"]
-        schema["properties"][name] = kept
+            strict["type"] = about["type"]
+        schema["properties"][name] = strict
     return {**schema, "required": list(schema["properties"])}
 
 
-def _plain(call: Mapping[str, Any] | Dumps) -> Mapping[str, Any]:
+def _as_mapping(call: Mapping[str, Any] | Dumps) -> Mapping[str, Any]:
     return call if isinstance(call, Mapping) else call.model_dump()
 
 
-def _told(answer: Answer) -> str:
+def _text_only(answer: Answer) -> str:
     if not answer.images:
         return answer.text
     return f"{answer.text}\n[Figures that cannot be shown here: {len(answer.images)}. Print their data instead.]"
@@ -134,8 +134,8 @@ async def _call_with_json(toolbox: Toolbox, name: str, arguments: str | Mapping[
     try:
         read = json.loads(arguments or "{}")
     except (ValueError, TypeError, RecursionError) as error:
-        told = f"InvalidRequest: {name}: the arguments are not JSON: {error}"
-        return Answer(text=utf8_safe(clip(told)), is_error=True)
+        message = f"InvalidRequest: {name}: the arguments are not JSON: {error}"
+        return Answer(text=utf8_safe(clip(message)), is_error=True)
     return await toolbox.call(name, read)
 
 

@@ -56,10 +56,10 @@ async def run_on_host(shell: str, command: str, limits: Limits) -> Result:
     path = shutil.which(shell)
     if path is None:
         raise BackendUnavailable(f"this host has no {shell}.", remedy="Name another shell.")
-    begun = time.monotonic()
+    started = time.monotonic()
     process = await _started(path, *_ARGUMENTS[shell], command)
-    kept = [HeadTail(limits.output_bytes), HeadTail(limits.output_bytes)]
-    streams = zip((process.stdout, process.stderr), kept, strict=True)
+    outputs = [HeadTail(limits.output_bytes), HeadTail(limits.output_bytes)]
+    streams = zip((process.stdout, process.stderr), outputs, strict=True)
     reading = [asyncio.ensure_future(_read(stream, into)) for stream, into in streams if stream is not None]
     timed_out = False
     try:
@@ -73,7 +73,7 @@ async def run_on_host(shell: str, command: str, limits: Limits) -> Result:
         await asyncio.wait(reading, timeout=DRAIN_S)
         for one in reading:
             one.cancel()
-    return _result(process.returncode or 0, kept, time.monotonic() - begun, timed_out=timed_out)
+    return _result(process.returncode or 0, outputs, time.monotonic() - started, timed_out=timed_out)
 
 
 async def _started(*argv: str) -> asyncio.subprocess.Process:
@@ -110,8 +110,8 @@ async def _read(stream: asyncio.StreamReader, into: HeadTail) -> None:
         into.add(data)
 
 
-def _result(code: int, kept: list[HeadTail], duration: float, *, timed_out: bool) -> Result:
-    out, err = kept[0].joined(), kept[1].joined()
+def _result(code: int, outputs: list[HeadTail], duration: float, *, timed_out: bool) -> Result:
+    out, err = outputs[0].joined(), outputs[1].joined()
     cause = KillCause.TIMEOUT if timed_out else None
     seen = Observed(exit_code=code if code >= 0 else None, signal=-code if code < 0 else None, cause=cause)
     verdict = decide(seen)
@@ -122,7 +122,7 @@ def _result(code: int, kept: list[HeadTail], duration: float, *, timed_out: bool
         duration,
         status=verdict.status,
         timed_out=verdict.status is Status.TIMEOUT,
-        truncated=any(one.is_truncated for one in kept),
+        truncated=any(one.is_truncated for one in outputs),
         usage=Usage(wall_s=duration),
         stdout_bytes=out,
         stderr_bytes=err,
@@ -189,7 +189,7 @@ class Roots:
             found = _walk(fd, "/".join([mount, *names]), MOST_DEPTH - len(names), set())
             return tuple(sorted(islice(found, MOST_LISTED)))
         except OSError as error:
-            raise _told(error, path) from error
+            raise _error_for_model(error, path) from error
         finally:
             os.close(fd)
 
@@ -217,7 +217,7 @@ class Roots:
         try:
             return hostfs.descend(root, names, mode=mode)
         except OSError as error:
-            raise _told(error, path) from error
+            raise _error_for_model(error, path) from error
         finally:
             os.close(root)
 
@@ -231,12 +231,12 @@ class Roots:
         try:
             yield fd, names[-1]
         except OSError as error:
-            raise (error if isinstance(error, SandboxFileError) else _told(error, path)) from error
+            raise (error if isinstance(error, SandboxFileError) else _error_for_model(error, path)) from error
         finally:
             os.close(fd)
 
 
-def _told(error: OSError, path: str) -> SandboxFileError:
+def _error_for_model(error: OSError, path: str) -> SandboxFileError:
     """Return what a model is told; nothing of the host's own paths is in it."""
     if isinstance(error, hostfs.NotRegular):
         return SandboxFileRefused(f"{path} is no regular file", path=path)
@@ -247,7 +247,7 @@ def _told(error: OSError, path: str) -> SandboxFileError:
     return SandboxFileRefused(f"{path}: {error.strerror}", path=path)
 
 
-def _walk(fd: int, told: str, depth: int, visited: set[tuple[int, int]]) -> Iterator[str]:
+def _walk(fd: int, shown_path: str, depth: int, visited: set[tuple[int, int]]) -> Iterator[str]:
     """Yield the files below a folder, each folder once: whoever else works there may move it about."""
     facts = os.fstat(fd)
     if (facts.st_dev, facts.st_ino) in visited or len(visited) >= MOST_FOLDERS:
@@ -257,7 +257,7 @@ def _walk(fd: int, told: str, depth: int, visited: set[tuple[int, int]]) -> Iter
         found = sorted(islice(entries, MOST_NAMES), key=lambda entry: entry.name)
     for entry in found:
         if entry.is_file(follow_symlinks=False):
-            yield f"{told}/{entry.name}"
+            yield f"{shown_path}/{entry.name}"
         elif depth > 0 and entry.is_dir(follow_symlinks=False):
             with suppress(OSError), hostfs.descended(fd, (entry.name,)) as below:  # or it is gone meanwhile, or a link
-                yield from _walk(below, f"{told}/{entry.name}", depth - 1, visited)
+                yield from _walk(below, f"{shown_path}/{entry.name}", depth - 1, visited)

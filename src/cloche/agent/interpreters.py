@@ -24,7 +24,7 @@ from cloche.core.errors import BackendUnavailable, InvalidRequest, StartFailed
 from cloche.core.result import Result
 from cloche.execution.sandbox import AsyncSandbox, AsyncSession
 
-from .answers import KEPT, LOST, NEW, Ran, clip
+from .answers import KEPT, LOST, NEW, CallResult, clip
 
 MOST_INTERPRETERS = 16
 IDLE_S = 1800.0
@@ -32,7 +32,7 @@ log = logging.getLogger("cloche.agent")
 MOST_REASON_CHARS = 300
 
 
-class Tenant(Protocol):
+class PoolEntry(Protocol):
     """An entry of the pool, which stays between calls. `used_at` is the time of the last call, in seconds."""
 
     owner: str | None
@@ -44,24 +44,24 @@ class Tenant(Protocol):
         """Tell whether it holds anything; an entry that does not is dropped."""
         ...
 
-    async def put_away(self, why: str) -> None:
+    async def evict(self, why: str) -> None:
         """End it (evict), unless it became busy meanwhile; `why` is for the next call of it."""
         ...
 
 
-T = TypeVar("T", bound=Tenant)
+T = TypeVar("T", bound=PoolEntry)
 
 
-def choose(there: Sequence[T], owner: str | None) -> T | None:
+def choose_eviction(entries: Sequence[T], owner: str | None) -> T | None:
     """Return which entry to evict for a new one of `owner`; None where all that could be evicted are busy."""
-    counts = Counter(one.owner for one in there)
+    counts = Counter(one.owner for one in entries)
     own = counts[owner]
     counts[owner] += 1
 
     def may_go(one: T) -> bool:
         return not one.is_busy and (one.owner == owner or own == 0 or counts[one.owner] > own + 1)
 
-    return min(filter(may_go, there), key=lambda one: (-counts[one.owner], one.used_at), default=None)
+    return min(filter(may_go, entries), key=lambda one: (-counts[one.owner], one.used_at), default=None)
 
 
 class Room:
@@ -77,7 +77,7 @@ class Room:
         if not 0 < idle_s < math.inf:
             raise InvalidRequest(f"idle_s: {idle_s!r} is no time to wait; give seconds, such as 1800")
         self.most, self.idle_s = most, float(idle_s)
-        self._there: list[Tenant] = []
+        self._entries: list[PoolEntry] = []
         self._waiting: list[asyncio.Future[None]] = []
 
     def share_of(self, owner: str | None) -> Share:
@@ -85,57 +85,59 @@ class Room:
         return Share(room=self, owner=owner)
 
     @asynccontextmanager
-    async def stay(self, tenant: Tenant) -> AsyncIterator[None]:
+    async def hold_entry(self, entry: PoolEntry) -> AsyncIterator[None]:
         """Hold a place for an entry while it works and, if it is still alive then, until it is evicted.
 
         Waits while everything that could be evicted is busy.
         """
-        leaving = await self._enter(tenant)
+        evicted = await self._claim(entry)
         try:
-            if leaving is not None:
-                await self._put_away(leaving)
+            if evicted is not None:
+                await self._evict(evicted)
             yield
         finally:
-            tenant.is_busy, tenant.used_at = False, time.monotonic()
+            entry.is_busy, entry.used_at = False, time.monotonic()
             self._prune()
 
-    def leave(self, tenant: Tenant) -> None:
+    def remove_entry(self, entry: PoolEntry) -> None:
         """Give up an entry's place."""
-        if tenant in self._there:
-            self._there.remove(tenant)
+        if entry in self._entries:
+            self._entries.remove(entry)
             self._wake()
 
-    async def _enter(self, tenant: Tenant) -> Tenant | None:
+    async def _claim(self, entry: PoolEntry) -> PoolEntry | None:
         """Take a place for an entry; return the one to evict for it."""
         while True:
-            self._there = [one for one in self._there if one.is_busy or one.is_alive]
-            is_new = tenant not in self._there
-            leaving = choose(self._there, tenant.owner) if is_new and len(self._there) >= self.most else None
-            if not is_new or leaving is not None or len(self._there) < self.most:
+            self._entries = [one for one in self._entries if one.is_busy or one.is_alive]
+            is_new = entry not in self._entries
+            evicted = (
+                choose_eviction(self._entries, entry.owner) if is_new and len(self._entries) >= self.most else None
+            )
+            if not is_new or evicted is not None or len(self._entries) < self.most:
                 break
-            await self._change()
-        if leaving is not None:
-            self._there.remove(leaving)
+            await self._wait_for_change()
+        if evicted is not None:
+            self._entries.remove(evicted)
         if is_new:
-            self._there.append(tenant)
-        tenant.is_busy = True
-        return leaving
+            self._entries.append(entry)
+        entry.is_busy = True
+        return evicted
 
-    async def _put_away(self, tenant: Tenant) -> None:
+    async def _evict(self, entry: PoolEntry) -> None:
         try:
-            await tenant.put_away(
+            await entry.evict(
                 f"it was put away as the one that was used least recently, to make room: at most {self.most} are kept"
             )
         except Exception:  # not the affair of whose call this is; the other one's sandbox closes it in the end
             log.exception("an interpreter could not be put away")
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(changed)
         await changed
 
     def _prune(self) -> None:
-        self._there = [one for one in self._there if one.is_busy or one.is_alive]
+        self._entries = [one for one in self._entries if one.is_busy or one.is_alive]
         self._wake()
 
     def _wake(self) -> None:
@@ -161,7 +163,7 @@ class Interpreter:
         self.is_busy, self.used_at = False, 0.0
         self._session: AsyncSession | None = None
         self._has_state = False  # that a model was not told to be gone
-        self._gone = self._untold = ""
+        self._end_reason = self._unreported_reason = ""
         self._changing = asyncio.Lock()
 
     @property
@@ -170,11 +172,11 @@ class Interpreter:
         return self._session is not None and self._session.is_alive
 
     @property
-    def has_begun(self) -> bool:
+    def was_started(self) -> bool:
         """Tell whether there ever was one."""
         return self._session is not None
 
-    async def begin(self, sandbox: AsyncSandbox, *, restart: bool) -> tuple[bool, str]:
+    async def make_ready(self, sandbox: AsyncSandbox, *, restart: bool) -> tuple[bool, str]:
         """Be ready for a call; return whether by beginning anew, and why what earlier calls defined is gone.
 
         That is said until a call has an answer to say it in: one that is cancelled or refused has none.
@@ -185,12 +187,12 @@ class Interpreter:
                 self._session = await sandbox.session(self.language, idle_timeout=self._idle_s)
                 return True, ""
             if self.is_alive and not restart:
-                return False, self._untold
-            why = self._gone or session.why_ended or "it has ended"
+                return False, self._unreported_reason
+            why = self._end_reason or session.why_ended or "it has ended"
             await session.restart()
-            self._untold = "" if restart else why if self._has_state else self._untold
-            self._has_state, self._gone = False, ""
-            return True, self._untold
+            self._unreported_reason = "" if restart else why if self._has_state else self._unreported_reason
+            self._has_state, self._end_reason = False, ""
+            return True, self._unreported_reason
 
     async def run(self, code: str, timeout_s: float) -> Result:
         """Run the code of one call. Raises what `AsyncSession.run` does."""
@@ -202,18 +204,18 @@ class Interpreter:
             result = await session.run(code, timeout=timeout_s)
         except asyncio.CancelledError:
             if not self.is_alive:
-                self._gone = "a call that was given up did not let itself be interrupted, and was killed"
+                self._end_reason = "a call that was given up did not let itself be interrupted, and was killed"
             raise
-        self._untold = ""
+        self._unreported_reason = ""
         if result.meta.get("state") == LOST:  # which this answer says
             self._has_state = False
         return result
 
-    async def put_away(self, why: str) -> None:
+    async def evict(self, why: str) -> None:
         """End it, unless a call has come back to it; see `Tenant`."""
         async with self._changing:
             if self._session is not None and not self.is_busy:
-                self._gone = why
+                self._end_reason = why
                 await self._session.end()
 
 
@@ -222,64 +224,70 @@ class Interpreters:
 
     def __init__(self, share: Share, languages: Collection[str]):
         self._share, self._languages = share, frozenset(languages)
-        self._kept: dict[str, Interpreter] = {}
-        self._lacking: dict[str, str] = {}  # languages that turned out to have no interpreters here, and why
-        self._turn = asyncio.Lock()
+        self._by_language: dict[str, Interpreter] = {}
+        self._without_interpreter: dict[
+            str, str
+        ] = {}  # languages that turned out to have no interpreters here, and why
+        self._run_lock = asyncio.Lock()
 
     async def run(
         self, sandbox: AsyncSandbox, code: str, language: str, *, timeout_s: float, is_kept: bool, restart: bool
-    ) -> Ran:
+    ) -> CallResult:
         """Run code; with `is_kept` in the interpreter that goes on, where its language has one."""
-        async with self._turn:
-            why_not = self._lacking.get(language, "") if is_kept and not restart else ""
+        async with self._run_lock:
+            why_not = self._without_interpreter.get(language, "") if is_kept and not restart else ""
             if is_kept and language in self._languages and not why_not:
                 try:
-                    return await self._go_on(sandbox, code, language, timeout_s, restart=restart)
-                except _NoneHere as error:
+                    return await self._run_in_interpreter(sandbox, code, language, timeout_s, restart=restart)
+                except _NoInterpreter as error:
                     why_not = str(error.__cause__)
             result = await sandbox.run(code, language=language, timeout=timeout_s)
             if why_not:
-                self._lacking[language] = why_not  # now that runs work: a backend that is gone may come back
-            return Ran(result=result, note=_nothing_kept(language, why_not) if why_not else "")
+                self._without_interpreter[language] = (
+                    why_not  # now that runs work: a backend that is gone may come back
+                )
+            return CallResult(result=result, note=_no_interpreter_note(language, why_not) if why_not else "")
 
-    async def _go_on(self, sandbox: AsyncSandbox, code: str, language: str, timeout_s: float, *, restart: bool) -> Ran:
-        one = self._kept.get(language)
+    async def _run_in_interpreter(
+        self, sandbox: AsyncSandbox, code: str, language: str, timeout_s: float, *, restart: bool
+    ) -> CallResult:
+        one = self._by_language.get(language)
         if one is None:
             one = Interpreter(language, owner=self._share.owner, idle_s=self._share.room.idle_s)
-            self._kept[language] = one
-        async with self._share.room.stay(one):
+            self._by_language[language] = one
+        async with self._share.room.hold_entry(one):
             try:
-                is_new, why = await one.begin(sandbox, restart=restart)
+                is_new, why = await one.make_ready(sandbox, restart=restart)
             except (BackendUnavailable, StartFailed) as error:
-                if one.has_begun:  # what earlier calls defined would be given up without a word
+                if one.was_started:  # what earlier calls defined would be given up without a word
                     raise
-                raise _NoneHere from error
+                raise _NoInterpreter from error
             result = await one.run(code, timeout_s)
         state = LOST if result.meta.get("state") == LOST else NEW if is_new else KEPT
-        return Ran(result=result, state=state, note=_gone(language, why) if why else "")
+        return CallResult(result=result, state=state, note=_lost_state_note(language, why) if why else "")
 
     def forget(self) -> None:
         """Begin anew with the next call; what there is ends with its sandbox."""
-        for one in self._kept.values():
-            self._share.room.leave(one)
-        self._kept.clear()
-        self._lacking.clear()
+        for one in self._by_language.values():
+            self._share.room.remove_entry(one)
+        self._by_language.clear()
+        self._without_interpreter.clear()
 
 
-class _NoneHere(Exception):
+class _NoInterpreter(Exception):
     """Say that a language has no interpreters that go on; the cause says why."""
 
 
-def _gone(language: str, why: str) -> str:
+def _lost_state_note(language: str, why: str) -> str:
     return (
         f"[The {language} interpreter of the earlier calls is gone: {why}. This call ran in a new one: what they "
         "defined is not there, files are.]"
     )
 
 
-def _nothing_kept(language: str, why: str) -> str:
-    told = clip(why, most=MOST_REASON_CHARS)
+def _no_interpreter_note(language: str, why: str) -> str:
+    reason = clip(why, most=MOST_REASON_CHARS)
     return (
         f"[No {language} interpreter can be kept here, so each call begins anew; files are still there. "
-        f"({told} Or try again with restart.)]"
+        f"({reason} Or try again with restart.)]"
     )

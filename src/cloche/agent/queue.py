@@ -25,8 +25,8 @@ from cloche.core.errors import InvalidRequest
 
 from .approval import PATIENCE_S, ApprovalRequest, Decision, Risk, changes_between, check_patience
 
-LOOK_S, MOST_LOOK_S = 0.05, 0.5
-KEPT_S, MOST_KEPT = 30 * 86_400.0, 1_000  # of what has ended
+POLL_S, MAX_POLL_S = 0.05, 0.5
+RETENTION_S, MOST_CLOSED = 30 * 86_400.0, 1_000  # of what has ended
 log = logging.getLogger("cloche.agent")
 _TABLE = """
 CREATE TABLE IF NOT EXISTS approvals (
@@ -105,10 +105,10 @@ class ApprovalQueue:
         asking = asyncio.ensure_future(asyncio.to_thread(self._ask, request))
         try:
             number = await asyncio.shield(asking)
-            pause_s = LOOK_S
+            pause_s = POLL_S
             while (decision := await asyncio.to_thread(self._decision, number)) is None:
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, MOST_LOOK_S)
+                pause_s = min(2 * pause_s, MAX_POLL_S)
         except asyncio.CancelledError:
             with suppress(sqlite3.Error):  # it closes at its deadline, then
                 await asyncio.to_thread(self._close, await asking)
@@ -159,15 +159,15 @@ class ApprovalQueue:
 
     def _ask(self, request: ApprovalRequest) -> int:
         now = time.time()
-        for place in (self._path, os.path.dirname(self._path)):
-            if (owner := os.stat(place).st_uid) not in (0, os.geteuid()):
-                raise InvalidRequest(f"{place} belongs to user {owner}, who could approve; name a queue of your own")
+        for path in (self._path, os.path.dirname(self._path)):
+            if (owner := os.stat(path).st_uid) not in (0, os.geteuid()):
+                raise InvalidRequest(f"{path} belongs to user {owner}, who could approve; name a queue of your own")
         request = replace(request, changes=request.changes or self._changes(request))
         with self._database() as database:
             database.execute(
                 "DELETE FROM approvals WHERE expires_at < ? AND (asked_at < ? OR id <= ("
                 "SELECT id FROM approvals ORDER BY id DESC LIMIT 1 OFFSET ?))",
-                (now, now - KEPT_S, MOST_KEPT),
+                (now, now - RETENTION_S, MOST_CLOSED),
             )
             done = database.execute(
                 "INSERT INTO approvals (asked_at, expires_at, request) VALUES (?, ?, ?)",
@@ -241,19 +241,19 @@ def _make_private(path: str) -> None:
 
 
 def _as_text(request: ApprovalRequest) -> str:
-    return json.dumps(_worded(_told(request)), default=str)
+    return json.dumps(_with_enum_names(_request_as_dict(request)), default=str)
 
 
-def _worded(value: Any) -> Any:  # noqa: ANN401 - plain data
+def _with_enum_names(value: Any) -> Any:  # noqa: ANN401 - plain data
     """Return plain data with words instead of numbers for what has names."""
     if isinstance(value, Mapping):
-        return {str(name): _worded(one) for name, one in value.items()}
+        return {str(name): _with_enum_names(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_worded(one) for one in value]
+        return [_with_enum_names(one) for one in value]
     return str(value) if isinstance(value, enum.Enum) else value
 
 
-def _told(request: ApprovalRequest) -> dict[str, Any]:
+def _request_as_dict(request: ApprovalRequest) -> dict[str, Any]:
     return {
         "tool": request.tool, "risk": int(request.risk), "arguments": dict(request.arguments),
         "rules": dict(request.rules), "changes": request.changes, "is_confirmation": request.is_confirmation,
@@ -261,8 +261,8 @@ def _told(request: ApprovalRequest) -> dict[str, Any]:
 
 
 def _read_request(text: str) -> ApprovalRequest:
-    told = json.loads(text)
-    request = ApprovalRequest(**{**told, "risk": Risk(told["risk"])})
+    data = json.loads(text)
+    request = ApprovalRequest(**{**data, "risk": Risk(data["risk"])})
     kinds = {"tool": str, "arguments": dict, "rules": dict, "changes": str, "is_confirmation": bool}
     for name, kind in kinds.items():
         if not isinstance(getattr(request, name), kind):
@@ -273,10 +273,10 @@ def _read_request(text: str) -> ApprovalRequest:
 def _read_decision(text: str | None) -> Decision | None:
     if text is None:
         return None
-    told: Any = json.loads(text)
-    if not isinstance(told, dict) or any(not isinstance(told.get(name, ""), str) for name in ("by", "reason")):
+    data: Any = json.loads(text)
+    if not isinstance(data, dict) or any(not isinstance(data.get(name, ""), str) for name in ("by", "reason")):
         raise TypeError("by and reason are text")
-    return Decision(**told)
+    return Decision(**data)
 
 
 def as_dict(decision: Decision) -> dict[str, Any]:

@@ -24,43 +24,43 @@ if TYPE_CHECKING:
 
 MANY_LINES, COLUMNS = 30, 80  # from here on some of the code may have left the screen
 YES, ALWAYS = ("y", "yes"), ("a", "always")
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
-def rules_in_words(request: ApprovalRequest) -> str:
+def describe_rules(request: ApprovalRequest) -> str:
     """Say what will hold, and where nothing does, that."""
     policy, limits = _mapping(request.rules.get("policy")), _mapping(request.rules.get("limits"))
-    told = [f"network {policy['network']}"] if "network" in policy else []
+    parts = [f"network {policy['network']}"] if "network" in policy else []
     for name, words in (("network_allow", "to"), ("packages", "packages"), ("best_effort", "not required:")):
         if named := policy.get(name):
-            told.append(f"{words} {named if isinstance(named, str) else ', '.join(map(str, named))}")
+            parts.append(f"{words} {named if isinstance(named, str) else ', '.join(map(str, named))}")
     if request.rules.get("runs_on") == ON_HOST:
-        told.append("no sandbox: all of the host's files and network")
+        parts.append("no sandbox: all of the host's files and network")
     if isinstance(limits.get("timeout_s"), int | float):
-        told.append(f"at most {limits['timeout_s']:g} s")
+        parts.append(f"at most {limits['timeout_s']:g} s")
     if isinstance(limits.get("memory_bytes"), int):
-        told.append(f"{limits['memory_bytes'] >> 20} MiB of memory")
+        parts.append(f"{limits['memory_bytes'] >> 20} MiB of memory")
     if isinstance(interpreter := request.rules.get("interpreter"), str):
-        told.append(f"an interpreter that {interpreter}")
-    return ", ".join(told)
+        parts.append(f"an interpreter that {interpreter}")
+    return ", ".join(parts)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def cautions(text: str) -> str:
+def warnings_about(text: str) -> str:
     """Say what one could overlook, a line each: code that is longer than a screen, characters that are not seen."""
-    told = ""
+    warnings = ""
     lines = text.split("\n")
     rows = sum(1 + len(line.expandtabs()) // COLUMNS for line in lines)
     if rows > MANY_LINES:  # a long row of blanks takes what is before it off the screen as lines do
-        told += f"{len(lines)} lines, {len(text)} characters: scroll up for all of it\n"
+        warnings += f"{len(lines)} lines, {len(text)} characters: scroll up for all of it\n"
     hidden = sorted({char for char in text if not is_visible(char)})
     if hidden:
         named = ", ".join(f"U+{ord(char):04X}" for char in hidden[:10])
-        told += f"careful: what cannot be seen is shown as an escape above: {named}\n"
-    return told
+        warnings += f"careful: what cannot be seen is shown as an escape above: {named}\n"
+    return warnings
 
 
 class AskTerminal:
@@ -72,16 +72,16 @@ class AskTerminal:
 
     def __init__(self, *, answers: IO[str] | None = None, output: IO[str] | None = None):
         self._answers, self._output = answers, output
-        self._turn = threading.Lock()  # toolboxes in several loops may share a terminal
+        self._lock = threading.Lock()  # toolboxes in several loops may share a terminal
 
     async def __call__(self, request: ApprovalRequest) -> Decision:
         """Ask; one at a time."""
-        while not self._turn.acquire(blocking=False):  # noqa: ASYNC110 - no event is shared by loops
-            await asyncio.sleep(LOOK_S)
+        while not self._lock.acquire(blocking=False):  # noqa: ASYNC110 - no event is shared by loops
+            await asyncio.sleep(POLL_S)
         try:
             return await self._ask(request)
         finally:
-            self._turn.release()
+            self._lock.release()
 
     async def _ask(self, request: ApprovalRequest) -> Decision:
         answers = self._answers or sys.stdin
@@ -90,12 +90,12 @@ class AskTerminal:
         if answers.isatty():
             termios.tcflush(answers.fileno(), termios.TCIFLUSH)  # what was typed before the question is no answer
         await in_own_thread(self._show, request)
-        word = (await _line(answers)).strip().lower()
+        answer = (await _line(answers)).strip().lower()
         is_high = request.risk is Risk.HIGH
         return Decision(
-            is_approved=word in YES or (is_high and word in ALWAYS),
+            is_approved=answer in YES or (is_high and answer in ALWAYS),
             by="terminal",
-            is_remembered=is_high and word in ALWAYS,
+            is_remembered=is_high and answer in ALWAYS,
         )
 
     def _show(self, request: ApprovalRequest) -> None:
@@ -122,10 +122,10 @@ def show_request(request: ApprovalRequest, console: Console) -> None:
             language = str(request.arguments.get("language", "bash" if name == "command" else "python"))
             # Numbered, so that no line of the code is taken for one of ours.
             console.print(Syntax(escape(str(value)), language, word_wrap=True, line_numbers=True))
-            console.print(cautions(str(value)), style="bold", markup=False, end="")
+            console.print(warnings_about(str(value)), style="bold", markup=False, end="")
         else:
             console.print(f"{escape(name)}: {escape(str(value))}", markup=False, highlight=False)
-    if rules := rules_in_words(request):
+    if rules := describe_rules(request):
         console.print(f"rules: {escape(rules)}", markup=False, highlight=False)
     if request.changes:
         console.print("since the last call:", style="bold", markup=False)
@@ -139,5 +139,5 @@ async def _line(answers: IO[str]) -> str:
     ready = select.poll()
     ready.register(answers.fileno(), select.POLLIN)
     while not ready.poll(0):  # noqa: ASYNC110 - a thread that waits could not be cancelled
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return answers.readline()

@@ -33,20 +33,20 @@ from cloche.core.policy import DEFAULT_LANGUAGES, Policy
 from cloche.execution.registry import capabilities_of
 from cloche.execution.sandbox import AsyncSandbox
 
-from .answers import MOST_CHARS, Answer, Keep, Ran, answer_of, clip, python_text
+from .answers import MOST_CHARS, Answer, CallResult, SaveOutput, answer_of, clip, python_text
 from .approval import ON_HOST, PATIENCE_S, ApprovalEvent, ApprovalRequest, Approver, Decided, Gate, Risk, deny
 from .catalog import (
-    Deed,
     Tool,
+    ToolAction,
+    describe_on_host,
+    describe_with_interpreters,
+    describe_with_languages,
+    describe_with_package_managers,
     level_of,
     read_arguments,
     risk_of,
     settings_of,
     tier_of,
-    told_live,
-    told_on_host,
-    told_with,
-    told_with_managers,
     tool_named,
     tools_of,
     with_tier,
@@ -87,7 +87,7 @@ def record_decision(audit: Audit | None, event: ApprovalEvent) -> None:
     )
 
 
-def told_model(error: AuditFailed) -> str:
+def audit_failure_text(error: AuditFailed) -> str:
     """Return what a model is told; where the log is concerns the operator."""
     log.critical("%s", error)
     return "AuditFailed: the operator's audit log cannot be written, so nothing was run. Tell the operator."
@@ -132,7 +132,7 @@ class Toolbox:
     ):
         self.tier = tier_of(options)
         self.tools = tools_of(self.tier)
-        self._gate = Gate(approve, patience_s=patience_s, on_event=self._heard)
+        self._gate = Gate(approve, patience_s=patience_s, on_event=self._on_approval_event)
         self._on_event = on_event
         self._roots = Roots.configured(settings_of(options)) if roots is None else Roots(roots)
         self._sandbox = AsyncSandbox(**with_tier(options, self.tier))
@@ -146,12 +146,12 @@ class Toolbox:
         if name == "local" and capabilities_of(name, level=self.policy.level).level is Level.JAIL:
             self._sandbox.hide_package_managers()
         if self.policy.package_managers:
-            self.tools = tuple(map(told_with_managers, self.tools))
+            self.tools = tuple(map(describe_with_package_managers, self.tools))
         languages = self._sandbox.languages
-        self.tools = tuple(told_with(tool, languages) for tool in self.tools)
+        self.tools = tuple(describe_with_languages(tool, languages) for tool in self.tools)
         self._given_level = level_of(options.get("backend"))
         if self._is_on_host:
-            self.tools = tuple(map(told_on_host, self.tools))
+            self.tools = tuple(map(describe_on_host, self.tools))
         self._live = self._interpreters(live)
         self._stack = AsyncExitStack()
         self._opening, self._editing = asyncio.Lock(), asyncio.Lock()
@@ -167,7 +167,7 @@ class Toolbox:
         if live is not True and not isinstance(live, Share):
             raise InvalidRequest(f"live: {live!r} keeps no interpreters; give True, or room.share_of(owner)")
         languages = () if self._is_on_host else self._sandbox.session_languages
-        self.tools = tuple(told_live(tool, languages) for tool in self.tools)
+        self.tools = tuple(describe_with_interpreters(tool, languages) for tool in self.tools)
         share = live if isinstance(live, Share) else Room().share_of(None)
         return Interpreters(share, languages) if languages else None
 
@@ -240,7 +240,7 @@ class Toolbox:
         """Return the log in which decisions and runs are recorded, None where that is off."""
         return self._sandbox.audit
 
-    def _heard(self, event: ApprovalEvent) -> None:
+    def _on_approval_event(self, event: ApprovalEvent) -> None:
         record_decision(self.audit, event)
         self._on_event(event)
 
@@ -288,11 +288,11 @@ class Toolbox:
         if loop is None or asyncio.get_running_loop() is loop:
             return await self._call(name, arguments)
         if self._is_blocking:
-            return await self._call_on_bridge(name, arguments)
+            return await self._call_from_other_loop(name, arguments)
         # What it holds belongs to the loop that it was opened in.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), loop))
 
-    async def _call_on_bridge(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
+    async def _call_from_other_loop(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
         """Call from another loop what was opened for blocking calls; cancelled here, it is cancelled there."""
         begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
         is_given_up = False
@@ -316,7 +316,7 @@ class Toolbox:
         """Do a call in a task that ends with the toolbox: nothing runs in one that was closed."""
         if not self._is_open:
             raise InvalidRequest("this toolbox is not open; use it in a `with` or an `async with` block")
-        call = asyncio.ensure_future(self._answered(name, arguments))
+        call = asyncio.ensure_future(self._answer_call(name, arguments))
         self._running.add(call)
         call.add_done_callback(self._running.discard)
         try:
@@ -328,11 +328,11 @@ class Toolbox:
                 raise
             return Answer(text="The call was ended: the toolbox was closed.", is_error=True)
 
-    async def _answered(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
+    async def _answer_call(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
         try:
-            answer = await self._approved_and_done(name, arguments)
+            answer = await self._approve_and_run(name, arguments)
         except AuditFailed as error:
-            answer = Answer(text=told_model(error), is_error=True)
+            answer = Answer(text=audit_failure_text(error), is_error=True)
         except ClocheError as error:
             answer = Answer(text=clip(f"{type(error).__name__}: {error}"), is_error=True)
         except Exception as error:
@@ -340,13 +340,13 @@ class Toolbox:
             answer = Answer(text=f"InternalError: the tool failed with {type(error).__name__}.", is_error=True)
         return dataclasses.replace(answer, text=utf8_safe(answer.text))
 
-    async def _approved_and_done(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
+    async def _approve_and_run(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
         tool, read = self._read(name, arguments)
         call = secrets.token_hex(8)
         with traced_call(tool, call) as failed, acting(tool=tool.name, call=call):
-            decision = await self._gate.pass_through(self._request(tool, read))
+            decision = await self._gate.approve(self._request(tool, read))
             with acting(approved_by=decision.by) if decision else nullcontext():
-                answer = await _DEEDS[tool.deed](self, tool, read)
+                answer = await _ACTIONS[tool.action](self, tool, read)
             if answer.is_error:
                 failed(str(answer.result.status) if answer.result else "error")
             return answer
@@ -365,13 +365,13 @@ class Toolbox:
         """
         more = {"restart": True} if restart else {}
         answer = await self.call("run_code", {"code": code, "language": language, "timeout": timeout, **more})
-        told: dict[str, Any] = {"output": answer.text, "is_error": answer.is_error}
+        fields: dict[str, Any] = {"output": answer.text, "is_error": answer.is_error}
         if answer.result is not None:
-            kept = answer.result.as_dict()
-            told |= {name: kept[name] for name in ("stdout", "stderr", "value", "status", "exit_code", "files")}
+            all_fields = answer.result.as_dict()
+            fields |= {name: all_fields[name] for name in ("stdout", "stderr", "value", "status", "exit_code", "files")}
         if self._live is not None:
-            told["state"] = answer.state
-        return told
+            fields["state"] = answer.state
+        return fields
 
     async def run_python_code(self, code: str, timeout: float = 30, *, restart: bool = False) -> str:  # noqa: ASYNC109
         """Run Python, and return what it printed, or `Error (exit_code=N):` and what it said on standard error.
@@ -390,7 +390,7 @@ class Toolbox:
     def _rules(self, tool: Tool) -> dict[str, Any]:
         """Say what will hold, for who approves it and for what is remembered."""
         limits = self._sandbox.limits.as_dict()
-        if tool.deed is Deed.HOST:
+        if tool.action is ToolAction.HOST:
             return {"runs_on": ON_HOST, "limits": {"timeout_s": limits["timeout_s"]}}
         if self._is_on_host:  # a network that is off, say, would be no more than a word there
             return {"runs_on": ON_HOST, "backend": self._sandbox.backend, "limits": limits}
@@ -411,35 +411,35 @@ class Toolbox:
 
     async def _run(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         sandbox, timeout_s = await self._opened(), self._timeout_s(read)
-        is_shell = tool.deed is Deed.SHELL
+        is_shell = tool.action is ToolAction.SHELL
         code = read["command"] if is_shell else read["code"]
         language = "bash" if is_shell else read.get("language", tool.languages[0])
         if self._live is None:
-            ran = Ran(result=await sandbox.run(code, language=language, timeout=timeout_s))
+            ran = CallResult(result=await sandbox.run(code, language=language, timeout=timeout_s))
         else:
             ran = await self._live.run(
                 sandbox, code, language, timeout_s=timeout_s, is_kept=not is_shell, restart=read.get("restart", False)
             )
         limits = self.limits.with_changes(timeout_s=timeout_s)
-        return await answer_of(ran, limits, self._keeper(), most_s=self.limits.timeout_s)
+        return await answer_of(ran, limits, self._output_saver(), most_s=self.limits.timeout_s)
 
     async def _run_on_host(self, _: Tool, read: Mapping[str, Any]) -> Answer:
         limits = self.limits.with_changes(timeout_s=self._timeout_s(read))
         running = partial(run_on_host, read["shell"], read["command"], limits)
-        told = Execution(kind="host", backend="host", language=read["shell"], code=read["command"], limits=limits)
-        result = await recorded(running, self.audit, told)
-        return await answer_of(Ran(result=result), limits, _keep_nothing, most_s=self.limits.timeout_s)
+        execution = Execution(kind="host", backend="host", language=read["shell"], code=read["command"], limits=limits)
+        result = await recorded(running, self.audit, execution)
+        return await answer_of(CallResult(result=result), limits, _save_nothing, most_s=self.limits.timeout_s)
 
     def _timeout_s(self, read: Mapping[str, Any]) -> float:
         """Return a run's time-out: what was asked for, and never more than the operator allows."""
         return float(min(read["timeout"], self.limits.timeout_s))
 
-    def _keeper(self) -> Keep:
+    def _output_saver(self) -> SaveOutput:
         """Return what keeps in the workspace what is too long to be told of one call."""
         self._calls += 1
         number = self._calls
 
-        async def keep(stream: str, text: str) -> str:
+        async def save(stream: str, text: str) -> str:
             if len(text) <= MOST_CHARS:
                 return ""
             path = f"{OUTPUTS}/{number}.{stream}.txt"
@@ -449,7 +449,7 @@ class Toolbox:
                 return ""
             return path
 
-        return keep
+        return save
 
     async def _read_file(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         text = await self._text(tool, read["path"])
@@ -457,14 +457,14 @@ class Toolbox:
             return Answer(text="The file is empty.")
         lines = text.splitlines(keepends=True)
         part = lines[read["offset"] : read["offset"] + read["lines"]]
-        told = clip("".join(part), where=read["path"])
+        shown = clip("".join(part), where=read["path"])
         if not part:
             return Answer(text=f"There is no line {read['offset']}: the file has {len(lines)} lines.")
-        if not told.strip():
-            told = "Nothing but blanks."
+        if not shown.strip():
+            shown = "Nothing but blanks."
         if len(part) < len(lines):
-            told += f"\n[lines {read['offset']} to {read['offset'] + len(part) - 1} of {len(lines)}]"
-        return Answer(text=told)
+            shown += f"\n[lines {read['offset']} to {read['offset'] + len(part) - 1} of {len(lines)}]"
+        return Answer(text=shown)
 
     async def _list_files(self, tool: Tool, read: Mapping[str, Any]) -> Answer:
         path = read["path"]
@@ -485,8 +485,8 @@ class Toolbox:
             text = await self._text(tool, path)
             count = text.count(old) if old else 0
             if count != 1:
-                said = "is empty" if not old else "is not there" if not count else f"is there {count} times"
-                raise InvalidRequest(f"edit_file: the passage {said} in {path}; give one that is there exactly once")
+                problem = "is empty" if not old else "is not there" if not count else f"is there {count} times"
+                raise InvalidRequest(f"edit_file: the passage {problem} in {path}; give one that is there exactly once")
             await self._put(tool, path, text.replace(old, read["new"]))
         return Answer(text=f"Replaced one passage of {path}.")
 
@@ -528,17 +528,17 @@ def _inside(tool: Tool, path: str) -> str:
     return path
 
 
-async def _keep_nothing(_: str, __: str) -> str:
+async def _save_nothing(_: str, __: str) -> str:
     """Keep nothing of what runs on the host: it has no workspace."""
     return ""
 
 
-_DEEDS: Mapping[Deed, Callable[[Toolbox, Tool, Mapping[str, Any]], Awaitable[Answer]]] = {
-    Deed.RUN: Toolbox._run,
-    Deed.SHELL: Toolbox._run,
-    Deed.HOST: Toolbox._run_on_host,
-    Deed.READ: Toolbox._read_file,
-    Deed.LIST: Toolbox._list_files,
-    Deed.WRITE: Toolbox._write_file,
-    Deed.EDIT: Toolbox._edit_file,
+_ACTIONS: Mapping[ToolAction, Callable[[Toolbox, Tool, Mapping[str, Any]], Awaitable[Answer]]] = {
+    ToolAction.RUN: Toolbox._run,
+    ToolAction.SHELL: Toolbox._run,
+    ToolAction.HOST: Toolbox._run_on_host,
+    ToolAction.READ: Toolbox._read_file,
+    ToolAction.LIST: Toolbox._list_files,
+    ToolAction.WRITE: Toolbox._write_file,
+    ToolAction.EDIT: Toolbox._edit_file,
 }

@@ -64,7 +64,7 @@ _NUMBERS = (int, float, bool)
 
 log = logging.getLogger("cloche.audit")
 _acting: ContextVar[Mapping[str, Any]] = ContextVar("cloche_audit_acting", default={})  # noqa: B039 - never changed
-_door: str | None = None
+_front_end: str | None = None
 
 
 class Audit:
@@ -95,15 +95,15 @@ class Audit:
 
     def record(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> Link:  # noqa: ANN401 - JSON
         """Write one event and return its number and hash. Raises AuditFailed."""
-        told = {"door": _door or "library", "uid": os.getuid(), "pid": os.getpid(), **_acting.get(), **fields}
+        event = {"door": _front_end or "library", "uid": os.getuid(), "pid": os.getpid(), **_acting.get(), **fields}
         clean = redactor or self._redactor_of()
         try:
             # What most events consist of is sorted out here, without a call: this is done twice for every run.
-            kept = {
+            redacted = {
                 name: value if name in _EXACT or type(value) in _NUMBERS else _clean(clean, name, value)
-                for name, value in told.items()
+                for name, value in event.items()
             }
-            return self._append(self.folder, kind, kept, **self._bounds)
+            return self._append(self.folder, kind, redacted, **self._bounds)
         except ClocheError:
             raise
         except Exception as error:  # data that is no plain data: nested without an end, say
@@ -130,10 +130,10 @@ class Audit:
 
         digest = store(self.folder, redactor.data(data))
         if time.monotonic() >= self._prune_at and not (self._keep_age_s is None and self._keep_bytes is None):
-            from .prune import LOOK_AGAIN_S, begin
+            from .prune import CHECK_EVERY_S, start_pruning
 
-            self._prune_at = time.monotonic() + LOOK_AGAIN_S
-            begin(self, most_age_s=self._keep_age_s, most_bytes=self._keep_bytes)
+            self._prune_at = time.monotonic() + CHECK_EVERY_S
+            start_pruning(self, most_age_s=self._keep_age_s, most_bytes=self._keep_bytes)
         return digest
 
     def head(self) -> Link | None:
@@ -162,15 +162,15 @@ def sha256_of(text: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def switch_on(door: str) -> None:
+def switch_on(front_end: str) -> None:
     """Have the audit on from now on in this process wherever nobody switched it off; `door` names who runs it."""
-    global _door
-    _door = door
+    global _front_end
+    _front_end = front_end
 
 
 def audit_for(settings: Settings) -> Audit | None:
     """Return the log that these settings ask for; None where it is off."""
-    if not (settings.audit if settings.audit is not None else _door is not None):
+    if not (settings.audit if settings.audit is not None else _front_end is not None):
         return None
     folder = settings.audit_folder or default_folder()
     return _audit_in(folder, settings.audit_keep, settings.audit_keep_age_s, settings.audit_keep_bytes)

@@ -31,22 +31,22 @@ from typing import Any, Protocol
 from cloche.core.errors import AuditFailed
 
 from .chain import MOST_ITEMS, REMOVAL
-from .writer import FOLDER, PATIENCE_S, failure, lock, opened_below, opened_file, opened_folder
+from .writer import FOLDER, LOCK_TIMEOUT_S, failure, lock, opened_below, opened_file, opened_folder
 
 YOUNG_S = 60.0
 MOST_ODD = 20  # that are named
 UNFINISHED_S = 24 * 3600.0  # a write that was not finished by then never will be
-LOOK_AGAIN_S = 60.0  # whether it is time to prune
+CHECK_EVERY_S = 60.0  # whether it is time to prune
 STAMP = f"{FOLDER}.pruned"  # beside the log; its time says when that was done last
-EVERY_S = 3600.0
-DONE, CUT = 1, 2  # bytes of it: all was looked at, or not
-WORK_S = 1.0
-LOOK_S = 0.5  # of that; removing needs some, too
+PRUNE_EVERY_S = 3600.0
+COMPLETE, INCOMPLETE = 1, 2  # bytes of it: all was looked at, or not
+TIME_BUDGET_S = 1.0
+SCAN_BUDGET_S = 0.5  # of that; removing needs some, too
 MOST_SEEN = 50_000
-FEW = 64
+FILES_PER_LOCK = 64
 log = logging.getLogger("cloche.audit")
 THREAD = "cloche-audit-prune"
-_PLACE = re.compile(r"[0-9a-f]{2}")
+_SUBFOLDER = re.compile(r"[0-9a-f]{2}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{12}")
 
@@ -76,7 +76,7 @@ class Bounds:
 
     until: float
     most_seen: int = MOST_SEEN
-    at_once: int = FEW
+    at_once: int = FILES_PER_LOCK
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Pruned:
     is_cut: bool = False  # whether bounds ended it
 
 
-def begin(audit: Log, *, most_age_s: float | None, most_bytes: int | None) -> None:
+def start_pruning(audit: Log, *, most_age_s: float | None, most_bytes: int | None) -> None:
     """Prune in a thread, if it is time; a process that ends waits for that."""
 
     def work() -> None:
@@ -118,12 +118,12 @@ def prune_when_due(
         except BlockingIOError:
             return None
         facts = os.fstat(stamp)
-        wait_s = {DONE: EVERY_S, CUT: LOOK_AGAIN_S}.get(facts.st_size, 0.0)
+        wait_s = {COMPLETE: PRUNE_EVERY_S, INCOMPLETE: CHECK_EVERY_S}.get(facts.st_size, 0.0)
         if 0 <= time.time() - facts.st_mtime < wait_s:
             return None
-        bounds = bounds or Bounds(until=time.monotonic() + WORK_S)
+        bounds = bounds or Bounds(until=time.monotonic() + TIME_BUDGET_S)
         pruned = prune(audit, most_age_s=most_age_s, most_bytes=most_bytes, bounds=bounds)
-        os.ftruncate(stamp, CUT if pruned.is_cut else DONE)
+        os.ftruncate(stamp, INCOMPLETE if pruned.is_cut else COMPLETE)
         os.utime(stamp)
         return pruned
 
@@ -142,17 +142,17 @@ def prune(
     nothing removed that no event names.
     """
     pruned = Pruned()
-    place = f"{audit.folder}/{FOLDER}"
+    path = f"{audit.folder}/{FOLDER}"
     try:
-        with opened_folder(audit.folder, create=False), opened_folder(place, create=False) as at:
-            all_of_them = _artifacts(at, place, pruned, is_trial=is_trial, is_shuffled=bounds is not None)
+        with opened_folder(audit.folder, create=False), opened_folder(path, create=False) as at:
+            all_of_them = _artifacts(at, path, pruned, is_trial=is_trial, is_shuffled=bounds is not None)
             found = sorted(_within(bounds, all_of_them, pruned), key=lambda one: one.time_ns)
             most_bytes = _share(most_bytes, found, pruned.share)
             chosen = chosen_of(found, now_s=time.time(), most_age_s=most_age_s, most_bytes=most_bytes)
             pruned.left, pruned.left_bytes = len(found), sum(one.size for one in found)
             batches = iter(chosen)
             while batch := list(islice(batches, bounds.at_once if bounds else MOST_ITEMS)):
-                gone = batch if is_trial else _remove(audit, at, place, batch)
+                gone = batch if is_trial else _remove(audit, at, path, batch)
                 size = sum(one.size for one in gone)
                 pruned.removed, pruned.removed_bytes = pruned.removed + len(gone), pruned.removed_bytes + size
                 pruned.left, pruned.left_bytes = pruned.left - len(gone), pruned.left_bytes - size
@@ -162,7 +162,7 @@ def prune(
     except FileNotFoundError:
         return pruned
     except OSError as error:
-        raise failure(place, error.strerror or str(error)) from error
+        raise failure(path, error.strerror or str(error)) from error
     return pruned
 
 
@@ -193,24 +193,26 @@ def _share(most_bytes: int | None, found: Sequence[Artifact], share: float) -> i
 def _within(bounds: Bounds | None, found: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
     """Yield what may be looked at."""
     for number, one in enumerate(found):
-        if bounds is not None and (number >= bounds.most_seen or time.monotonic() > bounds.until - WORK_S + LOOK_S):
+        if bounds is not None and (
+            number >= bounds.most_seen or time.monotonic() > bounds.until - TIME_BUDGET_S + SCAN_BUDGET_S
+        ):
             pruned.is_cut = True
             return
         yield one
 
 
-def _artifacts(at: int, place: str, pruned: Pruned, *, is_trial: bool, is_shuffled: bool) -> Iterator[Artifact]:
+def _artifacts(at: int, path: str, pruned: Pruned, *, is_trial: bool, is_shuffled: bool) -> Iterator[Artifact]:
     names = sorted(os.listdir(at))
     for number, name in enumerate(random.sample(names, len(names)) if is_shuffled else names, 1):
         pruned.share = number / len(names)
-        if not _PLACE.fullmatch(name):
-            _note(pruned, f"{place}/{name}")
+        if not _SUBFOLDER.fullmatch(name):
+            _note(pruned, f"{path}/{name}")
             continue
         try:
-            with opened_below(at, name, place) as below:
-                yield from _artifacts_in(below, f"{place}/{name}", pruned, is_trial=is_trial)
+            with opened_below(at, name, path) as below:
+                yield from _artifacts_in(below, f"{path}/{name}", pruned, is_trial=is_trial)
         except (OSError, AuditFailed):  # a link, or a folder that is not ours alone
-            _note(pruned, f"{place}/{name}")
+            _note(pruned, f"{path}/{name}")
 
 
 def _note(pruned: Pruned, path: str) -> None:
@@ -218,39 +220,39 @@ def _note(pruned: Pruned, path: str) -> None:
         pruned.odd.append(path)
 
 
-def _artifacts_in(below: int, place: str, pruned: Pruned, *, is_trial: bool) -> Iterator[Artifact]:
+def _artifacts_in(below: int, path: str, pruned: Pruned, *, is_trial: bool) -> Iterator[Artifact]:
     for name in os.listdir(below):
         with suppress(FileNotFoundError):
             facts = os.stat(name, dir_fd=below, follow_symlinks=False)
             is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and facts.st_nlink == 1
-            if is_ours and _DIGEST.fullmatch(name) and name.startswith(place[-2:]):
+            if is_ours and _DIGEST.fullmatch(name) and name.startswith(path[-2:]):
                 yield Artifact(time_ns=facts.st_mtime_ns, digest=name, size=facts.st_size)
             elif is_ours and _UNFINISHED.fullmatch(name):
                 if facts.st_mtime < time.time() - UNFINISHED_S and not is_trial:
                     os.unlink(name, dir_fd=below)  # no event names it
             else:
-                _note(pruned, f"{place}/{name}")
+                _note(pruned, f"{path}/{name}")
 
 
-def _remove(audit: Log, at: int, place: str, batch: Sequence[Artifact]) -> list[Artifact]:
+def _remove(audit: Log, at: int, path: str, batch: Sequence[Artifact]) -> list[Artifact]:
     """Remove what did not come again meanwhile."""
-    lock(at, time.monotonic() + PATIENCE_S, place)
+    lock(at, time.monotonic() + LOCK_TIMEOUT_S, path)
     try:
-        gone = [one for one in batch if _is_as_it_was(at, place, one)]
+        gone = [one for one in batch if _is_as_it_was(at, path, one)]
         if gone:
             size = sum(one.size for one in gone)
             audit.record(REMOVAL, artifacts=[one.digest for one in gone], count=len(gone), bytes=size)
         for one in gone:
-            with opened_below(at, one.digest[:2], place) as below:
+            with opened_below(at, one.digest[:2], path) as below:
                 os.unlink(one.digest, dir_fd=below)
         return gone
     finally:
         fcntl.flock(at, fcntl.LOCK_UN)
 
 
-def _is_as_it_was(at: int, place: str, one: Artifact) -> bool:
+def _is_as_it_was(at: int, path: str, one: Artifact) -> bool:
     try:
-        with opened_below(at, one.digest[:2], place) as below:
+        with opened_below(at, one.digest[:2], path) as below:
             facts = os.stat(one.digest, dir_fd=below, follow_symlinks=False)
     except FileNotFoundError:
         return False

@@ -26,7 +26,7 @@ from typing import Any
 
 LEAST_CHARS = 4  # a shorter value would be found everywhere
 LEAST_ANY_CASE = 8  # and a short one in any case, too
-MOST_ESCAPES_WITHIN = 3
+MOST_DECODING_PASSES = 3
 
 # One byte, one character, or one of the names that HTML has for what it cannot write; each of bounded length.
 _ESCAPE = re.compile(
@@ -35,7 +35,7 @@ _ESCAPE = re.compile(
 )
 _GAPS = re.compile(rb"(?:[\s\0]|\\[nrt])+")  # UTF-16 is one, too
 
-_AS_THEY_ARE, _LISTS = (int, float, type(None)), (list, tuple, set, frozenset)
+_NOT_TEXT, _LISTS = (int, float, type(None)), (list, tuple, set, frozenset)
 REDACTED = "[redacted]"
 
 _SECRET_NAME = re.compile(
@@ -134,7 +134,7 @@ _OPTION = re.compile(r"--?[A-Za-z][A-Za-z_-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needles:
+class EncodedForms:
     """Hold the ways to write some secrets: `exact` is looked for as it is, `small` among small letters."""
 
     exact: tuple[bytes, ...] = ()
@@ -142,7 +142,7 @@ class Needles:
 
 
 @dataclass(slots=True)
-class _View:
+class _DecodedText:
     """Hold text in another form. From `at[i]` on, a byte stands `shift[i]` further on in the text."""
 
     data: bytes
@@ -150,79 +150,79 @@ class _View:
     shift: list[int] = field(default_factory=list)
     has_gaps: bool = False
 
-    def origin(self, place: int) -> int:
+    def origin(self, index: int) -> int:
         """Return where in the text the byte at a place stands."""
-        found = bisect_right(self.at, place) - 1
-        return place + (self.shift[found] if found >= 0 else 0)
+        found = bisect_right(self.at, index) - 1
+        return index + (self.shift[found] if found >= 0 else 0)
 
 
-def strike_out(text: str, needles: Needles, instead: str) -> str:
+def redact(text: str, forms: EncodedForms, replacement: str) -> str:
     """Return text with something else in the place of every secret."""
     data = text.encode("utf-8", "surrogatepass")
-    spans = sorted({span for view in _views(data) for span in _found(view, needles)})
+    spans = sorted({span for decoded in _decoded_texts(data) for span in _spans(decoded, forms)})
     if not spans:
         return text
     pieces, end = [], 0
     for start, stop in spans:
         if start >= end:
-            pieces += [data[end:start], instead.encode()]
+            pieces += [data[end:start], replacement.encode()]
         end = max(end, stop)
     pieces.append(data[end:])
     return b"".join(pieces).decode("utf-8", "surrogatepass")
 
 
-def _views(data: bytes) -> Iterator[_View]:
-    view = _View(data)
-    yield view
+def _decoded_texts(data: bytes) -> Iterator[_DecodedText]:
+    decoded = _DecodedText(data)
+    yield decoded
     if _GAPS.search(data):
-        yield _replaced(view, _GAPS)
-    for _ in range(MOST_ESCAPES_WITHIN):
-        if not _ESCAPE.search(view.data):
+        yield _decoded_once(decoded, _GAPS)
+    for _ in range(MOST_DECODING_PASSES):
+        if not _ESCAPE.search(decoded.data):
             return
-        view = _replaced(view, _ESCAPE)
-        yield view
+        decoded = _decoded_once(decoded, _ESCAPE)
+        yield decoded
 
 
-def _replaced(view: _View, pattern: re.Pattern[bytes]) -> _View:
+def _decoded_once(decoded: _DecodedText, pattern: re.Pattern[bytes]) -> _DecodedText:
     """Return the view with what the pattern finds undone."""
     pieces, done, size = [], 0, 0
-    fresh = _View(b"", has_gaps=pattern is _GAPS)
-    for match in pattern.finditer(view.data):
+    result = _DecodedText(b"", has_gaps=pattern is _GAPS)
+    for match in pattern.finditer(decoded.data):
         start, end = match.span()
-        meant = _meant(match[0]) if pattern is _ESCAPE else b""
-        pieces += [view.data[done:start], meant]
-        _note(fresh, view, size, done)
-        _carry_on(fresh, view, size, done, start)
+        meant = _unescaped(match[0]) if pattern is _ESCAPE else b""
+        pieces += [decoded.data[done:start], meant]
+        _add_mark(result, decoded, size, done)
+        _copy_marks(result, decoded, size, done, start)
         size += start - done
         if meant:
-            _note(fresh, view, size, start)
+            _add_mark(result, decoded, size, start)
         size += len(meant)
         done = end
-    _note(fresh, view, size, done)
-    _carry_on(fresh, view, size, done, len(view.data))
-    pieces.append(view.data[done:])
-    fresh.data = b"".join(pieces)
-    return fresh
+    _add_mark(result, decoded, size, done)
+    _copy_marks(result, decoded, size, done, len(decoded.data))
+    pieces.append(decoded.data[done:])
+    result.data = b"".join(pieces)
+    return result
 
 
-def _note(fresh: _View, view: _View, place: int, old: int) -> None:
+def _add_mark(result: _DecodedText, decoded: _DecodedText, index: int, old: int) -> None:
     """Note that from `place` on the fresh view goes on where `old` stands in the one before."""
-    if fresh.at and fresh.at[-1] == place:
-        fresh.at.pop()
-        fresh.shift.pop()
-    fresh.at.append(place)
-    fresh.shift.append(view.origin(old) - place)
+    if result.at and result.at[-1] == index:
+        result.at.pop()
+        result.shift.pop()
+    result.at.append(index)
+    result.shift.append(decoded.origin(old) - index)
 
 
-def _carry_on(fresh: _View, view: _View, place: int, old: int, end: int) -> None:
+def _copy_marks(result: _DecodedText, decoded: _DecodedText, index: int, old: int, end: int) -> None:
     """Note what the view before knows of its bytes between `old` and `end`, which stand from `place` on in the next."""
-    for found in range(bisect_right(view.at, old), bisect_left(view.at, end)):
-        at = view.at[found] - old + place
-        fresh.at.append(at)
-        fresh.shift.append(view.at[found] + view.shift[found] - at)
+    for found in range(bisect_right(decoded.at, old), bisect_left(decoded.at, end)):
+        at = decoded.at[found] - old + index
+        result.at.append(at)
+        result.shift.append(decoded.at[found] + decoded.shift[found] - at)
 
 
-def _meant(escape: bytes) -> bytes:
+def _unescaped(escape: bytes) -> bytes:
     """Return what an escape stands for."""
     if escape[:1] == b"%":
         return bytes([int(escape[1:], 16)])
@@ -236,30 +236,30 @@ def _meant(escape: bytes) -> bytes:
     return bytes([code]) if escape[1:2] == b"x" else chr(code).encode("utf-8", "surrogatepass")
 
 
-def _found(view: _View, needles: Needles) -> Iterator[tuple[int, int]]:
-    for data, wanted in ((view.data, needles.exact), (view.data.lower(), needles.small)):
-        for needle in wanted:
-            place = data.find(needle)
-            while place >= 0:
-                end = place + len(needle)
-                yield view.origin(place), _end(view, end)
-                place = data.find(needle, end)
+def _spans(decoded: _DecodedText, forms: EncodedForms) -> Iterator[tuple[int, int]]:
+    for data, wanted in ((decoded.data, forms.exact), (decoded.data.lower(), forms.small)):
+        for encoded in wanted:
+            index = data.find(encoded)
+            while index >= 0:
+                end = index + len(encoded)
+                yield decoded.origin(index), _end(decoded, end)
+                index = data.find(encoded, end)
 
 
-def _end(view: _View, place: int) -> int:
+def _end(decoded: _DecodedText, index: int) -> int:
     """Return where in the text that ends which ends at a place of the view: with its last escape, before a gap."""
-    return view.origin(place - 1) + 1 if view.has_gaps else view.origin(place)
+    return decoded.origin(index - 1) + 1 if decoded.has_gaps else decoded.origin(index)
 
 
-def needles_for(values: Iterable[str]) -> Needles:
+def encoded_forms_of(values: Iterable[str]) -> EncodedForms:
     """Return all ways to write some secrets that are looked for, the longest first."""
     exact: set[bytes] = set()
     small: set[bytes] = set()
     for value in values:
-        some, others = _written(value)
+        some, others = _encodings(value)
         exact.update(some)
         small.update(others)
-    return Needles(exact=_longest_first(exact), small=_longest_first(small))
+    return EncodedForms(exact=_longest_first(exact), small=_longest_first(small))
 
 
 def _longest_first(found: Iterable[bytes]) -> tuple[bytes, ...]:
@@ -267,7 +267,7 @@ def _longest_first(found: Iterable[bytes]) -> tuple[bytes, ...]:
 
 
 @lru_cache(maxsize=64)
-def _written(value: str) -> tuple[Sequence[bytes], Sequence[bytes]]:
+def _encodings(value: str) -> tuple[Sequence[bytes], Sequence[bytes]]:
     """Return a secret as it stands, in a URL, in JSON, as Python prints it, in hex, in base64; and in small letters."""
     from urllib.parse import quote, quote_plus
 
@@ -311,13 +311,13 @@ class Redactor:
         self._variables = (os.environ if environ is None else environ, given or {})
 
     @cached_property
-    def _known(self) -> Needles:  # looked for where there is text: most events have none
-        return needles_for({value for variables in self._variables for value in _values(variables)})
+    def _known(self) -> EncodedForms:  # looked for where there is text: most events have none
+        return encoded_forms_of({value for variables in self._variables for value in _values(variables)})
 
     def text(self, text: str) -> str:
         """Return text without its secrets."""
         if self._known.exact:
-            text = strike_out(text, self._known, REDACTED)
+            text = redact(text, self._known, REDACTED)
         for markers, pattern in _TOKENS:
             if any(marker in text for marker in markers):
                 text = _compiled(pattern).sub(rf"\1{REDACTED}", text)
@@ -327,9 +327,9 @@ class Redactor:
         """Return bytes without the secrets in them; what is no UTF-8 comes out as it was."""
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
-    def plain(self, value: Any) -> Any:  # noqa: ANN401 - any plain data
+    def clean(self, value: Any) -> Any:  # noqa: ANN401 - any plain data
         """Return plain data (mappings, lists, text, numbers) without the secrets in its texts."""
-        if isinstance(value, _AS_THEY_ARE):
+        if isinstance(value, _NOT_TEXT):
             return value
         if isinstance(value, str):
             return self.text(value)
@@ -344,13 +344,13 @@ class Redactor:
         """Return an item of a list without its secrets; behind an argument that is called like a secret it is one."""
         if isinstance(item, str) and isinstance(before, str) and _OPTION.fullmatch(before) and is_secret(before):
             return REDACTED
-        return self.plain(item)
+        return self.clean(item)
 
     def member(self, name: str, value: object) -> Any:  # noqa: ANN401 - any plain data
         """Return what stands under a name without its secrets; text under a secret's name is one."""
         if isinstance(value, str) and value and is_secret(name):
             return REDACTED
-        return self.plain(value)
+        return self.clean(value)
 
 
 @lru_cache(maxsize=1024)

@@ -29,13 +29,13 @@ from . import writer
 from .chain import FIRST, MOST_LINE_BYTES, RECOVERY, REMOVAL, ROTATION, Line, Link, is_beginning, read_line
 from .log import default_folder
 from .writer import (
+    LOCK_TIMEOUT_S,
     NAME,
-    PATIENCE_S,
-    Kept,
+    ArtifactState,
     check_writable,
     failure,
     full_files,
-    is_named,
+    is_current_file,
     lock,
     opened_file,
     opened_folder,
@@ -47,7 +47,7 @@ _HEAD = re.compile(r"(?:([0-9]{1,19}):)?([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class ChainFault:
     """Say what is wrong, and where: the file and the line in it, counted from 1; no line for what is not there."""
 
     file: str
@@ -59,7 +59,7 @@ class Fault:
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class VerifyReport:
     """Say what reading has found.
 
     `interrupted` counts the writes that a crash cut off and the log says so; with `is_cut_off` the last one of all is
@@ -76,7 +76,7 @@ class Report:
     is_cut_off: bool = False
     dropped: int = 0
     removed: int = 0
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[ChainFault] = field(default_factory=list)
     fault_count: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -88,18 +88,18 @@ class Report:
         """Add a fault."""
         self.fault_count += 1
         if len(self.faults) < MOST_FAULTS:
-            self.faults.append(Fault(file=file, line=line, what=what))
+            self.faults.append(ChainFault(file=file, line=line, what=what))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptHead:
+class ExpectedHead:
     """Hold a head that was kept elsewhere; the number is None where only the hash was kept."""
 
     seq: int | None
     hash: str
 
 
-def read_heads(text: str, *, name: str) -> list[KeptHead]:
+def read_heads(text: str, *, name: str) -> list[ExpectedHead]:
     """Return the heads in a text, one a line: `NUMBER:HASH` as `cloche audit head` prints it, or the hash alone.
 
     Raises InvalidRequest.
@@ -111,14 +111,14 @@ def read_heads(text: str, *, name: str) -> list[KeptHead]:
         match = _HEAD.fullmatch(line.split()[-1].lower())
         if match is None:
             raise InvalidRequest(f"{name}: {line[:100]!r} is no head; `cloche audit head` prints one")
-        found.append(KeptHead(seq=int(match[1]) if match[1] else None, hash=match[2]))
+        found.append(ExpectedHead(seq=int(match[1]) if match[1] else None, hash=match[2]))
     if not found:
         raise InvalidRequest(f"{name}: there is no head in it; `cloche audit head` prints one")
     return found
 
 
 @dataclass(slots=True)
-class _Left:
+class _Unparsed:
     """Bytes that are no line, until it is known what they are."""
 
     file: str
@@ -148,19 +148,19 @@ class Reading:
         self,
         folder: str,
         *,
-        heads: Sequence[KeptHead] = (),
+        heads: Sequence[ExpectedHead] = (),
         checks_artifacts: bool = False,
         file: str | None = None,
         most_bytes: int | None = None,
     ) -> None:
-        self.report = Report()
+        self.report = VerifyReport()
         self._folder, self._file, self._checks_artifacts = folder, file, checks_artifacts
         self._heads = {head.hash: head for head in heads}
         self._most_bytes = most_bytes
         self._is_part = file is not None
         self._missing: dict[str, list[tuple[str, int, str]]] = {}  # by hash, until an event says that it was removed
         self._last: Link | None = None
-        self._left: _Left | None = None
+        self._left: _Unparsed | None = None
         self._oldest = 1
 
     def __iter__(self) -> Iterator[Line]:
@@ -204,12 +204,12 @@ class Reading:
 
     def _growing(self, stack: ExitStack, at: int) -> int | None:
         """Open the file that grows and hold its lock; one that is set aside meanwhile is among the full ones."""
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             with ExitStack() as trial, suppress(FileNotFoundError):
                 file = trial.enter_context(opened_file(at, NAME, self._folder))
                 lock(file, until, f"{self._folder}/{NAME}", how=fcntl.LOCK_SH, is_read=True)
-                if is_named(at, os.fstat(file)):
+                if is_current_file(at, os.fstat(file)):
                     stack.enter_context(trial.pop_all())
                     return file
                 continue
@@ -228,7 +228,7 @@ class Reading:
                     self._take(name, number, line)
                     yield line
                 elif size or raw.endswith(b"\n") or self._left or not is_beginning(raw, self._last or FIRST):
-                    self._left = self._left or _Left(name, number)
+                    self._left = self._left or _Unparsed(name, number)
                     self._left.add(raw)
                 else:
                     self.report.is_cut_off = True
@@ -302,9 +302,9 @@ class Reading:
             told = f"event {line.link.seq}: what is kept as {word} ({digest})"
             try:
                 state = writer.state_of(self._folder, digest)
-                if state is Kept.CHANGED:
+                if state is ArtifactState.CHANGED:
                     self.report.add(name, number, f"{told} was changed")
-                elif state is Kept.MISSING:
+                elif state is ArtifactState.MISSING:
                     self._missing.setdefault(digest, []).append((name, number, told))
             except AuditFailed as error:
                 self.report.add(name, number, f"{told} is not as it was kept: {error}")
@@ -332,7 +332,7 @@ class Reading:
                 )
 
 
-def verify(folder: str, *, heads: Sequence[KeptHead] = (), file: str | None = None) -> Report:
+def verify(folder: str, *, heads: Sequence[ExpectedHead] = (), file: str | None = None) -> VerifyReport:
     """Read a whole log and return what was found. Raises AuditFailed where it cannot be read."""
     reading = Reading(folder, heads=heads, checks_artifacts=file is None, file=file)
     for _ in reading:

@@ -38,8 +38,8 @@ NAME = "audit.jsonl"
 FOLDER = "audit-artifacts"
 FILE_BYTES = 32 * MIB
 MOST_FILES = 32  # full ones that are kept
-PATIENCE_S = 10.0
-MOST_KNOWN = 16  # folders whose last line is remembered
+LOCK_TIMEOUT_S = 10.0
+MOST_CACHED = 16  # folders whose last line is remembered
 _FULL = re.compile(r"audit-([0-9]{12,})\.jsonl")
 _TAIL_BYTES = 4096
 
@@ -70,7 +70,7 @@ def append(
         with opened_folder(folder, create=True) as at, _locked(at, folder) as (file, size):
             if size == 0:
                 return _begin(at, file, folder, kind, fields, most_files)
-            tail = _known_end(file, folder, size) or _end(at, file, folder)
+            tail = _cached_tail(file, folder, size) or _tail_of(at, file, folder)
             if size >= file_bytes and not tail.left and _set_aside(at, file):
                 with _locked(at, folder) as (fresh, _):
                     return _begin(at, fresh, folder, kind, fields, most_files)
@@ -85,8 +85,8 @@ def head(folder: str) -> Link | None:
         with opened_folder(folder, create=False) as at:
             last = FIRST
             with suppress(FileNotFoundError), opened_file(at, NAME, folder) as file:
-                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH, is_read=True)
-                last = _end(at, file, folder).last
+                lock(file, time.monotonic() + LOCK_TIMEOUT_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH, is_read=True)
+                last = _tail_of(at, file, folder).last
             last = last if last.seq else _last_of_full(at, folder)
             return last if last.seq else None
     except FileNotFoundError:
@@ -99,21 +99,21 @@ def check_writable(folder: str) -> None:
     """Try all that writing an event takes but the writing. Raises AuditFailed, as `append` would."""
     try:
         with opened_folder(folder, create=False, is_read=False) as at:
-            _check_room(folder)
+            _check_space(folder)
             with suppress(FileNotFoundError), opened_file(at, NAME, folder, flags=os.O_RDWR | os.O_APPEND) as file:
-                lock(file, time.monotonic() + PATIENCE_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH)
+                lock(file, time.monotonic() + LOCK_TIMEOUT_S, f"{folder}/{NAME}", how=fcntl.LOCK_SH)
                 if os.fstat(file).st_size:
-                    _end(at, file, folder)
+                    _tail_of(at, file, folder)
     except FileNotFoundError:
-        there = os.path.dirname(folder)
-        while not os.path.lexists(there):
-            there = os.path.dirname(there)
-        _check_room(there)
+        parent = os.path.dirname(folder)
+        while not os.path.lexists(parent):
+            parent = os.path.dirname(parent)
+        _check_space(parent)
     except OSError as error:
         raise failure(f"{folder}/{NAME}", _reason(error)) from error
 
 
-def _check_room(folder: str) -> None:
+def _check_space(folder: str) -> None:
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise failure(folder, "this user may not write there, or the file system is read-only")
     if os.statvfs(folder).f_bavail == 0:
@@ -231,14 +231,14 @@ def _locked(at: int, folder: str) -> Iterator[tuple[int, int]]:
 
     Gives the descriptor and the file's size.
     """
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         file, _ = _open_file(at, NAME, folder, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             lock(file, until, f"{folder}/{NAME}")
             facts = os.fstat(file)
             try:
-                if is_named(at, facts):
+                if is_current_file(at, facts):
                     yield file, facts.st_size
                     return
             finally:  # closing is not enough: a child that was forked meanwhile has the descriptor, too
@@ -256,26 +256,26 @@ def lock(file: int, until: float, path: str, *, how: int = fcntl.LOCK_EX, is_rea
             return
         except BlockingIOError:
             if time.monotonic() > until:
-                why = f"another process has held its lock for {PATIENCE_S:g} s; is one stopped? lslocks shows it"
+                why = f"another process has held its lock for {LOCK_TIMEOUT_S:g} s; is one stopped? lslocks shows it"
                 raise failure(path, why, is_read=is_read) from None
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.005)
 
 
-def is_named(at: int, facts: os.stat_result) -> bool:
+def is_current_file(at: int, facts: os.stat_result) -> bool:
     """Tell whether an open file is the one that grows, and was not set aside after it was opened."""
     named = hostfs.look(NAME, at)
     return named is not None and os.path.samestat(named, facts)
 
 
-def _known_end(file: int, folder: str, size: int) -> Tail | None:
+def _cached_tail(file: int, folder: str, size: int) -> Tail | None:
     """Return how the file ends where that is what this process wrote last; None says nothing."""
     line, tail = _written.get(folder, (b"", None))
     is_same = line and size >= len(line) and os.pread(file, len(line), size - len(line)) == line
     return tail if is_same else None
 
 
-def _end(at: int, file: int, folder: str) -> Tail:
+def _tail_of(at: int, file: int, folder: str) -> Tail:
     """Return how the file that grows ends; the end is all that is read. Raises AuditFailed where it was changed."""
     size = os.fstat(file).st_size
     tail = _read_tail(file, size)
@@ -351,8 +351,8 @@ def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str
     data, line, last = b"", b"", tail.last
     if tail.left:
         data = b"\n"
-        told = {"left_bytes": len(tail.left), "left_sha256": hashlib.sha256(tail.left).hexdigest()}
-        events = [(RECOVERY, told), *events]
+        recovery = {"left_bytes": len(tail.left), "left_sha256": hashlib.sha256(tail.left).hexdigest()}
+        events = [(RECOVERY, recovery), *events]
     elif tail.lacks_newline:
         data = b"\n"
     for kind, fields in events:
@@ -366,7 +366,7 @@ def _write(file: int, folder: str, size: int, tail: Tail, events: list[tuple[str
         with suppress(OSError):  # an append-only file keeps it, and the next writer says so
             os.ftruncate(file, size)
         raise
-    if len(_written) >= MOST_KNOWN:
+    if len(_written) >= MOST_CACHED:
         _written.clear()
     if size:  # so that the byte before this line is a newline
         _written[folder] = (b"\n" + line, Tail(last=last))
@@ -405,20 +405,20 @@ def _begin(at: int, file: int, folder: str, kind: str, fields: Mapping[str, Any]
     """Begin a file: the first of all, or one in which the chain goes on."""
     size = os.fstat(file).st_size  # another process may have begun it meanwhile
     if size:
-        return _write(file, folder, size, _end(at, file, folder), [(kind, fields)])
+        return _write(file, folder, size, _tail_of(at, file, folder), [(kind, fields)])
     full = full_files(at)
     events: list[tuple[str, Mapping[str, Any]]] = [(kind, fields)]
-    dropped, kept = full[:-most_files], full[-most_files:]
-    if kept:
-        told = {"file": full[-1][1], "first_seq": full[-1][0], "oldest_seq": kept[0][0]}
-        events = [(ROTATION, told), *events]
+    dropped, retained = full[:-most_files], full[-most_files:]
+    if retained:
+        rotation = {"file": full[-1][1], "first_seq": full[-1][0], "oldest_seq": retained[0][0]}
+        events = [(ROTATION, rotation), *events]
     link = _write(file, folder, 0, Tail(last=_last_of_full(at, folder)), events)
     for _, name in dropped:
         os.unlink(name, dir_fd=at)
     return link
 
 
-class Kept(enum.Enum):
+class ArtifactState(enum.Enum):
     """Say what there is under a hash."""
 
     WHOLE = enum.auto()
@@ -429,21 +429,21 @@ class Kept(enum.Enum):
 def store(folder: str, data: bytes) -> str:
     """Keep data, once however often it comes, and return its hash. Raises AuditFailed."""
     digest = hashlib.sha256(data).hexdigest()
-    place = f"{folder}/{FOLDER}/{digest[:2]}"
+    path = f"{folder}/{FOLDER}/{digest[:2]}"
     try:
         with opened_folder(folder, create=True), opened_folder(f"{folder}/{FOLDER}", create=True) as whole:
-            lock(whole, time.monotonic() + PATIENCE_S, f"{folder}/{FOLDER}", how=fcntl.LOCK_SH)
-            with opened_folder(place, create=True) as at:
-                _put(at, place, digest, data)
+            lock(whole, time.monotonic() + LOCK_TIMEOUT_S, f"{folder}/{FOLDER}", how=fcntl.LOCK_SH)
+            with opened_folder(path, create=True) as at:
+                _store_once(at, path, digest, data)
     except OSError as error:
-        raise failure(f"{place}/{digest}", _reason(error)) from error
+        raise failure(f"{path}/{digest}", _reason(error)) from error
     return digest
 
 
-def _put(at: int, place: str, digest: str, data: bytes) -> None:
-    with suppress(FileNotFoundError), opened_file(at, digest, place) as there:
-        if os.fstat(there).st_size == len(data):
-            os.utime(there)
+def _store_once(at: int, path: str, digest: str, data: bytes) -> None:
+    with suppress(FileNotFoundError), opened_file(at, digest, path) as existing:
+        if os.fstat(existing).st_size == len(data):
+            os.utime(existing)
             return
     hostfs.replace(at, digest, data, mode=0o600, temporary=f".{digest}.{os.urandom(6).hex()}")
 
@@ -454,24 +454,24 @@ def load(folder: str, digest: str) -> bytes | None:
     return data if data is not None and hashlib.sha256(data).hexdigest() == digest else None
 
 
-def state_of(folder: str, digest: str) -> Kept:
+def state_of(folder: str, digest: str) -> ArtifactState:
     """Say whether what was kept under a hash is there, as it was kept. Raises AuditFailed."""
     data = _read(folder, digest)
     if data is None:
-        return Kept.MISSING
-    return Kept.WHOLE if hashlib.sha256(data).hexdigest() == digest else Kept.CHANGED
+        return ArtifactState.MISSING
+    return ArtifactState.WHOLE if hashlib.sha256(data).hexdigest() == digest else ArtifactState.CHANGED
 
 
 def _read(folder: str, digest: str) -> bytes | None:
-    place = f"{folder}/{FOLDER}/{digest[:2]}"
+    path = f"{folder}/{FOLDER}/{digest[:2]}"
     try:
         with (
-            opened_folder(place, create=False) as at,
-            opened_file(at, digest, place) as file,
+            opened_folder(path, create=False) as at,
+            opened_file(at, digest, path) as file,
             os.fdopen(os.dup(file), "rb") as reader,
         ):
             return reader.read()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise failure(f"{place}/{digest}", _reason(error), is_read=True) from error
+        raise failure(f"{path}/{digest}", _reason(error), is_read=True) from error

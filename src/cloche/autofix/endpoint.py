@@ -35,12 +35,12 @@ MOST_ERROR_CHARS = 300
 MOST_RETRIES = 3
 RETRY_WAIT_S = 0.5
 MOST_CLAIMED_TOKENS = 1 << 31  # as many as a budget can have; what an endpoint counts beyond that says nothing more
-TOLD_WAIT_S = 60.0  # of what an endpoint asks for, no more is waited
+MAX_RETRY_AFTER_S = 60.0  # of what an endpoint asks for, no more is waited
 HIDDEN = "[key]"
 LEAST_SECRET_CHARS = 4  # a key shorter than that is no secret, and would strike out half the text
 
 # How a question is put, from most to least wanted; an endpoint that refuses one way is asked in the next.
-_WAYS: tuple[Mapping[str, Any], ...] = (
+_REQUEST_FORMS: tuple[Mapping[str, Any], ...] = (
     {"stream": True, "stream_options": {"include_usage": True}},
     {"stream": True},
     {},
@@ -49,11 +49,14 @@ _HEADERS = {
     "Accept": "application/json", "Accept-Encoding": "identity", "Content-Type": "application/json",
     "User-Agent": "cloche",
 }  # fmt: skip
-_THOUGHTS = ("reasoning_content", "reasoning")  # where endpoints put what is no answer, and is paid for: some in both
-_REFUSES_WAY = (400, 415, 422, 501)
+_REASONING_KEYS = (
+    "reasoning_content",
+    "reasoning",
+)  # where endpoints put what is no answer, and is paid for: some in both
+_FORM_REFUSED = (400, 415, 422, 501)
 _WORTH_RETRYING = (408, 409, 429, 500, 502, 503, 504, 529)
 log = logging.getLogger("cloche.agent")
-Heard = Callable[[int], None]
+OnProgress = Callable[[int], None]
 
 
 def tokens_of(text: str) -> int:
@@ -73,7 +76,7 @@ class OverBudget(ModelFailed):
     """Report that an answer was broken off because it would cost more than there is; raised by who hears of it."""
 
 
-class _Broken(Exception):
+class _Retryable(Exception):
     """Report an answer that broke off or makes no sense; another try may help. `wait_s` is how long to wait first."""
 
     def __init__(self, message: str, wait_s: float = 0.0):
@@ -81,11 +84,11 @@ class _Broken(Exception):
         self.wait_s = wait_s
 
 
-class _WayRefused(Exception):
+class _FormRefused(Exception):
     """Report that the endpoint does not take a question put like this."""
 
 
-class _Unbearable(Exception):
+class _Unreadable(Exception):
     """Report an answer that is not read at all."""
 
 
@@ -94,7 +97,7 @@ class _Meter:
     """Count what one question costs, however often it is put. A try of which nothing came costs nothing."""
 
     prompt: str
-    heard: Heard
+    heard: OnProgress
     tries: int = 0  # that are over, and of which something came
     before: int = 0  # characters of those
     chars: int = 0  # of this one
@@ -105,7 +108,7 @@ class _Meter:
         tries = self.tries + (self.chars > 0)
         return tries * tokens_of(self.prompt) + (self.before + self.chars) // CHARS_PER_TOKEN + (tries > 0)
 
-    def came(self, chars: int) -> None:
+    def add(self, chars: int) -> None:
         """Note how many characters came in this try so far. Raises what `heard` raises."""
         self.chars = chars
         self.heard(self.before + chars)
@@ -164,7 +167,7 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"Endpoint({self._base_url!r}, {self.model!r})"
 
-    async def ask(self, prompt: str, *, timeout_s: float, heard: Heard) -> Reply:
+    async def ask(self, prompt: str, *, timeout_s: float, heard: OnProgress) -> Reply:
         """Return the answer. `heard` is told how many characters came so far, thoughts and broken answers included.
 
         Raises ModelFailed.
@@ -188,9 +191,9 @@ class Endpoint:
             while True:
                 try:
                     reply = await self._ask_once(client, meter, way)
-                except _WayRefused:
+                except _FormRefused:
                     way += 1
-                except _Broken as error:
+                except _Retryable as error:
                     tries += 1
                     meter.try_again()
                     wait_s = max(error.wait_s, self._retry_wait_s * 2 ** (tries - 1))
@@ -209,7 +212,7 @@ class Endpoint:
             headers=_HEADERS | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             timeout=timeout_s,
             follow_redirects=False,
-            trust_env=not _is_here(self._base_url),  # what is for this machine goes through nobody's proxy
+            trust_env=not _is_loopback(self._base_url),  # what is for this machine goes through nobody's proxy
             verify=_trusted(),
         )
 
@@ -217,18 +220,18 @@ class Endpoint:
         """Ask in one way, with the library's errors in our words."""
         try:
             return await self._answer(client, meter, way)
-        except _Unbearable as error:
+        except _Unreadable as error:
             raise ModelFailed(f"{self.host}: {error}") from None
-        except (ClocheError, _Broken, _WayRefused, TimeoutError):
+        except (ClocheError, _Retryable, _FormRefused, TimeoutError):
             raise
         except Exception as error:  # what a library makes of bytes that make no sense
             log.debug("an answer that makes no sense", exc_info=True)
-            raise _Broken(
+            raise _Retryable(
                 f"{self.host} answered something that makes no sense ({type(error).__name__}); check the base URL"
             ) from None
 
     async def _answer(self, client: httpx.AsyncClient, meter: _Meter, way: int) -> Reply:
-        asked = {"messages": [{"role": "user", "content": meter.prompt}], "model": self.model, **_WAYS[way]}
+        asked = {"messages": [{"role": "user", "content": meter.prompt}], "model": self.model, **_REQUEST_FORMS[way]}
         data = json.dumps(asked, ensure_ascii=False, separators=(",", ":")).encode()
         url = f"{self._base_url}{'' if self._base_url.endswith('/') else '/'}chat/completions"
         request = client.build_request("POST", url, content=data)
@@ -237,9 +240,9 @@ class Endpoint:
         try:
             encoding = response.headers.get("content-encoding", "identity").strip().lower()
             if encoding not in ("", "identity"):
-                raise _Unbearable(f"the answer is packed ({encoding[:20]!r}), which was not asked for")
+                raise _Unreadable(f"the answer is packed ({encoding[:20]!r}), which was not asked for")
             if not response.is_success:
-                raise self._told_by(response, await _read(response), way)
+                raise self._error_of(response, await _read(response), way)
             if "text/event-stream" in response.headers.get("content-type", "").lower():
                 async with aclosing(self._chunks(response)) as chunks:
                     return await self._streamed(chunks, meter)
@@ -257,21 +260,23 @@ class Endpoint:
         try:
             yield
         except (httpx.RequestError, ssl.SSLError) as error:
-            raise _Broken(f"{self.host} cannot be reached: {self._clean(error)}; check it and the base URL") from None
+            raise _Retryable(
+                f"{self.host} cannot be reached: {self._clean(error)}; check it and the base URL"
+            ) from None
 
-    def _told_by(self, response: httpx.Response, body: bytes, way: int) -> Exception:
+    def _error_of(self, response: httpx.Response, body: bytes, way: int) -> Exception:
         """Return what an HTTP status means: another way, another try, or the end."""
         status, error = response.status_code, _error_in(body)
         message = error.get("message")
         said = f" - {message}" if isinstance(message, str) and message else ""
         text = f"{self.host} answered {status}: {self._clean(f'Error code: {status}{said}')}"
-        if status in _REFUSES_WAY and way < len(_WAYS) - 1:
-            return _WayRefused(text)
-        self._way = 0 if status in _REFUSES_WAY else self._way  # it was not for the way of asking
+        if status in _FORM_REFUSED and way < len(_REQUEST_FORMS) - 1:
+            return _FormRefused(text)
+        self._way = 0 if status in _FORM_REFUSED else self._way  # it was not for the way of asking
         if 300 <= status < 400:
             return ModelFailed(f"{self.host} answered {status}, a redirect, and none is followed; correct the base URL")
         if status in _WORTH_RETRYING and error.get("code") != "insufficient_quota":
-            return _Broken(text, _wait_of(response.headers))
+            return _Retryable(text, _wait_of(response.headers))
         setting = "autofix.api_key, or CLOCHE_AUTOFIX_API_KEY"
         key = f"check the key ({setting})" if self._key else f"no key is set; set {setting}"
         hints = {401: key, 403: key, 404: "check the base URL and the model"}
@@ -294,7 +299,7 @@ class Endpoint:
         if error:
             message = _get(error, "message")
             said = message if isinstance(message, str) and message else "An error occurred during streaming"
-            raise _Broken(f"{self.host} failed while it answered: {self._clean(said)}")
+            raise _Retryable(f"{self.host} failed while it answered: {self._clean(said)}")
         return chunk
 
     async def _streamed(self, chunks: AsyncIterator[object], meter: _Meter) -> Reply:
@@ -308,28 +313,28 @@ class Endpoint:
                 piece = _text(_get(delta, "content"))
                 pieces.append(piece)
                 size += len(piece)
-                thought += max(len(_text(_get(delta, name))) for name in _THOUGHTS)
-                meter.came(size + thought)
+                thought += max(len(_text(_get(delta, name))) for name in _REASONING_KEYS)
+                meter.add(size + thought)
             if size > MOST_REPLY_CHARS:
                 ending = "length"
                 break
         if ending is None:
-            raise _Broken(f"{self.host} broke off its answer")
+            raise _Retryable(f"{self.host} broke off its answer")
         return self._reply("".join(pieces), tokens, ending)
 
     def _whole(self, answer: Any, meter: _Meter) -> Reply:  # noqa: ANN401
         """Read an answer that came in one piece."""
         if not isinstance(answer, dict):
-            raise _Broken(f"{self.host} answered something that is no completion")
+            raise _Retryable(f"{self.host} answered something that is no completion")
         if "error" in answer and "choices" not in answer:
-            raise _Broken(f"{self.host} failed: {self._clean(answer['error'])}")
+            raise _Retryable(f"{self.host} failed: {self._clean(answer['error'])}")
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         message = choice.get("message") if isinstance(choice, dict) else None
         if not isinstance(choice, dict) or not isinstance(message, dict):
-            raise _Broken(f"{self.host} answered something that is no completion")
+            raise _Retryable(f"{self.host} answered something that is no completion")
         text = _text(message.get("content"))
-        meter.came(len(text) + max(len(_text(message.get(name))) for name in _THOUGHTS))
+        meter.add(len(text) + max(len(_text(message.get(name))) for name in _REASONING_KEYS))
         return self._reply(text, _tokens(answer.get("usage")), choice.get("finish_reason"))
 
     def _reply(self, text: str, tokens: int, ending: object) -> Reply:
@@ -375,7 +380,7 @@ def _checked_key(key: object) -> str:
     return stripped
 
 
-def _is_here(base_url: str) -> bool:
+def _is_loopback(base_url: str) -> bool:
     """Tell whether an address is this machine's own."""
     host = urlsplit(base_url).hostname or ""
     if host == "localhost":
@@ -401,7 +406,7 @@ async def _bounded(response: httpx.Response) -> AsyncIterator[bytes]:
     async for piece in response.aiter_raw():
         left -= len(piece)
         if left < 0:
-            raise _Unbearable(f"the answer is longer than {MOST_ANSWER_BYTES} bytes")
+            raise _Unreadable(f"the answer is longer than {MOST_ANSWER_BYTES} bytes")
         yield piece
 
 
@@ -475,4 +480,4 @@ def _wait_of(headers: Mapping[str, str]) -> float:
         wait_s = float(headers.get("retry-after", "0"))
     except ValueError:
         return 0.0
-    return min(wait_s, TOLD_WAIT_S) if wait_s > 0 else 0.0
+    return min(wait_s, MAX_RETRY_AFTER_S) if wait_s > 0 else 0.0

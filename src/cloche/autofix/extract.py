@@ -95,7 +95,7 @@ def apply_patch(code: str, patch: str) -> str | None:
         return None
     bare = [line.rstrip() for line in lines]
     for hunk in hunks:
-        at = _place_of(bare, hunk, hunk.line - 1 + shift)
+        at = _line_of(bare, hunk, hunk.line - 1 + shift)
         if at is None:
             return None
         lines[at : at + len(hunk.old)] = hunk.new
@@ -129,7 +129,7 @@ def _hunks(patch: str) -> Iterator[Hunk]:
         yield Hunk(line=line, old=tuple(old), new=tuple(new))
 
 
-def _place_of(bare: list[str], hunk: Hunk, wanted: int) -> int | None:
+def _line_of(bare: list[str], hunk: Hunk, wanted: int) -> int | None:
     """Return where a hunk's lines are, the nearest to where it says; blanks at the ends of lines do not count."""
     if not hunk.old:
         return min(max(wanted, 0), len(bare)) if len(bare) > 1 or bare == [""] else None
@@ -232,7 +232,7 @@ def fenced_blocks(text: str) -> Iterator[Block]:
     A fence with an info string inside of a block of the same fence opens a nested one, which belongs to the block's
     text; so does a bare one inside of a string over several lines.
     """
-    page = _Page(text)
+    page = _Lines(text)
     at = 0
     for start, fence in page.fences.items():
         if start < at:
@@ -243,7 +243,7 @@ def fenced_blocks(text: str) -> Iterator[Block]:
         at = end + 1
 
 
-class _Page:
+class _Lines:
     """Hold an answer's lines, its fences by line, and how many marks of long strings come before each line."""
 
     def __init__(self, text: str):

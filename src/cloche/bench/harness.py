@@ -23,24 +23,24 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from cloche.execution.registry import backend_named
 from cloche.jail.syscalls import PR_SET_CHILD_SUBREAPER, prctl
-from cloche.testing.conformance.subject import leftovers, status_of
+from cloche.testing.conformance.subject import leaks, status_of
 
 from .peer_process import burst
 
 THREADS = 4
-STINTS = 5  # into which all turns are cut, and the runs from several threads
+BLOCKS = 5  # into which all turns are cut, and the runs from several threads
 WARM_UP_ROUNDS = 3
 Did = TypeVar("Did")
 SETTLE_S = 0.5  # slots build their next jail, and the last guest's end is cleared up
-PATIENCE_S = 10.0
+LEAK_TIMEOUT_S = 10.0
 KIB = 1024
 
 
-class ContestFailed(Exception):
+class BenchmarkFailed(Exception):
     """Report that a contestant which must work did not do what was asked."""
 
 
-class Turn(NamedTuple):
+class Measurement(NamedTuple):
     """Hold what one turn took, in milliseconds, what it printed, and how it started, if that is told."""
 
     ms: float
@@ -53,7 +53,7 @@ def no_preparation() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
+class Case:
     """Describe who takes turns. `call` is for readers: exactly what is done in a turn.
 
     `prepare` is called once, untimed, before the first turn. One that is optional is left out when it fails, with its
@@ -63,17 +63,17 @@ class Contestant:
 
     name: str
     call: str
-    take_turn: Callable[[], Turn]
+    measure: Callable[[], Measurement]
     expected: bytes = b"1\n"
     prepare: Callable[[], None] = no_preparation
     is_optional: bool = False
     at_full_speed: Callable[[int, int, float], tuple[int, float]] | None = None
 
-    def turn(self) -> Turn:
+    def measure_checked(self) -> Measurement:
         """Take one turn and check what it printed. Raises ContestFailed."""
-        done = self.take_turn()
+        done = self.measure()
         if done.output != self.expected:
-            raise ContestFailed(f"{self.name} printed {done.output[:200]!r}")
+            raise BenchmarkFailed(f"{self.name} printed {done.output[:200]!r}")
         return done
 
 
@@ -96,65 +96,65 @@ class Times:
     over: list[float] = field(default_factory=list)
     starts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, done: Turn, reference: Turn | None) -> None:
+    def add(self, done: Measurement, reference: Measurement | None) -> None:
         """Add a turn, and what is known of it beside that of the reference before it."""
         self.ms.append(done.ms)
         self.over.extend([done.ms - reference.ms] if reference else [])
         self.starts.update([done.start] if done.start else [])
 
 
-def timed(work: Callable[[], bytes]) -> Callable[[], Turn]:
+def timed(work: Callable[[], bytes]) -> Callable[[], Measurement]:
     """Return `work` as a turn that is timed from here."""
 
-    def take_turn() -> Turn:
+    def measure() -> Measurement:
         started = time.perf_counter()
         output = work()
-        return Turn((time.perf_counter() - started) * 1000, output)
+        return Measurement((time.perf_counter() - started) * 1000, output)
 
-    return take_turn
+    return measure
 
 
-def take_turns(
-    contestants: Sequence[Contestant], rounds: int, *, reference: str = "", warm_up: int = WARM_UP_ROUNDS
+def measure_interleaved(
+    cases: Sequence[Case], rounds: int, *, reference: str = "", warm_up: int = WARM_UP_ROUNDS
 ) -> tuple[dict[str, Times], dict[str, str]]:
     """Return the times of every contestant that came through, and why each of the others did not.
 
     The one named `reference` takes a turn before each turn of another one. These take theirs in stints, a fifth of all
     in a row, and each time in another order.
     """
-    times = {contestant.name: Times() for contestant in contestants}
+    times = {case.name: Times() for case in cases}
     left_out: dict[str, str] = {}
-    first = next((one for one in contestants if one.name == reference and len(contestants) > 1), None)
-    chance = random.Random(len(contestants))  # noqa: S311 - the same orders every time
-    order = [one for one in contestants if one is not first]
-    for contestant in contestants:
-        _attempt(contestant, left_out, contestant.prepare)
+    first = next((one for one in cases if one.name == reference and len(cases) > 1), None)
+    chance = random.Random(len(cases))  # noqa: S311 - the same orders every time
+    order = [one for one in cases if one is not first]
+    for case in cases:
+        _attempt(case, left_out, case.prepare)
     for _ in range(warm_up):
-        for contestant in contestants:
-            _attempt(contestant, left_out, contestant.turn)
-    for stint in range(STINTS):
+        for case in cases:
+            _attempt(case, left_out, case.measure_checked)
+    for block in range(BLOCKS):
         chance.shuffle(order)
-        for contestant in order:
-            for _ in range(rounds // STINTS + (stint < rounds % STINTS)):
-                before = _attempt(first, left_out, first.turn) if first else None
-                done = _attempt(contestant, left_out, contestant.turn)
+        for case in order:
+            for _ in range(rounds // BLOCKS + (block < rounds % BLOCKS)):
+                before = _attempt(first, left_out, first.measure_checked) if first else None
+                done = _attempt(case, left_out, case.measure_checked)
                 if first and before:
                     times[first.name].add(before, before)
                 if done:
-                    times[contestant.name].add(done, done if contestant.name == reference else before)
+                    times[case.name].add(done, done if case.name == reference else before)
     return {name: found for name, found in times.items() if name not in left_out}, left_out
 
 
-def _attempt(contestant: Contestant, left_out: dict[str, str], work: Callable[[], Did]) -> Did | None:
+def _attempt(case: Case, left_out: dict[str, str], work: Callable[[], Did]) -> Did | None:
     """Let a contestant do something, unless it is left out; one that is optional is when it fails."""
-    if contestant.name in left_out:
+    if case.name in left_out:
         return None
     try:
         return work()
     except Exception as error:
-        if not contestant.is_optional:
+        if not case.is_optional:
             raise
-        left_out[contestant.name] = reason_of(error)
+        left_out[case.name] = reason_of(error)
         return None
 
 
@@ -187,33 +187,33 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def full_speed(
-    contestants: Sequence[Contestant], runs: int, limit_s: float, *, threads: int = THREADS
+    cases: Sequence[Case], runs: int, limit_s: float, *, threads: int = THREADS
 ) -> dict[str, dict[str, Any]]:
     """Return how many runs a second several threads of one process get done, or why it could not be measured.
 
     Their stints take turns, so that a slow while of the machine hits all of them. Raises ContestFailed.
     """
-    sums = {contestant.name: (0, 0.0) for contestant in contestants}
+    sums = {case.name: (0, 0.0) for case in cases}
     failed: dict[str, dict[str, Any]] = {}
-    chance, order = random.Random(len(contestants)), list(contestants)  # noqa: S311 - the same orders every time
-    for stint in range(STINTS):
+    chance, order = random.Random(len(cases)), list(cases)  # noqa: S311 - the same orders every time
+    for block in range(BLOCKS):
         chance.shuffle(order)
-        for contestant in order:
-            share = runs // STINTS + (stint < runs % STINTS)
-            if contestant.name in failed or not share:
+        for case in order:
+            share = runs // BLOCKS + (block < runs % BLOCKS)
+            if case.name in failed or not share:
                 continue
-            measure = contestant.at_full_speed or partial(burst, contestant.turn)
+            measure = case.at_full_speed or partial(burst, case.measure_checked)
             try:
-                for _ in range(WARM_UP_ROUNDS if stint == 0 else 1):
-                    contestant.turn()
-                done, seconds = measure(share, threads, limit_s / STINTS)
+                for _ in range(WARM_UP_ROUNDS if block == 0 else 1):
+                    case.measure_checked()
+                done, seconds = measure(share, threads, limit_s / BLOCKS)
             except Exception as error:
-                if not contestant.is_optional:
+                if not case.is_optional:
                     raise
-                failed[contestant.name] = {"reason": reason_of(error)}
+                failed[case.name] = {"reason": reason_of(error)}
                 continue
-            before = sums[contestant.name]
-            sums[contestant.name] = before[0] + done, before[1] + seconds
+            before = sums[case.name]
+            sums[case.name] = before[0] + done, before[1] + seconds
     found: dict[str, dict[str, Any]] = {}
     for name, (done, seconds) in sums.items():
         if name in failed or not done:
@@ -312,7 +312,7 @@ def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
     return [root, *(pid for child in children.get(root, []) for pid in _tree(child, children))]
 
 
-def cool_down(name: str = "local") -> None:
+def drain_pool(name: str = "local") -> None:
     """End what is kept warm, so that the next event does not pay for the one before."""
     backend = backend_named(name)
     cast(_HasPool, backend).drain()
@@ -323,17 +323,17 @@ def leaks_after(before: frozenset[str]) -> list[str]:
 
     Looked at are processes below this one, mounts, control groups and folders that bear this process's name.
     """
-    cool_down()
-    deadline = time.monotonic() + PATIENCE_S
+    drain_pool()
+    deadline = time.monotonic() + LEAK_TIMEOUT_S
     while True:
-        _bury()
-        left = leftovers() - before
+        _reap()
+        left = leaks() - before
         if not left or time.monotonic() > deadline:
             return sorted(left)
         time.sleep(0.05)
 
 
-def _bury() -> None:
+def _reap() -> None:
     """Take note of the end of adopted children: nobody else waits for them."""
     for pid in _children().get(os.getpid(), []):
         if status_of(pid).get("State", "").startswith("Z"):

@@ -24,13 +24,13 @@ from typing import Any, cast
 
 from cloche.config.keys import SandboxOptions
 
-from .harness import Contestant, ContestFailed, LeftOut, Turn, cool_down, reason_of, timed
+from .harness import BenchmarkFailed, Case, LeftOut, Measurement, drain_pool, reason_of, timed
 from .scenarios import (
     CODE,
     PLAIN,
     WARM,
-    Entrants,
-    Event,
+    Cases,
+    Scenario,
     Setting,
     bubblewrap,
     cell,
@@ -86,10 +86,10 @@ class Driver:
         """Wait for the first answer. Raises PeerFailed with the peer's own words."""
         self._answer(ANSWER_S)
 
-    def turn(self) -> Turn:
+    def measure_checked(self) -> Measurement:
         """Let it run once; the time is its own measurement."""
         said = self._ask("turn", ANSWER_S)
-        return Turn(said["ms"], said["output"].encode())
+        return Measurement(said["ms"], said["output"].encode())
 
     def burst(self, runs: int, threads: int, limit_s: float) -> tuple[int, float]:
         """Let it run from several threads of its own; return runs and seconds."""
@@ -252,7 +252,7 @@ CELL_PEERS = (
 )  # fmt: skip
 
 
-def peers(setting: Setting, stack: ExitStack) -> Entrants:
+def peers(setting: Setting, stack: ExitStack) -> Cases:
     """Enter every peer beside the plain subprocess, bubblewrap and Cloche."""
     yield plain()
     yield bubblewrap()
@@ -261,14 +261,14 @@ def peers(setting: Setting, stack: ExitStack) -> Entrants:
     yield from _present(PEERS, setting, stack)
 
 
-def containers(setting: Setting, stack: ExitStack) -> Entrants:
+def containers(setting: Setting, stack: ExitStack) -> Cases:
     """Enter Cloche's containers, cold and warm, on the daemon's own runtime and on gVisor, beside others."""
     yield plain()
     present = list(_present(CONTAINER_PEERS, setting, stack))
-    there = {one.name for one in present if isinstance(one, Contestant)}
+    there = {one.name for one in present if isinstance(one, Case)}
     yield from present
     if DOCKER_RUN in there:
-        stack.callback(cool_down, "docker")
+        stack.callback(drain_pool, "docker")
         yield whole_command(setting)
     for name, runtime, asked in (
         (DOCKER_COLD, DOCKER_RUN, {"backend": "docker", "level": "jail", "warm": False}),
@@ -284,30 +284,30 @@ def containers(setting: Setting, stack: ExitStack) -> Entrants:
         yield replace(ours, is_optional=True)  # a daemon that goes away shall not cost what was measured without it
 
 
-def peer_cells(setting: Setting, stack: ExitStack) -> Entrants:
+def peer_cells(setting: Setting, stack: ExitStack) -> Cases:
     """Enter every peer whose interpreter lives on between cells beside the plain subprocess and Cloche's session."""
     yield plain()
     yield cell(stack)
     yield from _present(CELL_PEERS, setting, stack)
 
 
-def _present(known: tuple[Peer, ...], setting: Setting, stack: ExitStack) -> Entrants:
+def _present(known: tuple[Peer, ...], setting: Setting, stack: ExitStack) -> Cases:
     env = _env(setting)
     for peer in known:
         try:
             command = peer.command(setting)
             yield _driven(peer, command, env, stack) if peer.is_driven else _command(peer, command, env)
-        except (PeerFailed, ContestFailed, OSError, subprocess.TimeoutExpired) as error:
+        except (PeerFailed, BenchmarkFailed, OSError, subprocess.TimeoutExpired) as error:
             yield LeftOut(name=peer.name, reason=f"cannot run here: {reason_of(error)}")
 
 
-PEERS_EVENT = Event(
+PEERS_EVENT = Scenario(
     name="peers", title="print(1), peers side by side", enter=peers, share=0.5, least=5,
     at_full_speed=(PLAIN, WARM, *(peer.name for peer in PEERS)), speed_limit_s=8.0,
 )  # fmt: skip
 PEER_EVENTS = (
     PEERS_EVENT,
-    Event(
+    Scenario(
         name="containers",
         title="print(1), containers of one image",
         enter=containers,
@@ -315,7 +315,7 @@ PEER_EVENTS = (
         share=0.5,
         least=5,
     ),
-    Event(name="peer cells", title="a cell of a live session, peers side by side", enter=peer_cells, least=5),
+    Scenario(name="peer cells", title="a cell of a live session, peers side by side", enter=peer_cells, least=5),
 )
 
 
@@ -325,10 +325,8 @@ def _env(setting: Setting) -> dict[str, str]:
     return {**os.environ, **kept}
 
 
-def _command(peer: Peer, command: list[str], env: dict[str, str]) -> Contestant:
-    return Contestant(
-        name=peer.name, call=peer.call, take_turn=timed(partial(_in_own_folder, command, env)), is_optional=True
-    )
+def _command(peer: Peer, command: list[str], env: dict[str, str]) -> Case:
+    return Case(name=peer.name, call=peer.call, measure=timed(partial(_in_own_folder, command, env)), is_optional=True)
 
 
 def _in_own_folder(command: list[str], env: dict[str, str]) -> bytes:
@@ -337,10 +335,10 @@ def _in_own_folder(command: list[str], env: dict[str, str]) -> bytes:
         return output_of(command, env, folder)
 
 
-def _driven(peer: Peer, command: list[str], env: dict[str, str], stack: ExitStack) -> Contestant:
+def _driven(peer: Peer, command: list[str], env: dict[str, str], stack: ExitStack) -> Case:
     driver = Driver(command, env, stack)
-    return Contestant(
-        name=peer.name, call=peer.call, take_turn=driver.turn, prepare=driver.wait_until_set_up,
+    return Case(
+        name=peer.name, call=peer.call, measure=driver.measure_checked, prepare=driver.wait_until_set_up,
         at_full_speed=_refusing(peer) if peer.threads_reason else driver.burst, is_optional=True,
     )  # fmt: skip
 

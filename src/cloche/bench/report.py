@@ -15,22 +15,22 @@ from typing import Any, TypeAlias
 import cloche
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 from cloche.hostfs import open_named
-from cloche.testing.conformance.subject import leftovers
+from cloche.testing.conformance.subject import leaks
 
 from .harness import (
     THREADS,
-    Contestant,
+    Case,
     LeftOut,
     adopt_orphans,
-    cool_down,
+    drain_pool,
     full_speed,
     leaks_after,
+    measure_interleaved,
     memory_of_pool,
     row,
-    take_turns,
 )
 from .peers import PEER_EVENTS
-from .scenarios import CODE, EVENTS, SESSION_EVENTS, Event, Setting
+from .scenarios import CODE, EVENTS, SESSION_EVENTS, Scenario, Setting
 
 Report = dict[str, Any]
 Tell = Callable[[str], None]
@@ -54,16 +54,16 @@ def measure(
     adopt_orphans()
     report |= {"cloche": cloche.__version__, "rounds": setting.rounds, "host": _host(), "events": []}
 
-    def hold(events: Iterable[Event], runs: int) -> None:
+    def hold(events: Iterable[Scenario], runs: int) -> None:
         for event in events:
-            report["events"].append(_hold(event, setting, runs, tell))
+            report["events"].append(_run_scenario(event, setting, runs, tell))
             show_event(report["events"][-1])
 
-    def named(events: Iterable[Event]) -> list[Event]:
+    def named(events: Iterable[Scenario]) -> list[Scenario]:
         return [event for event in events if setting.events is not None and event.name in setting.events]
 
     own = (*EVENTS, *SESSION_EVENTS)
-    before = leftovers()
+    before = leaks()
     hold(own if setting.events is None else named(own), setting.runs)
     report["leaks"] = leaks_after(before)
     if setting.peers_folder is not None:
@@ -85,15 +85,15 @@ def _host() -> dict[str, Any]:
     }
 
 
-def _hold(event: Event, setting: Setting, runs: int, tell: Tell) -> Report:
+def _run_scenario(event: Scenario, setting: Setting, runs: int, tell: Tell) -> Report:
     rounds = event.rounds(setting.rounds)
     tell(f"{event.title}: {rounds} rounds")
-    cool_down()
+    drain_pool()
     with ExitStack() as stack:
         entrants = list(event.enter(setting, stack))
-        present = [entrant for entrant in entrants if isinstance(entrant, Contestant)]
+        present = [entrant for entrant in entrants if isinstance(entrant, Case)]
         left_out = {entrant.name: entrant.reason for entrant in entrants if isinstance(entrant, LeftOut)}
-        times, failed = take_turns(present, rounds, reference=event.reference)
+        times, failed = measure_interleaved(present, rounds, reference=event.reference)
         reference = times.get(event.reference)
         rows = {one.name: {"call": one.call, **row(times[one.name], reference)} for one in present if one.name in times}
         for name, one in rows.items():

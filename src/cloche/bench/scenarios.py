@@ -32,10 +32,10 @@ from cloche.core.result import Result, Status
 
 from .harness import (
     THREADS,
-    Contestant,
-    ContestFailed,
+    BenchmarkFailed,
+    Case,
     LeftOut,
-    Turn,
+    Measurement,
     available_bytes,
     memory_of,
     no_preparation,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 CODE = "print(1)"
 PANDAS_CODE = "import pandas as pd\nprint(pd.DataFrame({'a': [1, 2, 3], 'b': [4, 5, 6]}))"
 PANDAS_OUTPUT = b"   a  b\n0  1  4\n1  2  5\n2  3  6\n"
-WARM_PATIENCE_S = 30.0
+WARM_TIMEOUT_S = 30.0
 COMMAND_S = 120.0
 PLAIN = "plain subprocess"
 BUBBLEWRAP = "bubblewrap"
@@ -93,11 +93,11 @@ class Setting:
         return None if self.import_path is None else {**os.environ, "PYTHONPATH": self.import_path}
 
 
-Entrants = Iterator[Contestant | LeftOut]
+Cases = Iterator[Case | LeftOut]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Scenario:
     """Describe one event. `enter` yields who takes part, and closes what it opened with the stack it is given.
 
     `share` of the asked rounds are run, but at least `least`; `reference` names whom the others are compared to.
@@ -106,7 +106,7 @@ class Event:
 
     name: str
     title: str
-    enter: Callable[[Setting, ExitStack], Entrants]
+    enter: Callable[[Setting, ExitStack], Cases]
     reference: str = PLAIN
     share: float = 1.0
     least: int = 1
@@ -119,7 +119,7 @@ class Event:
         return max(min(asked, self.least), int(asked * self.share))
 
 
-def smallest_program(_: Setting, stack: ExitStack) -> Entrants:
+def smallest_program(_: Setting, stack: ExitStack) -> Cases:
     """Enter who runs print(1): no isolation, bubblewrap, and Cloche cold, warm and in an open sandbox, in two ways."""
     yield plain()
     yield bubblewrap()
@@ -130,23 +130,23 @@ def smallest_program(_: Setting, stack: ExitStack) -> Entrants:
     yield on_demand(sandbox, shown)
 
 
-def whole_commands(setting: Setting, _: ExitStack) -> Entrants:
+def whole_commands(setting: Setting, _: ExitStack) -> Cases:
     """Enter the command line: a new process that imports it and runs once, cold."""
     yield plain()
     yield whole_command(setting)
 
 
-def whole_command(setting: Setting) -> Contestant:
+def whole_command(setting: Setting) -> Case:
     """Return `cloche run`."""
     command = [sys.executable, "-m", "cloche", "run", "-c", CODE]
-    return Contestant(
+    return Case(
         name=COMMAND,
         call="python -m cloche run -c 'print(1)'",
-        take_turn=timed(partial(output_of, command, setting.env())),
+        measure=timed(partial(output_of, command, setting.env())),
     )
 
 
-def starts(setting: Setting, _: ExitStack) -> Entrants:
+def starts(setting: Setting, _: ExitStack) -> Cases:
     """Enter whole processes by the processor time that they and what they waited for took."""
     main = "import sys; from cloche.cli import main; sys.argv = ['cloche', *sys.argv[1:]]; main()"  # as a script does
     first = f"import cloche; print(cloche.run({CODE!r}).stdout, end='')"
@@ -156,11 +156,11 @@ def starts(setting: Setting, _: ExitStack) -> Entrants:
         (COMMAND, ["-c", main, "run", "-c", CODE], f"cloche run -c '{CODE}'", b"1\n"),
         (WHOLE_FIRST, ["-c", first], f'python -c "{first}"', b"1\n"),
     ):
-        take_turn = partial(_processor_time, [sys.executable, *words], setting.env())
-        yield Contestant(name=name, call=f"{call}: processor time", take_turn=take_turn, expected=expected)
+        measure = partial(_processor_time, [sys.executable, *words], setting.env())
+        yield Case(name=name, call=f"{call}: processor time", measure=measure, expected=expected)
 
 
-def _processor_time(command: list[str], env: dict[str, str] | None) -> Turn:
+def _processor_time(command: list[str], env: dict[str, str] | None) -> Measurement:
     """Run a command, and say what processor time it took. Raises ContestFailed with its last words."""
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
         running = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=printed, stderr=said)
@@ -169,11 +169,11 @@ def _processor_time(command: list[str], env: dict[str, str] | None) -> Turn:
         printed.seek(0)
         said.seek(0)
         if running.returncode != 0:
-            raise ContestFailed(f"exit code {running.returncode}: {said.read()[-300:].decode(errors='replace')}")
-        return Turn((used.ru_utime + used.ru_stime) * 1000, printed.read())
+            raise BenchmarkFailed(f"exit code {running.returncode}: {said.read()[-300:].decode(errors='replace')}")
+        return Measurement((used.ru_utime + used.ru_stime) * 1000, printed.read())
 
 
-def imports(setting: Setting, _: ExitStack) -> Entrants:
+def imports(setting: Setting, _: ExitStack) -> Cases:
     """Enter whole processes that import one thing each; what it costs is the difference to an empty one."""
     statements = {
         EMPTY: "pass",
@@ -183,29 +183,29 @@ def imports(setting: Setting, _: ExitStack) -> Entrants:
     }
     for name, statement in statements.items():
         command = [sys.executable, "-c", f"{statement}\nprint(1)"]
-        yield Contestant(
+        yield Case(
             name=name,
             call=f"python -c '{statement}; print(1)'",
-            take_turn=timed(partial(output_of, command, setting.env())),
+            measure=timed(partial(output_of, command, setting.env())),
         )
 
 
-def first_runs(setting: Setting, _: ExitStack) -> Entrants:
+def first_runs(setting: Setting, _: ExitStack) -> Cases:
     """Enter the first call of a fresh process, as it comes and cold: what keeping things warm costs who runs once."""
     yield plain()
     for name, options in ((FIRST_RUN, ""), (FIRST_COLD, ", warm=False")):
         call = f"cloche.run({CODE!r}{options})"
         program = f"import time; t = time.perf_counter(); import cloche; {call}; print(time.perf_counter() - t)"
         command = [sys.executable, "-c", program]
-        yield Contestant(
+        yield Case(
             name=name,
             call=f"import cloche; {call}, timed in a new process",
-            take_turn=partial(_own_time, command, setting.env()),
+            measure=partial(_own_time, command, setting.env()),
         )
-        yield Contestant(
+        yield Case(
             name=f"{name}, whole process",
             call=f"python -c \"import cloche; print({call}.stdout, end='')\"",
-            take_turn=timed(
+            measure=timed(
                 partial(
                     output_of, [sys.executable, "-c", f"import cloche; print({call}.stdout, end='')"], setting.env()
                 )
@@ -213,12 +213,12 @@ def first_runs(setting: Setting, _: ExitStack) -> Entrants:
         )
 
 
-def _own_time(command: list[str], env: dict[str, str] | None) -> Turn:
+def _own_time(command: list[str], env: dict[str, str] | None) -> Measurement:
     """Let a process time itself."""
-    return Turn(float(output_of(command, env)) * 1000, b"1\n")
+    return Measurement(float(output_of(command, env)) * 1000, b"1\n")
 
 
-def pandas_table(setting: Setting, _: ExitStack) -> Entrants:
+def pandas_table(setting: Setting, _: ExitStack) -> Cases:
     """Enter who prints a small DataFrame, Cloche with pandas already loaded and without."""
     if importlib.util.find_spec("pandas") is None:
         yield LeftOut(name="pandas", reason="pandas is not installed here (pip install pandas)")
@@ -227,10 +227,10 @@ def pandas_table(setting: Setting, _: ExitStack) -> Entrants:
     # As many processors as the plain one may use: what is compared is not the default quota.
     options: SandboxOptions = {"memory": "1g", "cpus": os.cpu_count() or 1}
     shown = "memory='1g', cpus=all"
-    yield Contestant(
+    yield Case(
         name=PLAIN,
         call="subprocess.run([python, '-c', CODE])",
-        take_turn=timed(partial(output_of, command, setting.env())),
+        measure=timed(partial(output_of, command, setting.env())),
         expected=PANDAS_OUTPUT,
     )
     yield library_call(
@@ -243,60 +243,62 @@ def pandas_table(setting: Setting, _: ExitStack) -> Entrants:
 
 
 EVENTS = (
-    Event(name="print", title="print(1)", enter=smallest_program, at_full_speed=(PLAIN, WARM), looks_at_memory=True),
-    Event(name="pandas", title="a small DataFrame", enter=pandas_table, share=0.2, least=5, looks_at_memory=True),
+    Scenario(name="print", title="print(1)", enter=smallest_program, at_full_speed=(PLAIN, WARM), looks_at_memory=True),
+    Scenario(name="pandas", title="a small DataFrame", enter=pandas_table, share=0.2, least=5, looks_at_memory=True),
     # Ten times as long as the others: in their turns it would cool what they warm.
-    Event(name="command", title="print(1), whole command lines", enter=whole_commands, share=0.2, least=5),
-    Event(name="start", title="whole processes, processor time", enter=starts, reference=NOTHING, share=0.2, least=5),
-    Event(name="import", title="what importing costs", enter=imports, reference=EMPTY),
-    Event(name="first", title="the first run of a process", enter=first_runs, share=0.2, least=5),
+    Scenario(name="command", title="print(1), whole command lines", enter=whole_commands, share=0.2, least=5),
+    Scenario(
+        name="start", title="whole processes, processor time", enter=starts, reference=NOTHING, share=0.2, least=5
+    ),
+    Scenario(name="import", title="what importing costs", enter=imports, reference=EMPTY),
+    Scenario(name="first", title="the first run of a process", enter=first_runs, share=0.2, least=5),
 )
 
 
-def plain() -> Contestant:
+def plain() -> Case:
     """Return the one without any isolation."""
     command = [sys.executable, "-c", CODE]
-    return Contestant(
+    return Case(
         name=PLAIN,
         call="subprocess.run([python, '-c', 'print(1)'], capture_output=True)",
-        take_turn=timed(partial(output_of, command)),
+        measure=timed(partial(output_of, command)),
     )
 
 
-def bubblewrap() -> Contestant | LeftOut:
+def bubblewrap() -> Case | LeftOut:
     """Return bubblewrap with the namespaces and the view of the host that a jail has."""
     program = shutil.which("bwrap")
     if program is None:
         return LeftOut(name=BUBBLEWRAP, reason="bwrap is not installed here")
     command = [program, *_bubblewrap_options(), sys.executable, "-c", CODE]
-    return Contestant(
+    return Case(
         name=BUBBLEWRAP,
         call="subprocess.run(['bwrap', '--unshare-all', ...the jail's view of the host, python, '-c', 'print(1)'])",
-        take_turn=timed(partial(output_of, command)),
+        measure=timed(partial(output_of, command)),
         is_optional=True,
     )
 
 
-def cold() -> Contestant:
+def cold() -> Case:
     """Return a call that starts an interpreter of its own and builds its jail from nothing."""
     return library_call(COLD, "cloche.run('print(1)', warm=False)", CODE, b"1\n", {"warm": False})
 
 
-def warm() -> Contestant:
+def warm() -> Case:
     """Return a call in a jail that was built ahead."""
     return library_call(WARM, "cloche.run('print(1)')", CODE, b"1\n", {})
 
 
-def warm_turn() -> Callable[[], Turn]:
+def measure_warm() -> Callable[[], Measurement]:
     """Return a run that may start warm."""
     return partial(_run, partial(cloche.run, CODE))
 
 
-def library_call(name: str, call: str, code: str, expected: bytes, options: SandboxOptions) -> Contestant:
+def library_call(name: str, call: str, code: str, expected: bytes, options: SandboxOptions) -> Case:
     """Return one call of the library; one that may start warm waits, before the turns, until a run did."""
-    take_turn = partial(_run, partial(cloche.run, code, **options))
-    prepare = partial(wait_until_warm, take_turn) if options.get("warm", True) else no_preparation
-    return Contestant(name=name, call=call, take_turn=take_turn, expected=expected, prepare=prepare)
+    measure = partial(_run, partial(cloche.run, code, **options))
+    prepare = partial(wait_until_warm, measure) if options.get("warm", True) else no_preparation
+    return Case(name=name, call=call, measure=measure, expected=expected, prepare=prepare)
 
 
 def _opened(stack: ExitStack) -> tuple[cloche.Sandbox, str]:
@@ -306,39 +308,39 @@ def _opened(stack: ExitStack) -> tuple[cloche.Sandbox, str]:
     return stack.enter_context(cloche.Sandbox(cpus=cpus)), f"cloche.Sandbox(cpus={cpus})"
 
 
-def open_sandbox(sandbox: cloche.Sandbox, shown: str) -> Contestant:
+def open_sandbox(sandbox: cloche.Sandbox, shown: str) -> Case:
     """Return a further run of one sandbox: a process waits for it in a jail around its workspace."""
-    return Contestant(
+    return Case(
         name=OPEN,
         call=f"sandbox.run('print(1)') of one {shown}",
-        take_turn=partial(_run, partial(sandbox.run, CODE)),
+        measure=partial(_run, partial(sandbox.run, CODE)),
     )
 
 
-def on_demand(sandbox: cloche.Sandbox, shown: str) -> Contestant:
+def on_demand(sandbox: cloche.Sandbox, shown: str) -> Case:
     """Return a run that follows another one at once: its process is forked on demand."""
 
-    def take_turn() -> Turn:
+    def measure() -> Measurement:
         sandbox.run(CODE)
         return _run(partial(sandbox.run, CODE))
 
     call = f"the second of two sandbox.run('print(1)') without a pause, of one {shown}"
-    return Contestant(name=ON_DEMAND, call=call, take_turn=take_turn)
+    return Case(name=ON_DEMAND, call=call, measure=measure)
 
 
-def _run(call: Callable[[], Result]) -> Turn:
+def _run(call: Callable[[], Result]) -> Measurement:
     started = time.perf_counter()
     result = call()
     elapsed = time.perf_counter() - started
     if result.status is not Status.OK:
-        raise ContestFailed(f"Cloche reports {result.status}: {result.stderr[:200]}")
-    return Turn(elapsed * 1000, result.stdout_bytes, str(result.meta.get("start", "")))
+        raise BenchmarkFailed(f"Cloche reports {result.status}: {result.stderr[:200]}")
+    return Measurement(elapsed * 1000, result.stdout_bytes, str(result.meta.get("start", "")))
 
 
-def wait_until_warm(take_turn: Callable[[], Turn]) -> None:
+def wait_until_warm(measure: Callable[[], Measurement]) -> None:
     """Run until a run starts warm; where none ever does, the turns will say how they started."""
-    deadline = time.monotonic() + WARM_PATIENCE_S
-    while take_turn().start in ("", "cold") and time.monotonic() < deadline:
+    deadline = time.monotonic() + WARM_TIMEOUT_S
+    while measure().start in ("", "cold") and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
@@ -348,7 +350,7 @@ def output_of(command: list[str], env: dict[str, str] | None = None, folder: str
         command, capture_output=True, check=False, env=env, cwd=folder, stdin=subprocess.DEVNULL, timeout=COMMAND_S
     )
     if done.returncode != 0:
-        raise ContestFailed(f"exit code {done.returncode}: {done.stderr.decode(errors='replace')[-300:]}")
+        raise BenchmarkFailed(f"exit code {done.returncode}: {done.stderr.decode(errors='replace')[-300:]}")
     return done.stdout
 
 
@@ -365,26 +367,26 @@ def _bubblewrap_options() -> list[str]:
     return ["--unshare-all", *mounts, "--chdir", "/workspace", "--clearenv", "--die-with-parent", "--new-session"]
 
 
-def live_session(_: Setting, stack: ExitStack) -> Entrants:
+def live_session(_: Setting, stack: ExitStack) -> Cases:
     """Enter a cell of a session that is open, and the opening of another one."""
     yield plain()
     yield cell(stack)
-    yield Contestant(
+    yield Case(
         name=OPENED,
         call="cloche.Sandbox(), entered, and its session(); closed afterwards, untimed",
-        take_turn=_open_and_close,
-        prepare=partial(wait_until_warm, warm_turn()),
+        measure=_open_and_close,
+        prepare=partial(wait_until_warm, measure_warm()),
     )
 
 
-def cell(stack: ExitStack) -> Contestant:
+def cell(stack: ExitStack) -> Case:
     """Return a cell with a value, whose look is captured, in a session that stays open."""
-    wait_until_warm(warm_turn())  # so that it is forked, as all but the first session of a process are
+    wait_until_warm(measure_warm())  # so that it is forked, as all but the first session of a process are
     session = _open(stack)
-    return Contestant(name=SESSION, call=f"session.run({CELL!r})", take_turn=partial(_take_cell, session))
+    return Case(name=SESSION, call=f"session.run({CELL!r})", measure=partial(_take_cell, session))
 
 
-def session_with_data(_: Setting, stack: ExitStack) -> Entrants:
+def session_with_data(_: Setting, stack: ExitStack) -> Cases:
     """Enter what is done with a session that holds a DataFrame of 500 MB, and one that shows a small DataFrame."""
     yield plain()
     missing = [name for name in ("numpy", "pandas") if importlib.util.find_spec(name) is None]
@@ -402,7 +404,7 @@ def session_with_data(_: Setting, stack: ExitStack) -> Entrants:
         (FORK, large.fork, "session.fork(1), 500 MB in memory; closed afterwards, untimed"),
         (CHECKPOINT, large.checkpoint, "session.checkpoint('later'), 500 MB in memory"),
     ):
-        yield Contestant(name=name, call=call, take_turn=turn)
+        yield Case(name=name, call=call, measure=turn)
 
 
 class LargeSession:
@@ -414,27 +416,27 @@ class LargeSession:
         self._session.checkpoint(FIRST)
         self._turns = 0
 
-    def roll_back(self) -> Turn:
+    def roll_back(self) -> Measurement:
         """Go back, and look that the cell's variable is gone."""
         self._begin()
         ms = _ms(lambda: self._session.rollback(FIRST))
         _check(self._session.run("'turn' in globals()"), False)
-        return Turn(ms, self._rows(self._session))
+        return Measurement(ms, self._rows(self._session))
 
-    def fork(self) -> Turn:
+    def fork(self) -> Measurement:
         """Fork, and look that the fork knows what the session knew."""
         self._begin()
         forks: list[Session] = []
         ms = _ms(lambda: forks.extend(self._session.fork(1)))
         with closing(forks[0]) as fork:
             _check(fork.run("turn"), self._turns)
-            return Turn(ms, self._rows(fork))
+            return Measurement(ms, self._rows(fork))
 
-    def checkpoint(self) -> Turn:
+    def checkpoint(self) -> Measurement:
         """Set another checkpoint, and look that the session goes on."""
         self._begin()
         ms = _ms(lambda: self._session.checkpoint("later"))
-        return Turn(ms, self._rows(self._session))
+        return Measurement(ms, self._rows(self._session))
 
     def _begin(self) -> None:
         self._session.rollback(FIRST)
@@ -453,12 +455,12 @@ def idle_memory(_setting: Setting) -> dict[str, Any]:
         try:
             for _ in range(IDLE_SESSIONS):
                 _check(_open(stack).run(CELL), 1)
-            return _told(before, IDLE_SESSIONS)
+            return _crowd_report(before, IDLE_SESSIONS)
         except PermissionError:
             return {"reason": "only root may look into these processes (they are closed to others on purpose)"}
 
 
-def crowd(setting: Setting) -> dict[str, Any]:
+def many_sessions(setting: Setting) -> dict[str, Any]:
     """Open as many sessions as asked for, let each of them answer while all are open, and return time and memory."""
     count, free = setting.sessions, available_bytes()
     if count == 0:
@@ -475,12 +477,12 @@ def crowd(setting: Setting) -> dict[str, Any]:
             for number, result in enumerate(results):
                 _check(result, number + 1)
             times = {"open_s": round(opened - started, 2), "answer_s": round(time.perf_counter() - opened, 2)}
-            return {**times, **_told(before, count)}
-        except (ClocheError, ContestFailed, OSError) as error:
+            return {**times, **_crowd_report(before, count)}
+        except (ClocheError, BenchmarkFailed, OSError) as error:
             return {"reason": reason_of(error)}
 
 
-def _told(before: frozenset[int], count: int) -> dict[str, Any]:
+def _crowd_report(before: frozenset[int], count: int) -> dict[str, Any]:
     """Return the memory of all processes that were not there before; the sums are those of `count` sessions."""
     time.sleep(SETTLE_S)
     found = memory_of(before)
@@ -495,7 +497,7 @@ def _told(before: frozenset[int], count: int) -> dict[str, Any]:
 
 def _descendants() -> frozenset[int]:
     """Return the processes below this one, when what is forked for a session is all that is new."""
-    wait_until_warm(warm_turn())
+    wait_until_warm(measure_warm())
     time.sleep(SETTLE_S)
     return frozenset(processes_below(os.getpid()))
 
@@ -506,36 +508,36 @@ def _open(stack: ExitStack, **options: Any) -> Session:  # noqa: ANN401 - some o
     return sandbox.session()
 
 
-def _take_cell(session: Session) -> Turn:
+def _take_cell(session: Session) -> Measurement:
     results: list[Result] = []
     ms = _ms(lambda: results.append(session.run(CELL)))
     if [output.data.get("text/plain") for output in results[0].outputs] != ["1"]:
-        raise ContestFailed(f"a cell with the value 1 showed {results[0].outputs!r}"[:300])
-    return Turn(ms, f"{results[0].value}\n".encode(), str(results[0].meta.get("start", "")))
+        raise BenchmarkFailed(f"a cell with the value 1 showed {results[0].outputs!r}"[:300])
+    return Measurement(ms, f"{results[0].value}\n".encode(), str(results[0].meta.get("start", "")))
 
 
-def _open_and_close() -> Turn:
+def _open_and_close() -> Measurement:
     with ExitStack() as stack:
         sessions: list[Session] = []
         ms = _ms(lambda: sessions.append(stack.enter_context(cloche.Sandbox()).session()))
         result = sessions[0].run("print(1)")
-        return Turn(ms, result.stdout_bytes, str(result.meta.get("start", "")))
+        return Measurement(ms, result.stdout_bytes, str(result.meta.get("start", "")))
 
 
-def _table(stack: ExitStack) -> Contestant:
+def _table(stack: ExitStack) -> Case:
     """Return a cell that shows a small DataFrame, whose HTML is captured."""
     session = _open(stack, memory="1g")
     session.run("import pandas\ntable = pandas.DataFrame({'a': [1, 2, 3], 'b': [4, 5, 6]})")
 
-    def take_turn() -> Turn:
+    def measure() -> Measurement:
         results: list[Result] = []
         ms = _ms(lambda: results.append(session.run("table")))
         shown = [output.data.get("text/html") or "" for output in results[0].outputs]
         if len(shown) != 1 or "<table" not in str(shown[0]):
-            raise ContestFailed(f"a DataFrame showed {results[0].outputs!r} {results[0].stderr}"[:300])
-        return Turn(ms, b"1\n")
+            raise BenchmarkFailed(f"a DataFrame showed {results[0].outputs!r} {results[0].stderr}"[:300])
+        return Measurement(ms, b"1\n")
 
-    return Contestant(name=TABLE_CELL, call="session.run('table'), a small DataFrame", take_turn=take_turn)
+    return Case(name=TABLE_CELL, call="session.run('table'), a small DataFrame", measure=measure)
 
 
 def _ms(work: Callable[[], object]) -> float:
@@ -546,7 +548,7 @@ def _ms(work: Callable[[], object]) -> float:
 
 def _check(result: Result, value: object) -> None:
     if result.status is not Status.OK or result.value != value:
-        raise ContestFailed(
+        raise BenchmarkFailed(
             f"a session answered {result.value!r}, not {value!r}: {result.status} {result.stderr[:200]}"
         )
 
@@ -565,19 +567,19 @@ def session_lines(event: dict[str, Any]) -> Iterator[str]:
     if "reason" in many:
         yield f"many sessions at once: left out: {many['reason']}"
     elif many:
-        yield "many sessions at once: " + _CROWD.format_map(many) + "; " + _MEMORY.format_map(many)
+        yield "many sessions at once: " + _MANY_SESSIONS_LINE.format_map(many) + "; " + _MEMORY.format_map(many)
 
 
 _MEMORY = (
     "{session_mib} MiB PSS each ({session_private_mib} MiB its own, {processes_per_session} processes, "
     "{sessions} sessions), all {all_mib} MiB"
 )
-_CROWD = "opened in {open_s} s, one answer of each in {answer_s} s"
+_MANY_SESSIONS_LINE = "opened in {open_s} s, one answer of each in {answer_s} s"
 
 SESSION_EVENTS = (
-    Event(
+    Scenario(
         name="session", title="a live session", enter=live_session, reference=PLAIN,
-        also={"idle": idle_memory, "crowd": crowd},
+        also={"idle": idle_memory, "crowd": many_sessions},
     ),
-    Event(name="data", title="a live session with data", enter=session_with_data, share=0.2, least=5),
+    Scenario(name="data", title="a live session with data", enter=session_with_data, share=0.2, least=5),
 )  # fmt: skip

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from cloche.config.keys import SandboxOptions
 
 EXIT_TOOL_FAILED = 1
-HOST_TIER = 4
-LOOK_S = 0.2
-MOST_SHOWN = 60  # characters of a call, in the table
+TIER_ON_HOST = 4
+POLL_S = 0.2
+MOST_CALL_CHARS = 60  # characters of a call, in the table
 _STATES = {"approved": "let through", "denied": "not run", "expired": "nobody answered in time: not run"}
 _TIER = "Tier of trust, 1 to 4. Default: 3."
-Told = list[dict[str, Any]]
+ToolListing = list[dict[str, Any]]
 
 
 @root.group("tools", help="List an agent's tools, or call one.", no_args_is_help=False, invoke_without_command=True)
@@ -53,7 +53,7 @@ def tools(context: click.Context, tier: int | None, form: str) -> None:
 approvals = root.group("approvals", help="See what waits for approval, and decide.")(lambda: None)
 
 
-def _as_plain(tools: tuple[Tool, ...], tier: int) -> Told:
+def _as_plain(tools: tuple[Tool, ...], tier: int) -> ToolListing:
     return [
         {
             "name": tool.name, "wire_name": tool.wire_name, "risk": str(_risk(tool, tier)), "tiers": list(tool.tiers),
@@ -63,31 +63,31 @@ def _as_plain(tools: tuple[Tool, ...], tier: int) -> Told:
     ]  # fmt: skip
 
 
-def _as_openai(tools: tuple[Tool, ...], _: int) -> Told:
+def _as_openai(tools: tuple[Tool, ...], _: int) -> ToolListing:
     from cloche.agent.exports import openai_tools
 
     return openai_tools(tools)
 
 
-def _as_openai_strict(tools: tuple[Tool, ...], _: int) -> Told:
+def _as_openai_strict(tools: tuple[Tool, ...], _: int) -> ToolListing:
     from cloche.agent.exports import openai_tools
 
     return openai_tools(tools, is_strict=True)
 
 
-def _as_openai_responses(tools: tuple[Tool, ...], _: int) -> Told:
+def _as_openai_responses(tools: tuple[Tool, ...], _: int) -> ToolListing:
     from cloche.agent.exports import openai_response_tools
 
     return openai_response_tools(tools)
 
 
-def _as_anthropic(tools: tuple[Tool, ...], _: int) -> Told:
+def _as_anthropic(tools: tuple[Tool, ...], _: int) -> ToolListing:
     from cloche.agent.exports import anthropic_tools
 
     return anthropic_tools(tools)
 
 
-FORMATS: Mapping[str, Callable[[tuple[Tool, ...], int], Told]] = {
+FORMATS: Mapping[str, Callable[[tuple[Tool, ...], int], ToolListing]] = {
     "json": _as_plain,
     "openai": _as_openai,
     "openai-strict": _as_openai_strict,
@@ -214,7 +214,7 @@ def _keep_images(answer: Answer, out: str | None) -> None:
 def _risk(tool: Tool, tier: int) -> Risk:
     from cloche.agent.catalog import risk_of
 
-    return risk_of(tool, is_on_host=tier == HOST_TIER)
+    return risk_of(tool, is_on_host=tier == TIER_ON_HOST)
 
 
 def list_approvals(queue: str | None, *, is_all: bool, as_json: bool) -> int:
@@ -248,10 +248,10 @@ def show_approval(queue: str | None, number: int, *, as_json: bool) -> int:
     console.print(f"{entry.number}: {escape(request.tool)} ({request.risk}, on {where})", style="bold", markup=False)
     show_request(request, console)
     if entry.state == "waiting":
-        told = f"{asks}? It waits {_left(entry)} longer: cloche approvals approve {number}, or deny {number}"
+        listing = f"{asks}? It waits {_left(entry)} longer: cloche approvals approve {number}, or deny {number}"
     else:
-        told = f"{entry.state}: {_STATES[entry.state]}{_decided(entry)}"
-    console.print(told, markup=False, highlight=False)
+        listing = f"{entry.state}: {_STATES[entry.state]}{_decided(entry)}"
+    console.print(listing, markup=False, highlight=False)
     return 0
 
 
@@ -295,7 +295,7 @@ async def _ask_about_each(queue: ApprovalQueue) -> None:
     while sys.stdin.isatty():  # its end may be lost among the signals, and nobody could answer any more
         entry = next((one for one in queue.waiting() if one.number not in asked), None)
         if entry is None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             continue
         asked.add(entry.number)
         try:
@@ -333,7 +333,7 @@ def _row(entry: Entry) -> dict[str, Any]:
         "runs on": escape(str(request.rules.get("runs_on", ""))),
         "asked": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.asked_at)),
         "state": f"waits {_left(entry)}" if entry.state == "waiting" else f"{entry.state}{_decided(entry)}",
-        "asks for": text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…",
+        "asks for": text if len(text) <= MOST_CALL_CHARS else f"{text[: MOST_CALL_CHARS - 1]}…",
     }
 
 
@@ -350,13 +350,13 @@ def _decided(entry: Entry) -> str:
 
 def _as_dict(entry: Entry) -> dict[str, Any]:
     from cloche.agent.queue import as_dict
-    from cloche.agent.terminal import rules_in_words
+    from cloche.agent.terminal import describe_rules
 
     request, decision = entry.request, entry.decision
     return {
         "number": entry.number, "state": entry.state, "asked_at": entry.asked_at, "expires_at": entry.expires_at,
         "tool": request.tool, "risk": str(request.risk), "arguments": dict(request.arguments),
-        "rules": dict(request.rules), "rules_in_words": rules_in_words(request), "changes": request.changes,
+        "rules": dict(request.rules), "rules_in_words": describe_rules(request), "changes": request.changes,
         "is_confirmation": request.is_confirmation, "fingerprint": request.fingerprint,
         "decision": None if decision is None else as_dict(decision),
     }  # fmt: skip

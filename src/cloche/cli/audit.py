@@ -26,13 +26,13 @@ from .output import say, show
 
 if TYPE_CHECKING:
     from cloche.audit.prune import Pruned
-    from cloche.audit.verify import Report
+    from cloche.audit.verify import VerifyReport
     from cloche.config.keys import SandboxOptions
 
 EXIT_FAULTS = 1
 MOST_SHOWN_FAULTS = 20
 MOST_UNFINISHED = 10_000
-MOST_WORDS = 1_000
+MOST_VALUES = 1_000
 FORMATS = ("jsonl", "json", "csv")
 _AGO = re.compile(r"([0-9]{1,6})\s*([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -42,7 +42,7 @@ COLUMNS = (
     "tool", "risk", "by", "approved_by", "reason", "run", "call", "door", "uid", "pid", "prev", "hash",
 )  # fmt: skip
 
-Event = Mapping[str, Any]
+LogEvent = Mapping[str, Any]
 audit = root.group("audit", help="Look at the audit log, and prove that it is whole.")(lambda: None)
 
 
@@ -54,11 +54,11 @@ class Filters:
     kinds: Sequence[str] = ()
     statuses: Sequence[str] = ()
 
-    def wanted(self) -> Callable[[Event], bool]:
+    def wanted(self) -> Callable[[LogEvent], bool]:
         """Return what tells whether an event is wanted. Raises InvalidRequest for a time that is none."""
         since = _instant(self.since) if self.since else ""
 
-        def is_wanted(event: Event) -> bool:
+        def is_wanted(event: LogEvent) -> bool:
             is_kind = not self.kinds or event["kind"] in self.kinds
             is_status = not self.statuses or _status(event) in self.statuses
             return is_kind and is_status and str(event["time"]) >= since
@@ -70,7 +70,7 @@ class Filters:
 _STATUS_OF_KIND = {"approval": "approved", "denial": "denied", "start": "unfinished"}
 
 
-def check_words(folder: str, filters: Filters) -> None:
+def check_values(folder: str, filters: Filters) -> None:
     """Refuse a kind or a status that neither Cloche nor any event of the log knows. Raises InvalidRequest."""
     from cloche.audit.log import KINDS
     from cloche.audit.verify import Reading
@@ -86,7 +86,7 @@ def check_words(folder: str, filters: Filters) -> None:
         event = line.fields()
         kinds[str(event["kind"])] = None
         statuses[_status(event)] = None
-        if len(kinds) + len(statuses) > MOST_WORDS:
+        if len(kinds) + len(statuses) > MOST_VALUES:
             return
     for name, words, known in (("--kind", odd_kinds, kinds), ("--status", odd_statuses, statuses)):
         for word in words:
@@ -109,7 +109,7 @@ def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> i
     """Print the last events that are wanted; `start` only where no end of that run is known, unless it is asked for."""
     from cloche.audit.verify import Reading
 
-    check_words(folder, filters)
+    check_values(folder, filters)
     reading = Reading(folder)
     events = (line.fields() for line in reading)
     has_starts = "start" in filters.kinds or as_json
@@ -132,10 +132,10 @@ def show_events(folder: str, filters: Filters, *, last: int, as_json: bool) -> i
     return 0
 
 
-def _over(events: Iterator[Event], is_wanted: Callable[[Event], bool], last: int) -> Sequence[Event]:
+def _over(events: Iterator[LogEvent], is_wanted: Callable[[LogEvent], bool], last: int) -> Sequence[LogEvent]:
     """Return the last events that are wanted, a `start` only where nothing tells how that run ended."""
-    started: dict[str, Event] = {}
-    found: deque[Event] = deque(maxlen=last or None)
+    started: dict[str, LogEvent] = {}
+    found: deque[LogEvent] = deque(maxlen=last or None)
     for event in events:
         if event["kind"] == "start":
             started[str(event.get("run"))] = event
@@ -150,11 +150,11 @@ def _over(events: Iterator[Event], is_wanted: Callable[[Event], bool], last: int
     return every[-last:]
 
 
-def _status(event: Event) -> str:
+def _status(event: LogEvent) -> str:
     return str(event.get("status") or _STATUS_OF_KIND.get(str(event["kind"]), ""))
 
 
-def _row(event: Event) -> dict[str, str]:
+def _row(event: LogEvent) -> dict[str, str]:
     code, duration = event.get("code_sha256"), event.get("duration_s")
     told = {
         "event": event["seq"],
@@ -220,7 +220,7 @@ def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str
     return 0 if is_good else EXIT_FAULTS
 
 
-def _notes(found: Report) -> Iterator[str]:
+def _notes(found: VerifyReport) -> Iterator[str]:
     if found.dropped:
         yield f"events 1 to {found.dropped} were dropped with files that were too many, as the log says"
     if found.removed:
@@ -237,7 +237,7 @@ def _was_or_were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
-def _as_dict(found: Report, *, is_good: bool) -> dict[str, Any]:
+def _as_dict(found: VerifyReport, *, is_good: bool) -> dict[str, Any]:
     return {
         "is_whole": is_good,
         "events": found.events,
@@ -274,7 +274,7 @@ def print_head(folder: str) -> int:
     return 0
 
 
-def remove_kept(
+def remove_artifacts(
     folder: str | None,
     options: SandboxOptions,
     *,
@@ -325,7 +325,7 @@ def export(folder: str, filters: Filters, *, form: str, out: str | None) -> int:
     from cloche.audit.verify import Reading
     from cloche.hostfs import open_named
 
-    check_words(folder, filters)
+    check_values(folder, filters)
     reading = Reading(folder, checks_artifacts=True)
     wanted = filter(filters.wanted(), (line.fields() for line in reading))
     try:
@@ -351,7 +351,7 @@ def _is_of_log(folder: str, path: str) -> bool:
     return os.path.realpath(place) == os.path.realpath(folder) and re.fullmatch(r"audit.*\.jsonl", name) is not None
 
 
-def _write(events: Iterator[Event], form: str, to: IO[str]) -> None:
+def _write(events: Iterator[LogEvent], form: str, to: IO[str]) -> None:
     if form == "csv":
         shown = escape if to.isatty() else str
         to.write(_csv_line((*COLUMNS, "more")))
@@ -381,7 +381,7 @@ def _cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def _warn(found: Report) -> None:
+def _warn(found: VerifyReport) -> None:
     if not found.is_whole:
         say(f"the audit log is NOT whole: {found.faults[0]}; cloche audit verify says all")
 
@@ -413,10 +413,10 @@ def _filtered() -> Decorator:
 
 
 def _filters(since: str | None, kinds: tuple[str, ...], statuses: tuple[str, ...]) -> Filters:
-    return Filters(since=since, kinds=_words(kinds), statuses=_words(statuses))
+    return Filters(since=since, kinds=_split_values(kinds), statuses=_split_values(statuses))
 
 
-def _words(values: tuple[str, ...]) -> tuple[str, ...]:
+def _split_values(values: tuple[str, ...]) -> tuple[str, ...]:
     """Make one list of a repeated option, each of whose values may be a list with commas."""
     return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
 
@@ -489,7 +489,9 @@ def _prune(
     Events stay. One more says what is gone, so that the log stays whole. What came within the last minute stays, too.
     Exit code 1 when there is something in the folder that nobody kept there.
     """
-    return remove_kept(folder, options, older_than=older_than, keep_size=keep_size, is_trial=is_trial, as_json=as_json)
+    return remove_artifacts(
+        folder, options, older_than=older_than, keep_size=keep_size, is_trial=is_trial, as_json=as_json
+    )
 
 
 @audit.command("export")

@@ -50,7 +50,7 @@ TOKENS = {
 }
 
 
-class Shown:
+class CellPrinter:
     """Show one cell after the other; `out` is the folder for images and HTML."""
 
     def __init__(self, out: str | None = None) -> None:
@@ -79,7 +79,7 @@ class Shown:
         for output in result.outputs[self._displayed :]:
             self._show(output, label)
         if not result.outputs and result.value is not None and result.meta.get("runtime") != "python":
-            self._show(Output(data={"text/plain": _in_words(result)}), label)
+            self._show(Output(data={"text/plain": _value_as_text(result)}), label)
         self.end()
         for warning in result.meta.get("screen", ()):
             say(f"screen: {warning}")
@@ -110,11 +110,11 @@ class Shown:
             self._streams["stdout"].write(f"{label}{between}{text}\n".encode("utf-8", "replace"))
         for mime, content in output.data.items():
             if mime in SUFFIXES:
-                self._keep(mime, content)
+                self._save(mime, content)
             elif text is None:
                 say(f"{mime} ({_size(content)}) was shown, which a terminal cannot show")
 
-    def _keep(self, mime: str, content: str | bytes) -> None:
+    def _save(self, mime: str, content: str | bytes) -> None:
         """Save content that needs more than a terminal, and say where; or say how to get it."""
         about = f"{mime} ({_size(content)})"
         if self._out is None:
@@ -141,7 +141,7 @@ class Shown:
         raise ClocheError(f"{folder}: too many files that are called cell-{self._number}")
 
 
-def _in_words(result: Result) -> str:
+def _value_as_text(result: Result) -> str:
     """Return the value of an interpreter that shows none itself; Python's does, unless it was told to be silent."""
     return str(result.value) if result.value_is_repr else json.dumps(result.value, ensure_ascii=False)
 

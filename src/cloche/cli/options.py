@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from .output import guarded, say_losses
+from .output import guarded, log_to_say
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -37,7 +37,7 @@ class Command(click.Command):
         from cloche.audit.log import switch_on
 
         switch_on("cli")
-        say_losses()
+        log_to_say()
         given = ctx.params
         debug, as_json = given.get("sandbox_debug", False), given.get("as_json", False)
         names = [param.name for param in self.params if isinstance(param, _SandboxOption) and param.name in given]

@@ -52,7 +52,7 @@ def guarded(work: Callable[[], int], *, debug: bool = False, as_json: bool = Fal
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup's "ignore" stays
             signal.signal(number, _exit_orderly)
-    logging.getLogger("cloche.config").addHandler(_saying)  # what is ignored in the working directory
+    logging.getLogger("cloche.config").addHandler(_say_handler)  # what is ignored in the working directory
     try:
         code = work()
         sys.stdout.flush()  # here what goes wrong is said in words; at the interpreter's end it would be a traceback
@@ -88,19 +88,19 @@ def say(text: str) -> None:
     print(f"cloche: {line}", file=sys.stderr, flush=True)
 
 
-class _Saying(logging.Handler):
+class _SayHandler(logging.Handler):
     """Say what is logged."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())
 
 
-_saying = _Saying()
+_say_handler = _SayHandler()
 
 
-def say_losses() -> None:
+def log_to_say() -> None:
     """Print a line on stderr for every event that is missing from the audit log."""
-    logging.getLogger("cloche.audit").addHandler(_saying)
+    logging.getLogger("cloche.audit").addHandler(_say_handler)
 
 
 class PlainFormatter(logging.Formatter):
@@ -222,7 +222,7 @@ def _cell(value: object) -> str:
 
 
 @contextmanager
-def progress_shown() -> Iterator[None]:
+def showing_progress() -> Iterator[None]:
     """Show progress on stderr while the block runs, when that is a terminal; nothing is drawn before there is any."""
     if not sys.stderr.isatty():
         yield

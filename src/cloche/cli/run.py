@@ -26,7 +26,7 @@ from .options import (
     program_options,
     sandbox_options,
 )
-from .output import Writer, exit_code_of, log_to_stderr, progress_shown, say
+from .output import Writer, exit_code_of, log_to_stderr, say, showing_progress
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -130,7 +130,7 @@ def _run(
 def run_and_report(start: Callable[..., Result], *, as_json: bool, debug: bool) -> int:
     """Run what is `start`ed with the callbacks of a run, pass its output on, say how it ended; return its exit code."""
     writers: dict[Stream, Writer] = {"stdout": Writer(1), "stderr": Writer(2)}
-    with progress_shown():
+    with showing_progress():
         result = start(
             on_output=None if as_json else lambda stream, data: writers[stream].write(data),
             on_event=_print_plan if debug else None,
@@ -151,7 +151,7 @@ def _run_fixing(
     on_event: Callable[[Event], None] | None,
 ) -> Result:
     """Run with --fix, and pass on what the last run printed, however it ended."""
-    with HeldOutput() as held:
+    with BufferedOutput() as held:
 
         def take(event: Event) -> None:
             held.take(event)
@@ -159,7 +159,7 @@ def _run_fixing(
                 on_event(event)
 
         try:
-            with FixShown() as shown:
+            with FixProgress() as shown:
                 result = start(on_event=take, autofix=fixer_for(max_fix, config, shown))
         finally:  # after Ctrl-C in a round, too: what was printed by then is all that there will be
             if on_output is not None:
@@ -314,14 +314,14 @@ def _conclude(result: Result, *, as_json: bool) -> None:
         conclude_fix(result.fix)
 
 
-def fixer_for(max_fix: int | None, config: object, shown: FixShown) -> AutoFix:
+def fixer_for(max_fix: int | None, config: object, shown: FixProgress) -> AutoFix:
     """Return the fixer of the configuration, with --max-fix over it."""
     from cloche.autofix.loop import AutoFix
 
     return AutoFix(max_rounds=max_fix, config=None if config is None else str(config), on_event=shown.take)
 
 
-class HeldOutput:
+class BufferedOutput:
     """Keep the output of the run that is going on, and pass on that of the last; what is long waits on disk."""
 
     def __init__(self) -> None:
@@ -361,7 +361,7 @@ class HeldOutput:
                 write(stream, self._data.read(min(MIB, size - start)))
 
 
-class FixShown:
+class FixProgress:
     """Show the rounds on a terminal; elsewhere only where code is sent."""
 
     def __init__(self) -> None:

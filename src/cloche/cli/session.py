@@ -3,7 +3,7 @@
 Theory of operation of the prompt: cells run in the library's background loop, and the main thread waits. Ctrl-C is a
 signal handler that asks for an interrupt in a thread of its own, because the waiting thread may hold a lock that this
 needs. A second Ctrl-C soon after raises KeyboardInterrupt in the main thread, which ends the run and kills everything,
-as in any blocking call. Lines that begin with a colon are commands of the prompt (`WORDS`).
+as in any blocking call. Lines that begin with a colon are commands of the prompt (`COMMANDS`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cloche.core.escape import escape_line, escape_name
 
 from .app import root
 from .options import debug_option, json_option, no_sandbox_option, option, program_options, sandbox_options
-from .output import exit_code_of, log_to_stderr, progress_shown, say
+from .output import exit_code_of, log_to_stderr, say, showing_progress
 from .run import read_code, read_files, read_pairs, say_fallback, with_backend
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from cloche.core.result import Result
     from cloche.sync import Session
 
-    from .cells import Shown
+    from .cells import CellPrinter
 
 log = logging.getLogger("cloche.cli")
-SOON_S = 1.0
-MOST_LINES_KEPT = 10_000
+DOUBLE_PRESS_S = 1.0
+MOST_HISTORY_LINES = 10_000
 KILLED = b"\ncloche: the second Ctrl-C ends the session\n"
 _SEPARATOR = re.compile(r"^# ?%%.*$", re.MULTILINE)
 
@@ -79,19 +79,19 @@ def _session(
         raise InvalidRequest("--json is for cells that are piped in; at a terminal leave it out")
     from cloche.sync import Sandbox
 
-    from .cells import Shown
+    from .cells import CellPrinter
 
     cells = () if is_prompt else split_cells(read_code())
     rules: SandboxOptions = {"warm": False, **with_backend(options, no_sandbox=no_sandbox)}
     variables, files = read_pairs(env), read_files(file)
     with contextlib.ExitStack() as stack:
-        with progress_shown():
+        with showing_progress():
             sandbox = stack.enter_context(Sandbox(env=variables, files=files, **rules))
             say_fallback(sandbox.notes)
             session = sandbox.session(language, idle_timeout=idle_timeout)
         if not is_prompt:
             return run_cells(session, cells, out=out, as_json=as_json)
-        return Prompt(session, Shown(out), out=out).converse()
+        return Prompt(session, CellPrinter(out), out=out).converse()
 
 
 def split_cells(text: str) -> list[str]:
@@ -103,24 +103,24 @@ def run_cells(session: Session, cells: Iterable[str], *, out: str | None, as_jso
     """Run cells in order up to the first one that fails; return its exit code, or 0."""
     import json
 
-    from .cells import Shown
+    from .cells import CellPrinter
 
-    shown = Shown(out)
+    printer = CellPrinter(out)
     for number, code in enumerate(cells, 1):
         if as_json:
             result = session.run(code, out=out)
             print(json.dumps(result.as_dict(), default=str), flush=True)
         else:
-            shown.begin(number)
-            result = session.run(code, on_event=shown.take, out=out)
-            shown.conclude(result)
+            printer.begin(number)
+            result = session.run(code, on_event=printer.take, out=out)
+            printer.conclude(result)
         if not result.ok:
             return exit_code_of(result)
     return 0
 
 
 @dataclass(slots=True, kw_only=True)
-class Branch:
+class ForkedSession:
     """Hold one session of the family: the first one, or a fork; `count` is how many cells its interpreter has run.
 
     `checkpoints` are the counts at each, oldest first. `origin` is the number of the branch that it was forked from.
@@ -135,22 +135,22 @@ class Branch:
 class Prompt:
     """Converse with a person at a terminal. `branches` holds every session by its number, `at` the present one's."""
 
-    def __init__(self, session: Session, shown: Shown, *, out: str | None = None) -> None:
-        self.branches = {0: Branch(session=session)}
+    def __init__(self, session: Session, printer: CellPrinter, *, out: str | None = None) -> None:
+        self.sessions = {0: ForkedSession(session=session)}
         self.at = 0
-        self._shown, self._out = shown, out
+        self._printer, self._out = printer, out
         self._last = 0
         self._is_left = False
 
     @property
-    def branch(self) -> Branch:
+    def current(self) -> ForkedSession:
         """Return the present session and what is known of it."""
-        return self.branches[self.at]
+        return self.sessions[self.at]
 
-    def adopt(self, session: Session) -> int:
+    def add_fork(self, session: Session) -> int:
         """Take in a fork of the present session and return its number."""
         self._last += 1
-        self.branches[self._last] = Branch(session=session, count=self.branch.count, origin=self.at)
+        self.sessions[self._last] = ForkedSession(session=session, count=self.current.count, origin=self.at)
         return self._last
 
     def leave(self) -> None:
@@ -159,8 +159,8 @@ class Prompt:
 
     def converse(self) -> int:
         """Read and run until the person leaves; return the exit code."""
-        session = self.branch.session
-        _be_lenient(sys.stdin)
+        session = self.current.session
+        _accept_any_bytes(sys.stdin)
         print(
             f"{escape_line(session.runtime)} in a sandbox. :help lists what this prompt knows, Ctrl-D leaves.",
             flush=True,
@@ -176,7 +176,7 @@ class Prompt:
                     print(flush=True)
                 except ClocheError as error:
                     say(str(error))
-                    self._say_how_to_go_on()
+                    self._suggest_restart()
         return 0
 
     def _read(self) -> str:
@@ -184,43 +184,43 @@ class Prompt:
         from .cells import goes_on
 
         fork = f"[fork {self.at}] " if self.at else ""
-        label = f"{fork}In [{self.branch.count + 1}]: "
+        label = f"{fork}In [{self.current.count + 1}]: "
         text = input(label)
-        while not is_word(text) and goes_on(text, self.branch.session.language):
+        while not is_command(text) and goes_on(text, self.current.session.language):
             text += "\n" + input("...: ".rjust(len(label)))
         return text
 
     def _take(self, text: str) -> None:
-        if is_word(text):
-            obey(self, text)
+        if is_command(text):
+            run_command(self, text)
         elif text.strip():
             self._run(text)
 
     def _run(self, code: str) -> None:
-        branch, shown = self.branch, self._shown
-        number = branch.count + 1
-        shown.begin(number)
+        current, printer = self.current, self._printer
+        number = current.count + 1
+        printer.begin(number)
         try:
-            with Interrupts(branch.session):
-                result = branch.session.run(code, on_event=shown.take, out=self._out)
+            with Interrupts(current.session):
+                result = current.session.run(code, on_event=printer.take, out=self._out)
         except KeyboardInterrupt:
-            shown.end()
-            self._say_how_to_go_on()
+            printer.end()
+            self._suggest_restart()
             return
-        branch.count = number
-        shown.conclude(result, label=f"Out[{number}]: ")
+        current.count = number
+        printer.conclude(result, label=f"Out[{number}]: ")
         if is_lost(result):
-            self._say_how_to_go_on()
+            self._suggest_restart()
 
-    def _say_how_to_go_on(self) -> None:
-        if self.branch.session.is_alive:
+    def _suggest_restart(self) -> None:
+        if self.current.session.is_alive:
             return
-        names = " ".join(self.branch.checkpoints)
+        names = " ".join(self.current.checkpoints)
         back = f", :rollback goes back to a checkpoint ({names})" if names else ""
         say(f"this session has ended; :restart begins anew{back}")
 
 
-def is_word(text: str) -> bool:
+def is_command(text: str) -> bool:
     """Tell whether a text is for the prompt: a colon and a letter. A shell's own `:` is followed by a blank."""
     return text[:1] == ":" and text[1:2].isalpha()
 
@@ -252,7 +252,7 @@ class Interrupts:
         if self._is_over:
             return
         now = time.monotonic()
-        if self._last is not None and now - self._last < SOON_S:
+        if self._last is not None and now - self._last < DOUBLE_PRESS_S:
             self._is_over = True
             os.write(2, KILLED)  # whoever prints at this moment is not disturbed
             raise KeyboardInterrupt
@@ -266,7 +266,7 @@ class Interrupts:
             log.debug("there was nothing to interrupt: %s", error)
 
 
-def _be_lenient(stream: Any) -> None:  # noqa: ANN401 - whatever stands for stdin
+def _accept_any_bytes(stream: Any) -> None:  # noqa: ANN401 - whatever stands for stdin
     """Let bytes that are no text arrive as they are, as in a file that is piped in."""
     with contextlib.suppress(AttributeError):
         stream.reconfigure(errors="surrogateescape")
@@ -284,7 +284,7 @@ def line_editing(language: str) -> Iterator[None]:
         return
     file = user_state_path("cloche") / f"history-{language}"
     readline.parse_and_bind("tab: tab-insert")
-    readline.set_history_length(MOST_LINES_KEPT)
+    readline.set_history_length(MOST_HISTORY_LINES)
     try:
         readline.read_history_file(file)
     except OSError as error:
@@ -306,21 +306,21 @@ def _make_private(file: Path) -> None:
     os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
-Act = Callable[["Prompt", Sequence[str]], None]
+Action = Callable[["Prompt", Sequence[str]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class PromptCommand:
     """Describe one word: what may follow it, what it does, and who does it."""
 
     summary: str
-    act: Act
+    act: Action
     arguments: str = ""
     least: int = 0
     most: int = 0
 
 
-def obey(prompt: Prompt, line: str) -> None:
+def run_command(prompt: Prompt, line: str) -> None:
     """Do what a line says. Raises InvalidRequest for what is no word, and whatever the deed raises."""
     import shlex
 
@@ -328,121 +328,121 @@ def obey(prompt: Prompt, line: str) -> None:
         name, *arguments = shlex.split(line)
     except ValueError as error:
         raise InvalidRequest(f"{line.split(maxsplit=1)[0]}: {error}") from error
-    word = WORDS.get(name.removeprefix(":"))
-    if word is None:
-        raise InvalidRequest(f"{name} is not known here; known: {' '.join(f':{known}' for known in WORDS)}")
-    if not word.least <= len(arguments) <= word.most:
-        raise InvalidRequest(f"write it as {usage(name.removeprefix(':'), word)}")
-    word.act(prompt, arguments)
+    command = COMMANDS.get(name.removeprefix(":"))
+    if command is None:
+        raise InvalidRequest(f"{name} is not known here; known: {' '.join(f':{known}' for known in COMMANDS)}")
+    if not command.least <= len(arguments) <= command.most:
+        raise InvalidRequest(f"write it as {usage(name.removeprefix(':'), command)}")
+    command.act(prompt, arguments)
 
 
-def usage(name: str, word: Word) -> str:
+def usage(name: str, command: PromptCommand) -> str:
     """Return a word as it is written."""
-    return f":{name} {word.arguments}".strip()
+    return f":{name} {command.arguments}".strip()
 
 
-def tell(text: str) -> None:
+def print_line(text: str) -> None:
     """Print one line, whatever names of the guest's are in it."""
     print(escape_name(text), flush=True)
 
 
 def show_help(_: Prompt, __: Sequence[str]) -> None:
     """List the words."""
-    tell(
+    print_line(
         "A cell ends where the code does; a blank line ends a block. Ctrl-C interrupts a cell, twice ends the session."
     )
-    for name, word in WORDS.items():
-        tell(f"  {usage(name, word):<20} {word.summary}")
+    for name, command in COMMANDS.items():
+        print_line(f"  {usage(name, command):<20} {command.summary}")
 
 
 def show_history(prompt: Prompt, _: Sequence[str]) -> None:
     """List what was run."""
-    for number, entry in enumerate(prompt.branch.session.history, 1):
+    for number, entry in enumerate(prompt.current.session.history, 1):
         first, *more = entry.code.splitlines() or [""]
-        tell(f"{number:4}  {entry.status:<8} {entry.duration:7.2f} s  {first}{' …' if more else ''}")
+        print_line(f"{number:4}  {entry.status:<8} {entry.duration:7.2f} s  {first}{' …' if more else ''}")
 
 
 def restart(prompt: Prompt, _: Sequence[str]) -> None:
     """Begin anew."""
-    branch = prompt.branch
-    branch.session.restart()
-    branch.count = 0
-    branch.checkpoints.clear()
-    tell("a new interpreter, in the same workspace")
+    current = prompt.current
+    current.session.restart()
+    current.count = 0
+    current.checkpoints.clear()
+    print_line("a new interpreter, in the same workspace")
 
 
 def checkpoint(prompt: Prompt, arguments: Sequence[str]) -> None:
     """Remember memory and files."""
     import shlex
 
-    branch = prompt.branch
-    name = arguments[0] if arguments else _free_name(branch)
-    branch.session.checkpoint(name)
-    branch.checkpoints.pop(name, None)
-    branch.checkpoints[name] = branch.count
-    tell(f"checkpoint {name}: :rollback {shlex.quote(name)} goes back to here")
+    current = prompt.current
+    name = arguments[0] if arguments else _free_name(current)
+    current.session.checkpoint(name)
+    current.checkpoints.pop(name, None)
+    current.checkpoints[name] = current.count
+    print_line(f"checkpoint {name}: :rollback {shlex.quote(name)} goes back to here")
 
 
-def _free_name(branch: Branch) -> str:
-    number = len(branch.checkpoints) + 1
-    while str(number) in branch.checkpoints:
+def _free_name(current: ForkedSession) -> str:
+    number = len(current.checkpoints) + 1
+    while str(number) in current.checkpoints:
         number += 1
     return str(number)
 
 
 def rollback(prompt: Prompt, arguments: Sequence[str]) -> None:
     """Go back to a checkpoint."""
-    branch = prompt.branch
-    if not arguments and not branch.checkpoints:
+    current = prompt.current
+    if not arguments and not current.checkpoints:
         raise InvalidRequest("there is no checkpoint; :checkpoint makes one")
-    name = arguments[0] if arguments else list(branch.checkpoints)[-1]
-    branch.session.rollback(name)
-    branch.count = branch.checkpoints.get(name, branch.count)
-    names = list(branch.checkpoints)
+    name = arguments[0] if arguments else list(current.checkpoints)[-1]
+    current.session.rollback(name)
+    current.count = current.checkpoints.get(name, current.count)
+    names = list(current.checkpoints)
     for later in names[names.index(name) + 1 :] if name in names else ():
-        del branch.checkpoints[later]
-    tell(f"back at checkpoint {name}")
+        del current.checkpoints[later]
+    print_line(f"back at checkpoint {name}")
 
 
 def fork(prompt: Prompt, arguments: Sequence[str]) -> None:
     """Make sessions that begin as this one is."""
-    branch = prompt.branch
-    forks = branch.session.fork(_number(arguments[0]) if arguments else 1)
-    numbers = [prompt.adopt(session) for session in forks]
-    tell(f"fork {' '.join(str(number) for number in numbers)}: :switch {numbers[0]} goes there")
+    current = prompt.current
+    forks = current.session.fork(_number(arguments[0]) if arguments else 1)
+    numbers = [prompt.add_fork(session) for session in forks]
+    print_line(f"fork {' '.join(str(number) for number in numbers)}: :switch {numbers[0]} goes there")
 
 
 def show_forks(prompt: Prompt, _: Sequence[str]) -> None:
     """List all sessions of this prompt."""
-    for number, branch in prompt.branches.items():
+    for number, current in prompt.sessions.items():
         mark = "*" if number == prompt.at else " "
-        origin = "the first one" if branch.origin is None else f"forked from {branch.origin}"
-        state = "" if branch.session.is_alive else ", has ended"
-        tell(f"{mark} {number}  {origin}, {branch.count} cells{state}")
+        origin = "the first one" if current.origin is None else f"forked from {current.origin}"
+        state = "" if current.session.is_alive else ", has ended"
+        print_line(f"{mark} {number}  {origin}, {current.count} cells{state}")
 
 
 def switch(prompt: Prompt, arguments: Sequence[str]) -> None:
     """Go on in another session."""
     number = _number(arguments[0])
-    _check_there(prompt, number)
+    _check_exists(prompt, number)
     prompt.at = number
 
 
 def close(prompt: Prompt, arguments: Sequence[str]) -> None:
     """End a fork."""
     number = _number(arguments[0])
-    _check_there(prompt, number)
+    _check_exists(prompt, number)
     if number == 0:
         raise InvalidRequest("0 is the first session, which ends with the prompt; :quit leaves")
-    prompt.branches.pop(number).session.close()
+    prompt.sessions.pop(number).session.close()
     if prompt.at == number:
         prompt.at = 0
 
 
 def show_files(prompt: Prompt, _: Sequence[str]) -> None:
     """List the workspace."""
-    for path in sorted(prompt.branch.session.sandbox.list_files()):
-        tell(path)
+    for path in sorted(prompt.current.session.sandbox.list_files()):
+        print_line(path)
 
 
 def save(prompt: Prompt, arguments: Sequence[str]) -> None:
@@ -453,7 +453,7 @@ def save(prompt: Prompt, arguments: Sequence[str]) -> None:
     from cloche.hostfs import open_in_place_of
 
     path, folder = arguments
-    sandbox = prompt.branch.session.sandbox
+    sandbox = prompt.current.session.sandbox
     name = posixpath.basename(path)
     if name in ("", ".", ".."):
         raise InvalidRequest(f":save {path}: give the path of a file; :files lists them")
@@ -464,20 +464,20 @@ def save(prompt: Prompt, arguments: Sequence[str]) -> None:
         open_in_place_of(folder, name, data).close()
     except OSError as error:
         raise InvalidRequest(f"cannot write {target}: {error.strerror}") from error
-    tell(f"{target} ({format_size(len(data))})")
+    print_line(f"{target} ({format_size(len(data))})")
 
 
 def show_limits(prompt: Prompt, _: Sequence[str]) -> None:
     """List the limits."""
     from cloche.core.limits import format_size
 
-    for name, amount in prompt.branch.session.sandbox.limits.as_dict().items():
+    for name, amount in prompt.current.session.sandbox.limits.as_dict().items():
         if name.endswith("_bytes"):
-            tell(f"  {name.removesuffix('_bytes'):<8} {format_size(int(amount))}")
+            print_line(f"  {name.removesuffix('_bytes'):<8} {format_size(int(amount))}")
         elif name == "timeout_s":
-            tell(f"  timeout  {amount:g} s")
+            print_line(f"  timeout  {amount:g} s")
         else:
-            tell(f"  {name:<8} {amount:g}")
+            print_line(f"  {name:<8} {amount:g}")
 
 
 def leave(prompt: Prompt, _: Sequence[str]) -> None:
@@ -491,25 +491,25 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _check_there(prompt: Prompt, number: int) -> None:
-    if number not in prompt.branches:
+def _check_exists(prompt: Prompt, number: int) -> None:
+    if number not in prompt.sessions:
         raise InvalidRequest(f"there is no session {number}; :forks lists them")
 
 
-WORDS: Mapping[str, Word] = {
-    "help": Word(summary="list these words", act=show_help),
-    "history": Word(summary="list what was run", act=show_history),
-    "restart": Word(summary="begin anew; files stay, checkpoints do not", act=restart),
-    "checkpoint": Word(summary="remember memory and files", act=checkpoint, arguments="[NAME]", most=1),
-    "rollback": Word(
+COMMANDS: Mapping[str, PromptCommand] = {
+    "help": PromptCommand(summary="list these words", act=show_help),
+    "history": PromptCommand(summary="list what was run", act=show_history),
+    "restart": PromptCommand(summary="begin anew; files stay, checkpoints do not", act=restart),
+    "checkpoint": PromptCommand(summary="remember memory and files", act=checkpoint, arguments="[NAME]", most=1),
+    "rollback": PromptCommand(
         summary="go back to a checkpoint, the latest by default", act=rollback, arguments="[NAME]", most=1
     ),
-    "fork": Word(summary="make N sessions that begin as this one is", act=fork, arguments="[N]", most=1),
-    "forks": Word(summary="list the sessions", act=show_forks),
-    "switch": Word(summary="go on in session N", act=switch, arguments="N", least=1, most=1),
-    "close": Word(summary="end fork N", act=close, arguments="N", least=1, most=1),
-    "files": Word(summary="list the files of the workspace", act=show_files),
-    "save": Word(summary="copy a file to a folder here", act=save, arguments="PATH DIR", least=2, most=2),
-    "limits": Word(summary="list the limits of a cell", act=show_limits),
-    "quit": Word(summary="leave, as Ctrl-D does", act=leave),
+    "fork": PromptCommand(summary="make N sessions that begin as this one is", act=fork, arguments="[N]", most=1),
+    "forks": PromptCommand(summary="list the sessions", act=show_forks),
+    "switch": PromptCommand(summary="go on in session N", act=switch, arguments="N", least=1, most=1),
+    "close": PromptCommand(summary="end fork N", act=close, arguments="N", least=1, most=1),
+    "files": PromptCommand(summary="list the files of the workspace", act=show_files),
+    "save": PromptCommand(summary="copy a file to a folder here", act=save, arguments="PATH DIR", least=2, most=2),
+    "limits": PromptCommand(summary="list the limits of a cell", act=show_limits),
+    "quit": PromptCommand(summary="leave, as Ctrl-D does", act=leave),
 }

@@ -9,7 +9,7 @@ from cloche.core.escape import escape, escape_line
 
 from .app import root
 from .options import json_option, option, sandbox_options
-from .output import READ_COLUMNS, Row, progress_shown, show
+from .output import READ_COLUMNS, Row, show, showing_progress
 
 if TYPE_CHECKING:
     from cloche.audit.verify import AuditState
@@ -126,7 +126,7 @@ def _build(backend: str, package: tuple[str, ...], as_json: bool) -> int:
     """
     from cloche.execution.registry import build_image
 
-    with progress_shown():
+    with showing_progress():
         line = build_image(backend, package)
     print(json.dumps({"backend": backend, "built": line}) if as_json else escape(line))
     return 0

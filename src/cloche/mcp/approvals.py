@@ -29,7 +29,7 @@ from mcp_types import (
 from pydantic import BaseModel, Field
 
 from cloche.agent.approval import ApprovalRequest, Decision, Risk
-from cloche.agent.terminal import cautions, rules_in_words
+from cloche.agent.terminal import describe_rules, warnings_about
 from cloche.core.escape import escape
 
 MOST_NAME_CHARS = 80
@@ -165,10 +165,10 @@ def question(request: ApprovalRequest, *, is_confirmation: bool = False) -> str:
     for name, value in request.arguments.items():
         if name in ("code", "command"):
             parts.append(_fenced(escape(str(value)), _language(request.arguments, name)))
-            parts += [line for line in (cautions(str(value)).rstrip("\n"),) if line]
+            parts += [line for line in (warnings_about(str(value)).rstrip("\n"),) if line]
         else:
             parts.append(f"{name}: {escape(str(value))}")
-    if rules := rules_in_words(request):
+    if rules := describe_rules(request):
         parts.append(f"rules: {escape(rules)}")
     if request.changes:
         parts.append("What changed since the last call:\n" + _fenced(escape(request.changes), "diff"))

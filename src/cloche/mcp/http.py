@@ -31,14 +31,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cloche.core.errors import BackendUnavailable, InvalidRequest
 
 from .server import StaticTokens
-from .sessions import IDLE_S, MOST_SESSIONS, share
+from .sessions import IDLE_S, MOST_SESSIONS, quota
 
 MOST_CONNECTIONS = 512
 MOST_BACKLOG = 128
 HEAD_S = 15.0  # a client that has not sent the head of a request by then will not
 BODY_S = 60.0  # nor the rest of it by then: 4 MiB at most, which is 70 kB a second
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-FAREWELL_S = 1
+SHUTDOWN_TIMEOUT_S = 1
 MOST_PORT = 65_535
 HEALTH = "/healthz"
 HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
@@ -169,7 +169,7 @@ def share_sessions(server: MCPServer[Any], most: int) -> None:
     verifier = server._token_verifier
     if not isinstance(verifier, StaticTokens) or verifier.count < 2:
         return
-    manager, most_each = server.session_manager, share(most, verifier.count)
+    manager, most_each = server.session_manager, quota(most, verifier.count)
     admit = manager._admit_session
 
     def admit_within_share(requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
@@ -211,7 +211,7 @@ async def serve_http(app: Starlette, *, host: str, port: int, path: str, has_tok
         where = f"http://{bracketed(host)}:{listener.getsockname()[1]}{path}"
         print(f"cloche: serving MCP at {where}", file=sys.stderr, flush=True)  # noqa: T201
         config = uvicorn.Config(
-            app, log_level="critical", access_log=False, timeout_graceful_shutdown=FAREWELL_S, ws="none",
+            app, log_level="critical", access_log=False, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S, ws="none",
             server_header=False, http=bounded(), backlog=backlog(),
         )  # fmt: skip
         await _serve(_Unsignalled(config), listener)

@@ -28,7 +28,7 @@ from cloche.config.keys import SandboxOptions
 from cloche.core.errors import InvalidRequest
 
 from .approvals import NotedStates, Spent, answered
-from .sessions import IDLE_S, MOST_SESSIONS, Sessions, share
+from .sessions import IDLE_S, MOST_SESSIONS, Sessions, quota
 from .tools import Serving, offered, session_tools
 
 FEWEST_CHARS = 16
@@ -108,7 +108,7 @@ def create_server(
         def make_for(owner: str | None, is_kept: bool) -> Toolbox:
             return make(room.share_of(owner) if room is not None and is_kept else False)
 
-        most_each = share(most_sessions, len(set(tokens)))
+        most_each = quota(most_sessions, len(set(tokens)))
         async with Sessions(make_for, most=most_sessions, idle_s=idle_s, most_each=most_each) as sessions:
             yield Serving(
                 sessions=sessions, spent=Spent(patience_s), asks_client=approve is None, patience_s=patience_s,

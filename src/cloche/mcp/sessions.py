@@ -26,12 +26,12 @@ from cloche.core.errors import InvalidRequest
 
 MOST_SESSIONS = 64
 IDLE_S = 1800.0
-LOOK_S = 5.0
+SWEEP_S = 5.0
 Make = Callable[[str | None, bool], Toolbox]  # of its owner, and whether it is still there after the call
 log = logging.getLogger("cloche.mcp")
 
 
-def share(most: int, owners: int) -> int:
+def quota(most: int, owners: int) -> int:
     """Return how many of `most` one of several owners may have, so that none of them can keep another one out."""
     return max(1, most // max(1, owners))
 
@@ -146,7 +146,7 @@ class Sessions:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(min(LOOK_S, self._idle_s))
+            await asyncio.sleep(min(SWEEP_S, self._idle_s))
             now = time.monotonic()
             for handle, session in tuple(self._open.items()):
                 if session.idles and not session.users and now - session.idle_since >= self._idle_s:

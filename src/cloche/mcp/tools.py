@@ -28,7 +28,7 @@ from pydantic import BaseModel, Field
 
 from cloche.agent import catalog
 from cloche.agent.answers import MOST_CHARS, Answer, clip, value_text
-from cloche.agent.catalog import Deed
+from cloche.agent.catalog import ToolAction
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import ClocheError, InvalidRequest
 from cloche.core.escape import utf8_safe
@@ -41,7 +41,7 @@ from .sessions import Sessions
 MOST_DEPTH = 64  # what takes messages apart stops at some depth
 TICK_S = 1.0
 STATELESS_VERSION = "2026-07-28"
-HOME = "cloche.session"  # where a connection keeps the handle of its own session
+OWN_SESSION = "cloche.session"  # where a connection keeps the handle of its own session
 
 
 class Told(BaseModel):
@@ -189,14 +189,14 @@ _SESSION = {
     "default": "",
 }
 # What each deed is called, and whether it only reads, may destroy, and does the same when done twice.
-_DEEDS: Mapping[Deed, tuple[str, bool, bool, bool]] = {
-    Deed.RUN: ("Run a program", False, True, False),
-    Deed.SHELL: ("Run a shell command", False, True, False),
-    Deed.HOST: ("Run a command on the host", False, True, False),
-    Deed.READ: ("Read a file", True, False, True),
-    Deed.LIST: ("List files", True, False, True),
-    Deed.WRITE: ("Write a file", False, True, True),
-    Deed.EDIT: ("Edit a file", False, True, False),
+_ANNOTATIONS: Mapping[ToolAction, tuple[str, bool, bool, bool]] = {
+    ToolAction.RUN: ("Run a program", False, True, False),
+    ToolAction.SHELL: ("Run a shell command", False, True, False),
+    ToolAction.HOST: ("Run a command on the host", False, True, False),
+    ToolAction.READ: ("Read a file", True, False, True),
+    ToolAction.LIST: ("List files", True, False, True),
+    ToolAction.WRITE: ("Write a file", False, True, True),
+    ToolAction.EDIT: ("Edit a file", False, True, False),
 }
 _TITLES: Mapping[str, str] = {
     "run_python_code": "Run Python",
@@ -207,7 +207,7 @@ _TITLES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ToolboxTarget:
     """Say which tools a call goes to, and whether their workspace is still there afterwards."""
 
     toolbox: Toolbox
@@ -246,11 +246,11 @@ class CatalogTool(OfferedTool):
                 self._check_kept(place, given)
                 if not place.is_kept and "restart" in self.parameters["properties"]:
                     self._take_restart(given)
-                return await self._approved_and_done(serving, place, given, context)
+                return await self._approve_and_run(serving, place, given, context)
         except ClocheError as error:
             return text_result(f"{type(error).__name__}: {error}", is_error=True)
 
-    def _check_kept(self, place: Place, given: Mapping[str, Any]) -> None:
+    def _check_kept(self, place: ToolboxTarget, given: Mapping[str, Any]) -> None:
         """Refuse what makes no sense in a workspace that is gone after the call."""
         path = given.get("path", ".")
         if place.is_kept or self.runs_code or not isinstance(path, str) or place.toolbox.has_root(path):
@@ -266,8 +266,8 @@ class CatalogTool(OfferedTool):
         if not isinstance(restart, bool | None):
             raise InvalidRequest(f"{self.tool_name}: restart must be of type boolean, not {type(restart).__name__}")
 
-    async def _approved_and_done(
-        self, serving: Serving, place: Place, given: dict[str, Any], context: Context[Any, Any]
+    async def _approve_and_run(
+        self, serving: Serving, place: ToolboxTarget, given: dict[str, Any], context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
         toolbox = place.toolbox
         request = toolbox.would_ask(self.tool_name, given) if serving.asks_client else None
@@ -305,7 +305,7 @@ class CatalogTool(OfferedTool):
 
 def offered(tool: catalog.Tool, *, reaches_out: bool) -> CatalogTool:
     """Return a tool of the catalog as it is offered."""
-    title, reads, destroys, repeats = _DEEDS[tool.deed]
+    title, reads, destroys, repeats = _ANNOTATIONS[tool.action]
     questions = {"approval": (Resolve(approvals.ask), True), "confirmation": (Resolve(approvals.confirm), True)}
     schema = tool.schema
     schema["properties"]["session"] = dict(_SESSION)
@@ -335,14 +335,14 @@ async def _never() -> None:
 
 
 @asynccontextmanager
-async def workspace(serving: Serving, context: Context[Any, Any], handle: object) -> AsyncIterator[Place]:
+async def workspace(serving: Serving, context: Context[Any, Any], handle: object) -> AsyncIterator[ToolboxTarget]:
     """Give the place that a call goes to. Raises InvalidRequest."""
     if not isinstance(handle, str):
         raise InvalidRequest(f"session must be of type string, not {type(handle).__name__}")
     sessions, owner = serving.sessions, owner_of()
-    found = handle or await _home(serving, context, owner)
+    found = handle or await _own_session(serving, context, owner)
     async with sessions.use(found, owner) if found else sessions.passing(owner) as toolbox:
-        yield Place(toolbox=toolbox, is_kept=bool(found))
+        yield ToolboxTarget(toolbox=toolbox, is_kept=bool(found))
 
 
 def owner_of() -> str | None:
@@ -351,7 +351,7 @@ def owner_of() -> str | None:
     return None if token is None else token.client_id
 
 
-async def _home(serving: Serving, context: Context[Any, Any], owner: str | None) -> str:
+async def _own_session(serving: Serving, context: Context[Any, Any], owner: str | None) -> str:
     """Return the handle of the session that goes with a connection, empty where every request stands alone."""
     if serving.is_single_client:
         return (await _once(serving, serving.home, owner))[0]
@@ -368,10 +368,10 @@ async def _home(serving: Serving, context: Context[Any, Any], owner: str | None)
 async def _once(serving: Serving, state: dict[str, Any], owner: str | None) -> tuple[str, bool]:
     """Return the handle that a state holds, of a session that is opened for it the first time; and whether it was."""
     async with serving.opening:
-        is_new = HOME not in state
+        is_new = OWN_SESSION not in state
         if is_new:
-            state[HOME] = await serving.sessions.open(owner, idles=False)
-    return str(state[HOME]), is_new
+            state[OWN_SESSION] = await serving.sessions.open(owner, idles=False)
+    return str(state[OWN_SESSION]), is_new
 
 
 async def open_session(context: Context[Any, Any]) -> CallToolResult:

@@ -55,7 +55,7 @@ class Gathered:
     def is_full(self) -> bool:
         return len(self.faults) >= MOST_FAULTS
 
-    def blame(self, path: str, problem: str) -> None:
+    def add_fault(self, path: str, problem: str) -> None:
         if not self.is_full:
             self.faults.append(Fault(file=path, problem=problem))
 
@@ -103,7 +103,7 @@ def _walk(root: int, fd: int, folder: str, found: Gathered) -> None:
             continue
         problem = _name_problem(entry)
         if problem:
-            found.blame(escape_name(path)[:MOST_SHOWN], problem)
+            found.add_fault(escape_name(path)[:MOST_SHOWN], problem)
             continue
         try:
             mode = os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode
@@ -112,7 +112,7 @@ def _walk(root: int, fd: int, folder: str, found: Gathered) -> None:
             else:
                 _take(root, fd, entry, path, mode, found)
         except OSError as error:
-            found.blame(path, f"cannot be read: {error.strerror}")
+            found.add_fault(path, f"cannot be read: {error.strerror}")
         if found.is_full:
             raise _Full
 
@@ -124,14 +124,14 @@ def _listed(fd: int, folder: str, found: Gathered) -> list[str]:
         for entry in entries:
             names.append(entry.name)
             if len(names) > MOST_FILES:
-                found.blame(folder or ".", f"holds more than {MOST_FILES} files")
+                found.add_fault(folder or ".", f"holds more than {MOST_FILES} files")
                 raise _Full
     return sorted(names)
 
 
 def _descend(root: int, fd: int, entry: str, path: str, found: Gathered) -> None:
     if path.count("/") + 1 > MOST_DEPTH:
-        found.blame(path, f"lies deeper than {MOST_DEPTH} folders")
+        found.add_fault(path, f"lies deeper than {MOST_DEPTH} folders")
         return
     with hostfs.descended(fd, (entry,)) as below:
         _walk(root, below, path, found)
@@ -139,7 +139,7 @@ def _descend(root: int, fd: int, entry: str, path: str, found: Gathered) -> None
 
 def _take(root: int, fd: int, entry: str, path: str, mode: int, found: Gathered) -> None:
     if len(found.files) >= MOST_FILES:
-        found.blame(path, f"is one file too many: a skill has at most {MOST_FILES}")
+        found.add_fault(path, f"is one file too many: a skill has at most {MOST_FILES}")
         raise _Full
     try:
         if stat.S_ISLNK(mode):
@@ -150,16 +150,16 @@ def _take(root: int, fd: int, entry: str, path: str, mode: int, found: Gathered)
             raise ValueError(f"is {_kind(mode)}; a skill has regular files and folders only")
         _check(facts)
     except ValueError as error:
-        found.blame(path, str(error))
+        found.add_fault(path, str(error))
         return
     if len(data) > MOST_FILE_BYTES:
-        found.blame(
+        found.add_fault(
             path, f"has {format_size(facts.st_size)}; a file of a skill has at most {format_size(MOST_FILE_BYTES)}"
         )
         return
     found.size += len(data)
     if found.size > MOST_BYTES:
-        found.blame(path, f"is too much: all files of a skill have at most {format_size(MOST_BYTES)} together")
+        found.add_fault(path, f"is too much: all files of a skill have at most {format_size(MOST_BYTES)} together")
         raise _Full
     is_program = bool(facts.st_mode & 0o100)
     found.files.append(InputFile(path=path, data=data, mode=_PROGRAM if is_program else _READ_ONLY))
@@ -234,7 +234,7 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundSkill:
     """Describe a skill of the search path. `is_hidden` says that an earlier folder has one of that name."""
 
     name: str
@@ -256,7 +256,7 @@ def search_path(settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys((standing, *named)))
 
 
-def find_skills(folders: Sequence[str]) -> Iterator[Found]:
+def find_skills(folders: Sequence[str]) -> Iterator[FoundSkill]:
     """Yield the skills in these folders, by folder and name; only their SKILL.md is read."""
     seen: set[str] = set()
     for folder in folders:
@@ -268,7 +268,7 @@ def find_skills(folders: Sequence[str]) -> Iterator[Found]:
                 card, faults = None, (Fault(file="", problem=str(error)),)
             if card is None and not faults:
                 continue
-            yield Found(
+            yield FoundSkill(
                 name=name, description=card.description if card else "", folder=path, faults=faults,
                 is_hidden=name in seen,
             )  # fmt: skip

@@ -26,7 +26,7 @@ MOST_DEPTH = 8
 MOST_NAME, MOST_DESCRIPTION, MOST_COMPATIBILITY = 64, 1024, 500
 MOST_METADATA, MOST_SCRIPTS, MOST_TEXT = 64, 64, 1024
 # What a skill may ask for of the limits, as a run takes them.
-LIMIT_WORDS = ("timeout", "memory", "cpus", "pids", "disk", "output_limit")
+LIMIT_KEYS = ("timeout", "memory", "cpus", "pids", "disk", "output_limit")
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SCRIPT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -216,7 +216,7 @@ def _read_limits(value: object, key: str) -> Iterator[Any]:
     for name, amount in value.items():
         known = isinstance(name, str) and _LIMIT_SPELLINGS.get(name)
         if not known:
-            yield _fault(f"{key}.{str(name)[:80]}", _unknown(str(name), LIMIT_WORDS))
+            yield _fault(f"{key}.{str(name)[:80]}", _unknown(str(name), LIMIT_KEYS))
             continue
         for found in _by_configuration(amount, f"{key}.{name}"):
             if isinstance(found, Fault):
@@ -314,7 +314,7 @@ def _script_faults(entry: object, where: str) -> Iterator[Fault]:
 # As configuration spells them, but for the fields of `Limits`.
 _LIMIT_SPELLINGS: Mapping[str, str] = {
     spelling: limit
-    for limit in LIMIT_WORDS
+    for limit in LIMIT_KEYS
     for spelling in BY_NAME[limit].readers()
     if spelling == limit or spelling != LIMIT_FIELDS[limit]
 }

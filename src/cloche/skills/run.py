@@ -33,10 +33,10 @@ from cloche.execution.prepare import Prepared, prepare_in_thread
 from cloche.execution.run import OnOutput, PreparedRequest, make_sink, prepare_request, run_once
 from cloche.sync import blocking
 
-from .manifest import LIMIT_WORDS
+from .manifest import LIMIT_KEYS
 from .skill import MANIFEST, Asked, Fault, Script, Skill
 
-_WORDS = {LIMIT_FIELDS[word]: word for word in LIMIT_WORDS}
+_KEY_OF_LIMIT = {LIMIT_FIELDS[key]: key for key in LIMIT_KEYS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +75,15 @@ class Terms:
     refusals: tuple[Fault, ...] = ()
 
 
-def agree(
-    skill: Skill, settings: Settings, *, strangers: Collection[Origin] = (), script: Script | None = None
+def decide_terms(
+    skill: Skill, settings: Settings, *, checkout: Collection[Origin] = (), script: Script | None = None
 ) -> Terms:
     """Return what holds for a skill, or for one script of it. `strangers` are the origins that may only tighten."""
     asked = skill.manifest.asked
-    wishes = wished_limits(asked)
+    wishes = requested_limits(asked)
     limits, table = {}, []
-    for word in LIMIT_WORDS:
-        limits[word], term = _limit(word, wishes.get(word), settings, strangers)
+    for key in LIMIT_KEYS:
+        limits[key], term = _limit(key, wishes.get(key), settings, checkout)
         table.append(term)
     scripts = skill.scripts if script is None else (script,)
     table += [
@@ -106,44 +106,46 @@ def agree(
     )
 
 
-def wished_limits(asked: Asked) -> dict[str, float]:
+def requested_limits(asked: Asked) -> dict[str, float]:
     """Return the amounts that a skill asks for: its preset's, below what it says itself."""
     preset = PRESETS[asked.preset].limits if asked.preset is not None else {}
-    return {_WORDS[field]: amount for field, amount in preset.items()} | dict(asked.limits)
+    return {_KEY_OF_LIMIT[field]: amount for field, amount in preset.items()} | dict(asked.limits)
 
 
-def _limit(word: str, wish: float | None, settings: Settings, strangers: Collection[Origin]) -> tuple[float, Term]:
-    field = LIMIT_FIELDS[word]
+def _limit(key: str, requested: float | None, settings: Settings, checkout: Collection[Origin]) -> tuple[float, Term]:
+    field = LIMIT_FIELDS[key]
     held: float = getattr(settings.limits, field)
-    origin, ceiling = settings.origins.get(word, DEFAULT), settings.ceilings.get(field)
-    capped_by = settings.origins.get(f"ceilings.{word}", "") if ceiling is not None else ""
-    amount, why = _weighed(wish, held, origin, strangers)
+    origin, ceiling = settings.origins.get(key, DEFAULT), settings.ceilings.get(field)
+    capped_by = settings.origins.get(f"ceilings.{key}", "") if ceiling is not None else ""
+    amount, why = _decide_limit(requested, held, origin, checkout)
     if ceiling is not None and amount > ceiling:
         amount, why = ceiling, f"lowered to the operator's ceiling ({capped_by})"
-    elif wish is not None and not why:
+    elif requested is not None and not why:
         has_no_bound = ceiling is None and amount > held
         why = "as the skill asks" + ("; the operator has set no ceiling" if has_no_bound else "")
     return amount, Term(
-        key=word,
-        default=format_limit(word, held),
+        key=key,
+        default=format_limit(key, held),
         origin=origin,
-        asked=format_limit(word, wish) if wish is not None else "",
-        ceiling=format_limit(word, ceiling) if ceiling is not None else "",
+        asked=format_limit(key, requested) if requested is not None else "",
+        ceiling=format_limit(key, ceiling) if ceiling is not None else "",
         ceiling_origin=capped_by,
-        result=format_limit(word, amount),
+        result=format_limit(key, amount),
         why=why,
     )
 
 
-def _weighed(wish: float | None, held: float, origin: Origin, strangers: Collection[Origin]) -> tuple[float, str]:
+def _decide_limit(
+    requested: float | None, held: float, origin: Origin, checkout: Collection[Origin]
+) -> tuple[float, str]:
     """Return the amount before ceilings, and why it is not what the skill asks for."""
-    if wish is None:
+    if requested is None:
         return held, ""
     if origin.first.kind in ("argument", "environment"):
-        return held, f"said for this run ({origin.first})" if held != wish else ""
-    if origin.first in strangers and held < wish:
+        return held, f"said for this run ({origin.first})" if held != requested else ""
+    if origin.first in checkout and held < requested:
         return held, "a file of the working directory tightens it"
-    return wish, ""
+    return requested, ""
 
 
 def _network(asked: Asked, settings: Settings) -> Term:
@@ -273,7 +275,7 @@ def _settings_for(options: SandboxOptions) -> Settings:
 
 def _agree(skill: Skill, settings: Settings, options: SandboxOptions, script: Script | None) -> Terms:
     places = ConfigPaths(environ=os.environ, config_file=options.get("config"))
-    return agree(skill, settings, strangers=checkout_origins(places), script=script)
+    return decide_terms(skill, settings, checkout=checkout_origins(places), script=script)
 
 
 async def arun_skill(
@@ -303,7 +305,7 @@ async def arun_skill(
         if terms.refusals:
             raise PolicyDenied(f"skill {skill.name}: {'; '.join(map(str, terms.refusals))}")
     prepared = await prepare_in_thread(**_agreed(options, terms))
-    job = await _job(skill, chosen, prepared, argv=argv, stdin=stdin, env=env, files=files)
+    job = await _prepare_run(skill, chosen, prepared, argv=argv, stdin=stdin, env=env, files=files)
     sink = make_sink(on_output, on_event)
     note_fallback(prepared.audit, prepared.notes)
     return await run_once(prepared, job, sink=sink, out=out, spill=spill)
@@ -326,7 +328,7 @@ def _agreed(options: SandboxOptions, terms: Terms) -> SandboxOptions:
     return cast("SandboxOptions", agreed)
 
 
-async def _job(
+async def _prepare_run(
     skill: Skill,
     script: Script,
     prepared: Prepared,

@@ -52,7 +52,7 @@ class Asks:
 def passes(gate: Gate, request: ApprovalRequest) -> bool:
     """Tell whether a gate lets a call through."""
     try:
-        asyncio.run(gate.pass_through(request))
+        asyncio.run(gate.approve(request))
     except ApprovalDenied:
         return False
     return True
@@ -67,7 +67,7 @@ def test_what_is_not_high_passes_without_being_asked(risk: Risk) -> None:
 def test_nobody_named_is_a_no_that_says_how_to_name_somebody() -> None:
     """The default denies."""
     with pytest.raises(ApprovalDenied, match=r"nobody was named .* pass approve="):
-        asyncio.run(Gate().pass_through(HIGH))
+        asyncio.run(Gate().approve(HIGH))
 
 
 def test_a_high_call_is_asked_for_each_time_unless_it_is_remembered() -> None:
@@ -127,7 +127,7 @@ def test_an_approver_that_fails_or_takes_too_long_is_a_no() -> None:
 
     assert not passes(Gate(fails), HIGH)
     with pytest.raises(ApprovalDenied, match=r"time-out: no answer within 0\.05 s"):
-        asyncio.run(Gate(sleeps, patience_s=0.05).pass_through(HIGH))
+        asyncio.run(Gate(sleeps, patience_s=0.05).approve(HIGH))
 
 
 def test_each_approval_is_an_event() -> None:
@@ -233,7 +233,7 @@ def test_a_yes_that_comes_too_late_is_a_no() -> None:
         return YES
 
     with pytest.raises(ApprovalDenied, match="time-out"):
-        asyncio.run(Gate(late, patience_s=0.05).pass_through(HIGH))
+        asyncio.run(Gate(late, patience_s=0.05).approve(HIGH))
 
 
 @pytest.mark.parametrize("patience", [None, float("nan"), float("inf"), 0, -1, "5", True])
@@ -257,7 +257,7 @@ def test_a_callback_that_never_returns_holds_up_nothing() -> None:
 
     async def main() -> None:
         gate = Gate(callback(lambda _: release.wait(120)), patience_s=0.3)
-        waiting = [asyncio.create_task(gate.pass_through(HIGH)) for _ in range(40)]
+        waiting = [asyncio.create_task(gate.approve(HIGH)) for _ in range(40)]
         await asyncio.sleep(0.05)
         await asyncio.wait_for(asyncio.to_thread(int), 30)
         done = await asyncio.gather(*waiting, return_exceptions=True)
@@ -277,7 +277,7 @@ def test_whatever_a_callback_raises_is_a_no(error: type[BaseException]) -> None:
         raise error
 
     with pytest.raises(ApprovalDenied, match="the approver failed"):
-        asyncio.run(Gate(callback(fails), patience_s=30).pass_through(HIGH))
+        asyncio.run(Gate(callback(fails), patience_s=30).approve(HIGH))
 
 
 def test_a_long_program_is_not_compared() -> None:

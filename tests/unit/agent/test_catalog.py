@@ -6,7 +6,16 @@ import pytest
 
 from cloche import InvalidRequest
 from cloche.agent.approval import Risk
-from cloche.agent.catalog import TOOLS, Tool, read_arguments, risk_of, told_live, told_with, tool_named, tools_of
+from cloche.agent.catalog import (
+    TOOLS,
+    Tool,
+    describe_with_interpreters,
+    describe_with_languages,
+    read_arguments,
+    risk_of,
+    tool_named,
+    tools_of,
+)
 from cloche.config.keys import SandboxOptions
 
 FILES = ["read_file", "list_files", "write_file", "edit_file"]
@@ -85,7 +94,7 @@ OF_MODELS = {
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
 def test_no_tool_takes_what_makes_a_sandbox(tool: Tool) -> None:
     """None of the operator's keywords but `timeout`, which can only be shortened; each is refused by name."""
-    tool = told_live(tool, tool.languages)
+    tool = describe_with_interpreters(tool, tool.languages)
     assert set(tool.properties) <= OF_MODELS
     given = {name: "x" for name, about in tool.properties.items() if "default" not in about}
     keywords = {*SandboxOptions.__annotations__, "env", "files", "argv", "stdin", "approve", "roots", "cwd", "user"}
@@ -104,14 +113,14 @@ LIVE = {
 @pytest.mark.parametrize("name", TOOLS)
 def test_each_tool_is_told_where_interpreters_go_on(name: str) -> None:
     """Those that run programs take `restart` besides, a truth value, and say in which languages; no other changes."""
-    tool, live = TOOLS[name], told_live(TOOLS[name], ("python", "javascript", "bash"))
+    tool, live = TOOLS[name], describe_with_interpreters(TOOLS[name], ("python", "javascript", "bash"))
     if name not in LIVE:
         assert live is tool
         return
     assert set(live.properties) == {*tool.properties, "restart"}
     assert f"In {LIVE[name]} so are variables" in live.description
     assert ("Other languages begin anew" in live.description) is (name != "run_python_code")
-    assert (live.tiers, live.deed, live.languages) == (tool.tiers, tool.deed, tool.languages)
+    assert (live.tiers, live.action, live.languages) == (tool.tiers, tool.action, tool.languages)
     assert read_arguments(live, {"code": "1"})["restart"] is False
     assert read_arguments(live, {"code": "1", "restart": True})["restart"] is True
     for wrong in (1, 0, "true", [], 1.0):
@@ -123,7 +132,7 @@ def test_each_tool_is_told_where_interpreters_go_on(name: str) -> None:
 @pytest.mark.parametrize("name", TOOLS)
 def test_each_tool_is_told_where_none_go_on(name: str) -> None:
     """What runs programs says so; nothing takes another argument."""
-    tool, told = TOOLS[name], told_live(TOOLS[name], ())
+    tool, told = TOOLS[name], describe_with_interpreters(TOOLS[name], ())
     assert told.properties is tool.properties
     assert told.description.endswith("earlier ones are not there.") is (name in LIVE)
 
@@ -152,13 +161,13 @@ def test_a_name_that_is_no_text_is_an_error(name: object) -> None:
 
 def test_languages_that_cannot_run_are_not_offered() -> None:
     """Neither in the schema nor in words; a tool that has none left stays as it is, and says why when it is called."""
-    tool = told_with(TOOLS["run_code"], ("python", "bash", "csharp"))
+    tool = describe_with_languages(TOOLS["run_code"], ("python", "bash", "csharp"))
     assert tool.properties["language"] == {**TOOLS["run_code"].properties["language"], "enum": ["python", "bash"]}
     assert tool.languages == ("python", "bash")
     with pytest.raises(InvalidRequest, match="language 'typescript' is not one of: python, bash"):
         read_arguments(tool, {"code": "1", "language": "typescript"})
-    alone = told_with(TOOLS["code.execute"], ("python",))
+    alone = describe_with_languages(TOOLS["code.execute"], ("python",))
     assert "language" not in alone.properties
     assert "C#" not in alone.description
     for name in ("run_python_code", "os.execute_sandboxed", "read_file"):
-        assert told_with(TOOLS[name], ("ruby",)) is TOOLS[name]
+        assert describe_with_languages(TOOLS[name], ("ruby",)) is TOOLS[name]

@@ -18,7 +18,7 @@ from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
 from cloche.agent.answers import Answer, Image
-from cloche.agent.catalog import TOOLS, Tool, read_arguments, told_live
+from cloche.agent.catalog import TOOLS, Tool, describe_with_interpreters, read_arguments
 from cloche.agent.exports import (
     answer_anthropic,
     answer_openai,
@@ -31,7 +31,10 @@ from cloche.agent.exports import (
 from cloche.agent.toolbox import Toolbox
 
 # As they are in a table, and as they are where interpreters go on.
-TOLD = (*TOOLS.values(), *(told_live(tool, ("python", "javascript", "bash")) for tool in TOOLS.values()))
+TOLD = (
+    *TOOLS.values(),
+    *(describe_with_interpreters(tool, ("python", "javascript", "bash")) for tool in TOOLS.values()),
+)
 # What OpenAI's strict mode takes in a schema; `default`, say, is refused with the whole request.
 STRICT = {
     "type",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloche import InvalidRequest
-from cloche.agent.interpreters import Room, choose
+from cloche.agent.interpreters import Room, choose_eviction
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class Lodger:
     is_alive: bool = True
     heard: list[str] = field(default_factory=list)
 
-    async def put_away(self, why: str) -> None:
+    async def evict(self, why: str) -> None:
         self.heard.append(why)
         self.is_alive = False
 
@@ -55,7 +55,7 @@ def _lodgers(told: str) -> list[Lodger]:
 def test_who_makes_room(there: str, owner: str, expected: int | None) -> None:
     """Of what is not at work: the least recently used of whoever has most; nobody falls below an equal share."""
     lodgers = _lodgers(there)
-    assert choose(lodgers, owner) is (None if expected is None else lodgers[expected])
+    assert choose_eviction(lodgers, owner) is (None if expected is None else lodgers[expected])
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -72,15 +72,15 @@ def test_there_are_never_more_than_there_is_room_for() -> None:
     async def work() -> None:
         room, lodgers = Room(most=2), [Lodger() for _ in range(3)]
         for one in lodgers:
-            async with room.stay(one):
+            async with room.hold_entry(one):
                 assert one.is_busy
         assert [one.is_alive for one in lodgers] == [False, True, True]
         assert "least recently" in lodgers[0].heard[0]
         assert "at most 2" in lodgers[0].heard[0]
-        async with room.stay(lodgers[1]):
+        async with room.hold_entry(lodgers[1]):
             pass
         lodgers[0].is_alive = True
-        async with room.stay(lodgers[0]):
+        async with room.hold_entry(lodgers[0]):
             pass
         assert [one.is_alive for one in lodgers] == [True, True, False]
 
@@ -94,11 +94,11 @@ def test_who_cannot_be_put_away_is_waited_for() -> None:
         room, first, second, third = Room(most=1), Lodger(), Lodger(), Lodger()
 
         async def stay(one: Lodger) -> None:
-            async with room.stay(one):
+            async with room.hold_entry(one):
                 pass
 
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(room.stay(first))
+            await stack.enter_async_context(room.hold_entry(first))
             given_up, waiting = asyncio.ensure_future(stay(third)), asyncio.ensure_future(stay(second))
             for _ in range(3):
                 await asyncio.sleep(0)
@@ -115,12 +115,12 @@ def test_what_has_ended_or_left_needs_no_room() -> None:
 
     async def work() -> None:
         room, first, second, third = Room(most=1), Lodger(), Lodger(), Lodger()
-        async with room.stay(first):
+        async with room.hold_entry(first):
             first.is_alive = False
-        async with room.stay(second):
+        async with room.hold_entry(second):
             pass
-        room.leave(second)
-        async with room.stay(third):
+        room.remove_entry(second)
+        async with room.hold_entry(third):
             pass
         assert first.heard == second.heard == []
 

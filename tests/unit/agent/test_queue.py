@@ -25,7 +25,7 @@ YES = Decision(is_approved=True, by="test")
 def passes(gate: Gate, request: ApprovalRequest) -> bool:
     """Tell whether a gate lets a call through."""
     try:
-        asyncio.run(gate.pass_through(request))
+        asyncio.run(gate.approve(request))
     except ApprovalDenied:
         return False
     return True
@@ -97,7 +97,7 @@ def test_a_queue_is_its_owners_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         queue = ApprovalQueue(path)
-        assert not asyncio.run(Gate(queue, patience_s=0.1).pass_through(replace(HIGH, risk=Risk.LOW)))
+        assert not asyncio.run(Gate(queue, patience_s=0.1).approve(replace(HIGH, risk=Risk.LOW)))
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o600

@@ -21,7 +21,7 @@ from cloche.audit import verify as verify_verify
 from cloche.audit.chain import FIRST, MOST_LINE_BYTES, bounded, line_after
 from cloche.audit.log import Audit, acting, audit_for, sha256_of
 from cloche.audit.redaction import Redactor
-from cloche.audit.verify import KeptHead, Reading, read_heads, verify
+from cloche.audit.verify import ExpectedHead, Reading, read_heads, verify
 from cloche.audit.writer import load
 from cloche.config.keys import Settings
 from cloche.core.enforcement import Level
@@ -141,7 +141,7 @@ def test_heads_of_any_time_are_found(audit: Audit, folder: Path) -> None:
     links = [audit.record("start", number=number) for number in range(5)]
     text = f"# kept elsewhere\n{links[0]}\n2026-01-01 {links[2]}\n{links[4].hash}\n\n"
     assert verify(str(folder), heads=read_heads(text, name="")).is_whole
-    assert not verify(str(folder), heads=[KeptHead(seq=None, hash="ab" * 32)]).is_whole
+    assert not verify(str(folder), heads=[ExpectedHead(seq=None, hash="ab" * 32)]).is_whole
     with pytest.raises(InvalidRequest, match="no head"):
         read_heads("something", name="file")
 
@@ -304,7 +304,7 @@ def test_a_reader_does_not_wait_for_ever(audit: Audit, folder: Path, monkeypatch
     """A process that was stopped while it held the lock is named as what it waits for."""
     fill(audit, 1)
     for module in (writer, verify_verify):
-        monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+        monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.05)
     with (folder / "audit.jsonl").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         for read in (lambda: verify(str(folder)), audit.head):
@@ -448,7 +448,7 @@ def test_settings_and_doors_say_whether_it_is_on(monkeypatch: pytest.MonkeyPatch
     found = audit_for(Settings(audit=True, audit_folder="/somewhere", audit_keep=("code",)))
     assert found is not None
     assert (found.folder, found.keep) == ("/somewhere", ("code",))
-    monkeypatch.setattr(log, "_door", "cli")
+    monkeypatch.setattr(log, "_front_end", "cli")
     assert audit_for(Settings()) is not None
     assert audit_for(Settings(audit=False)) is None
 

@@ -14,7 +14,7 @@ import pytest
 from cloche.audit import prune as prune_prune
 from cloche.audit import writer
 from cloche.audit.log import Audit, audit_for
-from cloche.audit.prune import LOOK_AGAIN_S, Artifact, Bounds, chosen_of, prune, prune_when_due
+from cloche.audit.prune import CHECK_EVERY_S, Artifact, Bounds, chosen_of, prune, prune_when_due
 from cloche.audit.redaction import Redactor
 from cloche.audit.verify import verify
 from cloche.audit.writer import load
@@ -183,7 +183,7 @@ def test_who_keeps_waits_for_who_removes(audit: Audit, monkeypatch: pytest.Monke
     place = os.open(Path(audit.folder) / "audit-artifacts", os.O_RDONLY)
     fcntl.flock(place, fcntl.LOCK_EX)
     for module in (writer, prune_prune):
-        monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+        monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 0.05)
     os.utime(path_of(audit, digest), (0, 0))
     with pytest.raises(AuditFailed, match="lock"):
         audit.store("code", "shared", NOBODYS)
@@ -234,7 +234,7 @@ def test_what_is_too_old_goes_by_itself_once_an_hour(audit: Audit) -> None:
     for is_due in (True, False, True):
         old = keep(audit, f"old {is_due}", age_s=40 * DAY_S)
         if stamp.exists() and is_due:
-            os.utime(stamp, (0, time.time() - 2 * prune_prune.EVERY_S))
+            os.utime(stamp, (0, time.time() - 2 * prune_prune.PRUNE_EVERY_S))
         ours = audit_for(settings)
         assert ours is not None
         ours._prune_at = 0.0
@@ -256,7 +256,7 @@ def test_little_is_done_at_once_until_all_is_done(audit: Audit) -> None:
     while (pruned := prune_when_due(audit, most_age_s=DAY_S, most_bytes=None, bounds=FEW)) is not None:
         rounds.append((pruned.removed, pruned.is_cut))
         assert prune_when_due(audit, most_age_s=DAY_S, most_bytes=None, bounds=FEW) is None
-        os.utime(stamp, (0, time.time() - 2 * LOOK_AGAIN_S))
+        os.utime(stamp, (0, time.time() - 2 * CHECK_EVERY_S))
     assert rounds == [(8, True), (8, True), (4, False)]
     events = [json.loads(line) for line in lines_of(Path(audit.folder))]
     assert [event["count"] for event in events if event["kind"] == "removal"] == [3, 3, 2, 3, 3, 2, 3, 1]

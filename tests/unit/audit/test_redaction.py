@@ -150,7 +150,7 @@ def test_a_secret_of_several_lines_is_found_by_its_lines() -> None:
 
 def test_names_with_secrets_in_them_are_written_without() -> None:
     """What stands under them stays, if it is none."""
-    assert Redactor({"A_TOKEN": "correct-horse"}, environ={}).plain({"correct-horse": "x"}) == {REDACTED: "x"}
+    assert Redactor({"A_TOKEN": "correct-horse"}, environ={}).clean({"correct-horse": "x"}) == {REDACTED: "x"}
 
 
 def test_short_and_plain_values_are_no_secrets() -> None:
@@ -181,7 +181,7 @@ def test_members_with_secret_names_are_taken_out_whole() -> None:
     """In nested data, too; numbers stay."""
     told = {"list": [{"password": "x"}], "tokens": 12, "deep": {"api_key": "y", "name": "z"}}
     expected = {"list": [{"password": REDACTED}], "tokens": 12, "deep": {"api_key": REDACTED, "name": "z"}}
-    assert Redactor({}, environ={}).plain(told) == expected
+    assert Redactor({}, environ={}).clean(told) == expected
 
 
 SECRET = 'Corr3ct&Horse <"9/ä'
@@ -261,7 +261,7 @@ def test_an_argument_behind_its_option_is_found_in_a_list() -> None:
     """As arguments of a command are given."""
     told = {"argv": ["tool", "--password", "hunter22", "-v", "--name", "x"], "other": ("--api-key", 7)}
     expected = {"argv": ["tool", "--password", REDACTED, "-v", "--name", "x"], "other": ["--api-key", 7]}
-    assert Redactor({}, environ={}).plain(told) == expected
+    assert Redactor({}, environ={}).clean(told) == expected
 
 
 PIECES = (

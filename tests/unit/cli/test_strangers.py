@@ -15,7 +15,7 @@ from cloche.audit.verify import AuditState
 from cloche.cli.audit import _row, _write
 from cloche.cli.output import PlainFormatter, Writer, guarded, say, show
 from cloche.cli.run import conclude_fix
-from cloche.cli.session import tell
+from cloche.cli.session import print_line
 from cloche.cli.skill import check_skill, show_skills
 from cloche.cli.system import audit_lines
 from cloche.core.errors import InvalidRequest
@@ -74,7 +74,7 @@ PRINTED: dict[str, Callable[[], object]] = {
     "a word about the run": lambda: say(EVIL),
     "an error": lambda: guarded(_fail),
     "an error and where it was": lambda: guarded(_fail, debug=True),
-    "a line of the session's prompt": lambda: tell(EVIL),
+    "a line of the session's prompt": lambda: print_line(EVIL),
     "a diff of auto-fix": lambda: conclude_fix(REPORT),
     "a row of the audit log": lambda: show(
         [_row({"seq": 1, "time": EVIL, "kind": EVIL, "status": EVIL, "code_sha256": EVIL, "backend": EVIL})],

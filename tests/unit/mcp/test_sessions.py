@@ -11,7 +11,7 @@ import pytest
 
 from cloche.agent.toolbox import Toolbox
 from cloche.core.errors import InvalidRequest
-from cloche.mcp.sessions import Sessions, share
+from cloche.mcp.sessions import Sessions, quota
 
 
 def _toolbox(_owner: str | None, _is_kept: bool) -> Toolbox:
@@ -93,7 +93,7 @@ def test_one_owner_does_not_keep_the_others_out() -> None:
 @pytest.mark.parametrize(("most", "owners", "each"), [(64, 0, 64), (64, 1, 64), (64, 2, 32), (64, 3, 21), (2, 5, 1)])
 def test_owners_have_equal_shares(most: int, owners: int, each: int) -> None:
     """All of them together never want more than there is, unless there is less than one for each."""
-    assert share(most, owners) == each
+    assert quota(most, owners) == each
 
 
 def test_a_session_that_idles_is_closed() -> None:

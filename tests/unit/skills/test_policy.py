@@ -10,7 +10,7 @@ from cloche.config.keys import ARGUMENT, DEFAULT, Origin, Settings
 from cloche.core.enforcement import Control, Level
 from cloche.core.limits import GIB, MIB, Limits
 from cloche.core.policy import Policy
-from cloche.skills.run import Term, Terms, agree
+from cloche.skills.run import Term, Terms, decide_terms
 from cloche.skills.skill import Asked, Card, Manifest, Script, Skill
 
 FILE, CHECKOUT = Origin("/home/op/.config/cloche/cloche.yaml"), Origin("/srv/checkout/cloche.yaml")
@@ -69,7 +69,7 @@ def test_an_amount_is_the_skills_within_the_operators_ceiling(
         origins={"memory": origin, "ceilings.memory": FILE},
         ceilings={} if ceiling is None else {"memory_bytes": ceiling},
     )
-    terms = agree(skill_asking(limits={} if wish is None else {"memory": wish}), settings, strangers={CHECKOUT})
+    terms = decide_terms(skill_asking(limits={} if wish is None else {"memory": wish}), settings, strangers={CHECKOUT})
     assert terms.limits["memory"] == result
     assert why in term(terms, "memory").why
     assert bool(why) == bool(term(terms, "memory").why)
@@ -87,13 +87,13 @@ def test_no_wish_passes_a_ceiling() -> None:
         "output_bytes": 99,
     }
     huge = dict.fromkeys(("timeout", "memory", "cpus", "pids", "disk", "output_limit"), 1e9)
-    terms = agree(skill_asking(limits=huge), Settings(ceilings=ceilings))
+    terms = decide_terms(skill_asking(limits=huge), Settings(ceilings=ceilings))
     assert list(terms.limits.values()) == list(ceilings.values())
 
 
 def test_a_preset_is_below_what_the_skill_says_itself() -> None:
     """A preset in a manifest stands for its amounts; the manifest's own limits win."""
-    terms = agree(skill_asking(preset="minimal", limits={"timeout": 5.0}), Settings())
+    terms = decide_terms(skill_asking(preset="minimal", limits={"timeout": 5.0}), Settings())
     assert (terms.limits["memory"], terms.limits["timeout"], terms.limits["pids"]) == (128 * MIB, 5.0, 64)
 
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_lowered_is_refused(
     asked: dict[str, Any], settings: dict[str, Any], key: str, told: str
 ) -> None:
     """The refusal names the key, what is asked for, and what stands against it; there is no result."""
-    terms = agree(skill_asking(**asked), Settings(**settings))
+    terms = decide_terms(skill_asking(**asked), Settings(**settings))
     found = [fault for fault in terms.refusals if fault.key == key]
     assert len(found) == 1
     assert told in found[0].problem
@@ -131,20 +131,22 @@ def test_what_cannot_be_lowered_is_refused(
 
 def test_all_refusals_come_at_once() -> None:
     """Nothing hides behind the first one."""
-    terms = agree(skill_asking(network="open", packages="auto", tools=("os.execute",), runtime="csharp"), Settings())
+    terms = decide_terms(
+        skill_asking(network="open", packages="auto", tools=("os.execute",), runtime="csharp"), Settings()
+    )
     assert [fault.key for fault in terms.refusals] == ["network", "packages", "runtime", "tools"]
 
 
 def test_tools_and_languages_are_granted_where_the_operator_has_them() -> None:
     """Tier 4 has `os.execute`, and C# is a language where policy names it."""
     settings = Settings(tier=4, backend="local", policy=Policy(languages=("csharp",)))
-    assert not agree(skill_asking(tools=("os.execute",), runtime="csharp"), settings).refusals
+    assert not decide_terms(skill_asking(tools=("os.execute",), runtime="csharp"), settings).refusals
 
 
 def test_a_skill_of_the_operators_own_may_have_the_host() -> None:
     """Where tier 4 or an argument says the host, a skill that is marked as trusted runs there; none marks itself."""
     settings = Settings(tier=4, backend="none", policy=Policy(trusted=True))
-    assert term(agree(skill_asking(), settings), "backend").result == "none"
+    assert term(decide_terms(skill_asking(), settings), "backend").result == "none"
     assert "trusted" not in Asked.__dataclass_fields__
 
 
@@ -152,9 +154,9 @@ def test_what_both_require_is_joined() -> None:
     """The higher level holds, and every control."""
     asked = skill_asking(require_level=Level.CONFINED, require_controls=(Control.PIDS,))
     settings = Settings(policy=Policy(require_level=Level.JAIL, require_controls=(Control.MEMORY,)))
-    assert agree(asked, settings).require == ("jail", "memory", "pids")
-    assert agree(asked, Settings()).require == ("confined", "pids")
-    assert agree(skill_asking(), Settings()).require == ()
+    assert decide_terms(asked, settings).require == ("jail", "memory", "pids")
+    assert decide_terms(asked, Settings()).require == ("confined", "pids")
+    assert decide_terms(skill_asking(), Settings()).require == ()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_what_both_require_is_joined() -> None:
 )
 def test_a_skill_that_names_no_host_has_no_network(asked: dict[str, Any], network: Any, is_demanded: bool) -> None:
     """Also where the operator's other runs have one; an empty list of hosts is none."""
-    terms = agree(skill_asking(**asked), Settings(policy=Policy(network=network)))
+    terms = decide_terms(skill_asking(**asked), Settings(policy=Policy(network=network)))
     assert (term(terms, "network").result, terms.is_network_demanded, terms.refusals) == ("off", is_demanded, ())
 
 
@@ -177,4 +179,4 @@ def test_one_script_is_judged_by_its_own_language() -> None:
     settings = Settings(policy=Policy(languages=("python",)))
     two = (Script(name="a", path="a.py", runtime="python"), Script(name="b", path="b.rb", runtime="ruby"))
     skill = Skill(card=Card(name="x", description="x"), manifest=Manifest(), folder="/x", scripts=two)
-    assert [len(agree(skill, settings, script=script).refusals) for script in (None, *two)] == [1, 0, 1]
+    assert [len(decide_terms(skill, settings, script=script).refusals) for script in (None, *two)] == [1, 0, 1]

@@ -35,7 +35,7 @@ CHECKS: tuple[Check, ...] = (
     *sandbox.CHECKS,
     *truth.CHECKS,
 )
-PATIENCE_S = 240.0
+CHECK_TIMEOUT_S = 240.0
 
 
 class Outcome(enum.StrEnum):
@@ -157,12 +157,12 @@ async def _row(check: Check, subject: Subject, deviation: str | None) -> Row:
 async def _broken_by(check: Check, subject: Subject) -> str:
     """Return what broke the claim; empty when it was kept."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
             await check.attempt(subject)
     except Broken as error:
         return str(error)
     except TimeoutError:
-        return f"no answer within {PATIENCE_S:g} s"
+        return f"no answer within {CHECK_TIMEOUT_S:g} s"
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"

@@ -30,11 +30,11 @@ from .subject import (
     expect_ok,
     expect_that,
     has_file,
+    leaks,
     least_s,
-    leftovers,
     named_processes,
     python,
-    shown,
+    short_repr,
     timed_out,
 )
 
@@ -234,10 +234,10 @@ async def _streaming(subject: Subject) -> None:
         chunks = [event for event in events if isinstance(event, OutputChunk)]
         for stream, whole in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
             expect(f"the chunks of {stream}", b"".join(e.data for e in chunks if e.stream == stream), whole)
-        await _expect_word_meanwhile(sandbox)
+        await _expect_output_while_running(sandbox)
 
 
-async def _expect_word_meanwhile(sandbox: OpenSandbox) -> None:
+async def _expect_output_while_running(sandbox: OpenSandbox) -> None:
     """Let a program speak and go on for a minute: how late its word comes says nothing, but that it still runs does."""
     heard: list[Event] = []
     code = "import time; print('first', flush=True); time.sleep(70); print('last')"
@@ -245,7 +245,7 @@ async def _expect_word_meanwhile(sandbox: OpenSandbox) -> None:
         await asyncio.wait([running], timeout=1.0)  # whoever keeps all to the end hands it out, and has ended, at once
         words = b"".join(event.data for event in heard if isinstance(event, OutputChunk))
         is_meanwhile = words == b"first\n" and not running.done()
-    expect_that(is_meanwhile, f"the first output did not come while the code ran; heard was {shown(words)}")
+    expect_that(is_meanwhile, f"the first output did not come while the code ran; heard was {short_repr(words)}")
 
 
 async def _closed(subject: Subject) -> None:
@@ -270,7 +270,7 @@ LOCKS = "os.mkdir('d'); open('d/f', 'w'); [os.chmod(path, 0) for path in ('d/f',
 async def _nothing_left(subject: Subject) -> None:
     """Let runs end in every way, then look for anything of theirs on this host."""
     await subject.drain()
-    before = leftovers()
+    before = leaks()
     token = f"left-{secrets.token_hex(6)}"
     daemon = f"import os\nif os.fork() == 0:\n    os.setsid()\n    os.execvp('sleep', ['{token}', '300'])\n"
     sleeper = f"{daemon}\nprint('up', flush=True)\nopen('up', 'w').close()\nimport time; time.sleep(100)"
@@ -296,9 +296,9 @@ async def _nothing_left(subject: Subject) -> None:
 
     gc.collect()  # results in cycles would hold their files a little longer
     await subject.drain()
-    gone = await eventually(lambda: not named_processes(token) and leftovers() <= before)
+    gone = await eventually(lambda: not named_processes(token) and leaks() <= before)
     if not gone:
-        raise Broken(f"left behind: {sorted(leftovers() - before)} {named_processes(token)}")
+        raise Broken(f"left behind: {sorted(leaks() - before)} {named_processes(token)}")
 
 
 async def _no_descriptors_left(subject: Subject) -> None:

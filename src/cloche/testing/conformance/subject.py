@@ -29,9 +29,9 @@ from cloche.core.result import Result, Status
 GENEROUS = Limits(timeout_s=60, memory_bytes=256 * MIB, cpus=2, disk_bytes=64 * MIB)
 # How long a program is given, one try after the other, to do what it does first, where nothing but time can tell.
 TRIES_S = (2.0, 4.0, 8.0, 16.0, 32.0)
-WORD_S = 50.0  # how long a program's first word is waited for that then goes on for longer
+FIRST_OUTPUT_S = 50.0  # how long a program's first word is waited for that then goes on for longer
 # Where sandboxes of this process leave their name: `cloche-<pid>-...`, see `backends.garbage_collection`.
-_PLACES = ("/dev/shm", "/run", "/var/tmp")
+_FOLDERS = ("/dev/shm", "/run", "/var/tmp")
 
 
 class Broken(Exception):
@@ -66,7 +66,7 @@ class Subject:
         async with self.open(**limits) as sandbox:
             if isinstance(sandbox, SupportsSingleRun):
                 sandbox.expect_single_run()
-            return await run_telling(sandbox, request, sink)
+            return await run_with_events(sandbox, request, sink)
 
     async def drain(self) -> None:
         """Let the backend end what it keeps ready for later runs: that is none of one run's leftovers."""
@@ -123,7 +123,7 @@ def command(*argv: str) -> Request:
 def expect(what: str, seen: object, wanted: object) -> None:
     """Break the claim unless what was seen is what was wanted."""
     if seen != wanted:
-        raise Broken(f"{what} is {shown(seen)}, not {shown(wanted)}")
+        raise Broken(f"{what} is {short_repr(seen)}, not {short_repr(wanted)}")
 
 
 def expect_that(holds: object, otherwise: str) -> None:
@@ -141,16 +141,16 @@ def expect_ok(result: Result) -> Result:
 
 def describe(result: Result) -> str:
     """Say in one line how a run ended."""
-    return f"{result.status} (exit code {result.exit_code}): {shown(result.stderr or result.stdout)}"
+    return f"{result.status} (exit code {result.exit_code}): {short_repr(result.stderr or result.stdout)}"
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value's repr, at most a line long: the end of a long one, where a traceback says what it was."""
     text = repr(value)
     return text if len(text) <= 300 else f"{text[:60]} ... {text[-230:]}"
 
 
-async def run_telling(sandbox: OpenSandbox, request: Request, sink: Sink) -> Result:
+async def run_with_events(sandbox: OpenSandbox, request: Request, sink: Sink) -> Result:
     """Run one request; `sink` hears what happens if the sandbox says it."""
     if sink is not discard and isinstance(sandbox, SupportsStreaming):
         return await sandbox.run_streaming(request, sink)
@@ -172,10 +172,10 @@ async def at_work(
         if isinstance(event, OutputChunk):
             has_spoken.set()
 
-    running = asyncio.ensure_future(run_telling(sandbox, request, listen))
+    running = asyncio.ensure_future(run_with_events(sandbox, request, listen))
     speaking = asyncio.ensure_future(has_spoken.wait())
     try:
-        seconds = WORD_S if isinstance(sandbox, SupportsStreaming) else patience_s
+        seconds = FIRST_OUTPUT_S if isinstance(sandbox, SupportsStreaming) else patience_s
         await asyncio.wait([running, speaking], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         yield running
     finally:
@@ -262,7 +262,7 @@ def ends(
     return Check(name=name, family=family, claim=claim, attempt=attempt, rests_on=rests_on, alone=alone)
 
 
-def leftovers() -> frozenset[str]:
+def leaks() -> frozenset[str]:
     """Return a line for every process, mount, control group and folder that is this process's doing."""
     return frozenset([*_descendants(os.getpid()), *_mounts(), *_folders()])
 
@@ -301,7 +301,7 @@ def _mounts() -> list[str]:
 
 def _folders() -> list[str]:
     prefix = f"cloche-{os.getpid()}-"
-    places = {tempfile.gettempdir(), *_PLACES}
+    places = {tempfile.gettempdir(), *_FOLDERS}
     found = [f"{place}/{name}" for place in places for name in _listed(place) if name.startswith(prefix)]
     for folder, names, _ in os.walk("/sys/fs/cgroup"):
         found += [f"{folder}/{name}" for name in names if name.startswith(prefix)]

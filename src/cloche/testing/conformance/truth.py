@@ -316,12 +316,14 @@ ATTEMPTS: dict[Control, tuple[str, Attempt]] = {
     Control.SYSCALLS: ("dangerous system calls are refused", _syscalls),
     Control.IDENTITY: ("the guest's outside uid is neither ours nor 0", _identity),
 }
-_told, _wall = partial(Check, family="capabilities"), partial(Check, family="walls")
+_reported, _wall = partial(Check, family="capabilities"), partial(Check, family="walls")
 
 CHECKS: tuple[Check, ...] = (
-    _told(name="every control told", claim="each control has a state, with its mechanism or reason", attempt=_complete),
-    _told(name="capabilities agree", claim="capabilities and results tell the same", attempt=_agrees),
-    _told(name="require", claim="less than what is required is refused; what is there is not", attempt=_require),
+    _reported(
+        name="every control told", claim="each control has a state, with its mechanism or reason", attempt=_complete
+    ),
+    _reported(name="capabilities agree", claim="capabilities and results tell the same", attempt=_agrees),
+    _reported(name="require", claim="less than what is required is refused; what is there is not", attempt=_require),
     *(
         Check(
             name=f"{control} is true",
