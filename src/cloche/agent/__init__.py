@@ -9,6 +9,6 @@ and writes /memory and /configs; `answers` writes what the model reads.
 `exports` translates the tool list for OpenAI, Anthropic and plain functions; `functions` is `run_python_code`;
 `container` writes the `docker run` of an agent's own container.
 
-To be kept: without a yes in time the answer is no; an approval holds for exactly the call and the rules that were
-shown; a model can only ask for less than the operator set. Descriptions and hints may be changed without asking.
+Must not change: without a yes in time the answer is no; an approval holds for exactly the call and the rules that were
+displayed; a model can only ask for less than the operator set. Descriptions and hints may be changed freely.
 """

@@ -1,4 +1,4 @@
-"""What a model reads of one call: bounded output, how the run ended in words, hints, figures, where the rest is."""
+"""The answer to a model's call: bounded output, how the run ended, hints, figures, and where the full output is."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LOST = (
 )
 _STATE_KEPT = "The interpreter goes on, with what earlier calls defined."
 _PARTIAL = "Files may be missing from the result; write fewer, or one archive."
-# What a message of the program's own means here, where that is not plain.
+# Hints for error messages whose cause is the sandbox.
 _HINTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), hint)
     for pattern, hint in (
@@ -125,12 +125,12 @@ def _is_kept(result: Result) -> bool:
 
 
 def _ended(result: Result) -> str:
-    """Say how what went on for too long was ended: a session's cell is interrupted, as by Ctrl-C."""
+    """Say how a run over its limit was ended: a session's cell is interrupted, another run is killed."""
     return "Interrupted" if _is_kept(result) else "Killed"
 
 
 def images_of(result: Result) -> tuple[tuple[Image, ...], int]:
-    """Return the figures that a run showed, the first few that fit, and how many others it called a figure."""
+    """Return the figures of a run, the first few that fit, and how many were left out."""
     found: list[Image] = []
     left_out, bytes_left = 0, MOST_IMAGES_BYTES
     for output in result.outputs:
@@ -189,7 +189,7 @@ class Answer:
 
 
 async def answer_of(ran: CallResult, limits: Limits, save_output: SaveOutput, *, most_s: float) -> Answer:
-    """Return what is told of a run; `keep` puts away what is too long for that.
+    """Return the answer for a run; `save_output` stores what is too long for it.
 
     `most_s` is the longest time-out that could have been asked for.
     """

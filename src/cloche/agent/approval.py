@@ -25,7 +25,7 @@ from cloche.core.errors import ApprovalDenied, InvalidRequest
 
 PATIENCE_S = 300.0
 ON_HOST = "the host"  # what `runs_on` of the rules says where there is no sandbox
-CANCEL_TIMEOUT_S = 2.0  # for an approver that is no longer waited for, to tidy up
+CANCEL_TIMEOUT_S = 2.0  # for a cancelled approver to clean up
 MOST_COMPARED_LINES = 2_000  # comparing takes time with the square of it
 log = logging.getLogger("cloche.agent")
 
@@ -59,7 +59,7 @@ class ApprovalRequest:
 
     @property
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the call and its rules, in hex: what is remembered is this and nothing like it."""
+        """Return the SHA-256 of the call and its rules, in hex; a remembered approval holds for this value only."""
         data = {"tool": self.tool, "risk": int(self.risk), "arguments": dict(self.arguments), "rules": dict(self.rules)}
         return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -231,7 +231,7 @@ def changes_between(before: ApprovalRequest | None, now: ApprovalRequest) -> str
 
 
 def _lines_of(request: ApprovalRequest) -> list[str]:
-    """Return a call as lines of text, what is asked for before what will hold."""
+    """Return a call as lines of text, the arguments before the rules."""
     texts = [f"{name}: {value}" for name, value in request.arguments.items()]
     for name, rule in request.rules.items():
         parts = {f"{name}.{key}": value for key, value in rule.items()} if isinstance(rule, Mapping) else {name: rule}
@@ -240,12 +240,12 @@ def _lines_of(request: ApprovalRequest) -> list[str]:
 
 
 def _format_value(value: object) -> str:
-    """Return a rule's value as it is after a way through JSON, too."""
+    """Return a rule's value as text, the same before and after a round trip through JSON."""
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _decision_of(asking: asyncio.Future[object]) -> Decision:
-    """Return what an approver said; that it failed, was cancelled, or said anything but a Decision is a no."""
+    """Return an approver's decision; a failure, a cancellation, or anything but a Decision is a no."""
     if asking.cancelled():
         return Decision(is_approved=False, by="error", reason="the approver was cancelled")
     if error := asking.exception():
@@ -260,7 +260,7 @@ def _decision_of(asking: asyncio.Future[object]) -> Decision:
 
 
 async def _cancel(asking: asyncio.Future[object]) -> None:
-    """Cancel an approver, and wait a moment for it; what it says from now on comes too late."""
+    """Cancel an approver, and wait a moment for it; its answer no longer counts."""
     if asking.done():
         return
     asking.cancel()

@@ -1,7 +1,7 @@
 """The table of tools: names, descriptions for the model, arguments, actions, risks, and the tiers that have them.
 
-`read_arguments` checks what a model passes against a tool's schema: no unknown names, no other types. Risk depends on
-the place, not the name: code in a sandbox is HIGH, code on the host is CRITICAL. `with_tier` turns a tier into options
+`read_arguments` checks a model's arguments against a tool's schema: no unknown names, no other types. Risk depends on
+where code runs, not on the tool's name: in a sandbox HIGH, on the host CRITICAL. `with_tier` turns a tier into options
 of the sandbox.
 """
 
@@ -101,7 +101,7 @@ _SANDBOXED = (
     "limited time, memory and output. Files that it leaves in the workspace are still there in the next call."
 )
 
-# What a model is told instead, where there is no sandbox.
+# Descriptions of the tools where there is no sandbox.
 _ON_HOST: Mapping[ToolAction, str] = {
     ToolAction.RUN: "Run a program on the host itself, with no sandbox, and get what it prints. "
     "A human approves and confirms each call.",
@@ -224,19 +224,19 @@ def tool_named(name: str, tier: int, among: Iterable[Tool] | None = None) -> Too
     tool = TOOLS.get(name) or next((one for one in TOOLS.values() if one.wire_name == name), None)
     if tool is None:
         raise InvalidRequest(f"there is no tool {name!r}; tier {tier} has: {', '.join(one.name for one in have)}")
-    if tool not in have:  # by the table: how it is told makes no difference
+    if tool not in have:  # of the table: the description makes no difference
         tiers = " and ".join(map(str, tool.tiers))
         raise InvalidRequest(f"tier {tier} has no tool {name!r}: it is for tier {tiers}; choose that with tier=")
     return next((one for one in among or () if one.name == tool.name), tool)
 
 
 def describe_on_host(tool: Tool) -> Tool:
-    """Return a tool as it is described where the code that it runs has the host to itself."""
+    """Return the tool with the description for code that runs on the host."""
     return replace(tool, description=_ON_HOST.get(tool.action, tool.description))
 
 
 def describe_with_languages(tool: Tool, languages: Collection[str]) -> Tool:
-    """Return a tool as it is where some languages can run; one of which none can stays, to say why when called."""
+    """Return the tool limited to these languages; a tool without any of them stays, and says why when called."""
     have = tuple(name for name in tool.languages if name in languages)
     if tool.action is not ToolAction.RUN or have in ((), tool.languages):
         return tool
@@ -248,12 +248,12 @@ def describe_with_languages(tool: Tool, languages: Collection[str]) -> Tool:
 
 
 def describe_with_package_managers(tool: Tool) -> Tool:
-    """Return a tool as it is described where programs that install packages are shown."""
+    """Return the tool with the description for a sandbox that has package managers."""
     return replace(tool, description=tool.description.replace(_NO_MANAGERS, ""))
 
 
 def describe_with_interpreters(tool: Tool, languages: Collection[str]) -> Tool:
-    """Return a tool as it is where interpreters of some languages go on between calls."""
+    """Return the tool with the description for interpreters of some languages that keep state between calls."""
     with_interpreter = [name for name in tool.languages if name in languages]
     if tool.action is not ToolAction.RUN:
         return tool

@@ -237,7 +237,7 @@ class Roots:
 
 
 def _error_for_model(error: OSError, path: str) -> SandboxFileError:
-    """Return what a model is told; nothing of the host's own paths is in it."""
+    """Return the error for the model, without any path of the host."""
     if isinstance(error, hostfs.NotRegular):
         return SandboxFileRefused(f"{path} is no regular file", path=path)
     if isinstance(error, FileNotFoundError):

@@ -3,9 +3,9 @@
 What a call defined is there in the next one. Where the interpreter is gone (memory, a crash, idle for too long,
 evicted), the call starts a new one, and its answer says so and why. Files stay.
 
-Theory of operation: `choose` is pure. Given who is in the pool and who wants in, it names the one to evict: of those
-that are not busy, the least recently used one of the owner with most interpreters. So nobody evicts what another owner
-keeps within an equal share. Whatever waits, or ends an interpreter, happens after `choose` has returned.
+Theory of operation: `choose_eviction` is pure. Given the entries of the pool and the owner of a new one, it returns the
+entry to evict: of those that are not busy, the least recently used one of the owner with most interpreters. So nobody
+evicts another owner's interpreters within an equal share. All waiting, and ending an interpreter, happens afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_REASON_CHARS = 300
 
 
 class PoolEntry(Protocol):
-    """An entry of the pool, which stays between calls. `used_at` is the time of the last call, in seconds."""
+    """Be an entry of the pool. `used_at` is the time of the last call, in seconds."""
 
     owner: str | None
     is_busy: bool
@@ -45,7 +45,7 @@ class PoolEntry(Protocol):
         ...
 
     async def evict(self, why: str) -> None:
-        """End it (evict), unless it became busy meanwhile; `why` is for the next call of it."""
+        """End it, unless it became busy meanwhile; the next call of it is told `why`."""
         ...
 
 
@@ -86,7 +86,7 @@ class Room:
 
     @asynccontextmanager
     async def hold_entry(self, entry: PoolEntry) -> AsyncIterator[None]:
-        """Hold a place for an entry while it works and, if it is still alive then, until it is evicted.
+        """Add an entry to the pool while it works; if it is alive afterwards, it stays until it is evicted.
 
         Waits while everything that could be evicted is busy.
         """
@@ -100,13 +100,13 @@ class Room:
             self._prune()
 
     def remove_entry(self, entry: PoolEntry) -> None:
-        """Give up an entry's place."""
+        """Remove an entry from the pool."""
         if entry in self._entries:
             self._entries.remove(entry)
             self._wake()
 
     async def _claim(self, entry: PoolEntry) -> PoolEntry | None:
-        """Take a place for an entry; return the one to evict for it."""
+        """Add an entry, waiting while the pool is full; return the one to evict for it."""
         while True:
             self._entries = [one for one in self._entries if one.is_busy or one.is_alive]
             is_new = entry not in self._entries
@@ -128,7 +128,7 @@ class Room:
             await entry.evict(
                 f"it was put away as the one that was used least recently, to make room: at most {self.most} are kept"
             )
-        except Exception:  # not the affair of whose call this is; the other one's sandbox closes it in the end
+        except Exception:  # this call goes on; the other one's sandbox closes the interpreter in the end
             log.exception("an interpreter could not be put away")
 
     async def _wait_for_change(self) -> None:
@@ -162,7 +162,7 @@ class Interpreter:
         self.language, self.owner, self._idle_s = language, owner, idle_s
         self.is_busy, self.used_at = False, 0.0
         self._session: AsyncSession | None = None
-        self._has_state = False  # that a model was not told to be gone
+        self._has_state = False  # state whose loss was not reported to the model
         self._end_reason = self._unreported_reason = ""
         self._changing = asyncio.Lock()
 
@@ -177,9 +177,9 @@ class Interpreter:
         return self._session is not None
 
     async def make_ready(self, sandbox: AsyncSandbox, *, restart: bool) -> tuple[bool, str]:
-        """Be ready for a call; return whether by beginning anew, and why what earlier calls defined is gone.
+        """Make the interpreter ready for a call; return whether it is new, and why earlier state was lost.
 
-        That is said until a call has an answer to say it in: one that is cancelled or refused has none.
+        The reason is returned again until a call has an answer to report it in: a cancelled or refused one has none.
         """
         async with self._changing:
             session = self._session
@@ -212,7 +212,7 @@ class Interpreter:
         return result
 
     async def evict(self, why: str) -> None:
-        """End it, unless a call has come back to it; see `Tenant`."""
+        """End it, unless a call uses it; see `PoolEntry`."""
         async with self._changing:
             if self._session is not None and not self.is_busy:
                 self._end_reason = why
@@ -220,20 +220,18 @@ class Interpreter:
 
 
 class Interpreters:
-    """Run the code of one toolbox: calls take turns, and those of `languages` go on where the last one ended."""
+    """Run the code of one toolbox, one call at a time; those of `languages` run in an interpreter that keeps state."""
 
     def __init__(self, share: Share, languages: Collection[str]):
         self._share, self._languages = share, frozenset(languages)
         self._by_language: dict[str, Interpreter] = {}
-        self._without_interpreter: dict[
-            str, str
-        ] = {}  # languages that turned out to have no interpreters here, and why
+        self._without_interpreter: dict[str, str] = {}  # languages whose interpreter could not be started, and why
         self._run_lock = asyncio.Lock()
 
     async def run(
         self, sandbox: AsyncSandbox, code: str, language: str, *, timeout_s: float, is_kept: bool, restart: bool
     ) -> CallResult:
-        """Run code; with `is_kept` in the interpreter that goes on, where its language has one."""
+        """Run code; with `is_kept` in the language's interpreter, where it has one that keeps state."""
         async with self._run_lock:
             why_not = self._without_interpreter.get(language, "") if is_kept and not restart else ""
             if is_kept and language in self._languages and not why_not:
@@ -275,7 +273,7 @@ class Interpreters:
 
 
 class _NoInterpreter(Exception):
-    """Say that a language has no interpreters that go on; the cause says why."""
+    """Report that a language has no interpreter that keeps state; the cause says why."""
 
 
 def _lost_state_note(language: str, why: str) -> str:

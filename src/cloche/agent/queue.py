@@ -194,7 +194,7 @@ class ApprovalQueue:
         return None
 
     def _close(self, number: int) -> None:
-        """Let nobody decide about what nobody waits for."""
+        """Expire a request that nobody waits for."""
         with self._database() as database:
             database.execute(
                 "UPDATE approvals SET expires_at = MIN(expires_at, ?) WHERE id = ? AND decision IS NULL",
@@ -245,7 +245,7 @@ def _as_text(request: ApprovalRequest) -> str:
 
 
 def _with_enum_names(value: Any) -> Any:  # noqa: ANN401 - plain data
-    """Return plain data with words instead of numbers for what has names."""
+    """Return plain data with names instead of numbers for enumerations."""
     if isinstance(value, Mapping):
         return {str(name): _with_enum_names(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

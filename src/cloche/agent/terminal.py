@@ -28,7 +28,7 @@ POLL_S = 0.05
 
 
 def describe_rules(request: ApprovalRequest) -> str:
-    """Say what will hold, and where nothing does, that."""
+    """Return the rules of a call in words, and that there is no sandbox where that is so."""
     policy, limits = _mapping(request.rules.get("policy")), _mapping(request.rules.get("limits"))
     parts = [f"network {policy['network']}"] if "network" in policy else []
     for name, words in (("network_allow", "to"), ("packages", "packages"), ("best_effort", "not required:")):
@@ -50,11 +50,11 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def warnings_about(text: str) -> str:
-    """Say what one could overlook, a line each: code that is longer than a screen, characters that are not seen."""
+    """Return warnings, a line each: code that is longer than a screen, invisible characters."""
     warnings = ""
     lines = text.split("\n")
     rows = sum(1 + len(line.expandtabs()) // COLUMNS for line in lines)
-    if rows > MANY_LINES:  # a long row of blanks takes what is before it off the screen as lines do
+    if rows > MANY_LINES:  # many blanks push code off the screen, too
         warnings += f"{len(lines)} lines, {len(text)} characters: scroll up for all of it\n"
     hidden = sorted({char for char in text if not is_visible(char)})
     if hidden:

@@ -1,4 +1,4 @@
-"""The tools of one agent: check the arguments, ask for approval, run, answer; a sandbox whose workspace is kept.
+"""The tools of one agent: check the arguments, ask for approval, run, answer. The sandbox's workspace lasts.
 
     async with Toolbox(approve=auto("high")) as tools:
         answer = await tools.call("run_code", {"code": "print(6 * 7)"})
@@ -57,7 +57,7 @@ from .interpreters import Interpreters, Room, Share
 _CODE = ("code", "command")  # the arguments of tools that are run
 log = logging.getLogger("cloche.agent")
 MOST_READ_BYTES = 4 * MIB
-OUTPUTS = "tool-outputs"  # the folder of the workspace that holds what was too long to be told
+OUTPUTS = "tool-outputs"  # the folder of the workspace for outputs that are too long for an answer
 WORKSPACE = "/workspace"
 
 
@@ -88,14 +88,14 @@ def record_decision(audit: Audit | None, event: ApprovalEvent) -> None:
 
 
 def audit_failure_text(error: AuditFailed) -> str:
-    """Return what a model is told; where the log is concerns the operator."""
+    """Return the text for the model; the path of the log is for the operator alone, and is logged."""
     log.critical("%s", error)
     return "AuditFailed: the operator's audit log cannot be written, so nothing was run. Tell the operator."
 
 
 @contextmanager
 def traced_call(tool: Tool, call: str) -> Iterator[Callable[[str], None]]:
-    """Trace a call where spans are collected; the kind of its error is told to the function that this gives."""
+    """Trace a call where spans are collected; yields a function that records the kind of its error."""
     if not is_traced():
         yield _ignore
         return
@@ -141,7 +141,7 @@ class Toolbox:
             self._sandbox = AsyncSandbox(**with_tier(options, self.tier))
         if self._sandbox.policy.trusted:
             raise InvalidRequest("trusted: what a model wrote is never the operator's own; leave it out for tools")
-        # What other backends show is their image's, and other levels cover nothing, be it that the host gives no more.
+        # Other backends use an image's programs, and other levels cannot hide files.
         name = self._sandbox.backend
         if name == "local" and capabilities_of(name, level=self.policy.level).level is Level.JAIL:
             self._sandbox.hide_package_managers()
@@ -161,7 +161,7 @@ class Toolbox:
         self._calls = 0
 
     def _interpreters(self, live: bool | Share) -> Interpreters | None:
-        """Return what keeps interpreters, and tell the tools so; on the host nothing goes on between two approvals."""
+        """Return the interpreters that keep state, and adapt the tools' descriptions; on the host there are none."""
         if live is False:
             return None
         if live is not True and not isinstance(live, Share):
@@ -264,7 +264,7 @@ class Toolbox:
         return tool, read_arguments(tool, {} if arguments is None else arguments)
 
     def _request(self, tool: Tool, read: Mapping[str, Any]) -> ApprovalRequest:
-        # A copy: what runs is what was asked for, whatever an approver does to its request.
+        # A copy, so that an approver cannot change what will run.
         return ApprovalRequest(tool=tool.name, risk=self._risk(tool), arguments=dict(read), rules=self._rules(tool))
 
     def _risk(self, tool: Tool) -> Risk:
@@ -293,7 +293,7 @@ class Toolbox:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), loop))
 
     async def _call_from_other_loop(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
-        """Call from another loop what was opened for blocking calls; cancelled here, it is cancelled there."""
+        """Call from another event loop than the one it was opened in; cancelling the caller cancels the call."""
         begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
         is_given_up = False
 
@@ -313,7 +313,7 @@ class Toolbox:
             raise
 
     async def _call(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
-        """Do a call in a task that ends with the toolbox: nothing runs in one that was closed."""
+        """Make a call in a task of its own, which is cancelled when the toolbox closes."""
         if not self._is_open:
             raise InvalidRequest("this toolbox is not open; use it in a `with` or an `async with` block")
         call = asyncio.ensure_future(self._answer_call(name, arguments))
@@ -388,7 +388,7 @@ class Toolbox:
         return note + python_text(result, limits, most_s=self.limits.timeout_s)
 
     def _rules(self, tool: Tool) -> dict[str, Any]:
-        """Say what will hold, for who approves it and for what is remembered."""
+        """Return the rules that will hold, for the approver and for the fingerprint of what is approved."""
         limits = self._sandbox.limits.as_dict()
         if tool.action is ToolAction.HOST:
             return {"runs_on": ON_HOST, "limits": {"timeout_s": limits["timeout_s"]}}
@@ -435,7 +435,7 @@ class Toolbox:
         return float(min(read["timeout"], self.limits.timeout_s))
 
     def _output_saver(self) -> SaveOutput:
-        """Return what keeps in the workspace what is too long to be told of one call."""
+        """Return the function that saves one call's output in the workspace if it is too long for an answer."""
         self._calls += 1
         number = self._calls
 
@@ -529,7 +529,7 @@ def _inside(tool: Tool, path: str) -> str:
 
 
 async def _save_nothing(_: str, __: str) -> str:
-    """Keep nothing of what runs on the host: it has no workspace."""
+    """Save nothing: what runs on the host has no workspace."""
     return ""
 
 

@@ -68,10 +68,10 @@ _front_end: str | None = None
 
 
 class Audit:
-    """Record events in a folder. `keep` names what is kept beside their hashes: `code`, `output`.
+    """Record events in a folder. `keep` names what is stored besides hashes: `code`, `output`.
 
-    What is kept is pruned by itself now and then, in a thread: by age in seconds and by size, where these are given.
-    Of `bounds`, `file_bytes` is the size from which on a file is full, `most_files` how many full ones are kept.
+    Stored artifacts are pruned from time to time, in a thread: by age in seconds and by size, where these are given.
+    Of `bounds`, `file_bytes` is the size at which a file is full, `most_files` how many full ones are retained.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Audit:
         event = {"door": _front_end or "library", "uid": os.getuid(), "pid": os.getpid(), **_acting.get(), **fields}
         clean = redactor or self._redactor_of()
         try:
-            # What most events consist of is sorted out here, without a call: this is done twice for every run.
+            # Common fields need no redaction and are passed on without a call: this runs twice for every run.
             redacted = {
                 name: value if name in _EXACT or type(value) in _NUMBERS else _clean(clean, name, value)
                 for name, value in event.items()
@@ -110,7 +110,7 @@ class Audit:
             raise AuditFailed(f"an event ({kind}) cannot be written down: {type(error).__name__}") from error
 
     def note(self, kind: str, *, redactor: Redactor | None = None, **fields: Any) -> str:  # noqa: ANN401 - JSON
-        """Write one event of what has happened already; return what went wrong, which was said loudly, or nothing."""
+        """Write one event of what has happened already; return the error, which is logged as critical, or nothing."""
         try:
             self.record(kind, redactor=redactor, **fields)
         except ClocheError as error:
@@ -119,7 +119,7 @@ class Audit:
         return ""
 
     def store(self, what: str, content: str | bytes, redactor: Redactor) -> str | None:
-        """Keep content without its secrets where `keep` names it; return its SHA-256, None where it is not kept.
+        """Store content without its secrets if `keep` names its kind; return its SHA-256, None if it is not stored.
 
         Raises AuditFailed.
         """
@@ -137,7 +137,7 @@ class Audit:
         return digest
 
     def head(self) -> Link | None:
-        """Return number and hash of the last event; kept elsewhere, it shows when events were cut off."""
+        """Return number and hash of the last event; a copy elsewhere later shows whether events were cut off."""
         from .writer import head
 
         return head(self.folder)
@@ -163,7 +163,7 @@ def sha256_of(text: str | bytes) -> str:
 
 
 def switch_on(front_end: str) -> None:
-    """Have the audit on from now on in this process wherever nobody switched it off; `door` names who runs it."""
+    """Turn the audit on in this process unless the configuration says no; `front_end` is the events' field `door`."""
     global _front_end
     _front_end = front_end
 

@@ -1,14 +1,14 @@
-"""Removing what is kept beside the log: by age and by size, the oldest first, and never without an event that names it.
+"""Remove artifacts from beside the log: by age and by size, the oldest first, and never without an event that names it.
 
-Theory of operation: the event `removal` comes first, so that a crash leaves at worst a file that is said to be gone,
-and the next time removes it. Only regular files of ours that are called by a hash are touched, each by its name in an
-open folder: links, hard ones too, are neither followed nor removed. What came within the last minute stays: the
-event that names it may not be written yet (see `writer`).
+Theory of operation: the event `removal` is written first, so a crash leaves at worst a file that the log calls removed,
+and the next pruning removes it. Only our own regular files whose name is a hash are touched, each by its name in an
+open folder: symbolic links are not followed, and hard links are not removed. Artifacts of the last minute stay: the
+event that names them may not be written yet (see `writer`).
 
-Whoever stores an artifact starts this once an hour, whichever process comes first: in a thread, with bounded work, a
-few files under one lock, from another folder each time. What is too much at once is gone on with a minute later.
-What was seen until then is a sample, as hashes are spread evenly over all folders: its share of the size is left, and
-three standard deviations more.
+A process that stores an artifact starts this at most once an hour: in a thread, with bounded time, a few files per
+lock, in random order of folders. If the time runs out, it goes on a minute later. The files seen until then are a
+sample, because hashes are spread evenly over all folders: so the same share of the size is allowed for them, plus three
+standard deviations.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Say how much is done at once: until when (on the monotonic clock), how many files are looked at and locked."""
+    """Bound one pruning: until when (monotonic clock), how many files are looked at, how many removed per lock."""
 
     until: float
     most_seen: int = MOST_SEEN
@@ -81,7 +81,7 @@ class Bounds:
 
 @dataclass(slots=True, kw_only=True)
 class Pruned:
-    """Say what was removed, what is left, and what is in the way: files that are no artifacts of ours."""
+    """Report what was removed and what is left; `odd` lists files that are not our artifacts."""
 
     removed: int = 0
     removed_bytes: int = 0
@@ -136,10 +136,10 @@ def prune(
     is_trial: bool = False,
     bounds: Bounds | None = None,
 ) -> Pruned:
-    """Remove what came last before that age, and the oldest until the rest is no larger; say so in the log first.
+    """Remove artifacts above that age, then the oldest until the rest fits; the log's event is written first.
 
-    With `is_trial` nothing is removed; `bounds` end it early, with what was seen until then. Raises AuditFailed, with
-    nothing removed that no event names.
+    With `is_trial` nothing is removed; `bounds` end it early. Raises AuditFailed; nothing is ever removed without an
+    event.
     """
     pruned = Pruned()
     path = f"{audit.folder}/{FOLDER}"
@@ -169,7 +169,7 @@ def prune(
 def chosen_of(
     found: Sequence[Artifact], *, now_s: float, most_age_s: float | None, most_bytes: int | None
 ) -> list[Artifact]:
-    """Return what has to go, of artifacts with the oldest first. Pure."""
+    """Return the artifacts to remove; `found` has the oldest first. Pure."""
     left = sum(one.size for one in found)
     young_ns, old_ns = (now_s - YOUNG_S) * 1e9, (now_s - (most_age_s or 0.0)) * 1e9
     chosen = []
@@ -184,14 +184,14 @@ def chosen_of(
 
 
 def _share(most_bytes: int | None, found: Sequence[Artifact], share: float) -> int | None:
-    """Return what a sample may come to, where that is this share of all."""
+    """Return the size allowed for a sample that is this share of all."""
     if most_bytes is None or share == 1.0:
         return most_bytes
     return int(most_bytes * share + 3 * math.hypot(*(one.size for one in found)))
 
 
 def _within(bounds: Bounds | None, found: Iterator[Artifact], pruned: Pruned) -> Iterator[Artifact]:
-    """Yield what may be looked at."""
+    """Yield artifacts until the bounds are reached."""
     for number, one in enumerate(found):
         if bounds is not None and (
             number >= bounds.most_seen or time.monotonic() > bounds.until - TIME_BUDGET_S + SCAN_BUDGET_S
@@ -235,7 +235,7 @@ def _artifacts_in(below: int, path: str, pruned: Pruned, *, is_trial: bool) -> I
 
 
 def _remove(audit: Log, at: int, path: str, batch: Sequence[Artifact]) -> list[Artifact]:
-    """Remove what did not come again meanwhile."""
+    """Remove the artifacts that were not stored again meanwhile."""
     lock(at, time.monotonic() + LOCK_TIMEOUT_S, path)
     try:
         gone = [one for one in batch if _is_as_it_was(at, path, one)]

@@ -1,15 +1,13 @@
-"""Taking secrets out of text before it is written: values of variables named like secrets, and what looks like a token.
+"""Remove secrets from text before it is written: values of variables named like secrets, and text that looks like a
+token. A secret that is not known, and does not look like one, is not found.
 
-A secret that is not known, and does not look like one, is not found.
+Theory of operation, known values (`redact`): the text is searched in several decoded forms: as it is, with escapes
+decoded (URLs, HTML, JSON and the like, up to three times), and without white space, for wrapped base64. Each decoded
+form maps its bytes back to offsets of the text. In each of them all encoded forms of a secret are searched for as plain
+bytes, once exactly and once in lower case. Matches are replaced in the text. No pattern that could backtrack is used.
 
-Theory of operation, known values (`strike_out`): a text is looked at in a few views: as it is, with its escapes undone
-(URLs, HTML, JSON and the like, up to three times), and without white space, as wrapped base64 is. Each view knows for
-each of its bytes where that stands in the text. In each of them every way to write a secret is looked for as plain
-bytes, once as it is and once in small letters. What is found is replaced in the text. No pattern that could backtrack
-is used.
-
-Tokens (`_TOKENS`): each pattern has texts of which every match holds one, and is tried where one of these stands.
-`Redactor` joins both.
+Tokens (`_TOKENS`): each pattern has markers, one of which is in every match; it is tried only where one of them occurs.
+`Redactor` does both.
 """
 
 from __future__ import annotations
@@ -135,7 +133,7 @@ _OPTION = re.compile(r"--?[A-Za-z][A-Za-z_-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedForms:
-    """Hold the ways to write some secrets: `exact` is looked for as it is, `small` among small letters."""
+    """Hold the encoded forms of some secrets: `exact` is searched for as it is, `small` in the lower-case text."""
 
     exact: tuple[bytes, ...] = ()
     small: tuple[bytes, ...] = ()
@@ -143,7 +141,7 @@ class EncodedForms:
 
 @dataclass(slots=True)
 class _DecodedText:
-    """Hold text in another form. From `at[i]` on, a byte stands `shift[i]` further on in the text."""
+    """Hold a decoded form of a text. From offset `at[i]` on, a byte's offset in the text is `shift[i]` larger."""
 
     data: bytes
     at: list[int] = field(default_factory=list)
@@ -151,13 +149,13 @@ class _DecodedText:
     has_gaps: bool = False
 
     def origin(self, index: int) -> int:
-        """Return where in the text the byte at a place stands."""
+        """Return the offset in the text of the byte at `index`."""
         found = bisect_right(self.at, index) - 1
         return index + (self.shift[found] if found >= 0 else 0)
 
 
 def redact(text: str, forms: EncodedForms, replacement: str) -> str:
-    """Return text with something else in the place of every secret."""
+    """Return text with `replacement` instead of every secret."""
     data = text.encode("utf-8", "surrogatepass")
     spans = sorted({span for decoded in _decoded_texts(data) for span in _spans(decoded, forms)})
     if not spans:
@@ -184,7 +182,7 @@ def _decoded_texts(data: bytes) -> Iterator[_DecodedText]:
 
 
 def _decoded_once(decoded: _DecodedText, pattern: re.Pattern[bytes]) -> _DecodedText:
-    """Return the view with what the pattern finds undone."""
+    """Return the form with each match of the pattern decoded, or removed for white space."""
     pieces, done, size = [], 0, 0
     result = _DecodedText(b"", has_gaps=pattern is _GAPS)
     for match in pattern.finditer(decoded.data):
@@ -223,7 +221,7 @@ def _copy_marks(result: _DecodedText, decoded: _DecodedText, index: int, old: in
 
 
 def _unescaped(escape: bytes) -> bytes:
-    """Return what an escape stands for."""
+    """Return the bytes that an escape stands for."""
     if escape[:1] == b"%":
         return bytes([int(escape[1:], 16)])
     if escape[:1] == b"&":
@@ -252,7 +250,7 @@ def _end(decoded: _DecodedText, index: int) -> int:
 
 
 def encoded_forms_of(values: Iterable[str]) -> EncodedForms:
-    """Return all ways to write some secrets that are looked for, the longest first."""
+    """Return the encoded forms of some secrets, the longest first."""
     exact: set[bytes] = set()
     small: set[bytes] = set()
     for value in values:
@@ -268,7 +266,7 @@ def _longest_first(found: Iterable[bytes]) -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=64)
 def _encodings(value: str) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Return a secret as it stands, in a URL, in JSON, as Python prints it, in hex, in base64; and in small letters."""
+    """Return a secret as it is, in a URL, in JSON, as a Python repr, in hex and base64; and the lower-case forms."""
     from urllib.parse import quote, quote_plus
 
     raw = value.encode("utf-8", "surrogateescape")

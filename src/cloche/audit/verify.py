@@ -1,4 +1,4 @@
-"""Reading the log, and finding what was done to it: a changed byte, lines that are missing, swapped or made up.
+"""Read the log, and find tampering: changed bytes, lines that are missing, swapped or forged.
 
 Theory of operation: the files are opened and measured while no event is being written, and read up to there; what is
 appended meanwhile does no harm. Each line is checked by itself (its hash) and against the one before (`prev`, `seq`).
@@ -119,7 +119,7 @@ def read_heads(text: str, *, name: str) -> list[ExpectedHead]:
 
 @dataclass(slots=True)
 class _Unparsed:
-    """Bytes that are no line, until it is known what they are."""
+    """Hold bytes that are no line: the rest of an interrupted write, or tampering."""
 
     file: str
     first_line: int

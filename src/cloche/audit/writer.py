@@ -1,16 +1,15 @@
 """Writing the log: a private folder, one file that grows, the files that are full, and the artifacts beside them.
 
-Theory of operation: whoever appends opens the file anew, so that locks tell threads and forked processes apart, holds
-its lock, and reads no more than its end: the last line says number and hash. Where that end is byte for byte the line
-that this process wrote last, its number and hash are known and not computed again. A line is written by one call, and
-at the end, so that the file may be append-only for everybody (`chattr +a`). What a crash cut off stays, its line is
-ended, and an event says so. A file that is full gets the number of its first event as its name; the new one begins
-with an event that says how the chain goes on, and which files were dropped for it.
+Theory of operation: each append opens the file anew, so that `flock` works between threads and forked processes, takes
+its lock, and reads only the end: the last line has number and hash. If the end is byte for byte the line that this
+process wrote last, number and hash come from the cache. A line is written by one call, at the end, so the file may be
+append-only (`chattr +a`). The rest of a line that a crash cut off stays, a newline is added, and a `recovery` event
+follows. A full file is renamed after the number of its first event; the new file begins with a `rotation` event, which
+says how the chain goes on and which files were dropped.
 
-Artifacts are code and output, each in a file that is called by the SHA-256 of what is in it. One is never changed, and
-kept once however often it comes; its time is that of the last time it came. Whoever stores one holds a shared lock of
-the folder meanwhile, whoever removes some (`prune`) an exclusive one, and that leaves alone what came just before: the
-event that names it may not be written yet.
+Artifacts are code and output, each in a file named by the SHA-256 of its content. An artifact is never changed and
+stored only once; its time is that of the last time it was stored. Storing holds a shared lock of the folder, removing
+(`prune`) an exclusive one. Recent artifacts are not removed: the event that names them may not be written yet.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class Tail:
     lacks_newline: bool = False
 
 
-# The last line that this process wrote in each folder, with the newlines around it. Nobody relies on it: who comes next
-# compares it with what stands in the file, under the lock.
+# The last line that this process wrote in each folder, with the newlines around it. It is only a cache: the next append
+# compares it with the file, under the lock.
 _written: dict[str, tuple[bytes, Tail]] = {}
 
 
@@ -269,7 +268,7 @@ def is_current_file(at: int, facts: os.stat_result) -> bool:
 
 
 def _cached_tail(file: int, folder: str, size: int) -> Tail | None:
-    """Return how the file ends where that is what this process wrote last; None says nothing."""
+    """Return the end of the file from the cache, None where the file does not end as this process wrote it."""
     line, tail = _written.get(folder, (b"", None))
     is_same = line and size >= len(line) and os.pread(file, len(line), size - len(line)) == line
     return tail if is_same else None
@@ -329,7 +328,7 @@ def _last_line(data: bytes, *, is_all: bool) -> tuple[Line, bytes] | None:
 
 
 def _with_left(line: Line, left: bytes) -> Tail | None:
-    """Tell what an interrupted write left from what somebody changed."""
+    """Tell an interrupted write from a change by somebody else."""
     *ended, rest = left.split(b"\n")
     whole = None if ended else read_line(rest)
     if whole is not None and whole.prev == line.link.hash:
@@ -419,7 +418,7 @@ def _begin(at: int, file: int, folder: str, kind: str, fields: Mapping[str, Any]
 
 
 class ArtifactState(enum.Enum):
-    """Say what there is under a hash."""
+    """Say in which state the artifact of a hash is."""
 
     WHOLE = enum.auto()
     CHANGED = enum.auto()
@@ -427,7 +426,7 @@ class ArtifactState(enum.Enum):
 
 
 def store(folder: str, data: bytes) -> str:
-    """Keep data, once however often it comes, and return its hash. Raises AuditFailed."""
+    """Store data, once for equal data, and return its hash. Raises AuditFailed."""
     digest = hashlib.sha256(data).hexdigest()
     path = f"{folder}/{FOLDER}/{digest[:2]}"
     try:
@@ -449,13 +448,13 @@ def _store_once(at: int, path: str, digest: str, data: bytes) -> None:
 
 
 def load(folder: str, digest: str) -> bytes | None:
-    """Return what is kept under a hash, None where it is not there or is something else. Raises AuditFailed."""
+    """Return the artifact of a hash, None where it is missing or changed. Raises AuditFailed."""
     data = _read(folder, digest)
     return data if data is not None and hashlib.sha256(data).hexdigest() == digest else None
 
 
 def state_of(folder: str, digest: str) -> ArtifactState:
-    """Say whether what was kept under a hash is there, as it was kept. Raises AuditFailed."""
+    """Return whether the artifact of a hash is whole, changed or missing. Raises AuditFailed."""
     data = _read(folder, digest)
     if data is None:
         return ArtifactState.MISSING

@@ -39,7 +39,7 @@ MAX_RETRY_AFTER_S = 60.0  # of what an endpoint asks for, no more is waited
 HIDDEN = "[key]"
 LEAST_SECRET_CHARS = 4  # a key shorter than that is no secret, and would strike out half the text
 
-# How a question is put, from most to least wanted; an endpoint that refuses one way is asked in the next.
+# Forms of a request, the preferred one first; if the endpoint refuses one form, the next one is tried.
 _REQUEST_FORMS: tuple[Mapping[str, Any], ...] = (
     {"stream": True, "stream_options": {"include_usage": True}},
     {"stream": True},
@@ -77,7 +77,7 @@ class OverBudget(ModelFailed):
 
 
 class _Retryable(Exception):
-    """Report an answer that broke off or makes no sense; another try may help. `wait_s` is how long to wait first."""
+    """Report an answer that was cut off or malformed; a retry may help. `wait_s` is how long to wait first."""
 
     def __init__(self, message: str, wait_s: float = 0.0):
         super().__init__(message)
@@ -85,11 +85,11 @@ class _Retryable(Exception):
 
 
 class _FormRefused(Exception):
-    """Report that the endpoint does not take a question put like this."""
+    """Report that the endpoint does not accept this form of request."""
 
 
 class _Unreadable(Exception):
-    """Report an answer that is not read at all."""
+    """Report an answer that is refused unread."""
 
 
 @dataclass(slots=True)

@@ -138,7 +138,7 @@ def _outcome_of(one: FixRound) -> str:
 
 
 def _describe_run(task: FixTask, result: Result) -> str:
-    """Say how it ended and what held, in a few lines."""
+    """Describe in a few lines how the run ended, its limits, and what was enforced."""
     limits, meta = task.limits, result.meta
     happened = what_happened(result, limits) or "It ended well."
     sandbox = f"{meta.get('backend', 'unknown')}, level {result.enforcement.level}"
@@ -258,7 +258,7 @@ class AutoFix:
 
 
 class _Stop(Exception):
-    """Carry why there will be no further round."""
+    """Carry the reason to stop."""
 
     def __init__(self, stop: FixStop, message: str):
         super().__init__(message)
@@ -267,7 +267,7 @@ class _Stop(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _RepairLoop:
-    """Follow one program from its first failure to the end."""
+    """Repair one program: the state of its rounds."""
 
     fixer: AutoFix
     task: FixTask

@@ -1,12 +1,11 @@
-"""Measure by turns with a reference, so that a slow moment of the machine hits both; and count memory and leaks.
+"""Measure cases interleaved with a reference, so that a slow phase of the machine hits both; memory and leaks, too.
 
-Absolute times say more about the machine than about a contestant. So the reference takes a turn before every other
-turn: each contestant finds the machine as the reference left it, and not as another contestant did, some of whose work
-the kernel may do after its turn. Each contestant takes several turns in a row, as real callers do, and several such
-rows, since the machine has slow phases.
+Absolute times say more about the machine than about a case. So the reference is measured before each measurement of
+another case: each case finds the machine as the reference left it, not as another case did, some of whose work the
+kernel may do later. Each case is measured several times in a row, as real callers run, in several blocks.
 
-Besides time: the memory of what waits between runs, and what would be left behind. The process adopts orphans while it
-measures (subreaper), so that nothing that Cloche started becomes somebody else's child.
+Besides time: the memory of idle pools, and leaks. The process is a subreaper while it measures, so that orphans of
+Cloche stay its children.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ KIB = 1024
 
 
 class BenchmarkFailed(Exception):
-    """Report that a contestant which must work did not do what was asked."""
+    """Report that a case which must work failed."""
 
 
 class Measurement(NamedTuple):
-    """Hold what one turn took, in milliseconds, what it printed, and how it started, if that is told."""
+    """Hold the milliseconds of one measurement, what it printed, and how the sandbox started, if that is known."""
 
     ms: float
     output: bytes
@@ -54,11 +53,11 @@ def no_preparation() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Describe who takes turns. `call` is for readers: exactly what is done in a turn.
+    """Describe one case. `call` is for readers: exactly what is measured.
 
-    `prepare` is called once, untimed, before the first turn. One that is optional is left out when it fails, with its
-    own words as the reason; the failure of any other one ends the contest. `at_full_speed(runs, threads, limit_s)`
-    returns runs and seconds, for a contestant that lives in a process of its own.
+    `prepare` is called once, untimed, before the first measurement. An optional case that fails is left out, with its
+    error as the reason; the failure of another one ends the benchmark. `at_full_speed(runs, threads, limit_s)` returns
+    runs and seconds, for a case that runs in a process of its own.
     """
 
     name: str
@@ -70,7 +69,7 @@ class Case:
     at_full_speed: Callable[[int, int, float], tuple[int, float]] | None = None
 
     def measure_checked(self) -> Measurement:
-        """Take one turn and check what it printed. Raises ContestFailed."""
+        """Measure once and check what was printed. Raises BenchmarkFailed."""
         done = self.measure()
         if done.output != self.expected:
             raise BenchmarkFailed(f"{self.name} printed {done.output[:200]!r}")
@@ -79,7 +78,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Name a contestant that cannot take part here, and why."""
+    """Name a case that cannot be measured here, and why."""
 
     name: str
     reason: str
@@ -87,9 +86,9 @@ class LeftOut:
 
 @dataclass(slots=True)
 class Times:
-    """Collect the milliseconds of one contestant's counted turns, by how much each took longer than the reference.
+    """Collect the milliseconds of one case, the difference of each to the reference, and how the sandboxes started.
 
-    And how they started. The reference's own are of all its turns.
+    The reference's own are of all its measurements.
     """
 
     ms: list[float] = field(default_factory=list)
@@ -97,14 +96,14 @@ class Times:
     starts: Counter[str] = field(default_factory=Counter)
 
     def add(self, done: Measurement, reference: Measurement | None) -> None:
-        """Add a turn, and what is known of it beside that of the reference before it."""
+        """Add a measurement, and its difference to that of the reference just before."""
         self.ms.append(done.ms)
         self.over.extend([done.ms - reference.ms] if reference else [])
         self.starts.update([done.start] if done.start else [])
 
 
 def timed(work: Callable[[], bytes]) -> Callable[[], Measurement]:
-    """Return `work` as a turn that is timed from here."""
+    """Return a function that measures `work`."""
 
     def measure() -> Measurement:
         started = time.perf_counter()
@@ -117,10 +116,10 @@ def timed(work: Callable[[], bytes]) -> Callable[[], Measurement]:
 def measure_interleaved(
     cases: Sequence[Case], rounds: int, *, reference: str = "", warm_up: int = WARM_UP_ROUNDS
 ) -> tuple[dict[str, Times], dict[str, str]]:
-    """Return the times of every contestant that came through, and why each of the others did not.
+    """Return the times of every case that worked, and why each of the others did not.
 
-    The one named `reference` takes a turn before each turn of another one. These take theirs in stints, a fifth of all
-    in a row, and each time in another order.
+    The case named `reference` is measured before each measurement of another one. These are measured in blocks, a fifth
+    of all in a row, each time in another order.
     """
     times = {case.name: Times() for case in cases}
     left_out: dict[str, str] = {}
@@ -146,7 +145,7 @@ def measure_interleaved(
 
 
 def _attempt(case: Case, left_out: dict[str, str], work: Callable[[], Did]) -> Did | None:
-    """Let a contestant do something, unless it is left out; one that is optional is when it fails."""
+    """Call `work` for a case, unless it is left out; an optional case that fails is left out from then on."""
     if case.name in left_out:
         return None
     try:
@@ -164,7 +163,7 @@ def reason_of(error: Exception) -> str:
 
 
 def row(times: Times, reference: Times | None) -> dict[str, Any]:
-    """Return the figures of one contestant; `over` is the median difference to the reference's turn just before."""
+    """Return the figures of one case; `over` is the median difference to the reference's measurement just before."""
     ordered = sorted(times.ms)
     found: dict[str, Any] = {
         "p50": statistics.median(ordered),
@@ -191,7 +190,7 @@ def full_speed(
 ) -> dict[str, dict[str, Any]]:
     """Return how many runs a second several threads of one process get done, or why it could not be measured.
 
-    Their stints take turns, so that a slow while of the machine hits all of them. Raises ContestFailed.
+    Their blocks alternate, so that a slow phase of the machine hits all of them. Raises BenchmarkFailed.
     """
     sums = {case.name: (0, 0.0) for case in cases}
     failed: dict[str, dict[str, Any]] = {}
@@ -224,7 +223,7 @@ def full_speed(
 
 
 class _HasPool(Protocol):
-    """Be a backend that can end what it keeps warm."""
+    """Be a backend with a pool that can be emptied."""
 
     def drain(self) -> None: ...
 
@@ -313,15 +312,15 @@ def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
 
 
 def drain_pool(name: str = "local") -> None:
-    """End what is kept warm, so that the next event does not pay for the one before."""
+    """Empty the pool, so that the next scenario does not pay for the one before."""
     backend = backend_named(name)
     cast(_HasPool, backend).drain()
 
 
 def leaks_after(before: frozenset[str]) -> list[str]:
-    """End what is kept warm and return what is still there after ten seconds and was not before.
+    """Empty the pool and return leaks: what is still there after ten seconds and was not before.
 
-    Looked at are processes below this one, mounts, control groups and folders that bear this process's name.
+    Checked are processes below this one, mounts, control groups and folders with this process's name.
     """
     drain_pool()
     deadline = time.monotonic() + LEAK_TIMEOUT_S
@@ -334,7 +333,7 @@ def leaks_after(before: frozenset[str]) -> list[str]:
 
 
 def _reap() -> None:
-    """Take note of the end of adopted children: nobody else waits for them."""
+    """Reap orphaned children: nobody else waits for them."""
     for pid in _children().get(os.getpid(), []):
         if status_of(pid).get("State", "").startswith("Z"):
             try:

@@ -186,7 +186,7 @@ def _docker_on_gvisor(setting: Setting) -> list[str]:
 
 
 def _docker_client(setting: Setting) -> str:
-    """Return docker's client. Raises PeerFailed, or ContestFailed with its words where no daemon answers it."""
+    """Return docker's client. Raises PeerFailed, or BenchmarkFailed with its words where no daemon answers it."""
     _check_image(setting)
     docker = _program("docker")
     output_of([docker, "version", "--format", "{{.Server.Version}}"])

@@ -161,7 +161,7 @@ def starts(setting: Setting, _: ExitStack) -> Cases:
 
 
 def _processor_time(command: list[str], env: dict[str, str] | None) -> Measurement:
-    """Run a command, and say what processor time it took. Raises ContestFailed with its last words."""
+    """Run a command, and say what processor time it took. Raises BenchmarkFailed with its last words."""
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
         running = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=printed, stderr=said)
         _, status, used = os.wait4(running.pid, 0)
@@ -345,7 +345,7 @@ def wait_until_warm(measure: Callable[[], Measurement]) -> None:
 
 
 def output_of(command: list[str], env: dict[str, str] | None = None, folder: str | None = None) -> bytes:
-    """Return what a command prints. Raises ContestFailed with its last words, or TimeoutExpired."""
+    """Return what a command prints. Raises BenchmarkFailed with its last words, or TimeoutExpired."""
     done = subprocess.run(
         command, capture_output=True, check=False, env=env, cwd=folder, stdin=subprocess.DEVNULL, timeout=COMMAND_S
     )

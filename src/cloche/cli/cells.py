@@ -51,7 +51,7 @@ TOKENS = {
 
 
 class CellPrinter:
-    """Show one cell after the other; `out` is the folder for images and HTML."""
+    """Print the output of cells; `out` is the folder for images and HTML."""
 
     def __init__(self, out: str | None = None) -> None:
         self._streams: dict[Stream, Writer] = {"stdout": Writer(1), "stderr": Writer(2, is_red=True)}

@@ -121,9 +121,9 @@ def run_cells(session: Session, cells: Iterable[str], *, out: str | None, as_jso
 
 @dataclass(slots=True, kw_only=True)
 class ForkedSession:
-    """Hold one session of the family: the first one, or a fork; `count` is how many cells its interpreter has run.
+    """Hold one session of the prompt: the first one, or a fork; `count` is how many cells its interpreter has run.
 
-    `checkpoints` are the counts at each, oldest first. `origin` is the number of the branch that it was forked from.
+    `checkpoints` are the counts at each, oldest first. `origin` is the number of the session that it was forked from.
     """
 
     session: Session
@@ -133,7 +133,7 @@ class ForkedSession:
 
 
 class Prompt:
-    """Converse with a person at a terminal. `branches` holds every session by its number, `at` the present one's."""
+    """Read and run cells at a terminal. `sessions` holds every session by its number, `at` is the current number."""
 
     def __init__(self, session: Session, printer: CellPrinter, *, out: str | None = None) -> None:
         self.sessions = {0: ForkedSession(session=session)}
@@ -144,17 +144,17 @@ class Prompt:
 
     @property
     def current(self) -> ForkedSession:
-        """Return the present session and what is known of it."""
+        """Return the current session."""
         return self.sessions[self.at]
 
     def add_fork(self, session: Session) -> int:
-        """Take in a fork of the present session and return its number."""
+        """Add a fork of the current session and return its number."""
         self._last += 1
         self.sessions[self._last] = ForkedSession(session=session, count=self.current.count, origin=self.at)
         return self._last
 
     def leave(self) -> None:
-        """End the conversation after this word."""
+        """Leave the prompt after this command."""
         self._is_left = True
 
     def converse(self) -> int:
@@ -311,7 +311,7 @@ Action = Callable[["Prompt", Sequence[str]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCommand:
-    """Describe one word: what may follow it, what it does, and who does it."""
+    """Describe one command of the prompt: its arguments, summary and function."""
 
     summary: str
     act: Action
@@ -321,7 +321,7 @@ class PromptCommand:
 
 
 def run_command(prompt: Prompt, line: str) -> None:
-    """Do what a line says. Raises InvalidRequest for what is no word, and whatever the deed raises."""
+    """Run a command of the prompt. Raises InvalidRequest for an unknown one, and what the command itself raises."""
     import shlex
 
     try:
@@ -337,17 +337,17 @@ def run_command(prompt: Prompt, line: str) -> None:
 
 
 def usage(name: str, command: PromptCommand) -> str:
-    """Return a word as it is written."""
+    """Return how a command is written."""
     return f":{name} {command.arguments}".strip()
 
 
 def print_line(text: str) -> None:
-    """Print one line, whatever names of the guest's are in it."""
+    """Print one line, escaped: it may contain names that the guest chose."""
     print(escape_name(text), flush=True)
 
 
 def show_help(_: Prompt, __: Sequence[str]) -> None:
-    """List the words."""
+    """List the commands."""
     print_line(
         "A cell ends where the code does; a blank line ends a block. Ctrl-C interrupts a cell, twice ends the session."
     )
