@@ -175,11 +175,11 @@ class Roots:
     def write(self, path: str, data: bytes) -> None:
         """Create or replace a file, with its folders: whole or not at all. Raises the SandboxFile errors."""
         with self._parent(path, mode=0o755) as (folder, name):
-            there = hostfs.look(name, folder)
-            if there is not None and not stat.S_ISREG(there.st_mode):
+            existing = hostfs.look(name, folder)
+            if existing is not None and not stat.S_ISREG(existing.st_mode):
                 raise SandboxFileRefused(f"{path} is no regular file, and is not replaced", path=path)
-            kept = None if there is None else there.st_mode & 0o777
-            hostfs.replace(folder, name, data, mode=0o644 if kept is None else 0o600, kept=kept)
+            permissions = None if existing is None else existing.st_mode & 0o777
+            hostfs.replace(folder, name, data, mode=0o644 if permissions is None else 0o600, kept=permissions)
 
     def list_files(self, path: str) -> tuple[str, ...]:
         """Return the regular files below a folder, as a model names them, sorted. Raises the SandboxFile errors."""

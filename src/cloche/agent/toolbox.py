@@ -294,21 +294,21 @@ class Toolbox:
 
     async def _call_from_other_loop(self, name: str, arguments: Mapping[str, Any] | None) -> Answer:
         """Call from another event loop than the one it was opened in; cancelling the caller cancels the call."""
-        begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+        started_calls: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
         is_given_up = False
 
         async def work() -> Answer:
             task = asyncio.current_task()
             if is_given_up or task is None:
                 raise asyncio.CancelledError
-            begun.append((asyncio.get_running_loop(), task))
+            started_calls.append((asyncio.get_running_loop(), task))
             return await self._call(name, arguments)
 
         try:
             return await asyncio.to_thread(calls.call, work)
         except asyncio.CancelledError:
             is_given_up = True
-            for loop, task in begun:
+            for loop, task in started_calls:
                 loop.call_soon_threadsafe(task.cancel)
             raise
 

@@ -98,11 +98,11 @@ async def _audited(run: Callable[[], Awaitable[Result]], audit: Audit | None, ex
     if execution.code is not None:
         facts["code_artifact_sha256"] = audit.store("code", execution.code, redactor)
     audit.record("start", redactor=redactor, **facts)
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         result = await run()
     except BaseException as error:
-        duration_s = round(time.monotonic() - begun, 6)
+        duration_s = round(time.monotonic() - started, 6)
         audit.note("execution", redactor=redactor, **facts, **_failure(error), duration_s=duration_s)
         raise
     _conclude(audit, redactor, {**facts, "limits": execution.limited()}, result)
@@ -117,15 +117,15 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 def _conclude(audit: Audit, redactor: Redactor, facts: Mapping[str, Any], result: Result) -> None:
     lost = ""
-    kept: dict[str, Any] = {}
+    artifacts: dict[str, Any] = {}
     try:
         for stream, data in (("stdout", result.stdout_bytes), ("stderr", result.stderr_bytes)):
-            kept[f"{stream}_artifact_sha256"] = audit.store("output", data, redactor) if data else None
+            artifacts[f"{stream}_artifact_sha256"] = audit.store("output", data, redactor) if data else None
     except AuditFailed as error:
         lost = str(error)
         log.critical("output is not kept beside the audit log: %s", error)
     try:
-        link = audit.record("execution", redactor=redactor, **facts, **_outcome(result), **kept)
+        link = audit.record("execution", redactor=redactor, **facts, **_outcome(result), **artifacts)
     except AuditFailed as error:
         lost = str(error)
         log.critical("run %s is over, and its end is not in the audit log: %s", facts["run"], error)

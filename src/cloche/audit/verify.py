@@ -294,25 +294,25 @@ class Reading:
 
     def _check_artifacts(self, name: str, number: int, line: Line) -> None:
         fields = line.fields()
-        for word, digest in fields.items():
-            is_kept = word.endswith("_artifact_sha256") and re.fullmatch("[0-9a-f]{64}", str(digest))
+        for kind, digest in fields.items():
+            is_kept = kind.endswith("_artifact_sha256") and re.fullmatch("[0-9a-f]{64}", str(digest))
             # An `execution` names the code again, which may be removed while that runs; its `start` named it first.
-            if not is_kept or (fields["kind"] == "execution" and word == "code_artifact_sha256"):
+            if not is_kept or (fields["kind"] == "execution" and kind == "code_artifact_sha256"):
                 continue
-            told = f"event {line.link.seq}: what is kept as {word} ({digest})"
+            subject = f"event {line.link.seq}: what is kept as {kind} ({digest})"
             try:
                 state = writer.state_of(self._folder, digest)
                 if state is ArtifactState.CHANGED:
-                    self.report.add(name, number, f"{told} was changed")
+                    self.report.add(name, number, f"{subject} was changed")
                 elif state is ArtifactState.MISSING:
-                    self._missing.setdefault(digest, []).append((name, number, told))
+                    self._missing.setdefault(digest, []).append((name, number, subject))
             except AuditFailed as error:
-                self.report.add(name, number, f"{told} is not as it was kept: {error}")
+                self.report.add(name, number, f"{subject} is not as it was kept: {error}")
 
     def _conclude(self) -> None:
         report = self.report
-        for name, number, told in (place for places in self._missing.values() for place in places):
-            report.add(name, number, f"{told} is missing, and no later event says that it was removed")
+        for name, number, subject in (entry for entries in self._missing.values() for entry in entries):
+            report.add(name, number, f"{subject} is missing, and no later event says that it was removed")
         first = report.first.seq if report.first else 1
         if first > 1 and self._is_part:
             report.notes.append(f"it begins with event {first}")
@@ -325,10 +325,12 @@ class Reading:
             if head.seq is not None and head.seq < first and report.dropped:
                 report.notes.append(f"head {head.seq} is older than what is kept, and cannot be looked for")
             else:
-                told = f"head {head.hash}" if head.seq is None else f"head {head.seq}:{head.hash}"
+                subject = f"head {head.hash}" if head.seq is None else f"head {head.seq}:{head.hash}"
                 what = f"the log ends with event {last}" if last else "there are no events"
                 report.add(
-                    self._file or NAME, None, f"{told} is not in the log, {what}: its end was cut, or it was rewritten"
+                    self._file or NAME,
+                    None,
+                    f"{subject} is not in the log, {what}: its end was cut, or it was rewritten",
                 )
 
 

@@ -178,8 +178,8 @@ class Endpoint:
             async with asyncio.timeout(timeout_s):
                 reply = await self._ask_until(end, meter)
         except TimeoutError:
-            told = f"{self.host} did not answer within the time budget ({timeout_s:.0f} s left)"
-            raise ModelFailed(told, tokens=meter.tokens) from None
+            message = f"{self.host} did not answer within the time budget ({timeout_s:.0f} s left)"
+            raise ModelFailed(message, tokens=meter.tokens) from None
         except ModelFailed as failed:
             failed.tokens = meter.tokens
             raise
@@ -268,8 +268,8 @@ class Endpoint:
         """Return what an HTTP status means: another way, another try, or the end."""
         status, error = response.status_code, _error_in(body)
         message = error.get("message")
-        said = f" - {message}" if isinstance(message, str) and message else ""
-        text = f"{self.host} answered {status}: {self._clean(f'Error code: {status}{said}')}"
+        detail = f" - {message}" if isinstance(message, str) and message else ""
+        text = f"{self.host} answered {status}: {self._clean(f'Error code: {status}{detail}')}"
         if status in _FORM_REFUSED and way < len(_REQUEST_FORMS) - 1:
             return _FormRefused(text)
         self._way = 0 if status in _FORM_REFUSED else self._way  # it was not for the way of asking
@@ -441,10 +441,10 @@ class _Events:
 def _error_in(body: bytes) -> Mapping[str, Any]:
     """Return the error that a body tells of; empty where there is none to be found."""
     try:
-        told = json.loads(body)
+        body_data = json.loads(body)
     except Exception:  # bytes of any kind, nested however deep
         return {}
-    error = told.get("error", told) if isinstance(told, dict) else None
+    error = body_data.get("error", body_data) if isinstance(body_data, dict) else None
     return error if isinstance(error, dict) else {}
 
 

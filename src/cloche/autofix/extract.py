@@ -338,16 +338,16 @@ def _unfenced(text: str, code: str, depth: int) -> Extracted:
         patched = apply_patch(code, text)
         return _checked(patched) if patched is not None else Extracted(why_not="the diff does not fit the program")
     lines = text.split("\n")
-    said = [at for at, line in enumerate(lines) if line.strip() and _is_code_like(line)]
-    if not said:
+    code_lines = [at for at, line in enumerate(lines) if line.strip() and _is_code_like(line)]
+    if not code_lines:
         return Extracted(why_not="the answer holds no code")
-    kept = lines[said[0] : said[-1] + 1]
-    filled = [line for line in kept if line.strip()]
+    candidate = lines[code_lines[0] : code_lines[-1] + 1]
+    filled = [line for line in candidate if line.strip()]
     all_filled = [line for line in lines if line.strip()]
     is_whole_answer = depth > 0 or 2 * len(filled) >= len(all_filled)
-    if not is_whole_answer or 10 * len(said) < 6 * len(filled):
+    if not is_whole_answer or 10 * len(code_lines) < 6 * len(filled):
         return Extracted(why_not="the answer is prose, not code")
-    return _checked("\n".join(kept) + "\n")
+    return _checked("\n".join(candidate) + "\n")
 
 
 def _is_code_like(line: str) -> bool:

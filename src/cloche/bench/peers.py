@@ -64,43 +64,43 @@ DOCKER_OPTIONS = (
 
 
 class PeerFailed(Exception):
-    """Report a peer's own words about why it did not run."""
+    """Report that a peer did not run, with its own error message."""
 
 
 class Driver:
     """Start a driver program and give it orders; the stack that it is given ends it."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], stack: ExitStack) -> None:
-        self._words = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+        self._stderr = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peer-"))
         self._link, theirs = socket.socketpair()
         stack.callback(self._link.close)
         self._answers = stack.enter_context(self._link.makefile("rb"))
         with theirs:
             self._process = subprocess.Popen(
-                command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._words, env=dict(env), cwd=folder
+                command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._stderr, env=dict(env), cwd=folder
             )
         stack.callback(self._close)
 
     def wait_until_set_up(self) -> None:
-        """Wait for the first answer. Raises PeerFailed with the peer's own words."""
+        """Wait for the first answer. Raises PeerFailed with the peer's error message."""
         self._answer(ANSWER_S)
 
     def measure_checked(self) -> Measurement:
         """Let it run once; the time is its own measurement."""
-        said = self._ask("turn", ANSWER_S)
-        return Measurement(said["ms"], said["output"].encode())
+        reply = self._ask("turn", ANSWER_S)
+        return Measurement(reply["ms"], reply["output"].encode())
 
     def burst(self, runs: int, threads: int, limit_s: float) -> tuple[int, float]:
         """Let it run from several threads of its own; return runs and seconds."""
-        said = self._ask(f"burst {runs} {threads} {limit_s}", limit_s + ANSWER_S)
-        return said["runs"], said["seconds"]
+        reply = self._ask(f"burst {runs} {threads} {limit_s}", limit_s + ANSWER_S)
+        return reply["runs"], reply["seconds"]
 
     def _ask(self, order: str, patience_s: float) -> dict[str, Any]:
         try:
             self._link.sendall(f"{order}\n".encode())
         except OSError:
-            raise PeerFailed(self._last_words()) from None
+            raise PeerFailed(self._stderr_tail()) from None
         return self._answer(patience_s)
 
     def _answer(self, patience_s: float) -> dict[str, Any]:
@@ -110,18 +110,18 @@ class Driver:
         except TimeoutError:
             raise PeerFailed(f"no answer within {patience_s:.0f} s") from None
         if not line:
-            raise PeerFailed(self._last_words())
-        said: dict[str, Any] = json.loads(line)
-        if "error" in said:
-            raise PeerFailed(said["error"])
-        return said
+            raise PeerFailed(self._stderr_tail())
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise PeerFailed(reply["error"])
+        return reply
 
-    def _last_words(self) -> str:
-        self._words.seek(0)
-        return self._words.read().decode(errors="replace").strip()[-300:] or "ended without a word"
+    def _stderr_tail(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace").strip()[-300:] or "ended without a word"
 
     def _close(self) -> None:
-        """Hang up, which is the order to end; a driver that does not is killed."""
+        """Close the connection, which ends the driver; one that goes on is killed."""
         self._link.shutdown(socket.SHUT_WR)
         try:
             self._process.wait(CLOSING_S)

@@ -44,19 +44,17 @@ KINDS = (".png", ".svg")
 OURS, OTHERS = "#2f6f4f", "#52606d"
 
 
-def measure(
-    setting: Setting, report: Report, tell: Tell, show_event: Callable[[Report], None] = lambda _: None
-) -> None:
-    """Hold every event of a setting and put it into `report` as soon as it is over, the head before the first one.
+def measure(setting: Setting, report: Report, log: Tell, show_event: Callable[[Report], None] = lambda _: None) -> None:
+    """Run every scenario of a setting and add each to `report` as soon as it is over, after the head.
 
-    `tell` is told what is being measured, `show_event` gets each event.
+    `log` is called with what is being measured, `show_event` with each scenario's report.
     """
     adopt_orphans()
     report |= {"cloche": cloche.__version__, "rounds": setting.rounds, "host": _host(), "events": []}
 
-    def hold(events: Iterable[Scenario], runs: int) -> None:
+    def run_all(events: Iterable[Scenario], runs: int) -> None:
         for event in events:
-            report["events"].append(_run_scenario(event, setting, runs, tell))
+            report["events"].append(_run_scenario(event, setting, runs, log))
             show_event(report["events"][-1])
 
     def named(events: Iterable[Scenario]) -> list[Scenario]:
@@ -64,11 +62,11 @@ def measure(
 
     own = (*EVENTS, *SESSION_EVENTS)
     before = leaks()
-    hold(own if setting.events is None else named(own), setting.runs)
+    run_all(own if setting.events is None else named(own), setting.runs)
     report["leaks"] = leaks_after(before)
     if setting.peers_folder is not None:
         # Last: what a peer leaves behind is not taken for Cloche's.
-        hold(named(PEER_EVENTS) or PEER_EVENTS, min(setting.runs, PEER_RUNS))
+        run_all(named(PEER_EVENTS) or PEER_EVENTS, min(setting.runs, PEER_RUNS))
         report["left_after_peers"] = leaks_after(before)
 
 
@@ -85,14 +83,14 @@ def _host() -> dict[str, Any]:
     }
 
 
-def _run_scenario(event: Scenario, setting: Setting, runs: int, tell: Tell) -> Report:
+def _run_scenario(event: Scenario, setting: Setting, runs: int, log: Tell) -> Report:
     rounds = event.rounds(setting.rounds)
-    tell(f"{event.title}: {rounds} rounds")
+    log(f"{event.title}: {rounds} rounds")
     drain_pool()
     with ExitStack() as stack:
-        entrants = list(event.enter(setting, stack))
-        present = [entrant for entrant in entrants if isinstance(entrant, Case)]
-        left_out = {entrant.name: entrant.reason for entrant in entrants if isinstance(entrant, LeftOut)}
+        entered = list(event.enter(setting, stack))
+        present = [entry for entry in entered if isinstance(entry, Case)]
+        left_out = {entry.name: entry.reason for entry in entered if isinstance(entry, LeftOut)}
         times, failed = measure_interleaved(present, rounds, reference=event.reference)
         reference = times.get(event.reference)
         rows = {one.name: {"call": one.call, **row(times[one.name], reference)} for one in present if one.name in times}
@@ -100,7 +98,7 @@ def _run_scenario(event: Scenario, setting: Setting, runs: int, tell: Tell) -> R
             one["ms"] = [round(ms, 3) for ms in times[name].ms]
         fit = [one for one in present if one.name in event.at_full_speed and one.name in times]
         if fit:
-            tell(f"{', '.join(one.name for one in fit)}: up to {runs} runs from {THREADS} threads, in stints")
+            log(f"{', '.join(one.name for one in fit)}: up to {runs} runs from {THREADS} threads, in stints")
         speeds = full_speed(fit, runs, event.speed_limit_s)
     memory = {"memory": memory_of_pool()} if event.looks_at_memory and rows else {}
     also = {name: look(setting) for name, look in event.also.items()} if rows else {}
@@ -134,11 +132,11 @@ def write_plot(report: dict[str, Any], name: str) -> None:
     pyplot = importlib.import_module("matplotlib.pyplot")
     events = [event for event in report["events"] if event["rows"]]
     heights = [len(event["rows"]) + 1.5 for event in events]
-    figure, places = pyplot.subplots(
+    figure, axes_grid = pyplot.subplots(
         len(events), 1, figsize=(9, 0.38 * sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"
     )
-    for place, event in zip(places[:, 0], events, strict=True):
-        _draw(place, event)
+    for axes, event in zip(axes_grid[:, 0], events, strict=True):
+        _draw(axes, event)
     suffix = Path(name).suffix.lower()[1:]
     drawn = io.BytesIO()
     figure.savefig(drawn, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
@@ -146,26 +144,26 @@ def write_plot(report: dict[str, Any], name: str) -> None:
     open_named(name, drawn.getvalue()).close()
 
 
-def _draw(place: Axes, event: dict[str, Any]) -> None:
+def _draw(axes: Axes, event: dict[str, Any]) -> None:
     """Draw one event as dots: on a logarithmic scale a bar's length would mean nothing."""
     ticker = importlib.import_module("matplotlib.ticker")
     names = list(event["rows"])
     rows = [event["rows"][name] for name in names]
     for height, (name, times) in enumerate(zip(names, rows, strict=True)):
         colour = OURS if "cloche" in name else OTHERS
-        place.plot([times["p50"], times["p99"]], [height, height], color=colour, linewidth=1.5)
-        place.plot([times["p95"]], [height], marker="|", color=colour)
-        place.plot([times["p50"]], [height], marker="o", color=colour)
-        place.text(times["p99"] * 1.06, height, f"{times['p50']:.1f}", va="center", color=colour)
-    place.set_yticks(range(len(names)), names)
-    place.set_ylim(len(names) - 0.5, -0.5)
-    place.set_xscale("log")
-    place.set_xlim(min(row["p50"] for row in rows) / 1.5, max(row["p99"] for row in rows) * 1.8)
-    place.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-    place.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    place.xaxis.set_minor_locator(ticker.NullLocator())
-    place.grid(axis="x", color="#e4e7eb")
-    place.set_axisbelow(True)
-    place.set_title(f"{event['title']}: ms, median (dot), p95 (tick), p99 (line's end)", loc="left", fontsize=9)
+        axes.plot([times["p50"], times["p99"]], [height, height], color=colour, linewidth=1.5)
+        axes.plot([times["p95"]], [height], marker="|", color=colour)
+        axes.plot([times["p50"]], [height], marker="o", color=colour)
+        axes.text(times["p99"] * 1.06, height, f"{times['p50']:.1f}", va="center", color=colour)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xscale("log")
+    axes.set_xlim(min(row["p50"] for row in rows) / 1.5, max(row["p99"] for row in rows) * 1.8)
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.grid(axis="x", color="#e4e7eb")
+    axes.set_axisbelow(True)
+    axes.set_title(f"{event['title']}: ms, median (dot), p95 (tick), p99 (line's end)", loc="left", fontsize=9)
     for side in ("top", "right"):
-        place.spines[side].set_visible(False)
+        axes.spines[side].set_visible(False)

@@ -75,9 +75,9 @@ SETTLE_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Say how large the contest is. `runs` are those at full speed; `import_path` is for children that need Cloche.
+    """Say how large the benchmark is. `runs` are those at full speed; `import_path` is for children that need Cloche.
 
-    `sessions` are those that are open all at once, 0 for no such thing.
+    `sessions` is how many are open at once; 0 leaves that out.
     """
 
     rounds: int
@@ -98,10 +98,10 @@ Cases = Iterator[Case | LeftOut]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Describe one event. `enter` yields who takes part, and closes what it opened with the stack it is given.
+    """Describe one scenario. `enter` yields its cases; the stack that it is given closes what they opened.
 
-    `share` of the asked rounds are run, but at least `least`; `reference` names whom the others are compared to.
-    `also` is measured when all turns are over, each under its own name in the report.
+    `share` of the requested rounds are run, but at least `least`; `reference` names the case that the others are
+    compared to. `also` is measured after all cases, each under its own name in the report.
     """
 
     name: str
@@ -120,14 +120,14 @@ class Scenario:
 
 
 def smallest_program(_: Setting, stack: ExitStack) -> Cases:
-    """Enter who runs print(1): no isolation, bubblewrap, and Cloche cold, warm and in an open sandbox, in two ways."""
+    """Yield cases of print(1): no isolation, bubblewrap, and Cloche cold, warm and in an open sandbox, in two ways."""
     yield plain()
     yield bubblewrap()
     yield cold()
     yield warm()
-    sandbox, shown = _opened(stack)
-    yield open_sandbox(sandbox, shown)
-    yield on_demand(sandbox, shown)
+    sandbox, arguments = _opened(stack)
+    yield open_sandbox(sandbox, arguments)
+    yield on_demand(sandbox, arguments)
 
 
 def whole_commands(setting: Setting, _: ExitStack) -> Cases:
@@ -162,14 +162,14 @@ def starts(setting: Setting, _: ExitStack) -> Cases:
 
 def _processor_time(command: list[str], env: dict[str, str] | None) -> Measurement:
     """Run a command, and say what processor time it took. Raises BenchmarkFailed with its last words."""
-    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
-        running = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=printed, stderr=said)
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
+        running = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors)
         _, status, used = os.wait4(running.pid, 0)
         running.returncode = os.waitstatus_to_exitcode(status)
         printed.seek(0)
-        said.seek(0)
+        errors.seek(0)
         if running.returncode != 0:
-            raise BenchmarkFailed(f"exit code {running.returncode}: {said.read()[-300:].decode(errors='replace')}")
+            raise BenchmarkFailed(f"exit code {running.returncode}: {errors.read()[-300:].decode(errors='replace')}")
         return Measurement((used.ru_utime + used.ru_stime) * 1000, printed.read())
 
 
@@ -226,7 +226,7 @@ def pandas_table(setting: Setting, _: ExitStack) -> Cases:
     command = [sys.executable, "-c", PANDAS_CODE]
     # As many processors as the plain one may use: what is compared is not the default quota.
     options: SandboxOptions = {"memory": "1g", "cpus": os.cpu_count() or 1}
-    shown = "memory='1g', cpus=all"
+    arguments = "memory='1g', cpus=all"
     yield Case(
         name=PLAIN,
         call="subprocess.run([python, '-c', CODE])",
@@ -234,10 +234,10 @@ def pandas_table(setting: Setting, _: ExitStack) -> Cases:
         expected=PANDAS_OUTPUT,
     )
     yield library_call(
-        COLD, f"cloche.run(CODE, warm=False, {shown})", PANDAS_CODE, PANDAS_OUTPUT, {**options, "warm": False}
+        COLD, f"cloche.run(CODE, warm=False, {arguments})", PANDAS_CODE, PANDAS_OUTPUT, {**options, "warm": False}
     )
     yield library_call(
-        PRELOADED, f"cloche.run(CODE, preload=['pandas'], {shown})", PANDAS_CODE, PANDAS_OUTPUT,
+        PRELOADED, f"cloche.run(CODE, preload=['pandas'], {arguments})", PANDAS_CODE, PANDAS_OUTPUT,
         {**options, "preload": ["pandas"]},
     )  # fmt: skip
 
@@ -308,23 +308,23 @@ def _opened(stack: ExitStack) -> tuple[cloche.Sandbox, str]:
     return stack.enter_context(cloche.Sandbox(cpus=cpus)), f"cloche.Sandbox(cpus={cpus})"
 
 
-def open_sandbox(sandbox: cloche.Sandbox, shown: str) -> Case:
+def open_sandbox(sandbox: cloche.Sandbox, arguments: str) -> Case:
     """Return a further run of one sandbox: a process waits for it in a jail around its workspace."""
     return Case(
         name=OPEN,
-        call=f"sandbox.run('print(1)') of one {shown}",
+        call=f"sandbox.run('print(1)') of one {arguments}",
         measure=partial(_run, partial(sandbox.run, CODE)),
     )
 
 
-def on_demand(sandbox: cloche.Sandbox, shown: str) -> Case:
+def on_demand(sandbox: cloche.Sandbox, arguments: str) -> Case:
     """Return a run that follows another one at once: its process is forked on demand."""
 
     def measure() -> Measurement:
         sandbox.run(CODE)
         return _run(partial(sandbox.run, CODE))
 
-    call = f"the second of two sandbox.run('print(1)') without a pause, of one {shown}"
+    call = f"the second of two sandbox.run('print(1)') without a pause, of one {arguments}"
     return Case(name=ON_DEMAND, call=call, measure=measure)
 
 
@@ -355,8 +355,8 @@ def output_of(command: list[str], env: dict[str, str] | None = None, folder: str
 
 
 def _bubblewrap_options() -> list[str]:
-    shown = {"/usr", sys.prefix, sys.base_prefix}
-    binds = [word for path in sorted(shown) for word in ("--ro-bind", path, path)]
+    visible = {"/usr", sys.prefix, sys.base_prefix}
+    binds = [word for path in sorted(visible) for word in ("--ro-bind", path, path)]
     links = [
         word
         for path in ("/bin", "/sbin", "/lib", "/lib64")
@@ -503,7 +503,7 @@ def _descendants() -> frozenset[int]:
 
 
 def _open(stack: ExitStack, **options: Any) -> Session:  # noqa: ANN401 - some of SandboxOptions
-    # The default half of a processor would throttle whoever takes turns for long.
+    # The default, half a processor, would throttle long measurements.
     sandbox = stack.enter_context(cloche.Sandbox(cpus=min(2, os.cpu_count() or 1), **options))
     return sandbox.session()
 

@@ -156,7 +156,7 @@ def _status(event: LogEvent) -> str:
 
 def _row(event: LogEvent) -> dict[str, str]:
     code, duration = event.get("code_sha256"), event.get("duration_s")
-    told = {
+    fields = {
         "event": event["seq"],
         "time": str(event["time"])[:19].replace("T", " "),
         "kind": event["kind"],
@@ -169,7 +169,7 @@ def _row(event: LogEvent) -> dict[str, str]:
         "by": event.get("by") or event.get("approved_by") or event.get("door"),
         "reason": event.get("reason"),
     }
-    return {name: "" if value is None else escape_line(str(value))[:200] for name, value in told.items()}
+    return {name: "" if value is None else escape_line(str(value))[:200] for name, value in fields.items()}
 
 
 def _instant(text: str) -> str:
@@ -194,17 +194,17 @@ def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str
     """Say whether a log is whole; exit code 1 when it is not, or when there is none."""
     from cloche.audit.verify import read_heads, verify
 
-    kept = [head for text in heads for head in read_heads(text, name="--head")]
+    heads_given = [head for text in heads for head in read_heads(text, name="--head")]
     if head_file is not None:
-        kept += read_heads(_read(head_file), name=head_file)
-    found = verify(folder, heads=kept, file=file)
+        heads_given += read_heads(_read(head_file), name=head_file)
+    found = verify(folder, heads=heads_given, file=file)
     is_good = found.is_whole and found.events > 0
     if as_json:
         print(json.dumps(_as_dict(found, is_good=is_good), indent=2))
         return 0 if is_good else EXIT_FAULTS
-    place = file or folder
+    log_path = file or folder
     if not found.events and found.is_whole:
-        print(f"there is no audit log in {place}")
+        print(f"there is no audit log in {log_path}")
     for fault in found.faults[:MOST_SHOWN_FAULTS]:
         print(escape(str(fault)))
     if found.fault_count > MOST_SHOWN_FAULTS:
@@ -212,10 +212,10 @@ def check(folder: str, *, heads: Sequence[str], head_file: str | None, file: str
     for note in _notes(found):
         print(escape_line(note))
     if found.last is not None:
-        told = (
+        summary = (
             "whole" if is_good else f"NOT whole, {found.fault_count} {'fault' if found.fault_count == 1 else 'faults'}"
         )
-        print(escape_line(f"{found.events} events from {found.first_time} to {found.last_time}: {told}"))
+        print(escape_line(f"{found.events} events from {found.first_time} to {found.last_time}: {summary}"))
         print(f"head {found.last}")
     return 0 if is_good else EXIT_FAULTS
 
@@ -300,8 +300,8 @@ def remove_artifacts(
     log = Audit(folder_of(folder, options))
     found = prune(log, most_age_s=age_s, most_bytes=size, is_trial=is_trial)
     if as_json:
-        told = {"removed": found.removed, "removed_bytes": found.removed_bytes, "left": found.left}
-        print(json.dumps({**told, "left_bytes": found.left_bytes, "odd": found.odd, "is_trial": is_trial}, indent=2))
+        counts = {"removed": found.removed, "removed_bytes": found.removed_bytes, "left": found.left}
+        print(json.dumps({**counts, "left_bytes": found.left_bytes, "odd": found.odd, "is_trial": is_trial}, indent=2))
     else:
         _print_pruned(found, "would be removed" if is_trial else "removed")
     return EXIT_FAULTS if found.odd else 0
@@ -353,12 +353,12 @@ def _is_of_log(folder: str, path: str) -> bool:
 
 def _write(events: Iterator[LogEvent], form: str, to: IO[str]) -> None:
     if form == "csv":
-        shown = escape if to.isatty() else str
+        render = escape if to.isatty() else str
         to.write(_csv_line((*COLUMNS, "more")))
         for event in events:
             more = {name: value for name, value in event.items() if name not in COLUMNS and name != "v"}
             line = _csv_line([*(event.get(name) for name in COLUMNS), json.dumps(more) if more else None])
-            to.write(shown(line))
+            to.write(render(line))
         return
     before, between, after = ("[\n", ",\n", "\n]\n") if form == "json" else ("", "\n", "\n")
     is_first = True

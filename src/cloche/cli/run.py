@@ -159,8 +159,8 @@ def _run_fixing(
                 on_event(event)
 
         try:
-            with FixProgress() as shown:
-                result = start(on_event=take, autofix=fixer_for(max_fix, config, shown))
+            with FixProgress() as progress:
+                result = start(on_event=take, autofix=fixer_for(max_fix, config, progress))
         finally:  # after Ctrl-C in a round, too: what was printed by then is all that there will be
             if on_output is not None:
                 held.pass_on(on_output)
@@ -322,7 +322,7 @@ def fixer_for(max_fix: int | None, config: object, shown: FixProgress) -> AutoFi
 
 
 class BufferedOutput:
-    """Keep the output of the run that is going on, and pass on that of the last; what is long waits on disk."""
+    """Buffer the output of each run, and pass on only that of the last one; long output is buffered on disk."""
 
     def __init__(self) -> None:
         import tempfile
@@ -339,7 +339,7 @@ class BufferedOutput:
         self._data.close()
 
     def take(self, event: Event) -> None:
-        """Keep output; a run that starts takes the place of the one before."""
+        """Buffer output; a run that starts discards that of the one before."""
         from cloche.core.events import OutputChunk, Started
 
         if isinstance(event, Started):
@@ -354,7 +354,7 @@ class BufferedOutput:
                 self._pieces.append((event.stream, len(event.data)))
 
     def pass_on(self, write: Callable[[Stream, bytes], object]) -> None:
-        """Write what was kept, in its order."""
+        """Write the buffered output in its order."""
         self._data.seek(0)
         for stream, size in self._pieces:
             for start in range(0, size, MIB):

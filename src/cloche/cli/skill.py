@@ -219,18 +219,18 @@ def _as_json(examined: Examined, terms: Terms | None, faults: tuple[Fault, ...])
     import dataclasses
 
     skill = examined.skill
-    told: dict[str, Any] = {
+    row: dict[str, Any] = {
         "ok": not faults,
         "folder": examined.folder,
         "faults": [dataclasses.asdict(fault) for fault in faults],
     }
     if skill is None or terms is None:
-        return told
+        return row
     card = dataclasses.asdict(skill.card)
     del card["instructions"]
     return {
         **card,
-        **told,
+        **row,
         "scripts": [dataclasses.asdict(script) for script in skill.scripts],
         "entry": skill.manifest.entry,
         "files": {file.path: len(file.data) for file in skill.files},

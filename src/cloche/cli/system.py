@@ -77,8 +77,8 @@ def _backends(as_json: bool) -> int:
     from cloche.core.policy import BACKEND_ROWS, Policy
     from cloche.execution.selection import BackendCriteria, describe
 
-    wish = BackendCriteria(policy=Policy(), images=load_settings().images)
-    found = {name: describe(name, wish) for name in BACKEND_ROWS}
+    criteria = BackendCriteria(policy=Policy(), images=load_settings().images)
+    found = {name: describe(name, criteria) for name in BACKEND_ROWS}
     rows = [
         {
             "backend": name,
@@ -192,8 +192,8 @@ def audit_lines(found: AuditState) -> list[str]:
     """Say in a few lines how the audit log is."""
     if found.is_on is None:
         return [escape_line(f"audit log: unknown: {found.problem}")]
-    place = f" in {found.folder}" if found.folder else ""
-    lines = [f"audit log: {'on' if found.is_on else 'off'} ({found.origin}){place}"]
+    where = f" in {found.folder}" if found.folder else ""
+    lines = [f"audit log: {'on' if found.is_on else 'off'} ({found.origin}){where}"]
     if found.problem:
         lines.append(f"audit log: NOT writable: {found.problem}")
     elif found.folder:

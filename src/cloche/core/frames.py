@@ -66,7 +66,7 @@ class FrameReader:
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """Return what `data` completes.
 
-        Raises ValueError for what is no frame or no JSON object, TooMuch for more than anybody has to say.
+        Raises ValueError for what is no frame or no JSON object, TooLarge for more than anybody has to say.
         """
         if self._is_broken:
             raise ValueError("this stream broke its protocol before")

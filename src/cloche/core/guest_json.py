@@ -45,7 +45,7 @@ class TooLarge(ValueError):
 
 
 def as_text(body: bytes | bytearray | memoryview) -> str:
-    """Return what UTF-8 spells. Raises ValueError for what is none, TooMuch for more than is ever parsed."""
+    """Return what UTF-8 spells. Raises ValueError for what is none, TooLarge for more than is ever parsed."""
     if len(body) > MAX_BYTES:
         raise TooLarge(f"{len(body)} bytes of JSON are more than {MAX_BYTES}")
     try:
@@ -59,7 +59,7 @@ def as_text(body: bytes | bytearray | memoryview) -> str:
 def decode(text: str, most_parts: int = MAX_PARTS, *, mends_text: bool = False) -> tuple[Any, int]:
     """Return the value that a text spells, and of how many parts it is.
 
-    Raises TooMuch for more than `most_parts`, else ValueError for whatever could not be written as JSON again.
+    Raises TooLarge for more than `most_parts`, else ValueError for whatever could not be written as JSON again.
     Halves of characters become U+FFFD where it `mends_text`.
     """
     has_escapes = "\\" in text
@@ -82,7 +82,7 @@ def _read_at_once(text: str, most: int) -> tuple[Any, int]:
 
 
 def _count(text: str, brackets: int, most: int) -> int:
-    """Return how many parts a text has, or a few more. Raises TooMuch."""
+    """Return how many parts a text has, or a few more. Raises TooLarge."""
     parts = text.count(",") + brackets
     if parts > FEW_PARTS:
         beside = _outside_of_texts(text, 4 * most + 4)  # a name and a text for each part, and two quotes for each
@@ -95,7 +95,7 @@ def _count(text: str, brackets: int, most: int) -> int:
 
 
 def _outside_of_texts(text: str, most_quotes: int) -> str:
-    """Return JSON without what is in quotes. Raises TooMuch."""
+    """Return JSON without what is in quotes. Raises TooLarge."""
     outside, quotes, at = [], 0, 0
     while at < len(text):
         end = at + _BLOCK_CHARS

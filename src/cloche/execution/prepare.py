@@ -120,13 +120,13 @@ def _find_backend(resolved: ResolvedOptions) -> FoundBackend:
     settings = resolved.settings
     if resolved.backend is not None:
         return FoundBackend(backend=resolved.backend, policy=settings.policy)
-    wish = BackendCriteria(
+    criteria = BackendCriteria(
         policy=settings.policy, prefer=settings.prefer, images=settings.images, wants_image=resolved.wants_image
     )
     try:
         if settings.backend == LOCAL and settings.policy.trusted and settings.policy.fallback != "none":
             check_local(settings.policy)
-        return find(settings.backend, wish)
+        return find(settings.backend, criteria)
     except BackendUnavailable as error:
         return fall_back(error, settings, policy_for(settings.backend, settings.policy))
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "CLOCHE_MCP_TOKEN"  # noqa: S105 - a name
 MOST_TOKEN_BYTES = 65_536
-FAREWELL_S = 8.0
+EXIT_TIMEOUT_S = 8.0
 _APPROVERS: Mapping[str, Approver | None] = {"client": None, "deny": deny, "high": auto("high")}
 MOST_LINE_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
@@ -158,13 +158,13 @@ def read_tokens(path: str | None) -> tuple[str, ...]:
 
 def _until_told(serving: Coroutine[Any, Any, None]) -> int:
     """Serve until the end, or until a signal; then everything that runs is ended first."""
-    told: list[int] = []
+    signals: list[int] = []
 
     async def work() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(serving)
 
         def end(number: int) -> None:
-            told.append(number)
+            signals.append(number)
             _leave_at_last(128 + number)
             task.cancel()
 
@@ -174,16 +174,16 @@ def _until_told(serving: Coroutine[Any, Any, None]) -> int:
         try:
             await task
         except asyncio.CancelledError:
-            if not told:
+            if not signals:
                 raise
 
     asyncio.run(work())
-    return 128 + told[0] if told else 0
+    return 128 + signals[0] if signals else 0
 
 
 def _leave_at_last(code: int) -> None:
     """End the process in any case: a client that takes no more output must not keep it. No sandbox outlives it."""
-    timer = threading.Timer(FAREWELL_S, os._exit, (code,))
+    timer = threading.Timer(EXIT_TIMEOUT_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
 

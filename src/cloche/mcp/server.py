@@ -103,10 +103,10 @@ def create_server(
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[Serving]) -> AsyncIterator[Serving]:
-        room = Room(most=interpreters, idle_s=idle_s) if interpreters else None
+        pool = Room(most=interpreters, idle_s=idle_s) if interpreters else None
 
         def make_for(owner: str | None, is_kept: bool) -> Toolbox:
-            return make(room.share_of(owner) if room is not None and is_kept else False)
+            return make(pool.share_of(owner) if pool is not None and is_kept else False)
 
         most_each = quota(most_sessions, len(set(tokens)))
         async with Sessions(make_for, most=most_sessions, idle_s=idle_s, most_each=most_each) as sessions:

@@ -96,10 +96,10 @@ def result_of(answer: Answer, *, runs_code: bool) -> CallToolResult:
 
 def text_result(text: str, *, is_error: bool) -> CallToolResult:
     """Return plain text as the protocol has it."""
-    told = utf8_safe(clip(text))
-    structured = None if is_error else Told(text=told).model_dump(mode="json")
+    shown_text = utf8_safe(clip(text))
+    structured = None if is_error else Told(text=shown_text).model_dump(mode="json")
     return CallToolResult(
-        content=[TextContent(type="text", text=told)], structured_content=structured, is_error=is_error
+        content=[TextContent(type="text", text=shown_text)], structured_content=structured, is_error=is_error
     )
 
 
@@ -125,9 +125,9 @@ def _ran(answer: Answer, result: Result) -> Ran:
 def _value(result: Result) -> tuple[Any, bool]:
     """Return a value that every client can read and that is not long or deep, else its text; and whether it is that."""
     try:
-        told = json.dumps(result.value, allow_nan=False, ensure_ascii=False)
-        if len(told.encode()) <= MOST_CHARS and _is_shallow(result.value, MOST_DEPTH):
-            return json.loads(told), result.value_is_repr
+        encoded = json.dumps(result.value, allow_nan=False, ensure_ascii=False)
+        if len(encoded.encode()) <= MOST_CHARS and _is_shallow(result.value, MOST_DEPTH):
+            return json.loads(encoded), result.value_is_repr
     except (ValueError, TypeError, RecursionError):  # half of a character pair is a ValueError, too
         pass
     return utf8_safe(clip(value_text(result))), True
@@ -140,8 +140,8 @@ def _is_shallow(value: object, depth: int) -> bool:
 
 def opened_result(handle: str) -> CallToolResult:
     """Return what a client gets of a session that was opened."""
-    told = Opened(text=f"Opened session {handle}", session=handle)
-    return CallToolResult(content=[TextContent(type="text", text=told.text)], structured_content=told.model_dump())
+    opened = Opened(text=f"Opened session {handle}", session=handle)
+    return CallToolResult(content=[TextContent(type="text", text=opened.text)], structured_content=opened.model_dump())
 
 
 async def run_to_end(toolbox: Toolbox, name: str, arguments: Mapping[str, Any], context: Context[Any, Any]) -> Answer:
@@ -149,12 +149,12 @@ async def run_to_end(toolbox: Toolbox, name: str, arguments: Mapping[str, Any], 
 
     The call is a task of its own, cancelled once and waited for: what it has to tidy up is not cancelled again.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     total = _most_seconds(toolbox, arguments)
     calling = asyncio.ensure_future(toolbox.call(name, arguments))
     try:
         while True:
-            seconds = time.monotonic() - begun
+            seconds = time.monotonic() - started
             if total is None or seconds < total:  # a call that waits for its turn may take longer
                 await _report(context, seconds, total)
             done, _ = await asyncio.wait({calling}, timeout=TICK_S)
@@ -208,7 +208,7 @@ _TITLES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolboxTarget:
-    """Say which tools a call goes to, and whether their workspace is still there afterwards."""
+    """Hold the toolbox that a call goes to, and whether its workspace is kept afterwards."""
 
     toolbox: Toolbox
     is_kept: bool
@@ -237,23 +237,23 @@ class CatalogTool(OfferedTool):
     runs_code: bool
 
     async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:  # noqa: ANN401, ARG002
-        """Ask whoever approves, then do the call; whatever goes wrong is told to the model."""
+        """Ask for approval, then run the call; errors become the answer to the model."""
         serving: Serving = context.request_context.lifespan_context
         given = dict(arguments)
         handle = given.pop("session", "")
         try:
-            async with workspace(serving, context, handle) as place:
-                self._check_kept(place, given)
-                if not place.is_kept and "restart" in self.parameters["properties"]:
+            async with workspace(serving, context, handle) as target:
+                self._check_kept(target, given)
+                if not target.is_kept and "restart" in self.parameters["properties"]:
                     self._take_restart(given)
-                return await self._approve_and_run(serving, place, given, context)
+                return await self._approve_and_run(serving, target, given, context)
         except ClocheError as error:
             return text_result(f"{type(error).__name__}: {error}", is_error=True)
 
-    def _check_kept(self, place: ToolboxTarget, given: Mapping[str, Any]) -> None:
+    def _check_kept(self, target: ToolboxTarget, given: Mapping[str, Any]) -> None:
         """Refuse what makes no sense in a workspace that is gone after the call."""
         path = given.get("path", ".")
-        if place.is_kept or self.runs_code or not isinstance(path, str) or place.toolbox.has_root(path):
+        if target.is_kept or self.runs_code or not isinstance(path, str) or target.toolbox.has_root(path):
             return
         raise InvalidRequest(
             f"{self.tool_name}: this protocol keeps nothing between calls by itself; open a session with open_session "
@@ -261,17 +261,17 @@ class CatalogTool(OfferedTool):
         )
 
     def _take_restart(self, given: dict[str, Any]) -> None:
-        """Take an argument away that has no meaning where every call begins anew."""
+        """Remove `restart`, which has no meaning where no interpreter is kept."""
         restart = given.pop("restart", None)
         if not isinstance(restart, bool | None):
             raise InvalidRequest(f"{self.tool_name}: restart must be of type boolean, not {type(restart).__name__}")
 
     async def _approve_and_run(
-        self, serving: Serving, place: ToolboxTarget, given: dict[str, Any], context: Context[Any, Any]
+        self, serving: Serving, target: ToolboxTarget, given: dict[str, Any], context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
-        toolbox = place.toolbox
+        toolbox = target.toolbox
         request = toolbox.would_ask(self.tool_name, given) if serving.asks_client else None
-        approvals.begin(Asking(request=request, who=approvals.user_of(context), is_kept=place.is_kept))
+        approvals.begin(Asking(request=request, who=approvals.user_of(context), is_kept=target.is_kept))
         if request is not None:
             unanswered = await self._ask(serving, toolbox, given, context)
             if unanswered is not None:

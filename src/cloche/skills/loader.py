@@ -34,7 +34,7 @@ MOST_BYTES = 32 * MIB
 MOST_FILE_BYTES = 8 * MIB
 MOST_DEPTH = 16
 MOST_FAULTS = 50
-MOST_SHOWN = 200  # characters of a name
+MOST_NAME_CHARS = 200  # characters of a name
 # What version control, interpreters and desktops leave in a folder: no part of a skill.
 LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".DS_Store"})
 _READ_ONLY, _PROGRAM = 0o444, 0o555
@@ -103,7 +103,7 @@ def _walk(root: int, fd: int, folder: str, found: Gathered) -> None:
             continue
         problem = _name_problem(entry)
         if problem:
-            found.add_fault(escape_name(path)[:MOST_SHOWN], problem)
+            found.add_fault(escape_name(path)[:MOST_NAME_CHARS], problem)
             continue
         try:
             mode = os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode
@@ -169,7 +169,7 @@ def _follow(root: int, path: str, target: str) -> tuple[os.stat_result, bytes]:
     """Read the file that a link in the folder leads to. Raises ValueError for one that leads anywhere else."""
     inside, shown = (
         posixpath.normpath(posixpath.join(posixpath.dirname(path), target)),
-        escape_name(target)[:MOST_SHOWN],
+        escape_name(target)[:MOST_NAME_CHARS],
     )
     if target.startswith("/") or inside == ".." or inside.startswith("../"):
         raise ValueError(f"is a link to {shown!r}, which leads out of the skill's folder")
@@ -251,9 +251,9 @@ def search_path(settings: Settings) -> tuple[str, ...]:
     """
     from platformdirs import user_data_dir
 
-    standing = os.path.join(user_data_dir("cloche", appauthor=False), "skills")
+    data_folder = os.path.join(user_data_dir("cloche", appauthor=False), "skills")
     named = (os.path.abspath(os.path.expanduser(folder)) for folder in settings.skill_path)
-    return tuple(dict.fromkeys((standing, *named)))
+    return tuple(dict.fromkeys((data_folder, *named)))
 
 
 def find_skills(folders: Sequence[str]) -> Iterator[FoundSkill]:
@@ -288,8 +288,8 @@ def locate_skill(name_or_path: str, folders: Sequence[str]) -> str:
         path = os.path.join(folder, name_or_path)
         if os.path.lexists(os.path.join(path, CARD)):
             return path
-    here = f'; for the folder here write "./{name_or_path}"' if os.path.isdir(name_or_path) else ""
-    raise InvalidRequest(f"there is no skill {name_or_path!r} in {', '.join(folders)}{here}")
+    hint = f'; for the folder here write "./{name_or_path}"' if os.path.isdir(name_or_path) else ""
+    raise InvalidRequest(f"there is no skill {name_or_path!r} in {', '.join(folders)}{hint}")
 
 
 def load_skill(name_or_path: str | os.PathLike[str], settings: Settings) -> Skill:

@@ -237,8 +237,12 @@ def _read_network(value: object, key: str) -> Iterator[Any]:
         if isinstance(found, Fault):
             yield found
         else:
-            word, said = found
-            yield ("hosts", said) if word == "network_allow" else ("network", "open" if said == "on" else said)
+            word, value_given = found
+            yield (
+                ("hosts", value_given)
+                if word == "network_allow"
+                else ("network", "open" if value_given == "on" else value_given)
+            )
 
 
 def _read_runtime(value: object, key: str) -> Iterator[Any]:
@@ -288,8 +292,8 @@ def _read_scripts(value: object, key: str) -> Iterator[Any]:
         entry: Any = {"path": said} if isinstance(said, str) else said
         yield from _script_faults(entry, where)
         if isinstance(entry, Mapping):
-            kept = {word: entry[word].strip() for word in _SCRIPT_KEYS if isinstance(entry.get(word), str)}
-            scripts[name] = kept
+            fields = {word: entry[word].strip() for word in _SCRIPT_KEYS if isinstance(entry.get(word), str)}
+            scripts[name] = fields
     yield "scripts", scripts
 
 
@@ -300,10 +304,10 @@ def _script_faults(entry: object, where: str) -> Iterator[Fault]:
     if not isinstance(entry, Mapping):
         yield _fault(where, f"is to be a path, or a mapping with {', '.join(_SCRIPT_KEYS)}")
         return
-    for word, said in entry.items():
+    for word, value in entry.items():
         if word not in _SCRIPT_KEYS:
             yield _fault(f"{where}.{str(word)[:80]}", _unknown(str(word), _SCRIPT_KEYS))
-        elif not isinstance(said, str) or not said.strip() or len(said) > MOST_TEXT:
+        elif not isinstance(value, str) or not value.strip() or len(value) > MOST_TEXT:
             yield _fault(f"{where}.{word}", f"is to be a text of at most {MOST_TEXT} characters")
     if isinstance(entry.get("runtime"), str):
         yield from (found for found in _read_runtime(entry["runtime"], f"{where}.runtime") if isinstance(found, Fault))

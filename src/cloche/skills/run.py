@@ -1,10 +1,10 @@
 """Decide what a skill is granted, and run its script in a throwaway sandbox.
 
-Theory of operation: `agree` is pure. It compares what a skill asks for with what the operator has set. A skill's wishes
-replace defaults: Cloche's own, a tier's, plain values in the operator's files. They yield to the environment and to
-arguments of this run; to a file of the working directory, which may only tighten; and to the operator's ceilings, to
-which an amount is lowered. What is no amount (a language, a tool, the network, packages) is granted or refused. No
-other part of a policy can be asked for. `arun_skill` then runs the script with the skill's files in the workspace.
+Theory of operation: `decide_terms` is pure. It compares what a skill requests with what the operator has set. Requests
+replace defaults: Cloche's own, a tier's, plain values in the operator's files. The environment, arguments of this run
+and a file of the working directory (which may only tighten) win over a request, and an amount is lowered to the
+operator's ceiling. What is no amount (a language, a tool, the network, packages) is granted or refused. A skill cannot
+request any other part of a policy. `arun_skill` then runs the script with the skill's files in the workspace.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Term:
 class Terms:
     """Hold the outcome: the table, and what the run is to be given.
 
-    `limits` has the amounts of the words that a run takes as keywords, in bytes, seconds, CPUs and numbers; `require`
-    joins what the operator and the skill require. `is_network_demanded` says that the run has to be told that its
-    network is off, since the skill wants it so or it would be on. `refusals` says why the skill may not run; empty when
+    `limits` has the amounts of the keys that a run takes as keywords, in bytes, seconds, CPUs and numbers; `require`
+    joins what the operator and the skill require. `is_network_demanded`: the run must set the network to off
+    explicitly, because the skill asks for that or it would be on. `refusals` says why the skill may not run; empty when
     it may.
     """
 
@@ -78,12 +78,12 @@ class Terms:
 def decide_terms(
     skill: Skill, settings: Settings, *, checkout: Collection[Origin] = (), script: Script | None = None
 ) -> Terms:
-    """Return what holds for a skill, or for one script of it. `strangers` are the origins that may only tighten."""
+    """Return the terms for a skill, or one script of it. `checkout` are the origins that may only tighten."""
     asked = skill.manifest.asked
-    wishes = requested_limits(asked)
+    requested = requested_limits(asked)
     limits, table = {}, []
     for key in LIMIT_KEYS:
-        limits[key], term = _limit(key, wishes.get(key), settings, checkout)
+        limits[key], term = _limit(key, requested.get(key), settings, checkout)
         table.append(term)
     scripts = skill.scripts if script is None else (script,)
     table += [
@@ -107,7 +107,7 @@ def decide_terms(
 
 
 def requested_limits(asked: Asked) -> dict[str, float]:
-    """Return the amounts that a skill asks for: its preset's, below what it says itself."""
+    """Return the amounts that a skill requests: its preset's, overridden by its own."""
     preset = PRESETS[asked.preset].limits if asked.preset is not None else {}
     return {_KEY_OF_LIMIT[field]: amount for field, amount in preset.items()} | dict(asked.limits)
 
@@ -156,27 +156,27 @@ def _network(asked: Asked, settings: Settings) -> Term:
     wants = mode == "open" or (mode == "allowlist" and (bool(hosts) or asked.network is None))
     if not wants:
         why = "a skill has no network unless it names hosts" if held != "off" else ""
-        told = "off" if mode is not None else ""
-        return Term(key="network", default=held, origin=origin, asked=told, result="off", why=why)
-    told = "open" if mode == "open" else f"allowlist: {', '.join(hosts) or 'no host named'}"
+        wanted = "off" if mode is not None else ""
+        return Term(key="network", default=held, origin=origin, asked=wanted, result="off", why=why)
+    wanted = "open" if mode == "open" else f"allowlist: {', '.join(hosts) or 'no host named'}"
     why = (
-        f"the skill asks for the network ({told}); this version of Cloche enforces no allowlist of hosts yet, and "
+        f"the skill asks for the network ({wanted}); this version of Cloche enforces no allowlist of hosts yet, and "
         "gives no skill an open network; run it without, or leave the key out"
     )
-    return Term(key="network", default=held, origin=origin, asked=told, why=why, is_refused=True)
+    return Term(key="network", default=held, origin=origin, asked=wanted, why=why, is_refused=True)
 
 
 def _packages(asked: Asked, policy: Policy) -> Term:
     listed = "auto" if policy.packages == "auto" else ", ".join(policy.packages)
-    told = "auto" if asked.packages == "auto" else ", ".join(asked.packages)
-    if not told and not listed:
+    wanted = "auto" if asked.packages == "auto" else ", ".join(asked.packages)
+    if not wanted and not listed:
         return Term(key="packages", default="none", result="none")
-    who = f"the skill asks for packages ({told})" if told else f"your configuration asks for packages ({listed})"
+    who = f"the skill asks for packages ({wanted})" if wanted else f"your configuration asks for packages ({listed})"
     why = (
         f"{who}, which this version of Cloche does not install yet; install them next to Cloche, where the local "
         "backend shows them, and leave the key out"
     )
-    return Term(key="packages", default=listed or "none", asked=told, why=why, is_refused=True)
+    return Term(key="packages", default=listed or "none", asked=wanted, why=why, is_refused=True)
 
 
 def _runtimes(scripts: tuple[Script, ...], settings: Settings) -> Iterator[Term]:

@@ -52,7 +52,7 @@ class Script:
 class Asked:
     """Hold what a skill asks for; None and empty mean that it asks for nothing.
 
-    `limits` is keyed by the words of configuration (`memory`, `timeout`, ...), in bytes, seconds, CPUs and numbers.
+    `limits` is keyed by configuration keys (`memory`, `timeout`, ...), in bytes, seconds, CPUs and numbers.
     """
 
     preset: str | None = None

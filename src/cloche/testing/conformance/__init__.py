@@ -164,6 +164,6 @@ async def _broken_by(check: Check, subject: Subject) -> str:
     except TimeoutError:
         return f"no answer within {CHECK_TIMEOUT_S:g} s"
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} ({place.name}, line {place.lineno})"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} ({frame.name}, line {frame.lineno})"
     return ""

@@ -42,8 +42,8 @@ async def _ends_in_time(subject: Subject, code: str) -> None:
     result = await subject.run(python(code), timeout_s=1)
     took = time.monotonic() - started
     expect_that(result.status is Status.TIMEOUT, f"the run ended with {describe(result)}")
-    told = f"a time-out of 1 s returned after {took:.1f} s; to do nothing took {usual_s:.1f} s"
-    expect_that(took < 20 + 3 * usual_s, told)
+    message = f"a time-out of 1 s returned after {took:.1f} s; to do nothing took {usual_s:.1f} s"
+    expect_that(took < 20 + 3 * usual_s, message)
 
 
 async def _one_run(subject: Subject) -> None:

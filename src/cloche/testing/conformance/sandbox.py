@@ -183,7 +183,7 @@ async def _parallel(subject: Subject) -> None:
     speakers: set[int] = set()
     all_speak = asyncio.Event()
 
-    def hear(event: Event, *, number: int) -> None:
+    def collect(event: Event, *, number: int) -> None:
         if isinstance(event, OutputChunk):
             speakers.add(number)
         if len(speakers) == 4:
@@ -191,7 +191,7 @@ async def _parallel(subject: Subject) -> None:
 
     code = "import time; print('up', flush=True); time.sleep(100)"
     runs = [
-        asyncio.ensure_future(subject.run(python(code), sink=partial(hear, number=number), timeout_s=120))
+        asyncio.ensure_future(subject.run(python(code), sink=partial(collect, number=number), timeout_s=120))
         for number in range(4)
     ]
     speaking = asyncio.ensure_future(all_speak.wait())
@@ -239,11 +239,11 @@ async def _streaming(subject: Subject) -> None:
 
 async def _expect_output_while_running(sandbox: OpenSandbox) -> None:
     """Let a program speak and go on for a minute: how late its word comes says nothing, but that it still runs does."""
-    heard: list[Event] = []
+    events: list[Event] = []
     code = "import time; print('first', flush=True); time.sleep(70); print('last')"
-    async with at_work(sandbox, python(code), hear=heard.append) as running:
+    async with at_work(sandbox, python(code), sink=events.append) as running:
         await asyncio.wait([running], timeout=1.0)  # whoever keeps all to the end hands it out, and has ended, at once
-        words = b"".join(event.data for event in heard if isinstance(event, OutputChunk))
+        words = b"".join(event.data for event in events if isinstance(event, OutputChunk))
         is_meanwhile = words == b"first\n" and not running.done()
     expect_that(is_meanwhile, f"the first output did not come while the code ran; heard was {short_repr(words)}")
 

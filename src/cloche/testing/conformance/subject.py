@@ -159,27 +159,27 @@ async def run_with_events(sandbox: OpenSandbox, request: Request, sink: Sink) ->
 
 @asynccontextmanager
 async def at_work(
-    sandbox: OpenSandbox, request: Request, *, hear: Sink = discard, patience_s: float = TRIES_S[0]
+    sandbox: OpenSandbox, request: Request, *, sink: Sink = discard, patience_s: float = TRIES_S[0]
 ) -> AsyncIterator[asyncio.Future[Result]]:
     """Run a program in the background that prints something once it is at work, and yield then; it is cancelled after.
 
     Where the sandbox does not stream only time can tell: that is `patience_s`. The run may have ended by itself.
     """
-    has_spoken = asyncio.Event()
+    has_printed = asyncio.Event()
 
     def listen(event: Event) -> None:
-        hear(event)
+        sink(event)
         if isinstance(event, OutputChunk):
-            has_spoken.set()
+            has_printed.set()
 
     running = asyncio.ensure_future(run_with_events(sandbox, request, listen))
-    speaking = asyncio.ensure_future(has_spoken.wait())
+    first_output = asyncio.ensure_future(has_printed.wait())
     try:
         seconds = FIRST_OUTPUT_S if isinstance(sandbox, SupportsStreaming) else patience_s
-        await asyncio.wait([running, speaking], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([running, first_output], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         yield running
     finally:
-        speaking.cancel()
+        first_output.cancel()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -301,16 +301,16 @@ def _mounts() -> list[str]:
 
 def _folders() -> list[str]:
     prefix = f"cloche-{os.getpid()}-"
-    places = {tempfile.gettempdir(), *_FOLDERS}
-    found = [f"{place}/{name}" for place in places for name in _listed(place) if name.startswith(prefix)]
+    folders = {tempfile.gettempdir(), *_FOLDERS}
+    found = [f"{folder}/{name}" for folder in folders for name in _listed(folder) if name.startswith(prefix)]
     for folder, names, _ in os.walk("/sys/fs/cgroup"):
         found += [f"{folder}/{name}" for name in names if name.startswith(prefix)]
     return found
 
 
-def _listed(place: str) -> list[str]:
+def _listed(folder: str) -> list[str]:
     try:
-        return os.listdir(place)
+        return os.listdir(folder)
     except OSError:
         return []
 
