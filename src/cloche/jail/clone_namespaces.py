@@ -248,14 +248,14 @@ OWN_PLACES = ("/workspace", "/tmp", "/dev/shm")
 POWERS = ("CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")
 
 
-class FamilyError(Exception):
+class ForkTreeError(Exception):
     """Say why a clone cannot be, in words for the caller."""
 
 
 def check_is_apart(pid: int) -> None:
     """Check that a clone leads a session of its own, which it cannot undo: else kill(0, …) reaches who is in it too."""
     if posix.getpgid(pid) != pid or posix.getsid(pid) != pid:
-        raise FamilyError("the clone is in a process group with others")
+        raise ForkTreeError("the clone is in a process group with others")
 
 
 def check_rest(pid: int, bound: Sequence[str] = ()) -> None:
@@ -264,29 +264,29 @@ def check_rest(pid: int, bound: Sequence[str] = ()) -> None:
     `bound` are the paths of the host that are shown in its places, read-only: what is mapped of these is nobody's.
     """
     if posix.readlink(f"/proc/{pid}/cwd") != "/" or posix.readlink(f"/proc/{pid}/root") != "/":
-        raise FamilyError("the clone has kept its parent's working directory")
+        raise ForkTreeError("the clone has kept its parent's working directory")
     if len(posix.listdir(f"/proc/{pid}/task")) != 1:
-        raise FamilyError("the clone has threads")
+        raise ForkTreeError("the clone has threads")
     if procfs.children(pid):
-        raise FamilyError("the clone has started a process")
+        raise ForkTreeError("the clone has started a process")
     program = posix.readlink(f"/proc/{pid}/exe")
     if program.startswith(OWN_PLACES) and not _is_bound(pid, program, _device(f"/proc/{pid}/exe"), bound):
-        raise FamilyError("the clone runs a file of its parent's")
+        raise ForkTreeError("the clone runs a file of its parent's")
     powers = [line.split()[1] for line in text_of(f"/proc/{pid}/status").split("\n") if line.startswith(POWERS)]
     if len(powers) != len(POWERS) or any(int(power, 16) for power in powers):
-        raise FamilyError("the clone has kept capabilities")
+        raise ForkTreeError("the clone has kept capabilities")
     maps = text_of(f"/proc/{pid}/maps")
     if not maps:
-        raise FamilyError("the clone's memory cannot be looked at")
+        raise ForkTreeError("the clone's memory cannot be looked at")
     if _are_all_private(maps):
         return  # as is usual: then no single line needs to be looked at
     for line in maps.rstrip("\n").split("\n"):
         words = line.split(maxsplit=5)
         name = words[5] if len(words) > 5 else ""
         if words[1][3] == "s" and not name.startswith(SYSTEM):
-            raise FamilyError(f"the clone shares memory with its parent: {name or 'an anonymous mapping'}")
+            raise ForkTreeError(f"the clone shares memory with its parent: {name or 'an anonymous mapping'}")
         if name.startswith(OWN_PLACES) and not _is_bound(pid, name, words[3], bound):
-            raise FamilyError(f"the clone has a file of its parent's mapped: {name}")
+            raise ForkTreeError(f"the clone has a file of its parent's mapped: {name}")
 
 
 def _is_bound(pid: int, name: str, device: str, bound: Sequence[str]) -> bool:
@@ -314,4 +314,4 @@ def number_inside(pid: int) -> int:
     for line in text_of(f"/proc/{pid}/status").split("\n"):
         if line.startswith("NSpid:"):
             return int(line.split()[2])
-    raise FamilyError("the kernel does not tell process numbers of namespaces")
+    raise ForkTreeError("the kernel does not tell process numbers of namespaces")

@@ -17,7 +17,7 @@ from time import monotonic
 
 from . import messages, procfs
 from .cgroups import Cgroup
-from .clone_namespaces import Errand, FamilyError, check_is_apart, check_rest, new_builder, number_inside, rehouse
+from .clone_namespaces import Errand, ForkTreeError, check_is_apart, check_rest, new_builder, number_inside, rehouse
 from .procfs import descriptors, is_dead, state_of, states_of
 from .syscalls import ppoll
 
@@ -113,11 +113,11 @@ class Node:
         return self.guest
 
 
-class Family:
+class ForkTree:
     """Do what the caller asks for the nodes of one session. Answers go back with the number of the question.
 
     `link` leads to the `reaper` of the first node. `look_after_others` keeps their limits until there is something to
-    be heard at a descriptor.
+    be received at a descriptor.
     """
 
     def __init__(self, state: SandboxState, link: int, reaper: int, look_after_others: Callable[[int], None]):
@@ -130,7 +130,7 @@ class Family:
         self.moves: dict[int, Move] = {}
         self.builders: dict[int, Errand] = {}
 
-    def hear(self, tag: str, body: dict[str, Any]) -> None:
+    def handle(self, tag: str, body: dict[str, Any]) -> None:
         """Do what was asked, and answer; "echo" asks for nothing else."""
         fds: list[int] = []
         answer: dict[str, Any] = {"id": body["id"]}
@@ -157,7 +157,7 @@ class Family:
                 self._signal(self._node(body["node"]), body["number"], to_group=body["to_group"])
             elif tag == "drop":
                 self._drop(body["node"], is_guest_only=body["is_guest_only"])
-        except (FamilyError, OSError) as error:
+        except (ForkTreeError, OSError) as error:
             answer["error"] = str(error)
         self.state.tell("answer", answer, tuple(fds))
         for fd in fds:
@@ -187,7 +187,7 @@ class Family:
         """Return the descriptors that tell of a clone's end."""
         return [node.ended for node in self.nodes.values() if node.ended >= 0]
 
-    def look(self, ready: set[int]) -> None:
+    def report_ended(self, ready: set[int]) -> None:
         """Tell the caller of the clones that have ended, and clear up after them."""
         for number, node in list(self.nodes.items()):
             if node.ended in ready:
@@ -210,7 +210,7 @@ class Family:
             if used > limit:
                 self._exceed(number, node)
 
-    def exceed(self) -> bool:
+    def kill_exceeding(self) -> bool:
         """Kill what runs in the session's own control group; False when that is the first interpreter itself."""
         for number, node in self.nodes.items():
             if node.is_settled and _group_of(node) is None and not node.is_frozen:
@@ -249,14 +249,14 @@ class Family:
 
     def _node(self, number: int) -> Node:
         if number not in self.nodes:
-            raise FamilyError("it has ended")
+            raise ForkTreeError("it has ended")
         return self.nodes[number]
 
     def _arm(self, node: Node) -> None:
         """Let the interpreter of `node` clone itself once."""
         guest = node.interpreter()
         if not guest:
-            raise FamilyError("its interpreter has ended")
+            raise ForkTreeError("its interpreter has ended")
         self._allow_for(1)
         messages.send(self.link, "arm", {"pid": number_inside(guest)})
 
@@ -270,10 +270,10 @@ class Family:
         try:
             guest = parent.interpreter()
             if not guest:
-                raise FamilyError("its interpreter has ended")
+                raise ForkTreeError("its interpreter has ended")
             fresh = _living_children(guest, known)
             if len(fresh) != len(body["clones"]):
-                raise FamilyError("a process that the session started is still running")
+                raise ForkTreeError("a process that the session started is still running")
             _stop(*fresh)
             for pid in fresh:
                 check_is_apart(pid)  # else a word to its group could have its parent go on, who can have clones go on
@@ -281,7 +281,7 @@ class Family:
             _stop(*fresh)
             others = set(procfs.children(parent.init)) - {guest}
             if any(not is_dead(pid) for pid in others) or fresh != _living_children(guest, known):
-                raise FamilyError("a process that the session started is still running")
+                raise ForkTreeError("a process that the session started is still running")
             for clone in body["clones"]:
                 pid = self._find(fresh, clone["holds"], body["bound"])
                 self.nodes[clone["node"]] = Node(pid, parent, None)
@@ -321,7 +321,7 @@ class Family:
         """Give a spare clone ids and mounts like those of its parent, which is still stopped."""
         guest = node.parent.interpreter() if node.parent is not None else 0
         if not guest:
-            raise FamilyError("what it was cloned from has ended")
+            raise ForkTreeError("what it was cloned from has ended")
         errand = new_builder(self.state.spec)
         node.is_settled = False
         try:
@@ -373,12 +373,12 @@ class Family:
                 return pid
             if set(holds) & set(found):
                 seen = ", ".join(name for name in found if name not in wanted) or "a descriptor twice"
-        raise FamilyError(f"the clone holds something of its parent's open: {seen or 'it closed its own link'}")
+        raise ForkTreeError(f"the clone holds something of its parent's open: {seen or 'it closed its own link'}")
 
     def _freeze(self, node: Node) -> None:
         guest = node.interpreter()
         if not guest:
-            raise FamilyError("its interpreter has ended")
+            raise ForkTreeError("its interpreter has ended")
         node.is_frozen = True
         if node.parent is None:
             self._keep_origin(is_on=True)
@@ -386,7 +386,7 @@ class Family:
 
     def _thaw(self, node: Node) -> None:
         if any(one.parent is node for one in self.nodes.values()):
-            raise FamilyError("a fork of it is still open")
+            raise ForkTreeError("a fork of it is still open")
         node.is_frozen = False
         if node.parent is None:
             self._keep_origin(is_on=False)
@@ -432,7 +432,7 @@ class Family:
             return
         _kill_clone(node)
         if not ppoll((node.ended,), END_PATIENCE_S):
-            raise FamilyError("it does not die")
+            raise ForkTreeError("it does not die")
         self._forget(number, node)
 
     def _counters(self, node: Node) -> dict[str, int]:
@@ -473,7 +473,7 @@ def _stop(*pids: int) -> None:
     for pid in pids:
         while state_of(pid) not in "Tt" or any(state not in "TtZX" for state in states_of(pid)):
             if monotonic() > deadline or is_dead(pid):
-                raise FamilyError("a process of the session cannot be stopped")
+                raise ForkTreeError("a process of the session cannot be stopped")
             looks += 1
             if looks > LOOKS:
                 ppoll((), NAP_S)

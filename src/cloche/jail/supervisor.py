@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .fork_tree import Family
+    from .fork_tree import ForkTree
     from .sandbox_state import SandboxState
 
 ALL_NAMESPACES = (
@@ -76,8 +76,8 @@ class Watch:
         self.timers = (state.timer,) if is_nursing else ()
         self.number = 0
         self.can_go_on = self.is_undecided = self.is_last = False
-        self.family: Family | None = None
-        self.later: list[tuple[str, dict[str, Any]]] = []  # what can wait until the family is at rest
+        self.fork_tree: ForkTree | None = None
+        self.later: list[tuple[str, dict[str, Any]]] = []  # what can wait until the fork tree is at rest
 
     def start(self, plan_fd: int, private_paths: list[str]) -> Callable[[], None] | None:
         """Fork the reaper, give it its identity and limits, and let it go; returns a callable in the guest."""
@@ -204,10 +204,10 @@ class Watch:
                 return
             if self._is_over() or (self.cause and not self._awaits_workspace()):
                 break
-            more = self.family.watched() if self.family is not None else self.timers
+            more = self.fork_tree.watched() if self.fork_tree is not None else self.timers
             ready = {fd for fd, _ in ppoll((self.link, caller, *more), self._patience_s())}
-            if self.family is not None:
-                self.family.look(ready)
+            if self.fork_tree is not None:
+                self.fork_tree.report_ended(ready)
             if not self._hear_what_reaper_said():  # first: whoever has ended is not killed any more
                 if self._is_over_on_slate():
                     return
@@ -242,7 +242,7 @@ class Watch:
         return True
 
     def _has_forks(self) -> bool:
-        return self.family is not None and len(self.family.nodes) > 1
+        return self.fork_tree is not None and len(self.fork_tree.nodes) > 1
 
     def _is_over(self) -> bool:
         return self.ended is not None or self.failed is not None
@@ -311,15 +311,15 @@ class Watch:
 
             death = Death(self.reaper, cgroup)
         posix.kill(self.reaper, SIGKILL)
-        for throttled in (cgroup, self.family):
+        for throttled in (cgroup, self.fork_tree):
             if throttled is not None:
                 throttled.lift_quota()
         if death is not None and not death.wait():
             return death.spent
         _, _, usage = wait4(self.reaper, 0)
         self.reaper = 0
-        if self.family is not None:
-            self.family.clear_up()
+        if self.fork_tree is not None:
+            self.fork_tree.clear_up()
         if self.spec.level != "jail":
             from . import procfs
 
@@ -344,7 +344,7 @@ class Watch:
             body |= messages.unpack(fds[0])
             for fd in fds:
                 posix.close(fd)
-        if self.family is not None and self.family.is_busy and not self.family.is_urgent(tag, body):
+        if self.fork_tree is not None and self.fork_tree.is_busy and not self.fork_tree.is_urgent(tag, body):
             self.later.append((tag, body))
         else:
             self._obey(tag, body)
@@ -359,7 +359,7 @@ class Watch:
         elif tag == "pace":
             self.accounting.tick_s = TICK_S if body["is_busy"] else IDLE_TICK_S
         elif tag and tag != "kill":
-            self._hear_family(tag, body)
+            self._handle_for_forks(tag, body)
 
     def look_after_others(self, busy_with: int) -> None:
         """Keep the limits, and hear what is urgent, until there is something to be heard at `busy_with`.
@@ -377,16 +377,16 @@ class Watch:
             if busy_with in ready:
                 return
 
-    def _hear_family(self, tag: str, body: dict[str, Any]) -> None:
+    def _handle_for_forks(self, tag: str, body: dict[str, Any]) -> None:
         """Do what is asked for a session and what was cloned from it."""
-        if self.family is None:
-            from .fork_tree import Family
+        if self.fork_tree is None:
+            from .fork_tree import ForkTree
 
-            self.family = Family(self.state, self.link, self.reaper, self.look_after_others)
+            self.fork_tree = ForkTree(self.state, self.link, self.reaper, self.look_after_others)
         if tag == "interrupt":
-            self.family.interrupt(body["node"])
+            self.fork_tree.interrupt(body["node"])
         else:
-            self.family.hear(tag, body)
+            self.fork_tree.handle(tag, body)
 
     def _hear_reaper(self) -> bool:
         """Take one word of the reaper's; False when it is gone."""
@@ -442,17 +442,17 @@ class Watch:
 
     def _look_at_amounts(self) -> None:
         if self.spec.accounting and self._is_memory_exceeded():
-            if self.family is None or not self.family.exceed():
+            if self.fork_tree is None or not self.fork_tree.kill_exceeding():
                 self.cause = "out_of_memory"
         elif self._is_folder_over():
             self.cause = "disk_limit"
-        elif self.family is not None:
-            self.family.check_memory(self.spec.memory_bytes)
+        elif self.fork_tree is not None:
+            self.fork_tree.check_memory(self.spec.memory_bytes)
 
     def _is_memory_exceeded(self) -> bool:
         """Sum the tree's memory, unless it is one of several: each of them is looked at by itself."""
         cgroup = self.state.cgroup
-        if self.family is not None and len(self.family.nodes) > 1 and (self.spec.accounting != "cgroup" or not cgroup):
+        if self._has_forks() and (self.spec.accounting != "cgroup" or not cgroup):
             return False
         return self.accounting.is_exceeded(self.spec, cgroup, self.reaper)
 

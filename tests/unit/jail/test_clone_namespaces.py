@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cloche.jail import clone_namespaces, procfs
-from cloche.jail.clone_namespaces import FamilyError
+from cloche.jail.clone_namespaces import ForkTreeError
 
 USUAL = (
     "5564508e3000-5564508e4000 r--p 00000000 fe:00 1234                       /usr/bin/python3.11\n"
@@ -51,13 +51,13 @@ def test_what_is_shared_is_found(check: Check, line: str, around: tuple[str, str
     """Wherever it stands, whatever its name looks like, and as the last line without its end."""
     before, after = around
     for maps in (before + line + after, (before + line + after).rstrip("\n")):
-        with pytest.raises(FamilyError, match=r"shares memory|mapped"):
+        with pytest.raises(ForkTreeError, match=r"shares memory|mapped"):
             check(maps)
 
 
 def test_maps_that_are_hidden_are_not_taken_for_empty(check: Check) -> None:
     """What cannot be looked at cannot go on."""
-    with pytest.raises(FamilyError, match="cannot be looked at"):
+    with pytest.raises(ForkTreeError, match="cannot be looked at"):
         check("")
 
 
@@ -82,7 +82,7 @@ def test_a_name_neither_gives_nor_hides_powers(
     if may_go_on:
         clone_namespaces.check_rest(1)
     else:
-        with pytest.raises(FamilyError, match="kept capabilities"):
+        with pytest.raises(ForkTreeError, match="kept capabilities"):
             clone_namespaces.check_rest(1)
 
 
