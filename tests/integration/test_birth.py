@@ -28,7 +28,7 @@ import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from jail.cgroups import Cgroup
 from jail.syscalls import CLONE_NEWCGROUP, call, clone, unshare
-from jail.supervisor import NAMESPACES_AT_BIRTH
+from jail.supervisor import CLONED_NAMESPACES
 
 def own_group():
     with open("/proc/self/cgroup") as file:
@@ -38,7 +38,7 @@ place = sys.argv[2]
 call("mount", b"cgroup2", place.encode(), b"cgroup2", 0, None)
 group = Cgroup(2, {"pids": f"{place}/cloche-birth-{os.getpid()}"})
 os.mkdir(group.folders["pids"])
-for namespaces in (0, NAMESPACES_AT_BIRTH):
+for namespaces in (0, CLONED_NAMESPACES):
     fd = group.open()
     pid = clone(namespaces, fd)
     if pid == 0:

@@ -18,7 +18,7 @@ PERIOD_US = 100_000
 SOCKETS_SHARE = 8  # version 1 counts what sockets buffer apart from all other memory: this part of it comes on top
 MOST_LEFT_BYTES = 4 << 20  # of the kernel's memory, by a group that is removed: 20,000 names, say
 EBUSY, ENOENT = 16, 2
-NO_SUCH_BIRTH = (1, 7, 22, 38)  # EPERM, E2BIG, EINVAL, ENOSYS
+NO_SUCH_CLONE = (1, 7, 22, 38)  # EPERM, E2BIG, EINVAL, ENOSYS
 
 # What to write per controller and version; an optional file may be missing (swap accounting, mostly).
 FILES: Mapping[int, Mapping[str, tuple[tuple[str, str, bool], ...]]] = {
@@ -253,22 +253,22 @@ class Gauges:
             posix.close(self._open.popitem()[1])
 
 
-def bear(namespaces: int, cgroup: Cgroup | None) -> tuple[int, bool]:
+def clone_into(namespaces: int, cgroup: Cgroup | None) -> tuple[int, bool]:
     """Fork into new namespaces, and into a control group of version 2; tell whether the child must be moved there.
 
     It must where the kernel or a filter around us has no call for it: before Linux 5.7, or in a plain container.
     """
-    is_born_outside = cgroup is not None and cgroup.version == 2
-    if cgroup is not None and is_born_outside:
+    must_move = cgroup is not None and cgroup.version == 2
+    if cgroup is not None and must_move:
         group = cgroup.open()
         try:
             return clone(namespaces, group), False
         except OSError as error:
-            if error.errno not in NO_SUCH_BIRTH:
+            if error.errno not in NO_SUCH_CLONE:
                 raise
         finally:
             posix.close(group)
-    return clone(namespaces) if namespaces else posix.fork(), is_born_outside
+    return clone(namespaces) if namespaces else posix.fork(), must_move
 
 
 def _quota(cpus: float) -> int:

@@ -12,7 +12,7 @@ from time import monotonic
 
 from . import messages, shared_status, user_namespaces
 from .accounting import IDLE_TICK_S, TICK_S, Accounting
-from .cgroups import bear
+from .cgroups import clone_into
 from .pid1 import never_freed
 from .reaper import Reaper
 from .sandbox_state import failure
@@ -45,7 +45,7 @@ ALL_NAMESPACES = (
     CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP
 )
 # The control group's namespace is entered by the reaper, once it is in the group: its root is where its maker is.
-NAMESPACES_AT_BIRTH = ALL_NAMESPACES & ~CLONE_NEWCGROUP
+CLONED_NAMESPACES = ALL_NAMESPACES & ~CLONE_NEWCGROUP
 SETUP_PATIENCE_S, ETIMEDOUT, EPIPE = 60.0, 110, 32
 GO = b"g"
 FOR_THE_NEXT = ("open", "prepare", "run")  # words that are not about the run that is watched
@@ -90,7 +90,7 @@ class Watch:
             if is_jail and self.spec.outside is not None:
                 is_owner = user_namespaces.become_owner(self.spec.outside[0])
             prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # inherited: an undumpable child's id maps belong to root alone
-            self.reaper, must_move = bear(NAMESPACES_AT_BIRTH if is_jail else 0, cgroup)
+            self.reaper, must_move = clone_into(CLONED_NAMESPACES if is_jail else 0, cgroup)
         except BaseException:
             _become_helper(is_owner=is_owner)
             for fd in (waiting, go, self.link, self._reaper_link):

@@ -31,7 +31,7 @@ def test_a_refused_birth_in_a_group_is_no_birth_outside(
 
     def clone(flags: int, group_fd: int = -1) -> int:
         tried.append(group_fd)
-        assert flags == supervisor.NAMESPACES_AT_BIRTH
+        assert flags == supervisor.CLONED_NAMESPACES
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(cgroups, "clone", clone)
