@@ -347,7 +347,7 @@ class Slot:
         self.change_door(Door() if is_prefork else None)
         fds: tuple[int, ...] = self.door.other_ends if self.door is not None else ()
         generation = self.door.generation if self.door is not None else 0
-        how = {"is_nursing": is_prefork, "generation": generation, "has_workspace": workspace >= 0}
+        how = {"is_prefork": is_prefork, "generation": generation, "has_workspace": workspace >= 0}
         fds += (workspace,) if workspace >= 0 else ()
         send_packed(self.link.fileno(), "prepare", {**body, **how}, building.as_wire(), fds)
         if self.door is not None:

@@ -1,7 +1,7 @@
 """The Linux jail: what runs in the helper, as pid 1, or before the program. A helper imports it as the package `jail`.
 
 In: orders (`messages`) and set-up as data (`steps`). Out: the start, the end and the figures of a run (`messages`).
-`helper` opens sandboxes from outside, and removes their control groups; `supervisor` watches one run: clock, limits,
+`helper` opens sandboxes from outside, and removes their control groups; `supervisor` supervises one run: clock, limits,
 kill, report; `accounting` sums its memory; `sandbox_state` is what one run leaves to the next. `reaper` is pid 1 of
 one run, `prefork` of one run after the other, `pid1` what both share; `guest` becomes the program. `fork_server` forks
 helpers, `container_shim` starts and kills runsc. `fork_tree` has the forks of a live session, `clone_namespaces` their

@@ -10,8 +10,8 @@ from time import monotonic, process_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .cgroups import Cgroup
-    from .messages import Spec
+    from .fork_tree import ForkTree
+    from .sandbox_state import SandboxState
 
 PAUSE = 9  # how many times as long as a sum took, in processor time, the pause after it is …
 LONGEST_PAUSE_S = 1.0  # … but never longer: memory can grow meanwhile
@@ -43,12 +43,28 @@ class Accounting:
         """Return the seconds until the next look."""
         return max(self.tick_s, self._next_at - monotonic())
 
-    def is_exceeded(self, spec: Spec, cgroup: Cgroup | None, reaper: int) -> bool:
-        """Sum the memory of all below `reaper`: a cheap figure first, the fair one only when that is over."""
+    def exceeded(self, state: SandboxState, reaper: int, forks: ForkTree | None) -> str:
+        """Return the limit that a run is over, as the cause of its end, "" for none; forks over theirs are killed."""
+        if state.spec.accounting and self._is_memory_exceeded(state, reaper, forks):
+            return "" if forks is not None and forks.kill_exceeding() else "out_of_memory"
+        if state.is_folder_over():
+            return "disk_limit"
+        if forks is not None:
+            forks.check_memory(state.spec.memory_bytes)
+        return ""
+
+    def _is_memory_exceeded(self, state: SandboxState, reaper: int, forks: ForkTree | None) -> bool:
+        """Sum the memory of all below `reaper`: a cheap figure first, the fair one only when that is over.
+
+        Not where only a sum over several sessions could be had: each of them is looked at by itself.
+        """
+        spec, cgroup = state.spec, state.cgroup
         if spec.accounting == "cgroup" and cgroup is not None:
             if cgroup.memory_bytes() <= spec.memory_bytes:
                 return False
             used = cgroup.anonymous_bytes()
+        elif forks is not None and forks.has_forks:
+            return False
         else:
             from . import procfs
 

@@ -38,12 +38,12 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[str], An
     posix.umask(0o077)
     shared_status.copying.serve_children()
     _signal.alarm(LOADING_S)  # a module that never finishes loading must not outlive the caller
-    said = load_interpreter("preload").warm_up(settings)
-    said["threads"] = len(posix.listdir("/proc/self/task"))
+    loaded = load_interpreter("preload").warm_up(settings)
+    loaded["threads"] = len(posix.listdir("/proc/self/task"))
     _signal.alarm(0)
     gc.collect()
     gc.freeze()  # collecting what is here now would copy its pages in every child
-    messages.send(fd, "ready", said)
+    messages.send(fd, "ready", loaded)
     while True:
         tag, body, fds = messages.receive(fd)
         if tag != "fork":
@@ -52,16 +52,16 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[str], An
             posix.close(fd)
             _signal.signal(SIGCHLD, _signal.SIG_DFL)
             cgroup = Cgroup(body["version"], body["folders"]) if body["folders"] else None
-            _say_here(fds[0])
-            never_freed.extend((said, settings, body, fds, cgroup))
+            _send_here(fds[0])
+            never_freed.extend((loaded, settings, body, fds, cgroup))
             return Helper(fds[0], cgroup, load_interpreter).serve()
         for one in fds:
             posix.close(one)
 
 
-def _say_here(link: int) -> None:
+def _send_here(link: int) -> None:
     """Tell the caller who serves this socket; one who is gone has left a control group to be removed all the same."""
     try:
         messages.send(link, "here", {"pid": posix.getpid()})
     except OSError:
-        pass  # the helper will hear that nothing more comes
+        pass  # the helper will find that nothing more comes

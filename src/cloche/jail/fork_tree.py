@@ -159,7 +159,7 @@ class ForkTree:
                 self._drop(body["node"], is_guest_only=body["is_guest_only"])
         except (ForkTreeError, OSError) as error:
             answer["error"] = str(error)
-        self.state.tell("answer", answer, tuple(fds))
+        self.state.send("answer", answer, tuple(fds))
         for fd in fds:
             posix.close(fd)
         if tag == "arm" and body["clone"] != NOBODY and "error" not in answer:
@@ -183,6 +183,11 @@ class ForkTree:
         except ProcessLookupError:
             pass  # it has just ended
 
+    @property
+    def has_forks(self) -> bool:
+        """Tell whether there is any node but the first."""
+        return len(self.nodes) > 1
+
     def watched(self) -> list[int]:
         """Return the descriptors that tell of a clone's end."""
         return [node.ended for node in self.nodes.values() if node.ended >= 0]
@@ -191,7 +196,7 @@ class ForkTree:
         """Tell the caller of the clones that have ended, and clear up after them."""
         for number, node in list(self.nodes.items()):
             if node.ended in ready:
-                self.state.tell("gone", {"node": number, "counters": self._counters(node)})
+                self.state.send("gone", {"node": number, "counters": self._counters(node)})
                 self._forget(number, node)
 
     def check_memory(self, limit: int) -> None:
@@ -215,12 +220,12 @@ class ForkTree:
         for number, node in self.nodes.items():
             if node.is_settled and _group_of(node) is None and not node.is_frozen:
                 self._exceed(number, node)
-        return len(self.nodes) > 1
+        return self.has_forks
 
     def _exceed(self, number: int, node: Node) -> None:
         if not node.is_doomed:
             node.is_doomed = True
-            self.state.tell("exceeded", {"node": number})
+            self.state.send("exceeded", {"node": number})
             _kill_clone(node)
 
     def lift_quota(self) -> None:

@@ -3,7 +3,7 @@
 It is a fresh `python -I -S`, or a fork of the fork server. It holds one end of a socket whose other end is the
 caller's. End of file there, however it comes about, means that the caller is gone: everything is killed and removed. It
 enforces the time-out and sums the memory, and it is the only one that says why it killed. It knows nothing of the
-caller but what the spec says. Of runs in a prefork jail that are soon over it need not hear: see `shared_status`.
+caller but what the spec says. Of runs in a prefork jail that are soon over it need not know: see `shared_status`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import messages, shared_status, user_namespaces
 from .cgroups import Cgroup
 from .messages import Spec
 from .sandbox_state import SandboxState, failure
-from .supervisor import Watch
+from .supervisor import PreforkSupervisor, Supervisor
 from .syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, ppoll, prctl
 
 TYPE_CHECKING = False
@@ -55,21 +55,21 @@ class Helper(SandboxState):
         super().__init__(caller, cgroup)
         self.load_interpreter = load_interpreter
         self.is_open = False
-        self.watch: Watch | None = None
+        self.supervisor: Supervisor | None = None
         self.failed: dict[str, Any] | None = None
         self.plan_fd = -1
         self.concluded = 0  # the number of the run that was reported last
 
     def serve(self) -> Callable[[], None] | None:
         while True:
-            tag, body, fds = self._next_word()
+            tag, body, fds = self._next_message()
             guest = None
             if tag == "open":
                 self.spec = Spec(**messages.unpack(fds[0]))
                 self._take_claim(fds)
             elif tag == "prepare":
                 self.keep_workspace(fds.pop() if body["has_workspace"] else -1)
-                self._change_door(fds[1:], body["generation"])
+                self._change_handoff(fds[1:], body["generation"])
                 guest = self._prepare(body, fds[0])
                 fds = []
             elif tag in ("run", "clock", "kill", "over"):
@@ -85,8 +85,8 @@ class Helper(SandboxState):
                 self._clear_up()
                 posix._exit(0)
 
-    def _next_word(self) -> tuple[str, dict[str, Any], list[int]]:
-        """Return what the caller says; or "clock" when the timer of the shared status has gone off."""
+    def _next_message(self) -> tuple[str, dict[str, Any], list[int]]:
+        """Return the caller's next message; or "clock" when the timer of the shared status has gone off."""
         while not self.early:
             ready = {fd for fd, _ in ppoll((self.caller, *((self.timer,) if self.timer >= 0 else ())), None)}
             if self.caller in ready:
@@ -99,11 +99,11 @@ class Helper(SandboxState):
     def _ordered(self, tag: str, body: dict[str, Any]) -> dict[str, Any] | None:
         """Return what there is to do about the run in the shared status, None when there is nothing (more).
 
-        The timer asks for nothing where it is over; nor do words about another run than that.
+        The timer asks for nothing where it is over; nor do messages about another run than that.
         """
-        if self.slate < 0:
+        if self.status < 0:
             return None
-        state = shared_status.State(self.slate)
+        state = shared_status.State(self.status)
         is_meant = state.ended != state.ordered if tag == "clock" else state.ordered == body["number"]
         if state.ordered <= self.concluded or not is_meant:
             return None
@@ -114,7 +114,7 @@ class Helper(SandboxState):
     def _serve_run(self, body: dict[str, Any], fds: list[int]) -> Callable[[], None] | None:
         """See a run to its end, and build anew where that is wanted; returns a callable in a guest."""
         self._run(body, fds)
-        if body["rebuilds"] and self.watch is None:
+        if body["rebuilds"] and self.supervisor is None:
             self.generation += 1
             return self._prepare(self.prepared, self.plan_fd)
         return None
@@ -125,64 +125,64 @@ class Helper(SandboxState):
         if plan_fd != self.plan_fd and self.plan_fd >= 0:
             posix.close(self.plan_fd)
         self.plan_fd, self.prepared, self.failed = plan_fd, body, None
-        watch = None
+        supervisor = None
         try:
             self._open()
             loader = self.load_interpreter if body["wants_python"] else None
-            watch = Watch(self, loader, is_nursing=body["is_nursing"])
-            guest = watch.start(plan_fd, body["private"])
+            supervisor = (PreforkSupervisor if body["is_prefork"] else Supervisor)(self, loader)
+            guest = supervisor.start(plan_fd, body["private"])
             if guest is not None:
                 return guest
-            self.watch = watch
+            self.supervisor = supervisor
         except OSError as error:
-            said = watch.last_words() if watch is not None else None
+            theirs = supervisor.abandon() if supervisor is not None else None
             ours = failure(f"cannot set up the sandbox: {error}", "helper", error.errno or 0)
-            self.failed = said or ours
+            self.failed = theirs or ours
         return None
 
     def _run(self, body: dict[str, Any], fds: list[int]) -> None:
-        """Watch over a run in what was prepared, and report it, unless the caller has yet to speak of its end.
+        """Supervise a run in what was prepared, and report it, unless the caller has yet to say how it ended.
 
         A fault of ours must neither free the guest nor go unsaid.
         """
-        watch, self.watch = self.watch, None
+        supervisor, self.supervisor = self.supervisor, None
         self.has_run = True
         try:
-            if watch is not None:
-                watch.order(body, fds)
+            if supervisor is not None:
+                supervisor.order(body, fds)
         except OSError:
-            pass  # the reaper is gone; attending will find what it said
+            pass  # the reaper is gone; attending will find what it sent
         for fd in fds:  # before anything else is forked: nobody but this run's guest may hold them
             posix.close(fd)
-        if watch is None:
+        if supervisor is None:
             self.concluded = body["number"]
-            said = self.failed or failure("nothing was prepared to run in", "helper")
-            self.tell_failure(said, body["number"])
+            failed = self.failed or failure("nothing was prepared to run in", "helper")
+            self.send_failure(failed, body["number"])
             return
         try:
-            watch.attend()
+            supervisor.attend()
         except Exception as error:
             self.concluded = body["number"]
             try:
-                watch.kill()
-            finally:  # where even that fails, the caller hears of what came first
-                self.tell("lost", failure(f"{type(error).__name__}: {error}", "helper"))
+                supervisor.kill()
+            finally:  # where even that fails, the caller is told what came first
+                self.send("lost", failure(f"{type(error).__name__}: {error}", "helper"))
             return
-        if watch.is_undecided:
+        if supervisor.run.is_undecided:
             self.early.append(("clock", {}, []))  # it may have gone off for the next run
         else:
             self.concluded = body["number"]
-        if watch.can_go_on and body["again"]:
-            self.watch = watch
+        if supervisor.run.can_go_on and body["again"]:
+            self.supervisor = supervisor
         else:
-            watch.kill()
+            supervisor.kill()
 
-    def _change_door(self, ends: list[int], generation: int) -> None:
+    def _change_handoff(self, ends: list[int], generation: int) -> None:
         """Hold the handoff socket of a prefork jail, by which guests take orders, and its shared status; or nothing."""
-        for one in (self.door, self.slate, self.timer):
+        for one in (self.handoff, self.status, self.timer):
             if one >= 0:
                 posix.close(one)
-        self.door, self.slate, self.timer = ends or (-1, -1, -1)
+        self.handoff, self.status, self.timer = ends or (-1, -1, -1)
         self.generation = generation
 
     def _take_claim(self, fds: list[int]) -> None:
@@ -195,11 +195,11 @@ class Helper(SandboxState):
             self.spec.outside = (self.claim.outside_id, 1)
 
     def _discard(self) -> None:
-        """Let go of a sandbox that was prepared and is not needed."""
-        if self.watch is not None:
-            self.watch.kill()
-            posix.close(self.watch.link)
-            self.watch = None
+        """End a sandbox that was prepared and is not needed."""
+        if self.supervisor is not None:
+            self.supervisor.kill()
+            posix.close(self.supervisor.link)
+            self.supervisor = None
 
     def _open(self) -> None:
         """Make what lives as long as the sandbox, once."""

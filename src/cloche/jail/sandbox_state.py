@@ -1,4 +1,4 @@
-"""What the helper holds of its sandbox on the host, whichever run goes on in it, and how the caller is told."""
+"""What the helper holds of its sandbox on the host, whichever run goes on in it; messages to the caller."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class SandboxState:
     """Hold the descriptors, the outside ids, the control group and the folder that one run leaves to the next.
 
-    `prepared` is what the caller had built last, `early` are its words that came before their time, `before` the
-    control group's counters when the run began. Of a prefork jail, `door` is the handoff socket, `slate` and `timer`
-    are the shared status, and `generation` says which one it is.
+    `prepared` is what the caller had built last, `early` are its messages that came before their time, `before` the
+    control group's counters when the run began. Of a prefork jail, `handoff` is the handoff socket, `status` and
+    `timer` are the shared status, and `generation` says which one it is.
     """
 
     def __init__(self, caller: int, cgroup: Cgroup | None):
@@ -31,11 +31,12 @@ class SandboxState:
         self.keeper: user_namespaces.Claim | None = None
         self.folder: WorkFolder | None = None
         self.workspace_fd = -1
-        self.door = self.slate = self.timer = -1
+        self.handoff = self.status = self.timer = -1
         self.generation = 0
         self.early: list[tuple[str, dict[str, Any], list[int]]] = []
         self.has_run = False
         self.before: dict[str, int] = {}
+        self._pids_before = 0
 
     def claim_keeper(self) -> int:
         """Return a second outside id, for the process that keeps a jail between its guests."""
@@ -49,13 +50,32 @@ class SandboxState:
             posix.close(self.workspace_fd)
         self.workspace_fd = fd
 
-    def tell_failure(self, said: dict[str, Any], number: int) -> None:
-        """Tell how a run failed, and give the workspace back: attaching may have taken it out of the caller's hands."""
-        self.tell("failed", {**said, "number": number}, (self.workspace_fd,) if self.workspace_fd >= 0 else ())
+    def begin_counting(self) -> None:
+        """Take note of what the control group says before a run."""
+        self.before = self.cgroup.counters() if self.cgroup is not None else {}
+        self._pids_before = self.cgroup.most_pids() if self.cgroup is not None and self.has_run else 0
+
+    def counters(self) -> dict[str, int]:
+        """Return how often the run has hit a limit of the control group."""
+        now = self.cgroup.counters() if self.cgroup is not None else {}
+        return {name: count - self.before.get(name, 0) for name, count in now.items()}
+
+    def most_pids(self) -> int:
+        """Return the most processes at once; what was reached before this run began is not its own."""
+        most = self.cgroup.most_pids() if self.cgroup is not None else 0
+        return most if most > self._pids_before else 0
+
+    def is_folder_over(self, *, at_end: bool = False) -> bool:
+        """Tell whether the folders of the host that stand in for the workspace hold more than they may."""
+        return self.folder is not None and self.folder.is_over(self.spec.disk_bytes, self.spec.inodes, is_fresh=at_end)
+
+    def send_failure(self, failed: dict[str, Any], number: int) -> None:
+        """Send how a run failed, and give the workspace back: attaching may have taken it out of the caller's hands."""
+        self.send("failed", {**failed, "number": number}, (self.workspace_fd,) if self.workspace_fd >= 0 else ())
         self.keep_workspace(-1)
 
-    def tell(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Tell the caller; when it is gone, the loop will notice by itself."""
+    def send(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        """Send the caller a message; when it is gone, the loop will notice by itself."""
         try:
             messages.send_patiently(self.caller, tag, body, fds)
         except OSError:
@@ -63,5 +83,5 @@ class SandboxState:
 
 
 def failure(message: str, step: str, errno: int = 0) -> dict[str, Any]:
-    """Return the body of a word about our own failure."""
+    """Return the body of a message about our own failure."""
     return {"message": message, "step": step, "index": 0, "errno": errno}

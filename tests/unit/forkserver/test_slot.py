@@ -64,7 +64,7 @@ def test_a_jail_is_named_by_its_key_once_its_helper_was_told_to_build_it(pair: t
     tag, body, count = heard(helper)
     assert (tag, count) == ("prepare", 5)
     assert slot.door is not None
-    assert body == {"private": [], "is_nursing": True, "has_workspace": True, "generation": slot.door.generation}
+    assert body == {"private": [], "is_prefork": True, "has_workspace": True, "generation": slot.door.generation}
     assert (slot.key, slot.rebuilds) == ("a jail", False)
 
 

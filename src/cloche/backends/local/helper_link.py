@@ -201,7 +201,7 @@ class Connection:
         if self._slot is not None:
             self._slot.invalidate()
             self._slot.change_door(None)
-        body = {"private": run.private, "wants_python": run.python is not None, "is_nursing": False}
+        body = {"private": run.private, "wants_python": run.python is not None, "is_prefork": False}
         body |= {"has_workspace": has_workspace, "generation": 0}
         self._send("prepare", body, building.as_wire(), [workspace] if has_workspace else [])
         self._send_order(run, streams, is_last=is_last, again=False)
