@@ -32,7 +32,6 @@ from .helper_link import Connection
 from .plan import Program, build_program, build_spec, choose_places, make_forkable, show_toolchain
 from .prefork import COLD, KEPT_BYTES, WarmJail, choose_second_start, choose_start, pool_for, warm_jail
 from .run_report import observed, usage
-from .session import halted
 from .streams import Pipes, started_first
 from .workspace import Workspace
 
@@ -226,9 +225,13 @@ class LocalOpenSandbox:
     async def _look(self, given: Mapping[str, bytes], timeout_s: float) -> Changes:
         return await self.workspace.collected(given, timeout_s=timeout_s, halted=self._halted, is_last=self._is_last)
 
-    def _halted(self) -> contextlib.AbstractAsyncContextManager[None]:
+    @contextlib.asynccontextmanager
+    async def _halted(self) -> AsyncIterator[None]:
         """Stop what live sessions run in these files, for as long as they are looked at."""
-        return halted([one for one in self._sessions if not one.has_ended])
+        async with contextlib.AsyncExitStack() as stack:
+            for session in [one for one in self._sessions if not one.has_ended]:
+                await stack.enter_async_context(session.halted())
+            yield
 
     async def close(self) -> None:
         """Kill and remove everything, for good."""

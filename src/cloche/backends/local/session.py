@@ -2,7 +2,7 @@
 
 It is one long run: the same helper, reaper, walls and limits; what is added is a link on which the interpreter is
 given cells, and that it can be cloned: checkpoints, rollbacks, forks (`fork_tree`). What sessions run in a workspace is
-stopped while files are looked at, and goes on afterwards (`halted`).
+stopped while files are looked at, and goes on afterwards (`LocalSession.halted`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import copy
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -417,12 +417,3 @@ def _is_after(checkpoints: Mapping[str, Node], name: str, other: str) -> bool:
     while above is not None and above is not checkpoints[other]:
         above = above.parent
     return above is not None
-
-
-@contextlib.asynccontextmanager
-async def halted(sessions: Sequence[LocalSession]) -> AsyncIterator[None]:
-    """Have `sessions` stand still."""
-    async with contextlib.AsyncExitStack() as stack:
-        for session in sessions:
-            await stack.enter_async_context(session.halted())
-        yield
