@@ -33,6 +33,14 @@ class NotRegular(OSError):
         self.mode = mode
 
 
+def own_folder(variable: str, below_home: str) -> str | None:
+    """Return Cloche's folder as platformdirs does where the environment has it; None where that must find the home."""
+    asked, home = os.environ.get(variable, ""), os.environ.get("HOME", "")
+    if os.path.isabs(asked):
+        return os.path.join(asked, "cloche")
+    return os.path.join(home, below_home, "cloche") if os.path.isabs(home) else None
+
+
 def open_folder(path: str | os.PathLike[str], at: int | None = None, *, follows_link: bool = False) -> int:
     """Return a descriptor of a folder, in an open one where `at` is given. A link is followed where the user named it.
 

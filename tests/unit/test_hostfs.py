@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from platformdirs import user_config_dir, user_state_dir
 
 from cloche import hostfs
 
@@ -316,3 +317,19 @@ def test_nothing_is_there_or_a_link_is(tree: Path) -> None:
     os.close(at)
     assert found is not None
     assert (stat.S_ISLNK(found.st_mode), nothing) == (True, None)
+
+
+@pytest.mark.parametrize("home", [None, "", "relative", "/", "/home/a", "/home/a/"])
+@pytest.mark.parametrize("asked", [None, "", " ", "relative", "/xdg", "/xdg/"])
+def test_own_folders_are_those_of_platformdirs(home: str | None, asked: str | None, monkeypatch: Any) -> None:
+    """What the environment says itself is read as platformdirs reads it; the rest is left to that."""
+    for name, value in {"HOME": home, "XDG_CONFIG_HOME": asked, "XDG_STATE_HOME": asked}.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    found = (hostfs.own_folder("XDG_CONFIG_HOME", ".config"), hostfs.own_folder("XDG_STATE_HOME", ".local/state"))
+    if "/" in ((home or "")[:1], (asked or "")[:1]):
+        assert found == (user_config_dir("cloche", appauthor=False), user_state_dir("cloche", appauthor=False))
+    else:
+        assert found == (None, None)

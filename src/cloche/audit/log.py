@@ -24,6 +24,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import AuditFailed, ClocheError
+from cloche.hostfs import own_folder
 
 if TYPE_CHECKING:
     from cloche.config.keys import Settings
@@ -183,7 +184,8 @@ def _audit_in(folder: str, keep: tuple[str, ...], keep_age_s: float | None, keep
 
 def default_folder() -> str:
     """Return the platform's folder for state, that of this user."""
-    return _state_folder(os.environ.get("XDG_STATE_HOME"), os.path.expanduser("~"))
+    found = own_folder("XDG_STATE_HOME", ".local/state")
+    return found or _state_folder(os.environ.get("XDG_STATE_HOME"), os.path.expanduser("~"))
 
 
 @lru_cache(maxsize=4)

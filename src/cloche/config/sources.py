@@ -15,10 +15,10 @@ from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest
+from cloche.hostfs import own_folder
 
 from .keys import (
     ARGUMENT,
@@ -33,6 +33,9 @@ from .keys import (
     with_auto_backend,
 )
 from .readers import Reader, hint_for, nearest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 log = logging.getLogger("cloche.config")
 MAX_FILE_BYTES = 1 << 20
@@ -223,7 +226,8 @@ def _home_folder(home: Path | None) -> str | None:
 def _config_folder(environ: Mapping[str, str], base: str | None, *, is_given: bool) -> str | None:
     """Return the platform's folder; below a given home, that of the XDG rules."""
     if not is_given:
-        return _platform_folder(os.environ.get("XDG_CONFIG_HOME"), base)
+        found = own_folder("XDG_CONFIG_HOME", ".config")
+        return found or _platform_folder(os.environ.get("XDG_CONFIG_HOME"), base)
     configured = environ.get("XDG_CONFIG_HOME", "")
     return os.path.join(configured if os.path.isabs(configured) else os.path.join(base or "/", ".config"), "cloche")
 
