@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,19 @@ async def test_a_long_first_run_is_not_waited_for() -> None:
     finally:
         first.cancel()
         await asyncio.wait([first])
+
+
+def test_a_first_run_imports_little() -> None:
+    """What a run alone does not need is not imported for it: folders of the platform, sessions, file names."""
+    unwanted = ("platformdirs", "platform", "pathlib", "urllib.parse", "glob", "cloche.backends.local.session")
+    program = (
+        "import sys, cloche; assert cloche.run('print(1)', warm=False).ok; "
+        f"print([name for name in {unwanted} if name in sys.modules])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(cloche.__file__).parents[1])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 async def test_a_session_that_comes_first_has_the_pool_begin() -> None:

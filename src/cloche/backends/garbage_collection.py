@@ -26,7 +26,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from cloche import hostfs
 from cloche.core.suppressed import noted
@@ -45,7 +44,8 @@ def _host() -> tuple[str, str]:
 
     def hashed(path: str) -> str:
         try:
-            text = Path(path).read_bytes()
+            with open(path, "rb") as file:
+                text = file.read()
         except OSError:
             text = b""
         return hashlib.sha256(b"cloche" + text).hexdigest()[:12]
@@ -83,7 +83,8 @@ def namespace() -> str:
 def started_at(pid: int | str) -> str:
     """Return when a process started, in the kernel's ticks; empty when there is none."""
     try:
-        line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            line = file.read()
     except OSError:
         return ""
     return line[line.rindex(")") + 2 :].split()[19]
@@ -220,8 +221,8 @@ def _remove_unused(path: str) -> bool:
 
 def _paths_in_use() -> Iterator[str]:
     """Yield where others' processes are and what they have open, as far as we may look, and what is mounted."""
-    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        yield line.split()[4]
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+        yield from [line.split()[4] for line in file]
     ours = str(os.getpid())
     for pid in (name for name in os.listdir("/proc") if name.isdigit() and name != ours):
         with noted(log, f"process {pid} is gone, or another user's", OSError):

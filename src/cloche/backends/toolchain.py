@@ -12,10 +12,7 @@ than packages.
 from __future__ import annotations
 
 import functools
-import glob
-import importlib.util
 import os
-import platform
 import re
 import site
 import subprocess
@@ -150,6 +147,8 @@ def _has_toolchain(language: Language) -> bool:
 @lru_cache(maxsize=16)
 def package_managers(shown: tuple[str, ...]) -> tuple[str, ...]:
     """Return the programs and modules that install packages, as far as a jail that shows these paths shows them."""
+    import glob
+
     tops = (*SHOWN_TREES, *shown)
     programs = [
         os.path.realpath(entry.path)
@@ -253,7 +252,7 @@ def _follow(name: str, path: str) -> str:
         return path
     if name == "deno" and real.endswith((".cjs", ".js")):
         # npm's package starts the real program, which is a package of its own beside it.
-        native = f"@deno/linux-{'arm64' if platform.machine() == 'aarch64' else 'x64'}-glibc/deno"
+        native = f"@deno/linux-{'arm64' if os.uname().machine == 'aarch64' else 'x64'}-glibc/deno"
         beside = os.path.join(_node_modules(real), native)
         return beside if os.access(beside, os.X_OK) else real
     return real
@@ -408,7 +407,9 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
 @functools.cache
 def has_customization() -> bool:
     """Tell whether this environment has a `sitecustomize` or `usercustomize`, which every interpreter start runs."""
-    return any(importlib.util.find_spec(name) is not None for name in ("sitecustomize", "usercustomize"))
+    from importlib.util import find_spec
+
+    return any(find_spec(name) is not None for name in ("sitecustomize", "usercustomize"))
 
 
 def sets_interpreter_variables(env: Mapping[str, str]) -> bool:

@@ -19,7 +19,6 @@ from functools import partial
 from os import PathLike
 from types import MappingProxyType
 from typing import Any, Literal, Self, TypedDict, get_args
-from urllib.parse import urlsplit
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest
@@ -182,6 +181,8 @@ class AutoFixSettings:
 
 
 def _is_openai(base_url: str) -> bool:
+    from urllib.parse import urlsplit
+
     try:
         parts = urlsplit(base_url)
     except ValueError:

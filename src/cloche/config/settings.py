@@ -8,9 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Hashable, Mapping
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloche.core.enforcement import Level
 from cloche.core.errors import InvalidRequest, PolicyDenied
@@ -30,6 +29,9 @@ from .keys import (
 )
 from .resolve import effective_network, resolve_settings
 from .sources import ConfigPaths, fingerprint
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "SandboxOptions",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -285,6 +285,10 @@ class Program:
 
 @functools.cache
 def _python_runtime() -> str:
+    if sys.implementation.name == "cpython":
+        return f"CPython {sys.version.split()[0]}"
+    import platform
+
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
