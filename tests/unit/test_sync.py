@@ -347,4 +347,4 @@ def test_a_twin_shows_what_it_takes_and_does(blocking: type, awaited: type, name
     assert (mine.__module__, mine.__qualname__) == ("cloche.sync", f"{blocking.__name__}.{name}")
     assert inspect.isfunction(mine)
     assert not inspect.iscoroutinefunction(mine)
-    assert re.search(rf"\b{name}\([\s|]*self", pydoc.clean(pydoc.render_doc(blocking)))
+    assert re.search(rf"\b{name}\([\s|]*self", pydoc.plain(pydoc.render_doc(blocking)))

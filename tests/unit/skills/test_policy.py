@@ -69,7 +69,7 @@ def test_an_amount_is_the_skills_within_the_operators_ceiling(
         origins={"memory": origin, "ceilings.memory": FILE},
         ceilings={} if ceiling is None else {"memory_bytes": ceiling},
     )
-    terms = decide_terms(skill_asking(limits={} if wish is None else {"memory": wish}), settings, strangers={CHECKOUT})
+    terms = decide_terms(skill_asking(limits={} if wish is None else {"memory": wish}), settings, checkout={CHECKOUT})
     assert terms.limits["memory"] == result
     assert why in term(terms, "memory").why
     assert bool(why) == bool(term(terms, "memory").why)
