@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from cloche import hostfs
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 from cloche.jail.work_folder import WorkFolder
 
 from .host import Host
@@ -197,7 +197,7 @@ def remove_folders() -> list[str]:
 
     folder = os.path.realpath(tempfile.gettempdir())
     names: list[str] = []
-    with noted(log, f"nobody may look into {folder}, or it is gone", OSError):
+    with suppress_logged(log, f"nobody may look into {folder}, or it is gone", OSError):
         names = os.listdir(folder)
     found = sorted(name for name in names if _NAME.fullmatch(name))
     return [path for name in found if _remove_unused(path := os.path.join(folder, name))]
@@ -206,7 +206,7 @@ def remove_folders() -> list[str]:
 def _remove_unused(path: str) -> bool:
     """Remove a folder that is ours and not in use, following no link; tell whether it was."""
     is_removed = False
-    with noted(log, f"{path} stays", OSError):
+    with suppress_logged(log, f"{path} stays", OSError):
         held = hostfs.open_folder(path)
         try:
             if os.fstat(held).st_uid == os.geteuid():
@@ -225,8 +225,8 @@ def _paths_in_use() -> Iterator[str]:
         yield from [line.split()[4] for line in file]
     ours = str(os.getpid())
     for pid in (name for name in os.listdir("/proc") if name.isdigit() and name != ours):
-        with noted(log, f"process {pid} is gone, or another user's", OSError):
+        with suppress_logged(log, f"process {pid} is gone, or another user's", OSError):
             yield os.readlink(f"/proc/{pid}/cwd")
             for fd in os.listdir(f"/proc/{pid}/fd"):
-                with noted(log, f"descriptor {fd} of {pid} is closed", OSError):
+                with suppress_logged(log, f"descriptor {fd} of {pid} is closed", OSError):
                     yield os.readlink(f"/proc/{pid}/fd/{fd}")

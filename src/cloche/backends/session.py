@@ -26,7 +26,7 @@ from cloche.core.guest_json import TooLarge
 from cloche.core.limits import Limits
 from cloche.core.loops import any_of, finish
 from cloche.core.result import EXIT_TIMEOUT, KillCause, Observed, Output, Result, Status, Usage, Verdict, decide
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from .results import error_notes, make_result, value_of
 from .saved_files import Changes
@@ -350,7 +350,7 @@ class Session:
         link = self._transport.link
         answer, data = link.ask(NOTHING, "")
         sending = self._transport.send(data)
-        with noted(log, "a session does not answer, as its next cell will show", TimeoutError):
+        with suppress_logged(log, "a session does not answer, as its next cell will show", TimeoutError):
             async with asyncio.timeout(INTERRUPT_TIMEOUT_S * self._transport.slowness):
                 if sending is not None:
                     await sending

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def noted(log: logging.Logger, what: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Go on after an error of these kinds; say at level debug what it is about, and the error itself."""
+def suppress_logged(log: logging.Logger, what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Suppress errors of these kinds; log at level debug what was left undone, `what`, and the error."""
     try:
         yield
     except kinds as error:

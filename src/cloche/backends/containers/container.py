@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from cloche.core.events import Stream
 from cloche.core.guest_json import as_text, decode
 from cloche.core.result import Observed
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from .program import NOFILE
 
@@ -123,7 +123,7 @@ class Link:
 
     def close(self) -> None:
         """Close the input of the first process, which then ends."""
-        with noted(log, "a container had closed its connection first", OSError):
+        with suppress_logged(log, "a container had closed its connection first", OSError):
             self._wire.shutdown()
 
     def _read(self) -> None:

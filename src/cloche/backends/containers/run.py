@@ -26,7 +26,7 @@ from cloche.core.frames import GuestReport, GuestReportReader
 from cloche.core.limits import Limits
 from cloche.core.request import InputFile
 from cloche.core.result import FileRecord, KillCause, Observed, Result, Usage, decide
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from ..results import make_result, run_notes
 from ..saved_files import REASONS, Changes, Until, in_thread
@@ -279,7 +279,7 @@ async def observed_end(
         return None
     if cause is not None:
         return End(observed=Observed(cause=cause), usage=Usage())
-    with noted(log, "it is not known in time what a container died of", TimeoutError):
+    with suppress_logged(log, "it is not known in time what a container died of", TimeoutError):
         async with asyncio.timeout(ASK_S):  # a daemon that is being stopped may never answer
             observed = await asyncio.to_thread(container.end_by_guest)
             if observed is not None:

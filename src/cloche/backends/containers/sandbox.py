@@ -27,7 +27,7 @@ from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request, workspace_path
 from cloche.core.result import KillCause, Result
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from ..saved_files import Changes, Until, time_for_files
 from ..session import Session
@@ -269,7 +269,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
 
     async def _succeed(self, rootfs: G, *, expects_python: bool) -> None:
         """Start the container of the next run while the last one holds the workspace."""
-        with noted(log, "no container was made ready, so the next run starts its own", Exception):
+        with suppress_logged(log, "no container was made ready, so the next run starts its own", Exception):
             self._fresh, _ = await self._start(rootfs)
             if expects_python:
                 _prefork(self._fresh)
@@ -289,11 +289,11 @@ class ContainerSandbox(ABC, Generic[G, C]):
             return await asyncio.shield(listener.answer)
         except asyncio.CancelledError:
             kill_timer.kill(KillCause.CANCELLED)
-            with noted(log, "how a cancelled run ended, which nobody waits for any more", Exception):
+            with suppress_logged(log, "how a cancelled run ended, which nobody waits for any more", Exception):
                 await finish(listener.answer)
             raise
         finally:
-            with noted(log, "not all of a run was sent, whose end says more", OSError):
+            with suppress_logged(log, "not all of a run was sent, whose end says more", OSError):
                 await finish(sending)
 
     async def _request_files(
@@ -335,7 +335,7 @@ class ContainerSandbox(ABC, Generic[G, C]):
 
 
 def _prefork(container: Container[Any]) -> None:
-    with noted(log, "a container is gone, as the next run will find", OSError):
+    with suppress_logged(log, "a container is gone, as the next run will find", OSError):
         container.expect_python()
 
 

@@ -23,7 +23,7 @@ from cloche.core.events import Sink, discard
 from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.result import KillCause, Observed
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from ..saved_files import Changes
 from ..session import MAX_RECEIVED_BYTES, Printed, SessionEnd, SessionLink
@@ -125,7 +125,7 @@ class ContainerTransport:
 
     def send_control(self, control: ControlMessage) -> None:
         tag, body = control
-        with noted(log, "the container is gone, as its session will say", OSError):
+        with suppress_logged(log, "the container is gone, as its session will say", OSError):
             self._container.send_control(tag, **body)
 
     def kill(self, cause: KillCause) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from cloche.core.errors import StartFailed
 from cloche.core.result import KillCause, Observed
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import CHUNK_BYTES, MAX_FRAME_BYTES, Container, Link, boot_message
 from .daemon import Daemon, explained, release
@@ -124,7 +124,7 @@ class AttachedWire:
 
     def close(self) -> None:
         """Close the connection."""
-        with noted(log, "the connection to a container could not be closed", OSError):
+        with suppress_logged(log, "the connection to a container could not be closed", OSError):
             self._connection.close()
             self._socket.close()
 
@@ -190,7 +190,7 @@ class DockerContainer(Container[Image]):
     def lift_quota(self) -> None:
         """Let what is being killed have a whole processor; gVisor has no such call."""
         if self.plan.cpus < 1 and not self.plan.is_gvisor:
-            with noted(log, "what is killed dies with the share of the processors that it had", Exception):
+            with suppress_logged(log, "what is killed dies with the share of the processors that it had", Exception):
                 self.daemon.give_processor(self.id, self.plan.pids)
 
     def release(self) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cloche.core.errors import BackendUnavailable, StartFailed
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from ..containers.pool import deferral
 from ..garbage_collection import Background, is_dead
@@ -385,7 +385,9 @@ def _release(container: Removable, volume: str) -> None:
 
 
 def _remove(container: Removable, volume: str) -> None:
-    with noted(log, "there is no daemon to ask; what is left is removed when there is one", BackendUnavailable):
+    with suppress_logged(
+        log, "there is no daemon to ask; what is left is removed when there is one", BackendUnavailable
+    ):
         container.daemon.check_socket(LISTENS_S)
         if not _is_gone(container):
             container.daemon.remove(container.id)
@@ -414,7 +416,9 @@ def clear(daemon: Daemon) -> list[str]:
     import requests
 
     cleared = []
-    with noted(log, "what is left over stays", docker.errors.DockerException, requests.exceptions.RequestException):
+    with suppress_logged(
+        log, "what is left over stays", docker.errors.DockerException, requests.exceptions.RequestException
+    ):
         for container, owner in daemon.owned():
             if is_dead(owner):
                 daemon.remove(container)

@@ -23,7 +23,7 @@ from typing import Any
 
 from cloche.core.errors import StartFailed
 from cloche.core.result import KillCause, Observed
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 from cloche.jail import messages
 from cloche.jail.cgroups import Cgroup
 from cloche.jail.setup.launch import start_keeper
@@ -103,12 +103,12 @@ class ShimClient:
 
     def kill(self, number: int) -> None:
         """Kill a container, with all that is in it."""
-        with noted(log, "a container ends with its shim, which takes no order to kill it", StartFailed):
+        with suppress_logged(log, "a container ends with its shim, which takes no order to kill it", StartFailed):
             self._send("kill", {"number": number})
 
     def close(self) -> None:
         """End the shim and all below it; wait for that in the background."""
-        with noted(log, "the shim had closed its socket first", OSError):
+        with suppress_logged(log, "the shim had closed its socket first", OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         _background.begin(self._wait_for_end)
 
@@ -132,7 +132,7 @@ class ShimClient:
 
     def _read(self) -> None:
         """Receive the shim's messages until it is gone."""
-        with noted(log, "nothing more comes from the shim", OSError):
+        with suppress_logged(log, "nothing more comes from the shim", OSError):
             poll = select.poll()
             poll.register(self._link.fileno(), select.POLLIN)
             while poll.poll():  # which releases the interpreter's lock; receiving would not

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import InvalidRequest, StartFailed
 from cloche.core.loops import finish
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 from cloche.jail.setup.plan import compile_rehousing, inner_of
 
 from .helper_link import CLOSE_PATIENCE_S
@@ -256,7 +256,7 @@ class Family:
         return above is not None and above.is_runner and above.reserve is node
 
     async def _drop(self, node: Node) -> None:
-        with noted(log, "an interpreter had ended by itself", OSError):
+        with suppress_logged(log, "an interpreter had ended by itself", OSError):
             await self.connection.ask("drop", node=node.number, is_guest_only=False)
         self.nodes.pop(node.number, None)
         node.close()
@@ -264,7 +264,7 @@ class Family:
     async def _hollow_out(self, node: Node) -> None:
         """End an interpreter alone: others live in its process namespace."""
         node.is_hollow = True
-        with noted(log, "an interpreter had ended by itself", OSError):
+        with suppress_logged(log, "an interpreter had ended by itself", OSError):
             await self.connection.ask("drop", node=node.number, is_guest_only=True)
         node.close()
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloche.core.errors import StartFailed
 from cloche.core.loops import is_single_call_loop
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 from cloche.forkserver.slot import send_packed
 from cloche.jail import messages
 from cloche.jail.messages import Building, Run, Spec
@@ -112,7 +112,7 @@ def collect() -> bool:
         _helpers.extend(still_here)
     for process, spec in waiting:
         if process.returncode not in (None, 0):
-            with noted(log, LEFT_EMPTY, OSError):
+            with suppress_logged(log, LEFT_EMPTY, OSError):
                 clear_remains(spec)
     return not still_here
 
@@ -467,7 +467,7 @@ class Connection:
     def tell(self, tag: str, **body: str | bool | int | dict[str, Any]) -> None:
         """Tell the helper something that needs no answer; one that is gone need not hear it."""
         if self._link is not None:
-            with noted(log, "the helper is gone, as its link will say", OSError):
+            with suppress_logged(log, "the helper is gone, as its link will say", OSError):
                 messages.send(self._link.fileno(), tag, body)
 
     async def ask(self, tag: str, payload: Mapping[str, Any] | None = None, **body: Any) -> list[int]:  # noqa: ANN401
@@ -515,7 +515,7 @@ class Connection:
         if self._process is not None:
             await wait_for_exit(self._process)
             if self._process.returncode != 0:
-                with noted(log, LEFT_EMPTY, OSError):
+                with suppress_logged(log, LEFT_EMPTY, OSError):
                     await asyncio.to_thread(clear_remains, self._spec)
             self._process = None
 
@@ -533,13 +533,13 @@ class Connection:
             self._slot.stop_counting()
             self._slot.change_door(None)
         if link is not None:
-            with noted(log, "the helper had hung up first", OSError):
+            with suppress_logged(log, "the helper had hung up first", OSError):
                 link.shutdown(socket.SHUT_WR)
-            with noted(log, "the helper takes its time to end", TimeoutError):
+            with suppress_logged(log, "the helper takes its time to end", TimeoutError):
                 await asyncio.wait_for(until_end(link), CLOSE_PATIENCE_S)
             link.close()
         if self._is_lost and self._slot is not None and self._slot.spec is not None:
-            with noted(log, LEFT_EMPTY, OSError):
+            with suppress_logged(log, LEFT_EMPTY, OSError):
                 await asyncio.to_thread(clear_remains, Spec(**self._slot.spec))
 
     def _loss(self) -> Exception:
@@ -550,7 +550,7 @@ class Connection:
 
     def _drop(self) -> None:
         if self._link is not None:
-            with noted(log, "the helper had hung up first", OSError):
+            with suppress_logged(log, "the helper had hung up first", OSError):
                 self._link.shutdown(socket.SHUT_WR)  # a forked child of ours may hold it, too
             self._link.close()
             self._link = None

@@ -19,7 +19,7 @@ from cloche.core.loops import become_task, finish
 from cloche.core.policy import Policy
 from cloche.core.request import InputFile, Request
 from cloche.core.result import KillCause, Result, decide
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 from cloche.jail.messages import Building, Run, Spec
 from cloche.jail.user_namespaces import Claim, claim_outside_id
 
@@ -426,7 +426,7 @@ class LocalOpenSandbox:
             return ended
         except asyncio.CancelledError:
             connection.kill(KillCause.CANCELLED)
-            with noted(log, "how a cancelled run ended, which nobody waits for any more", Exception):
+            with suppress_logged(log, "how a cancelled run ended, which nobody waits for any more", Exception):
                 await finish(connection.attend(hear))
             raise
         except StartFailed as error:

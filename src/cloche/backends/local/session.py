@@ -23,7 +23,7 @@ from cloche.core.limits import Limits
 from cloche.core.loops import finish
 from cloche.core.protocols import OpenSandbox
 from cloche.core.result import KillCause, Observed
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from ..saved_files import Changes
 from ..session import Printed, Session, SessionEnd, SessionLink
@@ -166,12 +166,16 @@ class LocalTransport:
         found = await self.owner.font_file(self._program.run.env)
         sending = self.node.pipes.keep(*found) if found is not None else None
         if sending is not None:
-            with noted(log, "the interpreter does not read what it is asked, as its cell will show", TimeoutError):
+            with suppress_logged(
+                log, "the interpreter does not read what it is asked, as its cell will show", TimeoutError
+            ):
                 await asyncio.wait_for(sending, NOTED_S)
 
     async def _await_signals(self, family: Family) -> None:
         """Wait until the helper, which takes words in order, has sent what the last cell was to hear."""
-        with noted(log, "a session's helper does not answer, as its next cell will show", OSError, TimeoutError):
+        with suppress_logged(
+            log, "a session's helper does not answer, as its next cell will show", OSError, TimeoutError
+        ):
             await asyncio.wait_for(family.connection.ask("echo"), NOTED_S)
 
     async def go_on(self) -> None:
@@ -224,7 +228,7 @@ class LocalTransport:
         elif not family.end.done():
             await asyncio.wait([family.end], timeout=LINKLESS_S)
             family.connection.kill(KillCause.CANCELLED)  # its link is gone, and it lives: nobody can use it
-        with noted(log, "how a session ended, which its verdict says", Exception):
+        with suppress_logged(log, "how a session ended, which its verdict says", Exception):
             await finish(family.end)
 
     async def observe_end(self, cause: KillCause | None) -> SessionEnd:  # noqa: ARG002 - the helper says it
@@ -404,7 +408,7 @@ class LocalSession(Session):
             yield
             return
         try:
-            with noted(log, "a session that has ended runs nothing", OSError, TimeoutError):
+            with suppress_logged(log, "a session that has ended runs nothing", OSError, TimeoutError):
                 await asyncio.wait_for(family.connection.ask("halt", node=node), HALTED_S)
             yield
         finally:

@@ -23,7 +23,7 @@ from cloche.core.events import Event, HeadTail, OutputChunk, Sink, Started, Stre
 from cloche.core.frames import MAX_REPORT_BYTES, GuestReport, GuestReportReader, encode
 from cloche.core.limits import Limits
 from cloche.core.result import KillCause
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 from cloche.jail.syscalls import FORK_FLAGS
 
 from ..session import Printed, SessionLink
@@ -339,10 +339,10 @@ class SessionPipes(StreamSet):
         answer = self.link.expect(request_id)
         sending = self.send(encode({"op": "fork", "id": request_id, "flags": FORK_FLAGS}))
         if sending is not None:
-            with noted(log, "the interpreter does not read what it is asked", TimeoutError):
+            with suppress_logged(log, "the interpreter does not read what it is asked", TimeoutError):
                 await asyncio.wait_for(sending, timeout_s)
         _, *ends = other.guest_ends()
-        with noted(log, "the interpreter is gone, as the answer will say", OSError):
+        with suppress_logged(log, "the interpreter is gone, as the answer will say", OSError):
             socket.send_fds(self._socket, [b"f"], ends)
         return answer
 
@@ -352,7 +352,7 @@ class SessionPipes(StreamSet):
 
     def go(self, *, is_fork: bool) -> None:
         """Let a clone go on that has its namespaces and mounts by now; it will say that it is ready."""
-        with noted(log, "the clone is gone, as its link will say", OSError):
+        with suppress_logged(log, "the clone is gone, as its link will say", OSError):
             self._socket.send(encode({"op": "go", "is_fork": is_fork}))
 
     def send(self, data: bytes) -> Awaitable[None] | None:

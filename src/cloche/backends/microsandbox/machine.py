@@ -26,7 +26,7 @@ from cloche.core.errors import BackendUnavailable, StartFailed
 from cloche.core.languages import Engine, Language
 from cloche.core.limits import MIB, Limits
 from cloche.core.policy import Policy
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import ARGUMENTS, OUTPUT
 from ..containers.program import ENVIRONMENT, IMAGE_PATH, LOOK, PROGRAMS, REAPER_BYTES, REAPERS, ULIMITS, engine_of
@@ -264,7 +264,9 @@ class Machine:
             if sandbox is None:
                 return
             for end in (sandbox.kill, functools.partial(sandbox.destroy, force=True)):
-                with noted(log, "a machine of microsandbox may be left", self.package.MicrosandboxError, OSError):
+                with suppress_logged(
+                    log, "a machine of microsandbox may be left", self.package.MicrosandboxError, OSError
+                ):
                     call(functools.partial(end, timeout=END_S / 2), END_S)
 
 

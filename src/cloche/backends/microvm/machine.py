@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cloche.core.errors import StartFailed
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import CHUNK_BYTES, OUTPUT, Link, read_object
 from .plan import CONTAINERS, ControlPipe, Image, Monitor, Plan
@@ -248,7 +248,7 @@ class Machine:
 
     def end_container(self, number: int) -> None:
         """Have all that is in a container killed; its end is reported as any other."""
-        with noted(log, "a machine is gone, as its containers will report", OSError):
+        with suppress_logged(log, "a machine is gone, as its containers will report", OSError):
             self._send("end", number=number)
 
     def probe(self, timeout_s: float) -> None:

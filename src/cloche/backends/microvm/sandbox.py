@@ -20,7 +20,7 @@ from cloche.core.loops import finish
 from cloche.core.policy import Policy
 from cloche.core.request import Request
 from cloche.core.result import KillCause, Observed
-from cloche.core.suppressed import noted
+from cloche.core.suppressed import suppress_logged
 
 from ..containers.container import Container, boot_message
 from ..containers.program import Program, SessionProgram, program_of, session_of
@@ -112,7 +112,7 @@ class VMContainer(Container[Image]):
     def empty(self) -> None:
         """End what is left in it, and wait until that is done."""
         if not self.is_lost:
-            with noted(log, "a container could not be asked to end, and will be killed", OSError):
+            with suppress_logged(log, "a container could not be asked to end, and will be killed", OSError):
                 self.order({"do": "leave"})
             if not self._over.wait(LEAVE_S):
                 self.kill()
@@ -213,7 +213,7 @@ class MicroVMOpenSandbox(SessionSandbox[Image, VMContainer]):
             machine = self._machine
             if after is None:
                 machine.kill()
-            with noted(log, "how a start ended, which nobody waits for any more", Exception):
+            with suppress_logged(log, "how a start ended, which nobody waits for any more", Exception):
                 self._release(await finish(making))
             if after is None:
                 await finish(asyncio.to_thread(machine.wait))
