@@ -184,7 +184,7 @@ def test_a_guest_tells_those_after_it_what_memory_they_will_write_to() -> None:
     pool = pool_for(Policy(), measure_host())
     doors = [slot.door for slot in pool._idle if slot.door is not None]
     deadline = time.monotonic() + 60
-    while shared_status.is_possible() and not any(shared_status.touched(door.other_ends[1]) for door in doors):
+    while shared_status.is_possible() and not any(shared_status.dirty_pages(door.other_ends[1]) for door in doors):
         assert time.monotonic() < deadline, "no guest has told"
         time.sleep(0.02)
     assert doors

@@ -134,7 +134,7 @@ class Door:
     def __init__(self) -> None:
         self._link, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._slate, self._timer = shared_status.make()
+            self._status, self._timer = shared_status.make()
         except BaseException:
             self._link.close()
             self._theirs.close()
@@ -154,7 +154,7 @@ class Door:
     @property
     def other_ends(self) -> tuple[int, int, int]:
         """Return what is for the helper, which keeps copies: the socket's other end, the shared status, its timer."""
-        return self._theirs.fileno(), self._slate, self._timer
+        return self._theirs.fileno(), self._status, self._timer
 
     def hand_over(self) -> None:
         """Let go of the other end: the helper has it."""
@@ -168,26 +168,35 @@ class Door:
         number: int,
         timeout_s: float,
         rebuilds: bool,
-        is_crowded: bool = False,
-        has_company: bool = False,
+        is_under_load: bool = False,
+        shares_workspace: bool = False,
     ) -> None:
         """Send the orders of run `number`, which a guest of the present jail takes and no other. Raises OSError.
 
         The helper looks at it when it may have lasted too long to be left alone. It builds anew, or waits to be told
-        to, where this run turns out to be the last one in its jail. Where it `is_crowded`, the next guest saves
-        what it would only do to answer sooner. Where a live session `has_company` of it in the same files, or it is
-        crowded, the guest's end is not told before the kernel is through with it.
+        to, where this run turns out to be the last one in its jail. Where this process `is_under_load`, the next guest
+        leaves out what only makes it answer sooner. There, and where the run `shares_workspace` with a live session,
+        its end is not reported before the kernel has taken its memory apart.
         """
         shared_status.note_order(
-            self._slate, number, timeout_s, rebuilds=rebuilds, is_crowded=is_crowded, has_company=has_company
+            self._status,
+            number,
+            timeout_s,
+            rebuilds=rebuilds,
+            is_under_load=is_under_load,
+            shares_workspace=shares_workspace,
         )
-        shared_status.wind(self._timer, min(timeout_s, UNWATCHED_S))
-        body |= {"number": number, "generation": self.generation, "says_farewell": not (is_crowded or has_company)}
+        shared_status.set_timer(self._timer, min(timeout_s, UNWATCHED_S))
+        body |= {
+            "number": number,
+            "generation": self.generation,
+            "gives_exit_notice": not (is_under_load or shares_workspace),
+        }
         messages.send_by(self._pass_on, "order", body, fds)
 
     def start_of(self, number: int) -> float:
         """Return when the program of run `number` started, 0.0 if it has not: seconds on the monotonic clock."""
-        return shared_status.start_of(self._slate, number)
+        return shared_status.start_of(self._status, number)
 
     def hear(self) -> tuple[str, dict[str, Any]]:
         """Return one word; an empty one for what need not be known. Raises BlockingIOError when nothing was said."""
@@ -243,7 +252,7 @@ class Door:
         """Let go of everything."""
         if self._link.fileno() < 0:
             return
-        _close_all((*self.take_guest(), self._slate, self._timer))
+        _close_all((*self.take_guest(), self._status, self._timer))
         self._link.close()
         self._theirs.close()
 

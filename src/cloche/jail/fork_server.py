@@ -36,7 +36,7 @@ def main(fd: int, settings: dict[str, Any], load_interpreter: Callable[[str], An
     _signal.signal(SIGCHLD, _signal.SIG_IGN)  # helpers that end leave nothing to wait for
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     posix.umask(0o077)
-    shared_status.copying.serve_children()
+    shared_status.copying.register_at_fork()
     _signal.alarm(LOADING_S)  # a module that never finishes loading must not outlive the caller
     loaded = load_interpreter("preload").warm_up(settings)
     loaded["threads"] = len(posix.listdir("/proc/self/task"))

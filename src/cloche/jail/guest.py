@@ -15,7 +15,18 @@ from . import messages
 from .messages import FILTER, Building, Order
 from .pid1 import never_freed, report_failure
 from .steps import CALLERS_WORKSPACE, NEXT_WORKSPACE, StepFailed, perform, perform_calls
-from .syscalls import FAREWELL, SCHED_BATCH, attempt, call, clone, close_range, ppoll, recvmsg, run_anywhere, socketpair
+from .syscalls import (
+    EXIT_NOTICE,
+    SCHED_BATCH,
+    attempt,
+    call,
+    clone,
+    close_range,
+    ppoll,
+    recvmsg,
+    run_anywhere,
+    socketpair,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +61,7 @@ class Guest:
         self.listener, self.holds = -1, False
         self.interpreter: Any = None
         self.privileges = parent.privileges
-        self.says_farewell = False
+        self.gives_exit_notice = False
 
     def become(self) -> None:
         """Do everything. Returns when a Python guest has run to its end."""
@@ -79,7 +90,7 @@ class Guest:
     def _hand_over(self) -> None:
         """Give the parent the descriptor on which our filter asks, if it asks anybody."""
         if self.listener >= 0:
-            messages.send_patiently(self.asking, "listener", {}, [self.listener])
+            messages.send_retrying(self.asking, "listener", {}, [self.listener])
             posix.close(self.listener)
 
     def _take_order(self) -> tuple[Order, list[int]]:
@@ -141,7 +152,7 @@ class Guest:
         reading, writing = posix.pipe()
         if self.building.rehearsal:
             ours, theirs = socketpair()
-            messages.send_patiently(ours, "order", {"steps": self.building.rehearsal}, (reading,))
+            messages.send_retrying(ours, "order", {"steps": self.building.rehearsal}, (reading,))
             _, body, (again,) = messages.receive(theirs)
             perform(body["steps"], {})
             for fd in (again, ours, theirs):
@@ -194,19 +205,19 @@ class Guest:
             privileges.clone, privileges.recvmsg = clone, recvmsg  # the filter lets a clone ask whether it may be
             capabilities = order.python.pop("powers")
             privileges.give_up = lambda: perform_calls(capabilities)
-        if self.says_farewell:
-            privileges.exit_early = say_farewell
+        if self.gives_exit_notice:
+            privileges.exit_early = give_exit_notice
         run(order.python, order.env, self.interpreter.prepare(), privileges, *kept)
 
 
-def say_farewell(code: int) -> None:
-    """End this process and let pid 1 hear of it first, see `prefork`; returns where nobody listens any more.
+def give_exit_notice(code: int) -> None:
+    """End this process and notify pid 1 first, see `prefork`; returns where nobody listens any more.
 
-    Who goes on as a batch job takes nobody's place when it is woken up: what is left to do for us can wait.
+    A batch job preempts nobody when it is woken up: what the kernel has left to do for us can wait.
     """
     attempt("set_robust_list", None, ROBUST_LIST_BYTES)  # nobody else is there who could wait for a futex of ours
     attempt("sched_setscheduler", 0, SCHED_BATCH, bytes(4))
-    attempt("exit_group", FAREWELL << 32 | code & 0xFFFFFFFF)
+    attempt("exit_group", EXIT_NOTICE << 32 | code & 0xFFFFFFFF)
 
 
 def load_notify() -> Any:  # noqa: ANN401 - a module

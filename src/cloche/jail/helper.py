@@ -92,7 +92,7 @@ class Helper(SandboxState):
             if self.caller in ready:
                 return messages.receive(self.caller)
             if ready:
-                shared_status.unwind(self.timer)
+                shared_status.clear_timer(self.timer)
                 return "clock", {}, []
         return self.early.pop(0)
 

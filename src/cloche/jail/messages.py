@@ -35,8 +35,8 @@ def send(link: int, tag: str, body: dict[str, Any] | None = None, fds: Sequence[
     send_by(lambda data, all_fds: sendmsg(link, data, all_fds), tag, body or {}, fds)
 
 
-def send_patiently(link: int, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Do the same in a process of ours that may wait: again after a pause where too many descriptors are on their way.
+def send_retrying(link: int, tag: str, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Do the same in a process of ours that may wait: retry after a pause where too many descriptors are in flight.
 
     The kernel counts them for each user, and guests leave some that are garbage.
     """

@@ -125,4 +125,4 @@ def _wake(number: int, frame: object) -> None:
 def report_failure(link: int, error: StepFailed, workspace: tuple[int, ...] = ()) -> None:
     """Report to the helper which step failed, and give the workspace back: attaching took it from the helper."""
     body = {"message": str(error), "step": error.step, "index": error.index, "errno": error.errno}
-    messages.send_patiently(link, "failed", body, workspace)
+    messages.send_retrying(link, "failed", body, workspace)

@@ -29,7 +29,7 @@ A prefork jail may serve one sandbox alone, for all its runs: then what is new f
 guest waits for nothing of that, but its caller does, and all of it is done once for every run: so what can be kept from
 guest to guest is kept, and nothing that often fails is done in a way that makes failing dear.
 
-Early exit notice (`farewell`): the end of a guest is known before the kernel has taken its memory apart. Its
+Early exit notice: the end of a guest is known before the kernel has taken its memory apart. Its
 interpreter's last call asks this process, which looks whether that is the end of all that is the guest's, reports, and
 kills it. Who asks is held by the kernel: no signal but that one ends its waiting. Where anybody else was ever made,
 where anybody outside may hold what it held, or anything is in doubt, the call is answered and the end is waited for, as
@@ -46,7 +46,7 @@ from . import messages, procfs, shared_status
 from .guest import Guest, forget_helper, load_notify
 from .messages import FILTER, Building, Order
 from .pid1 import ChildWatcher, Parent, never_freed
-from .procfs import Sockets, Vitals, count_unreachable, open_last_pid
+from .procfs import ProcessStats, Sockets, count_unreachable, open_last_pid
 from .steps import (
     ATTACHED_WORKSPACE,
     CALLERS_WORKSPACE,
@@ -96,7 +96,7 @@ class PreforkWatcher(ChildWatcher):
         self.sockets = Sockets()
         self.has_left_traces, self.denied = False, 0
         self.exiting, self.listener = 0, -1
-        self.vitals: Vitals | None = None
+        self.stats: ProcessStats | None = None
         self.last_pid, self.process_counter = open_last_pid(), process_counter
 
     @property
@@ -122,11 +122,11 @@ class PreforkWatcher(ChildWatcher):
             self.drain()
             posix.close(self.listener)
             self.exiting = 0
-        if self.vitals is not None:
-            self.vitals.close()
+        if self.stats is not None:
+            self.stats.close()
         if self.process_counter >= 0:  # else a guest's own number tells how many processes there were before it
             posix.pwrite(self.process_counter, b"1", 0)
-        self.user_s, self.system_s, self.most_kib, self.vitals = 0.0, 0.0, 0, None
+        self.user_s, self.system_s, self.most_kib, self.stats = 0.0, 0.0, 0, None
         self.has_left_traces, self.denied = False, 0
 
     def leave(self) -> int:
@@ -145,7 +145,7 @@ class PreforkWatcher(ChildWatcher):
                 if fd == self.ours:
                     tag, body, given = messages.receive(fd)
                     if tag == "made" and body["holds"] and is_looked_at:
-                        self.vitals = Vitals(pid, self.last_pid)
+                        self.stats = ProcessStats(pid, self.last_pid)
                     return given if tag == "made" else []
                 if self.take_dead(pid) is not None:
                     return []
@@ -183,7 +183,7 @@ class PreforkWatcher(ChildWatcher):
         notify = load_notify()
         try:
             question = notify.receive(listener)
-            if notify.is_farewell(question, pid) and is_alone() and self._ends_all():
+            if notify.is_exit_notice(question, pid) and is_alone() and self._ends_all():
                 self.exiting, self.listener = pid, listener
                 return int(notify.exit_code(question) << 8)
             refused = notify.refusal(question, self.own_mounts, _may_clone)
@@ -200,9 +200,9 @@ class PreforkWatcher(ChildWatcher):
 
         It makes no socket any more, so where it has none now, it leaves none.
         """
-        if self.vitals is None or self.has_left_traces or not self.sockets.are_all_gone():
+        if self.stats is None or self.has_left_traces or not self.sockets.are_all_gone():
             return False
-        spent = self.vitals.at_last_word()
+        spent = self.stats.at_exit_notice()
         if spent is not None:
             self.add(spent)
         return spent is not None
@@ -245,12 +245,12 @@ def _may_clone(_pid: int) -> bool:
 class PreforkGuest(Guest):
     """Be a guest of a prefork jail: make mounts of its own, and take the order from the caller, over `handoff`.
 
-    `file` is that of the shared status, `ready` what to report to the caller. Where it `is_crowded`, others wait for
+    `file` is that of the shared status, `ready` what to report to the caller. Where it `is_under_load`, others wait for
     our processor time, and nobody gives us an order soon. Where the kernel `can_copy` memory ahead, those after us want
     to know which.
     """
 
-    is_crowded = can_copy = False
+    is_under_load = can_copy = False
 
     def __init__(self, parent: Parent, asking: int, building: Building, handoff: int, file: int, ready: dict[str, Any]):
         super().__init__(parent, 0, asking)
@@ -271,10 +271,10 @@ class PreforkGuest(Guest):
         made = [registers[name] for name in (*OWN_MOUNTS.values(), MOUNT_NAMESPACE)]
         further = NEXT_WORKSPACE if NEXT_WORKSPACE in registers else SHOWN_WORKSPACE
         kept = [registers[further]] if further in registers else []
-        messages.send_patiently(self.asking, "made", {"holds": self.holds}, [*made, self.listener, *kept])
+        messages.send_retrying(self.asking, "made", {"holds": self.holds}, [*made, self.listener, *kept])
         if self.listener >= 0:
             posix.close(self.listener)
-        messages.send_patiently(self.handoff, "ready", self.ready, self._for_caller())
+        messages.send_retrying(self.handoff, "ready", self.ready, self._for_caller())
 
     def _for_caller(self) -> list[int]:
         """Return the mounts by which the caller has the workspace: one that is kept, it has since the first guest."""
@@ -290,9 +290,9 @@ class PreforkGuest(Guest):
         It brings the steps that write the input files: pid 1 may have another id. Who must know at once that the
         program starts gets a message; everybody else can read it.
         """
-        if not self.is_crowded and self._has_time(self.handoff):
+        if not self.is_under_load and self._has_time(self.handoff):
             self._warm_up()
-            self._note_touched()
+            self._note_dirty_pages()
         generation = self.ready["generation"]
         while True:
             tag, body, fds = messages.receive(self.handoff)
@@ -306,16 +306,16 @@ class PreforkGuest(Guest):
         shared_status.note_taken(self.file, number)
         perform(body["steps"], self.registers)
         shared_status.note_start(self.file, number, monotonic())
-        self.says_farewell = body["says_farewell"]
+        self.gives_exit_notice = body["gives_exit_notice"]
         if body["is_awaited"]:
             messages.send(self.handoff, "started", {"number": number, "generation": generation})
         return Order(**body["order"]), fds
 
-    def _note_touched(self) -> None:
+    def _note_dirty_pages(self) -> None:
         """Write down, unless it was, what memory is ours by now: that of those after us will be the same."""
-        if self.can_copy and not shared_status.touched(self.file):
+        if self.can_copy and not shared_status.dirty_pages(self.file):
             try:
-                shared_status.note_touched(self.file, shared_status.find())
+                shared_status.note_dirty_pages(self.file, shared_status.find_dirty_pages())
             except OSError:
                 pass  # a host may keep it from us
 
@@ -341,21 +341,21 @@ class PreforkReaper(Parent):
         watcher = PreforkWatcher(self.spec, self.registers.get(PROCESS_COUNTER, -1))
         can_copy = shared_status.is_possible()
         left: list[int] = []
-        noted = None
+        dirty_pages = None
         while True:
             watcher.renew()
-            before, is_crowded = shared_status.taken(file), shared_status.is_crowded(file)
-            if noted is None:
-                noted = shared_status.read(shared_status.touched(file))
-            shared_status.copying.wanted = noted
+            before, is_under_load = shared_status.taken(file), shared_status.is_under_load(file)
+            if dirty_pages is None:
+                dirty_pages = shared_status.read_dirty_pages(shared_status.dirty_pages(file))
+            shared_status.copying.wanted = dirty_pages
             pid = posix.fork()
             if pid == 0:
                 _close(left)
                 never_freed.extend((watcher, private))
                 guest = PreforkGuest(self, watcher.leave(), building, handoff, file, ready)
-                guest.is_crowded, guest.can_copy = is_crowded, can_copy
+                guest.is_under_load, guest.can_copy = is_under_load, can_copy
                 return guest.become
-            given = watcher.receive_made(pid, is_looked_at=not is_crowded)
+            given = watcher.receive_made(pid, is_looked_at=not is_under_load)
             made = self._receive_mounts(given, keeps_workspace=bool(building.later))
             _close(left)  # taking it down makes the kernel wait, which nobody waits for now
             ended, left = self._attend(pid, watcher, made, file, before, common)
@@ -409,7 +409,7 @@ class PreforkReaper(Parent):
             if not last:
                 last.extend((shared_status.taken(file), *_count_full(mounts)))
 
-        status = watcher.wait_for(pid, listener, look_around, lambda: not shared_status.has_company(file))
+        status = watcher.wait_for(pid, listener, look_around, lambda: not shared_status.shares_workspace(file))
         look_around()
         number, full, stored = last
         if number == before:  # it failed, or was killed while it waited

@@ -3,8 +3,8 @@
 Process trees are seen from outside. Without a process namespace the tree is whatever descends from the helper, which is
 its subreaper: a process whose parent dies comes back to the helper, so nobody can leave.
 
-`Vitals`, `Sockets` and `count_unreachable` are for the moment when a guest ends: whether that is the end of all that is
-its, what it used and tried to reach.
+`ProcessStats`, `Sockets` and `count_unreachable` are for the moment when a guest ends: whether that is the end of all
+that is its, what it used and tried to reach.
 
 `Death` is for processes that were killed and that the kernel is not through with: whether they can still do anything. A
 process on its way out gives up its memory before it is gone, which takes seconds where much is mapped. What it can
@@ -146,8 +146,8 @@ _MOST_BYTES = 1 << 14
 _USER, _SYSTEM = 11, 12  # in a line of /proc/PID/stat, counted from the state
 
 
-class Vitals:
-    """Keep open what tells of one guest: its time, its memory, its first program.
+class ProcessStats:
+    """Keep open the files with a guest's statistics: its time, its memory, its first program.
 
     `last_pid` is what `open_last_pid` has returned, to be kept open as long.
     """
@@ -164,7 +164,7 @@ class Vitals:
             if fd >= 0:
                 posix.close(fd)
 
-    def at_last_word(self) -> tuple[float, float, int] | None:
+    def at_exit_notice(self) -> tuple[float, float, int] | None:
         """Return what a guest used whose exit notice is the end of all that is its, None where it may not be.
 
         Seconds of its own and of the kernel, and the largest memory in KiB. It is held in its last call, from which it

@@ -61,7 +61,7 @@ class Reaper(Parent):
                 if pid == 0:
                     return self._guest(index)
                 self._release_guest()
-            messages.send_patiently(self.watcher.ours, "order", {}, fds)
+            messages.send_retrying(self.watcher.ours, "order", {}, fds)
             if index == order.guests - 1:
                 for fd in set(fds):  # so that the streams end with the guest
                     posix.close(fd)
@@ -82,7 +82,7 @@ class Reaper(Parent):
     def _hand_over(self, seconds: list[float]) -> None:
         """Report to the helper what the building took, and hand it the workspace."""
         workspace = self.take_workspace()
-        messages.send_patiently(self.link, "ready", {"seconds": seconds}, workspace)
+        messages.send_retrying(self.link, "ready", {"seconds": seconds}, workspace)
         for fd in workspace:
             posix.close(fd)
 

@@ -77,7 +77,7 @@ class SandboxState:
     def send(self, tag: str, body: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Send the caller a message; when it is gone, the loop will notice by itself."""
         try:
-            messages.send_patiently(self.caller, tag, body, fds)
+            messages.send_retrying(self.caller, tag, body, fds)
         except OSError:
             pass
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import posix
 
-from .syscalls import FAREWELL, FORK_FLAGS, LASTING, MACHINE, NUMBERS, address_of, call, fresh, word
+from .syscalls import EXIT_NOTICE, FORK_FLAGS, LASTING, MACHINE, NUMBERS, address_of, call, fresh, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def reply(listener: int, question: bytes, refusal: int = 0) -> None:
     _ioctl(listener, NOTIF_SEND, answer)
 
 
-def is_farewell(question: bytes, pid: int) -> bool:
+def is_exit_notice(question: bytes, pid: int) -> bool:
     """Tell whether process `pid` is about to end, and gives notice of it."""
     number, upper = NUMBERS[MACHINE]["exit_group"], word(question, 36)
-    return (word(question, 16), word(question, 8), upper) == (number, pid, FAREWELL)
+    return (word(question, 16), word(question, 8), upper) == (number, pid, EXIT_NOTICE)
 
 
 def exit_code(question: bytes) -> int:

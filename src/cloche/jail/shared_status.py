@@ -1,19 +1,19 @@
 """What is written down of a run in a prefork jail, so that nobody has to wake the helper of one that is soon over.
 
-The shared status is a memory file and a timer. The caller writes an order down and winds the timer; the guest writes
+The shared status is a memory file and a timer. The caller writes an order down and sets the timer; the guest writes
 down when it starts the program, and pid 1 of its jail that it has ended. The helper sleeps until the timer goes off or
 a message comes, and then reads how things stand. So a clock is kept whatever happens to the caller, and the end of a
 short run needs no message. No program ever holds the file: the guest lets go of it before.
 
-Behind all that a guest leaves to those after it which memory it writes to (`find`, `have`), so that the next one has
-these pages as its own at once and not one by one.
+Behind all that a guest leaves to those after it which memory it writes to (`find_dirty_pages`, `populate`), so that the
+next one has these pages as its own at once and not one by one.
 
 Theory of operation: a forked process shares its memory with its parent, and the kernel copies each page when one of the
 two first writes to it. Every such moment costs a trap, and a guest has some four hundred of them. They are nearly the
 same for all guests of a prefork jail. So the first one that has the time notes, when it is ready, which pages are its
-own by then; those after it have the kernel copy all of them in one call. What is noted are places in one's own memory,
-which is laid out alike in all of them. Where that guest's memory had grown there is a hole for the others, at which the
-kernel stops; it is asked again for what lies behind.
+own by then; those after it have the kernel copy all of them in one call. What is noted are addresses,
+and the memory of all of them is laid out alike. Where that guest's memory had grown there is a hole for the others, at
+which the kernel stops; it is asked again for what lies behind.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 CLOCK_MONOTONIC = 1
 TFD_NONBLOCK, TFD_CLOEXEC = posix.O_NONBLOCK, posix.O_CLOEXEC
 _ORDERED_AT, _STARTED_AT, _ENDED_AT, _SIZE = 0, 64, 128, 192  # each has one writer, and a cache line of its own
-_TOUCHED_AT, _TOUCHED_BYTES = 4096, 1 << 15
-_CROWDED_AT, _COMPANY_AT, _AGAIN_AT = _ORDERED_AT + 24, _ORDERED_AT + 32, _ORDERED_AT + 40
+_DIRTY_PAGES_AT, _DIRTY_PAGES_BYTES = 4096, 1 << 15
+_UNDER_LOAD_AT, _SHARES_WORKSPACE_AT, _AGAIN_AT = _ORDERED_AT + 24, _ORDERED_AT + 32, _ORDERED_AT + 40
 _TAKEN_AT = _STARTED_AT + 32
 _NS = 10**9
 
@@ -46,77 +46,83 @@ def make() -> tuple[int, int]:
         raise
 
 
-def wind(timer: int, seconds: float) -> None:
+def set_timer(timer: int, seconds: float) -> None:
     """Let the timer go off once, `seconds` from now."""
     ns = max(1, int(seconds * _NS))
-    call("timerfd_settime", timer, 0, bytes(16) + _words(ns // _NS, ns % _NS), None)
+    call("timerfd_settime", timer, 0, bytes(16) + _pack_uints(ns // _NS, ns % _NS), None)
 
 
-def unwind(timer: int) -> None:
-    """Take note that the timer has gone off."""
+def clear_timer(timer: int) -> None:
+    """Read the timer, which has gone off."""
     try:
         posix.read(timer, 8)
     except BlockingIOError:
-        pass  # it was wound again meanwhile
+        pass  # it was set again meanwhile
 
 
 def note_order(
-    file: int, number: int, timeout_s: float, *, rebuilds: bool, is_crowded: bool = False, has_company: bool = False
+    file: int,
+    number: int,
+    timeout_s: float,
+    *,
+    rebuilds: bool,
+    is_under_load: bool = False,
+    shares_workspace: bool = False,
 ) -> None:
     """Write down that run `number` is ordered; with its number at both ends, so that half of it is told apart."""
-    order = number, int(timeout_s * _NS), rebuilds, is_crowded, has_company, number
-    posix.pwrite(file, _words(*order), _ORDERED_AT)
+    order = number, int(timeout_s * _NS), rebuilds, is_under_load, shares_workspace, number
+    posix.pwrite(file, _pack_uints(*order), _ORDERED_AT)
 
 
 def rebuilds(file: int) -> bool:
     """Tell whether the last run that was ordered is the only one of its sandbox."""
-    return bool(_word(posix.pread(file, 8, _ORDERED_AT + 16), 0))
+    return bool(_read_uint(posix.pread(file, 8, _ORDERED_AT + 16), 0))
 
 
-def is_crowded(file: int) -> bool:
+def is_under_load(file: int) -> bool:
     """Tell whether the caller's other runs kept all processors busy when the last one was ordered."""
-    return bool(_word(posix.pread(file, 8, _CROWDED_AT), 0))
+    return bool(_read_uint(posix.pread(file, 8, _UNDER_LOAD_AT), 0))
 
 
-def has_company(file: int) -> bool:
+def shares_workspace(file: int) -> bool:
     """Tell whether a live session works in the same files as the last run that was ordered."""
-    return bool(_word(posix.pread(file, 8, _COMPANY_AT), 0))
+    return bool(_read_uint(posix.pread(file, 8, _SHARES_WORKSPACE_AT), 0))
 
 
 def note_taken(file: int, number: int) -> None:
     """Write down, in a guest, that it has the orders of run `number`."""
-    posix.pwrite(file, _words(number), _TAKEN_AT)
+    posix.pwrite(file, _pack_uints(number), _TAKEN_AT)
 
 
 def taken(file: int) -> int:
     """Return the number of the run whose orders were taken last, 0 before the first."""
-    return _word(posix.pread(file, 8, _TAKEN_AT), 0)
+    return _read_uint(posix.pread(file, 8, _TAKEN_AT), 0)
 
 
 def note_start(file: int, number: int, at: float) -> None:
     """Write down that the program of run `number` starts."""
-    posix.pwrite(file, _words(number, int(at * _NS), number), _STARTED_AT)
+    posix.pwrite(file, _pack_uints(number, int(at * _NS), number), _STARTED_AT)
 
 
 def note_end(file: int, number: int) -> None:
     """Write down that the guest of run `number` has ended."""
-    posix.pwrite(file, _words(number), _ENDED_AT)
+    posix.pwrite(file, _pack_uints(number), _ENDED_AT)
 
 
-def note_touched(file: int, ranges: bytes) -> None:
+def note_dirty_pages(file: int, ranges: bytes) -> None:
     """Leave to the guests after this one what memory they will write to."""
-    posix.pwrite(file, ranges, _TOUCHED_AT)
+    posix.pwrite(file, ranges, _DIRTY_PAGES_AT)
 
 
-def touched(file: int) -> bytes:
-    """Return what memory guests write to; nothing where none of them has told yet."""
-    return posix.pread(file, _TOUCHED_BYTES, _TOUCHED_AT)
+def dirty_pages(file: int) -> bytes:
+    """Return what memory guests write to; nothing where none of them has noted it yet."""
+    return posix.pread(file, _DIRTY_PAGES_BYTES, _DIRTY_PAGES_AT)
 
 
 def start_of(file: int, number: int) -> float:
     """Return when the program of run `number` started, 0.0 if it has not."""
     data = posix.pread(file, 16, _STARTED_AT)
-    return _word(data, 8) / _NS if _word(data, 0) == number else 0.0
+    return _read_uint(data, 8) / _NS if _read_uint(data, 0) == number else 0.0
 
 
 class State:
@@ -124,28 +130,34 @@ class State:
 
     def __init__(self, file: int):
         data = _read_whole(file)
-        self.ordered, self.timeout_s, self.rebuilds = _word(data, 0), _word(data, 8) / _NS, bool(_word(data, 16))
-        self.started, self.started_at = _word(data, _STARTED_AT), _word(data, _STARTED_AT + 8) / _NS
-        self.ended = _word(data, _ENDED_AT)
+        self.ordered, self.timeout_s, self.rebuilds = (
+            _read_uint(data, 0),
+            _read_uint(data, 8) / _NS,
+            bool(_read_uint(data, 16)),
+        )
+        self.started, self.started_at = _read_uint(data, _STARTED_AT), _read_uint(data, _STARTED_AT + 8) / _NS
+        self.ended = _read_uint(data, _ENDED_AT)
 
 
 def _read_whole(file: int) -> bytes:
     while True:
         data = posix.pread(file, _SIZE, 0)
-        if _word(data, 0) == _word(data, _AGAIN_AT) and _word(data, _STARTED_AT) == _word(data, _STARTED_AT + 16):
+        if _read_uint(data, 0) == _read_uint(data, _AGAIN_AT) and _read_uint(data, _STARTED_AT) == _read_uint(
+            data, _STARTED_AT + 16
+        ):
             return data
 
 
-def _words(*values: int) -> bytes:
+def _pack_uints(*values: int) -> bytes:
     return b"".join([value.to_bytes(8, "little") for value in values])
 
 
-def _word(data: bytes, place: int) -> int:
-    return int.from_bytes(data[place : place + 8], "little")
+def _read_uint(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 8], "little")
 
 
 if TYPE_CHECKING:
-    Noted: TypeAlias = tuple[int, bytes]
+    DirtyPages: TypeAlias = tuple[int, bytes]
 
 PIDFD_SELF, MADV_POPULATE_WRITE = -10000, 23
 ENOMEM = 12
@@ -154,7 +166,7 @@ MOST_RANGES = 1024  # what the kernel takes in one call
 MOST_HOLES = 16
 MOST_BYTES = 32 << 20  # of one span, and of all, that are looked through for pages that one has written to
 _PRESENT, _OWN = 1 << 63, 1 << 56
-_ENTRY, _WORD, _RANGE = 8, 8, 16
+_ENTRY, _UINT_BYTES, _RANGE = 8, 8, 16
 
 
 def is_possible() -> bool:
@@ -163,32 +175,32 @@ def is_possible() -> bool:
 
 
 class Copying:
-    """Have what is `wanted` copied in the next child as its first deed, before anything else in it writes to memory."""
+    """Have what is `wanted` copied first in the next child, before anything else in it writes to memory."""
 
     def __init__(self) -> None:
-        self.wanted: Noted | None = None
+        self.wanted: DirtyPages | None = None
 
-    def serve_children(self) -> None:
-        """Begin; hooks of modules that are loaded later come after this one."""
-        posix.register_at_fork(after_in_child=self._have)
+    def register_at_fork(self) -> None:
+        """Register it; hooks of modules that are loaded later come after this one."""
+        posix.register_at_fork(after_in_child=self._populate)
 
-    def _have(self) -> None:
+    def _populate(self) -> None:
         wanted, self.wanted = self.wanted, None  # a guest's own children have nothing to do with it
         if wanted is not None:
-            have(wanted)
+            populate(wanted)
 
 
 copying = Copying()
 
 
-def read(found: bytes) -> Noted | None:
-    """Return what `find` has written: the sum and the ranges; None where nothing was found."""
-    return (int.from_bytes(found[:_WORD], "little"), found[_WORD:]) if found else None
+def read_dirty_pages(found: bytes) -> DirtyPages | None:
+    """Return what `find_dirty_pages` has written: the sum and the ranges; None where nothing was found."""
+    return (int.from_bytes(found[:_UINT_BYTES], "little"), found[_UINT_BYTES:]) if found else None
 
 
-def have(noted: Noted) -> None:
+def populate(dirty_pages: DirtyPages) -> None:
     """Have the kernel copy all pages now that another process has found to be written to."""
-    left, ranges = noted
+    left, ranges = dirty_pages
     for _ in range(MOST_HOLES):
         if not left:
             return
@@ -202,21 +214,21 @@ def _behind_hole(left: int, ranges: bytes, done: int) -> tuple[int, bytes]:
     """Return what is left to do, in bytes and as ranges, behind the one at which the kernel stopped."""
     at = 0
     while at < len(ranges):
-        length = int.from_bytes(ranges[at + _WORD : at + _RANGE], "little")
+        length = int.from_bytes(ranges[at + _UINT_BYTES : at + _RANGE], "little")
         at, left, done = at + _RANGE, left - length, done - length
         if done < 0:
             break
     return left, ranges[at:]
 
 
-def find() -> bytes:
+def find_dirty_pages() -> bytes:
     """Return which pages are this process's own: their sum in bytes, then ranges as the kernel reads them.
 
     All are words of eight bytes; a range is an address and a length.
     """
     found = _own_ranges()[:MOST_RANGES]
     words = [sum(length for _, length in found), *(word for one in found for word in one)]
-    return b"".join([word.to_bytes(_WORD, "little") for word in words])
+    return b"".join([word.to_bytes(_UINT_BYTES, "little") for word in words])
 
 
 def _own_ranges() -> list[tuple[int, int]]:

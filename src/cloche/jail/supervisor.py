@@ -154,7 +154,7 @@ class Supervisor:
                 cgroup.attach(self.reaper)
             self._release(go)
             private = self._open_private(private_paths)
-            messages.send_patiently(self.link, "go", {}, private)
+            messages.send_retrying(self.link, "go", {}, private)
         finally:
             for fd in (go, *private):
                 posix.close(fd)
@@ -235,7 +235,7 @@ class Supervisor:
             cgroup.renew_quota(self.spec.cgroup["amounts"]["cpus"])
         self.setup_deadline = monotonic() + SETUP_TIMEOUT_S
         if fds:
-            messages.send_patiently(self.link, "order", {"has_files": body["has_files"]}, fds)
+            messages.send_retrying(self.link, "order", {"has_files": body["has_files"]}, fds)
 
     def _begin(self, body: dict[str, Any]) -> None:
         """Forget the run before, if there was one."""
@@ -520,7 +520,7 @@ class PreforkSupervisor(Supervisor):
         A timer that has gone off meanwhile was wound for this run, or for the next one, which is not ours to look at.
         """
         run, state = self.run, self.state
-        shared_status.unwind(state.timer)
+        shared_status.clear_timer(state.timer)
         seen = shared_status.State(state.status)
         if seen.started:
             state.keep_workspace(-1)  # the first guest has attached it, and handed another mount on

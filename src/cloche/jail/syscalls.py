@@ -52,9 +52,9 @@ NUMBERS: dict[str, dict[str, int]] = {
 # What makes or opens an object of a namespace of System V IPC and message queues, which outlives its maker.
 LASTING = ("shmget", "semget", "msgget", "mq_open")
 
-# The upper half of the word by which a guest ends that gives notice: pid 1 of its prefork jail hears of that first. The
-# kernel takes an exit code from the lower half.
-FAREWELL = 0x6C656176
+# The upper half of the exit code by which a guest gives an early exit notice: pid 1 of its prefork jail is told of that
+# first. The kernel takes the exit code from the lower half.
+EXIT_NOTICE = 0x6C656176
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000

@@ -48,7 +48,7 @@ class Other:
         """Send a run to the door, and return its number."""
         self.now = monotonic()  # of the whole run: how long the test takes is not the run's time
         self.connection._send_to_door(
-            self.slot, self.door, Run(), (), rebuilds=False, is_awaited=False, has_company=False
+            self.slot, self.door, Run(), (), rebuilds=False, is_awaited=False, shares_workspace=False
         )
         return self.connection._run.number
 

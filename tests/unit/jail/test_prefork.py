@@ -18,11 +18,11 @@ from collections.abc import Callable
 import pytest
 
 from cloche.jail import messages, seccomp_notify
-from cloche.jail.guest import say_farewell
+from cloche.jail.guest import give_exit_notice
 from cloche.jail.messages import Spec
 from cloche.jail.prefork import PreforkWatcher
 from cloche.jail.setup.seccomp import build_filter
-from cloche.jail.syscalls import CLONE_NEWNET, CLONE_NEWUSER, FAREWELL, attempt, unshare
+from cloche.jail.syscalls import CLONE_NEWNET, CLONE_NEWUSER, EXIT_NOTICE, attempt, unshare
 
 PR_SET_NO_NEW_PRIVS = 38
 RELEASE = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
@@ -114,22 +114,22 @@ def see_off(watcher: PreforkWatcher, work: Callable[[], int], *, is_last: bool =
     return f"{os.waitstatus_to_exitcode(status)} {watcher.is_exiting} {watcher.most_kib > 0}"
 
 
-def farewell(code: int) -> Callable[[], int]:
-    """Return what says farewell, and is still there if nobody takes it."""
+def exit_notice(code: int) -> Callable[[], int]:
+    """Return what gives an exit notice, and is still there if nobody takes it."""
 
     def say() -> int:
-        say_farewell(code)
+        give_exit_notice(code)
         return 99
 
     return say
 
 
 @pytest.mark.parametrize("code", [0, 1, 124, 255])
-def test_who_says_farewell_is_known_to_end(code: int) -> None:
+def test_who_gives_an_exit_notice_is_known_to_end(code: int) -> None:
     """With its exit code, and what it used; it has gone when the next one comes."""
 
     def work(watcher: PreforkWatcher) -> str:
-        told = see_off(watcher, farewell(code))
+        told = see_off(watcher, exit_notice(code))
         pid = watcher.exiting
         watcher.renew()
         return f"{told} {os.path.exists(f'/proc/{pid}')}"
@@ -137,42 +137,42 @@ def test_who_says_farewell_is_known_to_end(code: int) -> None:
     assert in_fork(work) == f"{code} {HOLDS} True False"
 
 
-def test_one_farewell_is_not_the_next_guests() -> None:
+def test_one_exit_notice_is_not_the_next_guests() -> None:
     """Whatever the one before did."""
 
     def work(watcher: PreforkWatcher) -> str:
-        return ", ".join(see_off(watcher, one) for one in (farewell(3), lambda: 4, farewell(5), farewell(6)))
+        return ", ".join(see_off(watcher, one) for one in (exit_notice(3), lambda: 4, exit_notice(5), exit_notice(6)))
 
     assert in_fork(work) == f"3 {HOLDS} True, 4 False True, 5 {HOLDS} True, 6 {HOLDS} True"
 
 
-def test_a_farewell_beside_others_is_no_end() -> None:
+def test_an_exit_notice_beside_others_is_no_end() -> None:
     """Where any process or thread was made after it, it ends as everybody does: its wait status is waited for."""
-    assert in_fork(lambda watcher: see_off(watcher, farewell(7), is_last=False)) == "7 False True"
+    assert in_fork(lambda watcher: see_off(watcher, exit_notice(7), is_last=False)) == "7 False True"
 
 
-@pytest.mark.parametrize("reason", ["company", "a list of futexes", "a socket", "a pair of sockets"])
-def test_a_farewell_with_something_left_is_no_end(reason: str) -> None:
+@pytest.mark.parametrize("reason", ["a shared workspace", "a list of futexes", "a socket", "a pair of sockets"])
+def test_an_exit_notice_with_something_left_is_no_end(reason: str) -> None:
     """Where a session works in the same files, the kernel has yet to write for it, or a socket may hold things."""
 
     def with_list() -> int:
         attempt("set_robust_list", bytes(24), 24)
-        attempt("exit_group", FAREWELL << 32 | 7)
+        attempt("exit_group", EXIT_NOTICE << 32 | 7)
         return 99
 
     def with_socket() -> int:
         socket.socket().close()
-        say_farewell(7)
+        give_exit_notice(7)
         return 99
 
     def with_pair() -> int:
         _pair = socket.socketpair()
-        say_farewell(7)
+        give_exit_notice(7)
         return 99
 
     ways = {"a list of futexes": with_list, "a socket": with_socket, "a pair of sockets": with_pair}
-    work = ways.get(reason, farewell(7))
-    assert in_fork(lambda watcher: see_off(watcher, work, is_alone=reason != "company")) == "7 False True"
+    work = ways.get(reason, exit_notice(7))
+    assert in_fork(lambda watcher: see_off(watcher, work, is_alone=reason != "a shared workspace")) == "7 False True"
 
 
 def test_sockets_that_no_process_holds_wear_a_jail() -> None:
@@ -199,7 +199,7 @@ def test_a_name_of_a_process_is_no_figure() -> None:
 
     def work() -> int:
         ctypes.CDLL(None).prctl(15, b"VmHWM:1", 0, 0, 0)
-        say_farewell(0)
+        give_exit_notice(0)
         return 99
 
     def see(watcher: PreforkWatcher) -> str:
@@ -208,7 +208,7 @@ def test_a_name_of_a_process_is_no_figure() -> None:
     assert in_fork(see) == f"0 {HOLDS} True True"
 
 
-def test_a_farewell_that_is_not_heard_of_is_no_end() -> None:
+def test_an_exit_notice_that_nobody_receives_is_no_end() -> None:
     """Where the kernel does not hold who asks."""
 
     def work(watcher: PreforkWatcher) -> str:
@@ -217,33 +217,33 @@ def test_a_farewell_that_is_not_heard_of_is_no_end() -> None:
         for fd in watcher.receive_made(pid):
             os.close(fd)
         os.waitpid(pid, 0)
-        return str(watcher.vitals)
+        return str(watcher.stats)
 
     assert in_fork(work) == "None"
 
 
-def test_a_child_s_farewell_is_its_own() -> None:
+def test_a_child_s_exit_notice_is_its_own() -> None:
     """The guest's is its guest's alone: a child that says it ends, and the guest goes on."""
 
     def work() -> int:
-        child = guest(farewell(9))
+        child = guest(exit_notice(9))
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert in_fork(lambda watcher: see_off(watcher, work)) == "9 False True"
 
 
-def test_a_thread_s_farewell_ends_all() -> None:
+def test_a_thread_s_exit_notice_ends_all() -> None:
     """It ends the process, as the call does, but nobody is told before it is over."""
 
     def work() -> int:
-        threading.Thread(target=say_farewell, args=(8,)).start()
+        threading.Thread(target=give_exit_notice, args=(8,)).start()
         time.sleep(30)
         return 99
 
     assert in_fork(lambda watcher: see_off(watcher, work)) == "8 False True"
 
 
-def test_who_was_killed_has_not_said_farewell() -> None:
+def test_who_was_killed_has_given_no_exit_notice() -> None:
     """Nor who ends by the same call with another word."""
 
     def kill_itself() -> int:
@@ -251,7 +251,7 @@ def test_who_was_killed_has_not_said_farewell() -> None:
         return 99
 
     def nearly() -> int:
-        attempt("exit_group", (FAREWELL ^ 1) << 32 | 5)
+        attempt("exit_group", (EXIT_NOTICE ^ 1) << 32 | 5)
         return 99
 
     assert (

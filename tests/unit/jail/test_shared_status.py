@@ -1,4 +1,4 @@
-"""The slate: what is written down of a run, by whom, and the timer."""
+"""The shared status: what is written down of a run, by whom, and the timer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloche.jail import shared_status
 
 @pytest.fixture
 def made() -> Iterator[tuple[int, int]]:
-    """Return a slate whose descriptors are closed in the end."""
+    """Return a shared status whose descriptors are closed in the end."""
     file, timer = shared_status.make()
     yield file, timer
     os.close(file)
@@ -27,7 +27,7 @@ def is_off(timer: int, patience_s: float) -> bool:
     return bool(select.select([timer], [], [], patience_s)[0])
 
 
-def test_a_fresh_slate_knows_of_no_run(made: tuple[int, int]) -> None:
+def test_a_new_shared_status_knows_of_no_run(made: tuple[int, int]) -> None:
     """Runs are counted from 1."""
     state = shared_status.State(made[0])
     assert (state.ordered, state.started, state.ended) == (0, 0, 0)
@@ -72,17 +72,17 @@ def test_the_timer_goes_off_once(made: tuple[int, int]) -> None:
     """It goes off when it was wound, and not again after it was heard."""
     _, timer = made
     assert not is_off(timer, 0)
-    shared_status.wind(timer, 0.001)
+    shared_status.set_timer(timer, 0.001)
     assert is_off(timer, 10)
-    shared_status.unwind(timer)
+    shared_status.clear_timer(timer)
     assert not is_off(timer, 0.05)
-    shared_status.unwind(timer)  # nothing to hear
+    shared_status.clear_timer(timer)  # nothing to hear
 
 
 def test_winding_again_puts_the_timer_off(made: tuple[int, int]) -> None:
     """A run that follows soon has the time of its own."""
     _, timer = made
-    shared_status.wind(timer, 60.0)
-    shared_status.wind(timer, 3600.0)
+    shared_status.set_timer(timer, 60.0)
+    shared_status.set_timer(timer, 3600.0)
     time.sleep(0.01)
     assert not is_off(timer, 0)

@@ -169,7 +169,7 @@ def test_a_stale_timer_ends_nothing(prefork: Stage) -> None:
     prefork.order(1)
     prefork.start_and_end(1, at=monotonic() - 2 * LONG_S, ends=True)
     prefork.order(2)
-    shared_status.wind(prefork.state.timer, 0.001)
+    shared_status.set_timer(prefork.state.timer, 0.001)
     begun = monotonic()
     shared_status.note_start(prefork.state.status, 2, begun - LONG_S + 0.2)
     prefork.attend()

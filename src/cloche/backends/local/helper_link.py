@@ -217,12 +217,12 @@ class Connection:
         *,
         workspace: int,
         is_awaited: bool,
-        has_company: bool,
+        shares_workspace: bool,
     ) -> Building:
         """Send a run into a jail that was built ahead, or that is built now; another guest follows.
 
-        That the program starts is told at once when it `is_awaited`, else with its end. It `has_company` where a live
-        session works in the same files.
+        That the program starts is reported at once when it `is_awaited`, else with its end. It `shares_workspace` with
+        a live session where one works in the same files.
         """
         is_kept = start.kind == "kept"
         if start.word != "pooled":
@@ -231,7 +231,13 @@ class Connection:
             self._send_order(run, streams, is_last=False, again=True)
         else:
             self._send_to_door(
-                slot, slot.door, run, streams, rebuilds=not is_kept, is_awaited=is_awaited, has_company=has_company
+                slot,
+                slot.door,
+                run,
+                streams,
+                rebuilds=not is_kept,
+                is_awaited=is_awaited,
+                shares_workspace=shares_workspace,
             )
         return jail.building_of_kept(has_workspace=workspace >= 0) if is_kept else jail.building()
 
@@ -244,7 +250,7 @@ class Connection:
         *,
         rebuilds: bool,
         is_awaited: bool,
-        has_company: bool,
+        shares_workspace: bool,
     ) -> None:
         """Send the guest its orders; the helper keeps the clock without being told."""
         self._close_lent()
@@ -259,7 +265,7 @@ class Connection:
             slot.refill_quota(self._spec)
             door.order(
                 body, streams, number=number, timeout_s=clock, rebuilds=rebuilds,
-                is_crowded=run_report.is_here(), has_company=has_company,
+                is_under_load=run_report.is_here(), shares_workspace=shares_workspace,
             )  # fmt: skip
 
         self._checked(talk)

@@ -443,7 +443,7 @@ class LocalOpenSandbox:
         if slot is not None and start.kind != "own":
             building = connection.send_warm_run(
                 run, streams, jail, slot, start, workspace=fd, is_awaited=is_awaited,
-                has_company=any(not one.has_ended for one in self._sessions) if self._sessions else False,
+                shares_workspace=any(not one.has_ended for one in self._sessions) if self._sessions else False,
             )  # fmt: skip
             return connection, building
         is_jail = self._spec.level == "jail"

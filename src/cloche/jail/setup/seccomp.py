@@ -28,7 +28,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..syscalls import FAREWELL, FORK_FLAGS, LASTING
+from ..syscalls import EXIT_NOTICE, FORK_FLAGS, LASTING
 
 ALLOWED: dict[str, dict[str, int]] = {
     "x86_64": {
@@ -275,7 +275,7 @@ def _special_blocks(*, confined: bool, prefork: bool) -> dict[str, Block]:
     """Return the calls whose answer depends on an argument, each with the lines that decide it."""
     blocks = {
         **({name: [_ASKED] for name in LASTING} if prefork else {}),
-        **({"exit_group": [_upper_half(0), *_if_any((FAREWELL,), _ASKED), _ALLOWED]} if prefork else {}),
+        **({"exit_group": [_upper_half(0), *_if_any((EXIT_NOTICE,), _ASKED), _ALLOWED]} if prefork else {}),
         "clone": [_argument(0), (BPF_JSET, 0, 1, CLONE_NEW_ANY), _ASKED, _ALLOWED],
         "clone3": [_deny(ENOSYS)],
         "memfd_create": [_deny(ENOSYS)],

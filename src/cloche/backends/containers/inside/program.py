@@ -63,7 +63,7 @@ class Attempt:
         self.end, self.counters = end, counters
         self.cause = ""
         self.ended_at: float | None = None  # when the program ended, also where nobody could attend to it then
-        self.is_last = self.is_crowded = False
+        self.is_last = self.is_under_load = False
         self.told = 0
         self.status: int | None = None
         self.pid = 0
@@ -200,7 +200,7 @@ class Attempt:
         kill_all()
 
     def _count(self) -> None:
-        self.is_crowded = self.is_crowded or count_processes() >= self.order["pids"]
+        self.is_under_load = self.is_under_load or count_processes() >= self.order["pids"]
 
 
 def kill_all() -> None:
@@ -314,7 +314,7 @@ class RunReport:
         used = [now - then for now, then in zip(used_by_children(), attempt.unused, strict=True)]
         oom, pids = (now - then for now, then in zip(self.counters.hits(), self.hits, strict=True))
         if not self.counters.counts_processes:  # then what was there at the end tells
-            pids = int(attempt.is_crowded)
+            pids = int(attempt.is_under_load)
         peak = self.counters.read("peak").strip()
         unreachable = self.counters.unreachable() - self.unreachable if status else 0
         self.caller.send_json(

@@ -1,4 +1,4 @@
-"""Attempts on the farewell by which a run's end is known early: to be told to have ended and to work on, or to lie.
+"""Attempts on the early exit notice of a run: to be reported as ended and to work on, or to lie.
 
 A guest may make the call itself, whenever it likes. It is always an end; when others of the guest's are about it is not
 the early one. Each attempt is first made where it works: beside a process that hears of an end in another way.
@@ -17,7 +17,7 @@ import pytest
 
 import cloche
 from cloche.core.result import Result
-from cloche.jail.syscalls import FAREWELL, MACHINE, NUMBERS
+from cloche.jail.syscalls import EXIT_NOTICE, MACHINE, NUMBERS
 from tests.harness.processes import run_pooled
 
 pytestmark = pytest.mark.both_users
@@ -29,7 +29,7 @@ def say(code, keeps_list=False):
     sys.stdout.flush()
     call = ctypes.CDLL(None).syscall
     keeps_list or call(ctypes.c_long({LIST}), None, ctypes.c_long(24))
-    call(ctypes.c_long({EXIT_GROUP}), ctypes.c_long({FAREWELL} << 32 | code))
+    call(ctypes.c_long({EXIT_GROUP}), ctypes.c_long({EXIT_NOTICE} << 32 | code))
 """
 # The kernel marks the last of two thousand words when it takes the process apart, and is long in coming there.
 FUTEXES = f"""
@@ -64,7 +64,7 @@ def wait_for_beats():
     while not (os.path.exists("heartbeat") and os.path.getsize("heartbeat") > 3) and time.monotonic() < until:
         time.sleep(0.01)
 """
-# Who goes on in each, and what it takes to say farewell beside it.
+# Who goes on in each, and what it takes to give an exit notice beside it.
 BESIDE = {
     "a child": "os.fork() or beat()\nwait_for_beats()\nsay(3)",
     "a daemon": "os.fork() or (os.setsid(), os.fork() and os._exit(0), beat())\nwait_for_beats()\nsay(3)",
@@ -80,7 +80,7 @@ OUTSIDE = "child = os.fork() or (os.setsid(), beat())\nopen('child', 'w').write(
 
 
 def test_who_is_told_of_one_end_is_outlived_by_others(tmp_path: Path) -> None:
-    """The control: outside, a process that says farewell ends with its code, and its child goes on."""
+    """The control: outside, a process that gives an exit notice ends with its code, and its child goes on."""
     started = [sys.executable, "-c", SAY + BEAT + OUTSIDE]
     assert subprocess.run(started, cwd=tmp_path, check=False, timeout=60).returncode == 3
     try:

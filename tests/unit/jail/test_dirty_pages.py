@@ -43,7 +43,7 @@ def in_child(work: Callable[[], bytes]) -> bytes:
 
 
 def own_pages(ranges: bytes, address: int) -> set[int]:
-    """Return which pages of the memory are in ranges as `touched.find` returns them."""
+    """Return which pages of the memory are in ranges as `shared_status.find_dirty_pages` returns them."""
     total, *words = (int.from_bytes(ranges[at : at + 8], "little") for at in range(0, len(ranges), 8))
     assert total == sum(words[1::2])
     pages = set()
@@ -53,11 +53,11 @@ def own_pages(ranges: bytes, address: int) -> set[int]:
     return pages & set(range(PAGES))
 
 
-def noted_in(found: bytes) -> tuple[int, bytes]:
+def dirty_pages_of(found: bytes) -> tuple[int, bytes]:
     """Return what was found as it is passed on."""
-    noted = shared_status.read(found)
-    assert noted is not None
-    return noted
+    dirty_pages = shared_status.read_dirty_pages(found)
+    assert dirty_pages is not None
+    return dirty_pages
 
 
 def write(memory: Memory) -> None:
@@ -71,7 +71,7 @@ def test_what_a_fork_has_written_to_is_found(memory: Memory) -> None:
 
     def work() -> bytes:
         write(memory)
-        return shared_status.find()
+        return shared_status.find_dirty_pages()
 
     assert own_pages(in_child(work), memory[1]) == set(WRITTEN)
 
@@ -81,16 +81,18 @@ def test_what_was_found_can_be_had_at_once(memory: Memory) -> None:
 
     def find() -> bytes:
         write(memory)
-        return shared_status.find()
+        return shared_status.find_dirty_pages()
 
     # Only these pages: a worker that has run many tests has more holes than are looked behind.
     starts = [memory[1] + page * shared_status.PAGE for page in sorted(own_pages(in_child(find), memory[1]))]
-    noted = words(len(starts) * shared_status.PAGE, *(word for start in starts for word in (start, shared_status.PAGE)))
+    dirty_pages = words(
+        len(starts) * shared_status.PAGE, *(word for start in starts for word in (start, shared_status.PAGE))
+    )
 
     def work() -> bytes:
-        shared_status.have(noted_in(noted))
+        shared_status.populate(dirty_pages_of(dirty_pages))
         assert all(memory[0][page * shared_status.PAGE] == 1 for page in range(PAGES))
-        return shared_status.find()
+        return shared_status.find_dirty_pages()
 
     assert own_pages(in_child(work), memory[1]) == (set(WRITTEN) if shared_status.is_possible() else set())
 
@@ -106,12 +108,14 @@ def test_what_is_not_there_keeps_nothing_else_away(memory: Memory, hole_at: int)
     _, address = memory
     pages = [address + 3 * shared_status.PAGE, address + 20 * shared_status.PAGE]
     starts = [*pages[:hole_at], 1 << 46, *pages[hole_at:]]
-    noted = words(len(starts) * shared_status.PAGE, *(word for start in starts for word in (start, shared_status.PAGE)))
+    dirty_pages = words(
+        len(starts) * shared_status.PAGE, *(word for start in starts for word in (start, shared_status.PAGE))
+    )
 
     def work() -> bytes:
-        shared_status.have((0, b""))
-        shared_status.have(noted_in(noted))
-        return shared_status.find()
+        shared_status.populate((0, b""))
+        shared_status.populate(dirty_pages_of(dirty_pages))
+        return shared_status.find_dirty_pages()
 
     assert own_pages(in_child(work), address) == ({3, 20} if shared_status.is_possible() else set())
 
@@ -120,15 +124,15 @@ def test_the_next_child_has_it_as_its_first_deed(memory: Memory) -> None:
     """That one alone, and not its children; nothing is wanted where nothing was found."""
     _, address = memory
     copying = shared_status.Copying()
-    copying.wanted = noted_in(words(shared_status.PAGE, address + 5 * shared_status.PAGE, shared_status.PAGE))
+    copying.wanted = dirty_pages_of(words(shared_status.PAGE, address + 5 * shared_status.PAGE, shared_status.PAGE))
 
     def work() -> bytes:
-        copying._have()  # as the hook does, which could not be taken back
+        copying._populate()  # as the hook does, which could not be taken back
         assert copying.wanted is None
-        return shared_status.find()
+        return shared_status.find_dirty_pages()
 
     assert own_pages(in_child(work), address) == ({5} if shared_status.is_possible() else set())
-    assert shared_status.read(b"") is None
+    assert shared_status.read_dirty_pages(b"") is None
 
 
 def test_large_spans_are_not_looked_through() -> None:
@@ -141,23 +145,23 @@ def test_large_spans_are_not_looked_through() -> None:
     large.close()
 
 
-def test_a_slate_passes_it_on() -> None:
-    """Nothing at first; then what the first guest left, whatever the slate is used for meanwhile."""
+def test_the_shared_status_passes_it_on() -> None:
+    """Nothing at first; then what the first guest left, whatever the shared status is used for meanwhile."""
     file, timer = shared_status.make()
     try:
-        assert shared_status.touched(file) == b""
-        shared_status.note_touched(file, b"x" * 32)
-        shared_status.note_order(file, 7, 1.0, rebuilds=True, is_crowded=True)
+        assert shared_status.dirty_pages(file) == b""
+        shared_status.note_dirty_pages(file, b"x" * 32)
+        shared_status.note_order(file, 7, 1.0, rebuilds=True, is_under_load=True)
         shared_status.note_taken(file, 7)
         shared_status.note_start(file, 7, 3.0)
         shared_status.note_end(file, 7)
-        assert shared_status.touched(file) == b"x" * 32
+        assert shared_status.dirty_pages(file) == b"x" * 32
         state = shared_status.State(file)
         assert (state.ordered, state.timeout_s, state.rebuilds, state.started, state.ended) == (7, 1.0, True, 7, 7)
-        assert shared_status.is_crowded(file)
+        assert shared_status.is_under_load(file)
         assert shared_status.rebuilds(file)
-        shared_status.note_order(file, 8, 1.0, rebuilds=False, is_crowded=False)
-        assert not shared_status.is_crowded(file)
+        shared_status.note_order(file, 8, 1.0, rebuilds=False, is_under_load=False)
+        assert not shared_status.is_under_load(file)
         assert not shared_status.rebuilds(file)
     finally:
         os.close(file)
