@@ -148,7 +148,7 @@ def test_a_jail_that_ends_after_its_run_is_replaced() -> None:
             for _ in range(3):
                 with held_up([connection.helper_pid], for_s=2.0):
                     await promptly(sandbox.run("1"))
-                    connection.tell("kill", cause="out_of_memory", number=connection._run.number)
+                    connection.notify("kill", cause="out_of_memory", number=connection._run.number)
                 await still_kept(sandbox)
 
     asyncio.run(kill_late())
@@ -272,7 +272,7 @@ def test_what_is_cancelled_at_once_never_runs() -> None:
 
 @pytest.mark.root
 def test_a_run_that_is_killed_before_its_guest_takes_the_order_never_runs() -> None:
-    """The order lies at the door of a guest that is held up; after the kill it is no later guest's."""
+    """The order lies in the handoff socket of a guest that is held up; after the kill it is no later guest's."""
 
     async def kill_early() -> None:
         async with sandbox_in_use() as sandbox:
@@ -370,7 +370,7 @@ def test_a_session_whose_end_is_not_heard_is_hung_up_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its helper may be held up for long: that is said, and nobody waits for it any more."""
-    monkeypatch.setattr("cloche.backends.local.fork_tree.CLOSE_PATIENCE_S", 0.2)
+    monkeypatch.setattr("cloche.backends.local.fork_tree.CLOSE_TIMEOUT_S", 0.2)
 
     async def close_unheard() -> None:
         async with cloche.AsyncSandbox() as sandbox:

@@ -182,12 +182,14 @@ def test_a_guest_tells_those_after_it_what_memory_they_will_write_to() -> None:
     """The first one of a prefork jail that has the time; where the kernel can have it copied at once."""
     run_pooled("1")
     pool = pool_for(Policy(), measure_host())
-    doors = [slot.door for slot in pool._idle if slot.door is not None]
+    handoffs = [slot.handoff for slot in pool._idle if slot.handoff is not None]
     deadline = time.monotonic() + 60
-    while shared_status.is_possible() and not any(shared_status.dirty_pages(door.other_ends[1]) for door in doors):
+    while shared_status.is_possible() and not any(
+        shared_status.dirty_pages(handoff.other_ends[1]) for handoff in handoffs
+    ):
         assert time.monotonic() < deadline, "no guest has told"
         time.sleep(0.02)
-    assert doors
+    assert handoffs
 
 
 def test_a_helper_killed_while_it_waits_is_not_missed() -> None:
@@ -280,7 +282,7 @@ def test_a_helper_killed_while_it_builds_takes_all_along(is_prefork: bool) -> No
         time.sleep(number * 0.0001)
         kill_and_wait([slot.pid])
         pool.write_off(slot)
-        slot.let_go()
+        slot.close()
         _wait_until_empty(slot.cgroup)  # its removal waits for less than a second
         remove_cgroup(slot.cgroup)
     assert wait_for_leftovers(before, patience_s=10) == []

@@ -73,7 +73,7 @@ def plan(demand: Demand) -> Moves:
 
 
 PEAK_MEMORY_S = 60.0
-END_PATIENCE_S = 10.0
+END_TIMEOUT_S = 10.0
 RETRY_S = 60.0
 LOOK_AGAIN_S = 65.0
 PLAN_AGAIN_S = 0.5  # with as many slots as before, the plan changes with time and free memory alone
@@ -117,7 +117,7 @@ class Pool:
         self._busy: set[Slot] = set()
         self._peak, self._peak_at = 0, 0.0
         self._planned, self._plan_again_at = (-1, -1), 0.0
-        self._leaving: list[Any] = []
+        self._exiting: list[Any] = []
         self._links: list[socket.socket] = []
         self._latest: Jail | None = None
         self._is_closed = self._has_begun = False
@@ -187,19 +187,19 @@ class Pool:
             if self._timer is not None:
                 self._timer.cancel()
             if self._template is not None:
-                self._leaving.append(self._template.close())
+                self._exiting.append(self._template.close())
                 self._template = None
-            leaving, self._leaving = self._leaving, []
+            exiting, self._exiting = self._exiting, []
             links, self._links = self._links, []
-        deadline = time.monotonic() + END_PATIENCE_S
+        deadline = time.monotonic() + END_TIMEOUT_S
         _await_end(links, deadline)
-        for process in leaving:
+        for process in exiting:
             process.wait()
 
     def forget(self) -> None:
-        """Let go of everything in a forked child, whose it is not."""
+        """Close everything in a forked child, whose it is not."""
         for slot in (*self._idle, *self._busy):
-            slot.let_go()
+            slot.close()
         for link in self._links:
             link.close()
         if self._template is not None:
@@ -210,7 +210,7 @@ class Pool:
         if self._is_closed:
             return None
         template = self._template
-        self._leaving = [process for process in self._leaving if process.poll() is None]
+        self._exiting = [process for process in self._exiting if process.poll() is None]
         if template is not None and (template.is_ready() or not template.is_gone) and not template.is_worn:
             return template
         now = time.monotonic()
@@ -219,7 +219,7 @@ class Pool:
                 pause = 0.0 if template.was_well else RETRY_S
                 log.warning("%s; the next one is started %s", template.reason, f"in {pause:.0f} s" if pause else "now")
                 self._retry_at = now + pause
-            self._leaving.append(template.close())
+            self._exiting.append(template.close())
             self._template = None
         if now < self._retry_at:
             return None
@@ -274,19 +274,19 @@ class Pool:
         self._idle.insert(0, slot)
 
     def _close(self, slot: Slot) -> None:
-        """Hang up, and keep the other direction to see the helper's end; clear up after one that was killed."""
+        """Shut down our direction, and keep the other to see the helper's end; clear up after one that was killed."""
         slot.look()
         if slot.is_dead:
-            slot.let_go()
+            slot.close()
             remove_cgroup(slot.cgroup)
             return
         self._links = [link for link in self._links if not _has_ended(link)]
         slot.stop_counting()
-        slot.change_door(None)
+        slot.change_handoff(None)
         try:
             slot.link.shutdown(socket.SHUT_WR)
         except OSError as error:
-            log.debug("a helper had hung up first: %s", error)
+            log.debug("a helper had closed its link first: %s", error)
         self._links.append(slot.link)
 
     def _note_demand(self) -> None:

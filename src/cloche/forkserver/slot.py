@@ -1,11 +1,11 @@
 """One slot of the pool, the fork server that it comes from, and the handoff socket of its prefork jail.
 
-`Template` is the caller's end of a fork server: start it, let it fork helpers, end it. `Door` is the caller's end of
-the handoff socket: there the guests of a prefork jail take their orders, and there their ends are heard of. `Slot`
-holds a helper and what is known of it: the jail that it built, its control group's figures, its quota.
+`Template` is the caller's end of a fork server: start it, let it fork helpers, end it. `HandoffSocket` is the caller's
+end of the socket from which the guests of a prefork jail take their orders, and on which their ends are reported.
+`Slot` holds a helper and what is known of it: the jail that it built, its control group's figures, its quota.
 
-Sending never waits, so it may be done from any thread and any event loop; only `Door.wait` waits, as long as it is
-told.
+Sending never waits, so it may be done from any thread and any event loop; only `HandoffSocket.wait` waits, for
+as long as its argument says.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Template:
         self._link.setblocking(False)
         self._is_ready = self._is_gone = False
         self._forks = 0
-        self._born_at = time.monotonic()
+        self._started_at = time.monotonic()
         self.reason = ""
         self.failed: Mapping[str, str] = {}
 
@@ -53,7 +53,7 @@ class Template:
         """Tell whether it can fork by now; once `is_gone`, never."""
         if not self._is_ready and not self._is_gone:
             with contextlib.suppress(BlockingIOError):
-                self._hear(*messages.receive(self._link.fileno()))
+                self._take_message(*messages.receive(self._link.fileno()))
         return self._is_ready and not self._is_gone
 
     @property
@@ -64,14 +64,14 @@ class Template:
     @property
     def was_well(self) -> bool:
         """Tell whether it had been of use, so that its end was an accident and another one may be started at once."""
-        return self._is_ready and time.monotonic() - self._born_at > LEAST_LIFE_S
+        return self._is_ready and time.monotonic() - self._started_at > LEAST_LIFE_S
 
     @property
     def is_worn(self) -> bool:
         """Tell whether it should be replaced: all its children share the layout of its memory."""
-        return self._forks >= MOST_FORKS or time.monotonic() - self._born_at > OLDEST_S
+        return self._forks >= MOST_FORKS or time.monotonic() - self._started_at > OLDEST_S
 
-    def _hear(self, tag: str, body: Mapping[str, Any], _fds: list[int]) -> None:
+    def _take_message(self, tag: str, body: Mapping[str, Any], _fds: list[int]) -> None:
         if tag != "ready":
             self._is_gone, self.reason = True, "the template process ended while it was loading"
         elif body["threads"] != 1:
@@ -103,7 +103,7 @@ class Template:
     def close(self) -> subprocess.Popen[bytes]:
         """Let it end, and return its process to be waited for; helpers that it forked live on."""
         if not self._is_ready:
-            self._process.kill()  # it is still loading, and would not hear us
+            self._process.kill()  # it is still loading, and would not read its socket
         self._is_gone = True
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_WR)  # a forked child of ours may hold it, too
@@ -111,7 +111,7 @@ class Template:
         return self._process
 
     def forget(self) -> None:
-        """Let go of it in a forked child, whose it is not."""
+        """Close the link in a forked child, whose it is not."""
         self._is_gone = True
         self._link.close()
         self._process.returncode = 0  # nobody's child here: there is nothing to wait for
@@ -119,16 +119,16 @@ class Template:
 
 _ROOM = socket.CMSG_SPACE(4 * messages.MAX_DESCRIPTORS)
 UNWATCHED_S = 0.02  # how long a run goes on before its helper looks at it
-_generations = itertools.count(1, 1 << 32)  # with room for the prefork jails of each door
+_generations = itertools.count(1, 1 << 32)  # with room for the prefork jails of each handoff socket
 
 
-class Door:
+class HandoffSocket:
     """Hold the handoff socket, whose other end a helper hands to one prefork jail after the other, by `generation`.
 
-    No two prefork jails of this process have the same number: a later one has a higher one, at whatever door.
+    No two prefork jails of this process have the same number: a later one has a higher one, at whatever socket.
 
-    A guest that is ready waits at it: `seconds` are those that its jail took to build, step by step. With a door comes
-    a shared status, for all its prefork jails. Raises OSError.
+    A guest that is ready waits at it: `seconds` are those that its jail took to build, step by step. With it
+    comes a shared status, for all its prefork jails. Raises OSError.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Door:
         return self._theirs.fileno(), self._status, self._timer
 
     def hand_over(self) -> None:
-        """Let go of the other end: the helper has it."""
+        """Close the other end: the helper has it."""
         self._theirs.close()
 
     def order(
@@ -198,11 +198,11 @@ class Door:
         """Return when the program of run `number` started, 0.0 if it has not: seconds on the monotonic clock."""
         return shared_status.start_of(self._status, number)
 
-    def hear(self) -> tuple[str, dict[str, Any]]:
-        """Return one word; an empty one for what need not be known. Raises BlockingIOError when nothing was said."""
+    def receive(self) -> tuple[str, dict[str, Any]]:
+        """Return one message; an empty one for what need not be known. Raises BlockingIOError when there is none."""
         tag, body, fds = self._receive()
         if not tag:
-            raise ConnectionResetError("the other end of the door is gone")
+            raise ConnectionResetError("the other end of the handoff socket is gone")
         if body["generation"] < self.generation:  # of a prefork jail that is no more
             _close_all(fds)
             return "", {}
@@ -224,13 +224,13 @@ class Door:
         except ConnectionResetError:
             return "", {}, []
         fds = array("i")
-        for level, kind, words in control:
+        for level, kind, content in control:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds.frombytes(words[: len(words) - len(words) % fds.itemsize])
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
         return messages.read(data, fds.tolist())
 
     def wait(self, seconds: float) -> bool:
-        """Wait until something is said, and tell whether it was; not when time is up or the other end is gone."""
+        """Wait for a message, and tell whether there is one; not when time is up or the other end is gone."""
         found = self._waiting.poll(seconds * 1000) if seconds > 0 else []
         return bool(found) and found[0][1] == select.POLLIN
 
@@ -238,7 +238,7 @@ class Door:
         """Tell whether a guest is known to wait; raises nothing."""
         try:
             while not self.has_guest:
-                self.hear()
+                self.receive()
         except OSError:
             pass
         return self.has_guest
@@ -249,7 +249,7 @@ class Door:
         return found
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all descriptors."""
         if self._link.fileno() < 0:
             return
         _close_all((*self.take_guest(), self._status, self._timer))
@@ -269,11 +269,11 @@ MOST_SPENT = 0.5  # of a quota
 class Slot:
     """Hold one helper of a fork server, and what is known of it, which only the methods here change.
 
-    `key` names the jail that it has built ahead, None for none. `door` is where its guests take their orders, None
-    where that is the helper's to hand over. `spec` is what the helper was told last of a sandbox. Unless it `rebuilds`,
+    `key` names the jail that it has built ahead, None for none. `handoff` is where its guests take their orders, None
+    where that is the helper's to hand over. `spec` is the sandbox's as the helper got it last. Unless it `rebuilds`,
     its helper waits to be told what to build where a run was the last one in a jail. `kept_bytes` are files of earlier
     results that its control group still pays for. It `is_dying` where the kernel still takes apart what ran in it; its
-    helper waits for that. `pid` is the helper's, 0 until it has told.
+    helper waits for that. `pid` is the helper's, 0 until it has reported it.
     """
 
     def __init__(self, link: socket.socket, cgroup: Mapping[str, Any] | None, template: Template):
@@ -281,7 +281,7 @@ class Slot:
         self.key: Hashable = None
         self.spec: Mapping[str, Any] | None = None
         self._origin: Spec | None = None  # of which `spec` says the same
-        self.door: Door | None = None
+        self.handoff: HandoffSocket | None = None
         self._counted: dict[str, int] = {}  # the figures of the control group that are no longer any run's own
         self._gauges = Gauges(Cgroup(cgroup["version"], cgroup["folders"])) if cgroup is not None else None
         self._spent_s = 0.0  # of processor time, since the quota was filled
@@ -293,12 +293,12 @@ class Slot:
 
     @property
     def is_well(self) -> bool:
-        """Tell whether it was there and well when it was last heard of."""
+        """Tell whether it was there and well when its link was last read."""
         return self.pid != 0 and not self.is_dead
 
     def has_guest(self) -> bool:
         """Tell whether a guest waits at the handoff socket; True where there is none, and nobody knows."""
-        return self.door is None or self.door.look()
+        return self.handoff is None or self.handoff.look()
 
     def look(self) -> bool:
         """Tell whether the helper is there and well; raises nothing."""
@@ -307,22 +307,22 @@ class Slot:
                 tag, body, fds = messages.receive(self.link.fileno())
                 for fd in fds:
                     os.close(fd)
-                self.hear(tag, body)
+                self.take_message(tag, body)
         except BlockingIOError:
             pass
         except OSError:
             self.is_dead = True
         return self.is_well
 
-    def hear(self, tag: str, body: Mapping[str, Any]) -> None:
-        """Take note of the helper's first word, of what it says of a run whose end was known before, or of its end."""
+    def take_message(self, tag: str, body: Mapping[str, Any]) -> None:
+        """Take the helper's first message, its report of a run whose end was known before, or its end."""
         if tag == "here":
             self.pid = body["pid"]
-        elif tag == "ended" and self.door is not None:
-            if body["generation"] > self.door.generation:
-                self.door.generation = body["generation"]
+        elif tag == "ended" and self.handoff is not None:
+            if body["generation"] > self.handoff.generation:
+                self.handoff.generation = body["generation"]
                 self.key = self.key if self.rebuilds else None
-        else:  # any other word, while it waits, is a fault
+        else:  # any other message, while it waits, is a fault
             self.is_dead = True
 
     def open(self, spec: Spec, claim: Sequence[int] = ()) -> None:
@@ -333,17 +333,17 @@ class Slot:
         """
         if not claim and spec.is_as(self._origin):
             return
-        told = spec.as_wire()
+        wire = spec.as_wire()
         if spec.cgroup is not None and self.cgroup is not None:
-            told["cgroup"] = {**self.cgroup, "amounts": spec.cgroup["amounts"]}  # the slot's own, not the sandbox's
-        if told == self.spec and not claim:
+            wire["cgroup"] = {**self.cgroup, "amounts": spec.cgroup["amounts"]}  # the slot's own, not the sandbox's
+        if wire == self.spec and not claim:
             self._origin = spec.origin if spec.is_as(spec.origin) else None
             return
         self._origin = None
-        if told["cgroup"] is not None:
-            make_cgroup(told["cgroup"], is_there=self.spec is not None)
-        send_packed(self.link.fileno(), "open", {}, told, claim)
-        self.spec = told
+        if wire["cgroup"] is not None:
+            make_cgroup(wire["cgroup"], is_there=self.spec is not None)
+        send_packed(self.link.fileno(), "open", {}, wire, claim)
+        self.spec = wire
 
     def prepare(
         self, key: Hashable, building: Building, body: Mapping[str, Any], *, is_prefork: bool, rebuilds: bool,
@@ -353,14 +353,14 @@ class Slot:
 
         In a prefork jail one guest follows the other. Raises OSError when the helper is gone.
         """
-        self.change_door(Door() if is_prefork else None)
-        fds: tuple[int, ...] = self.door.other_ends if self.door is not None else ()
-        generation = self.door.generation if self.door is not None else 0
+        self.change_handoff(HandoffSocket() if is_prefork else None)
+        fds: tuple[int, ...] = self.handoff.other_ends if self.handoff is not None else ()
+        generation = self.handoff.generation if self.handoff is not None else 0
         how = {"is_prefork": is_prefork, "generation": generation, "has_workspace": workspace >= 0}
         fds += (workspace,) if workspace >= 0 else ()
         send_packed(self.link.fileno(), "prepare", {**body, **how}, building.as_wire(), fds)
-        if self.door is not None:
-            self.door.hand_over()
+        if self.handoff is not None:
+            self.handoff.hand_over()
         self.key, self.rebuilds = key, rebuilds
 
     def invalidate(self) -> None:
@@ -411,21 +411,21 @@ class Slot:
         """Take note that nobody uses it from now on."""
         self.idle_since = time.monotonic()
 
-    def change_door(self, door: Door | None) -> None:
+    def change_handoff(self, handoff: HandoffSocket | None) -> None:
         """Use another handoff socket; the one before is closed."""
-        if self.door is not None:
-            self.door.close()
-        self.door = door
+        if self.handoff is not None:
+            self.handoff.close()
+        self.handoff = handoff
 
     def stop_counting(self) -> None:
-        """Let go of the control group's figures; whoever asks for them again has them."""
+        """Close the files with the control group's figures; whoever asks for them again has them."""
         if self._gauges is not None:
             self._gauges.close()
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Close our ends; the helper ends by that."""
         self.stop_counting()
-        self.change_door(None)
+        self.change_handoff(None)
         self.link.close()
 
 

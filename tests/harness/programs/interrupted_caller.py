@@ -73,7 +73,7 @@ def main(count: int, seed: int) -> None:
         assert took < PROMPTLY_S, f"seed {seed}, round {number}: {took:.1f} s"
     gc.collect()
     grown = len(os.listdir("/proc/self/fd")) - before
-    assert grown < 12, f"{grown} more descriptors"  # the pool may have opened a slot or two, with doors
+    assert grown < 12, f"{grown} more descriptors"  # the pool may have opened a slot or two, with handoff sockets
     print(f"{count} interrupts")
 
 

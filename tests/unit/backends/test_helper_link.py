@@ -1,4 +1,4 @@
-"""The caller's end of a helper: whose word it takes for what, when words cross. The test plays helper and guest."""
+"""The caller's end of a helper: which message it believes when several cross. The test plays helper and guest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from cloche.backends.local.helper_link import Connection
 from cloche.core.errors import StartFailed
-from cloche.forkserver.slot import Door, Slot, Template
+from cloche.forkserver.slot import HandoffSocket, Slot, Template
 from cloche.jail import messages, shared_status
 from cloche.jail.messages import Run, Spec
 
@@ -30,53 +30,53 @@ class Other:
         self.slot = Slot(ours, None, cast("Template", None))
         self.slot.spec, self.slot.rebuilds = Spec().as_wire(), False
         self.connection = Connection(Spec(), "", self.slot)
-        self.words: list[tuple[str, int]] = []  # that were handed on, with how many descriptors
+        self.messages: list[tuple[str, int]] = []  # that were handed on, with how many descriptors
         self.build()
 
     def build(self) -> None:
         """Have another prefork jail, with a handoff socket of its own."""
-        self.slot.change_door(Door())
+        self.slot.change_handoff(HandoffSocket())
         self.slot.key = "kept"
 
     @property
-    def door(self) -> Door:
-        """Return the present door."""
-        assert self.slot.door is not None
-        return self.slot.door
+    def handoff(self) -> HandoffSocket:
+        """Return the present handoff socket."""
+        assert self.slot.handoff is not None
+        return self.slot.handoff
 
     def send(self) -> int:
-        """Send a run to the door, and return its number."""
+        """Send a run to the handoff socket, and return its number."""
         self.now = monotonic()  # of the whole run: how long the test takes is not the run's time
-        self.connection._send_to_door(
-            self.slot, self.door, Run(), (), rebuilds=False, is_awaited=False, shares_workspace=False
+        self.connection._send_to_guest(
+            self.slot, self.handoff, Run(), (), rebuilds=False, is_awaited=False, shares_workspace=False
         )
         return self.connection._run.number
 
     async def attend(self) -> dict[str, Any]:
         """Wait for its end."""
 
-        def on_word(tag: str, _body: dict[str, Any], fds: list[int]) -> None:
-            self.words.append((tag, len(fds)))
+        def on_message(tag: str, _body: dict[str, Any], fds: list[int]) -> None:
+            self.messages.append((tag, len(fds)))
             for fd in fds:
                 os.close(fd)
 
         async with asyncio.timeout(PATIENCE_S):
-            return await self.connection.attend(on_word)
+            return await self.connection.attend(on_message)
 
     def say(self, tag: str, fds: tuple[int, ...] = (), **body: object) -> None:
-        """Say something at the door, from inside, about the run that was sent last."""
-        link, file, _ = self.door.other_ends
+        """Say something on the handoff socket, from inside, about the run that was sent last."""
+        link, file, _ = self.handoff.other_ends
         now, number = self.now, self.connection._run.number
         if tag == "started":
             shared_status.note_start(file, number, now)
-        at = {"at": now, "seconds": [], "generation": self.door.generation, "number": number}
+        at = {"at": now, "seconds": [], "generation": self.handoff.generation, "number": number}
         messages.send(link, tag, {**at, **body}, fds)
 
     def report(
         self, tag: str, number: int, *, fds: tuple[int, ...] = (), is_over: bool = False, **body: object
     ) -> None:
         """Say something as the helper, of a run with a number, perhaps that its prefork jail is no more."""
-        told = {"number": number, "generation": self.door.generation + is_over, "cause": "", **body}
+        told = {"number": number, "generation": self.handoff.generation + is_over, "cause": "", **body}
         messages.send(self.link.fileno(), tag, told, fds)
 
     async def end(self) -> None:
@@ -100,7 +100,7 @@ def play(work: Callable[[Other], Coroutine[Any, Any, None]]) -> None:
 
 
 async def run_short(other: Other) -> int:
-    """Let a run end well, and tell the connection by the door alone; return its number."""
+    """Let a run end well, and tell the connection by the handoff socket alone; return its number."""
     number = other.send()
     other.say("started")
     other.say("ended", **WELL)
@@ -134,7 +134,7 @@ def test_a_new_jail_may_be_ready_before_the_end_of_the_one_before_it_is_known() 
         before = await run_short(other)
         other.send()
         other.report("ended", before, is_over=True)
-        other.say("ready", generation=other.door.generation + 1)
+        other.say("ready", generation=other.handoff.generation + 1)
         with pytest.raises(StartFailed):
             await other.attend()
 
@@ -188,13 +188,13 @@ def test_a_run_killed_before_it_began_hands_its_workspace_on() -> None:
         other.connection.kill("cancelled")
         other.report("ended", number, is_over=True, cause="cancelled", ended=None)
         assert (await other.attend())["cause"] == "cancelled"
-        assert other.words == [("ready", 1)]
+        assert other.messages == [("ready", 1)]
 
     play(work)
 
 
 def test_the_end_of_a_run_that_was_killed_is_the_helper_s_word() -> None:
-    """The door says how the guest ended; whether it was killed in time, and whether the jail goes on, it does not."""
+    """The jail reports how the guest ended, but not whether it was killed in time, nor whether the jail goes on."""
 
     async def work(other: Other) -> None:
         number = other.send()

@@ -39,7 +39,7 @@ def _pair() -> Iterator[tuple[Slot, socket.socket]]:
     ours.setblocking(False)
     slot = Slot(ours, None, cast("Template", None))
     yield slot, theirs
-    slot.let_go()
+    slot.close()
     theirs.close()
 
 
@@ -63,8 +63,8 @@ def test_a_jail_is_named_by_its_key_once_its_helper_was_told_to_build_it(pair: t
         prepare(slot, rebuilds=False, workspace=held.fileno())
     tag, body, count = heard(helper)
     assert (tag, count) == ("prepare", 5)
-    assert slot.door is not None
-    assert body == {"private": [], "is_prefork": True, "has_workspace": True, "generation": slot.door.generation}
+    assert slot.handoff is not None
+    assert body == {"private": [], "is_prefork": True, "has_workspace": True, "generation": slot.handoff.generation}
     assert (slot.key, slot.rebuilds) == ("a jail", False)
 
 
@@ -87,8 +87,8 @@ def test_a_jail_that_keeps_a_workspace_ends_with_its_run(
     """Any other is built anew by its helper, which needs no order for that."""
     slot, _ = pair
     prepare(slot, rebuilds=rebuilds)
-    assert slot.door is not None
-    slot.hear("ended", {"generation": slot.door.generation + is_over})
+    assert slot.handoff is not None
+    slot.take_message("ended", {"generation": slot.handoff.generation + is_over})
     assert slot.key == key
 
 
@@ -174,7 +174,7 @@ def changed_slots(tree: ast.AST, fields: set[str]) -> list[str]:
 def test_a_slot_changes_by_its_own_methods_alone(pair: tuple[Slot, socket.socket]) -> None:
     """No other module assigns a field of one."""
     fields = set(vars(pair[0]))
-    code = "slot.key = self._slot.spent = 1; one._slot._spent_s += 1; slot.door.generation = slot.other = 2"
+    code = "slot.key = self._slot.spent = 1; one._slot._spent_s += 1; slot.handoff.generation = slot.other = 2"
     assert changed_slots(ast.parse(code), fields) == ["slot.key", "one._slot._spent_s"]
     found = {path.name: changed_slots(ast.parse(path.read_text()), fields) for path in PACKAGE.rglob("*.py")}
     assert {name: texts for name, texts in found.items() if texts} == {}

@@ -21,7 +21,7 @@ from cloche.core.loops import finish
 from cloche.core.suppressed import suppress_logged
 from cloche.jail.setup.plan import compile_rehousing, inner_of
 
-from .helper_link import CLOSE_PATIENCE_S
+from .helper_link import CLOSE_TIMEOUT_S
 from .streams import SessionPipes
 from .workspace import Workspace
 
@@ -147,7 +147,7 @@ class Family:
                 raise InvalidRequest(f"this session cannot be cloned: it has {why}")
         except BaseException:
             self.kill(node)
-            self.connection.tell("disarm", id=0)
+            self.connection.notify("disarm", id=0)
             node.close()
             raise
         self.nodes[node.number] = node
@@ -270,7 +270,7 @@ class Family:
 
     def kill(self, node: Node) -> None:
         """Kill a node that does not listen; its end is heard on its link."""
-        self.connection.tell("drop", id=0, node=node.number, is_guest_only=False)
+        self.connection.notify("drop", id=0, node=node.number, is_guest_only=False)
 
     def hear(self, tag: str, body: Mapping[str, Any]) -> None:
         """Take note of what the helper says of a node."""
@@ -316,9 +316,9 @@ class Family:
             node.close()
         self.connection.kill("cancelled")
         try:
-            await finish(asyncio.wait_for(self.end, CLOSE_PATIENCE_S))
+            await finish(asyncio.wait_for(self.end, CLOSE_TIMEOUT_S))
         except TimeoutError:
-            log.warning("a session was not said to have ended within %g s; its helper is hung up on", CLOSE_PATIENCE_S)
+            log.warning("a session was not said to have ended within %g s; its helper is hung up on", CLOSE_TIMEOUT_S)
         except Exception as error:  # whoever ran in it was told; here it only matters that it is over
             log.debug("a session that is closed had ended: %s", error)
         await finish(self.connection.close())

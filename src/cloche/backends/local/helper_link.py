@@ -1,4 +1,4 @@
-"""The caller's end of one helper, on an event loop: start it or take a warm one over, send runs, hear their ends.
+"""The caller's end of one helper, on an event loop: start it or take a warm one over, send runs, receive their ends.
 
 Theory of operation: messages of a run come from the helper's own link and, where a prefork jail is used, from the
 handoff socket first; `run_report.RunEnd` decides which of them is the end.
@@ -38,19 +38,19 @@ from .prefork import Start, WarmJail
 from .run_report import Conclusion, RunEnd, Source
 
 if TYPE_CHECKING:
-    from cloche.forkserver.slot import Door, Slot
+    from cloche.forkserver.slot import HandoffSocket, Slot
 
 log = logging.getLogger("cloche.local")
-CLOSE_PATIENCE_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 LEFT_EMPTY = "what is left of a helper stays, which is named after us and empty"
-PATIENCE_S, NAP_S = 10.0, 0.002
+EXIT_TIMEOUT_S, POLL_S = 10.0, 0.002
 _helpers: list[tuple[subprocess.Popen[bytes], Spec]] = []
 _lock = threading.Lock()
 
-UNHEARD_S = 0.003  # a handoff socket tells all that matters of a short run: a reader more costs more
-_numbers = itertools.count(1)  # of runs, for a helper that hears of the end of one when the next has begun
+UNREAD_S = 0.003  # for so long the helper's link is not read: of a short run the handoff socket has all that matters
+_numbers = itertools.count(1)  # of runs, for a helper that learns of the end of one when the next has begun
 END = ("ended", "failed", "lost", "")  # tags of the helper's that may end a run
-OnWord = Callable[[str, dict[str, Any], list[int]], None]
+OnMessage = Callable[[str, dict[str, Any], list[int]], None]
 
 
 async def until_end(link: socket.socket) -> None:
@@ -72,14 +72,14 @@ async def until_end(link: socket.socket) -> None:
 async def _until_readable(fd: int) -> None:
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, _settle, readable)
+    loop.add_reader(fd, _set_done, readable)
     try:
         await readable
     finally:
         loop.remove_reader(fd)
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
@@ -88,7 +88,7 @@ async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     """Wait by a pidfd: `Popen.wait` with a time-out polls."""
     fd = os.pidfd_open(process.pid)
     try:
-        await asyncio.wait_for(_until_readable(fd), CLOSE_PATIENCE_S)
+        await asyncio.wait_for(_until_readable(fd), CLOSE_TIMEOUT_S)
     except TimeoutError:
         process.kill()
     finally:
@@ -117,10 +117,10 @@ def collect() -> bool:
     return not still_here
 
 
-def _see_all_out() -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def _wait_for_all() -> None:
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
     while not collect() and time.monotonic() < deadline:
-        time.sleep(NAP_S)
+        time.sleep(POLL_S)
 
 
 def _forget_after_fork() -> None:
@@ -130,7 +130,7 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(_see_all_out)
+atexit.register(_wait_for_all)
 
 
 class Connection:
@@ -149,7 +149,9 @@ class Connection:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._is_lost = False
-        self._lent: list[int] | None = None  # the workspace of the guest for which they are, once that is known
+        self._guest_workspace: list[int] | None = (
+            None  # the workspace of the guest for which they are, once that is known
+        )
         self._end: asyncio.Future[dict[str, Any]] | None = None
         self._questions = 0
         self._is_attended = False
@@ -173,9 +175,9 @@ class Connection:
             self._checked(lambda: slot.open(self._spec, self._claim))
             return
         cgroup = self._spec.cgroup
-        place = {"version": cgroup["version"], "folders": cgroup["folders"]} if cgroup else {}
+        group = {"version": cgroup["version"], "folders": cgroup["folders"]} if cgroup else {}
         try:
-            self._process, self._link = start_helper(self._executable, **place, namespace=self._namespace)
+            self._process, self._link = start_helper(self._executable, **group, namespace=self._namespace)
         except OSError as error:
             raise StartFailed(f"cannot start the helper process: {error}", step="helper", errno=error.errno) from error
         self._link.setblocking(False)
@@ -200,7 +202,7 @@ class Connection:
         building = compile_building(self._spec, run, has_workspace=has_workspace)
         if self._slot is not None:
             self._slot.invalidate()
-            self._slot.change_door(None)
+            self._slot.change_handoff(None)
         body = {"private": run.private, "wants_python": run.python is not None, "is_prefork": False}
         body |= {"has_workspace": has_workspace, "generation": 0}
         self._send("prepare", body, building.as_wire(), [workspace] if has_workspace else [])
@@ -225,14 +227,14 @@ class Connection:
         a live session where one works in the same files.
         """
         is_kept = start.kind == "kept"
-        if start.word != "pooled":
+        if start.name != "pooled":
             self._checked(lambda: jail.prepare_kept(slot, workspace) if is_kept else jail.prepare(slot))
-        if slot.door is None:
+        if slot.handoff is None:
             self._send_order(run, streams, is_last=False, again=True)
         else:
-            self._send_to_door(
+            self._send_to_guest(
                 slot,
-                slot.door,
+                slot.handoff,
                 run,
                 streams,
                 rebuilds=not is_kept,
@@ -241,10 +243,10 @@ class Connection:
             )
         return jail.building_of_kept(has_workspace=workspace >= 0) if is_kept else jail.building()
 
-    def _send_to_door(
+    def _send_to_guest(
         self,
         slot: Slot,
-        door: Door,
+        handoff: HandoffSocket,
         run: Run,
         streams: Sequence[int],
         *,
@@ -253,22 +255,22 @@ class Connection:
         shares_workspace: bool,
     ) -> None:
         """Send the guest its orders; the helper keeps the clock without being told."""
-        self._close_lent()
-        self._lent = door.take_guest() if door.has_guest else None
+        self._close_guest_workspace()
+        self._guest_workspace = handoff.take_guest() if handoff.has_guest else None
         number, clock, is_counted = next(_numbers), run.timeout_s, slot.cgroup is not None
         self._end = None
-        self._run = RunEnd(number, clock, generation=door.generation, is_counted=is_counted)
+        self._run = RunEnd(number, clock, generation=handoff.generation, is_counted=is_counted)
         steps = compile_files(self._spec, run, is_first=rebuilds) if run.has_files else []
         body = {"order": run.as_order(), "steps": steps, "is_awaited": is_awaited}
 
-        def talk() -> None:
+        def send() -> None:
             slot.refill_quota(self._spec)
-            door.order(
+            handoff.order(
                 body, streams, number=number, timeout_s=clock, rebuilds=rebuilds,
-                is_under_load=run_report.is_here(), shares_workspace=shares_workspace,
+                is_under_load=run_report.is_under_load(), shares_workspace=shares_workspace,
             )  # fmt: skip
 
-        self._checked(talk)
+        self._checked(send)
 
     def _send_order(self, run: Run, streams: Sequence[int], *, is_last: bool, again: bool) -> None:
         self._end, self._run = None, RunEnd(next(_numbers))
@@ -281,8 +283,8 @@ class Connection:
             if files >= 0:
                 os.close(files)
 
-    async def attend(self, on_word: OnWord, on_wait: Callable[[float], None] | None = None) -> dict[str, Any]:
-        """Wait for the end of the run that was sent; every earlier word goes to `on_word`.
+    async def attend(self, on_message: OnMessage, on_wait: Callable[[float], None] | None = None) -> dict[str, Any]:
+        """Wait for the end of the run that was sent; every earlier message goes to `on_message`.
 
         Where that is not soon, `on_wait` is called first, with the seconds after which the run is no short one.
 
@@ -297,69 +299,71 @@ class Connection:
         if self._link is None:
             raise self._loss()
         end = self._end = loop.create_future()
-        door = self._slot.door if self._slot is not None else None
-        unheard_s = UNHEARD_S
-        if door is not None and is_single_call_loop(loop):
-            self._wait_at(door, end, on_word)
-            unheard_s = 0.0
+        handoff = self._slot.handoff if self._slot is not None else None
+        unread_s = UNREAD_S
+        if handoff is not None and is_single_call_loop(loop):
+            self._wait_for_handoff(handoff, end, on_message)
+            unread_s = 0.0
             if end.done():
                 return end.result()
-        if door is not None:
-            loop.add_reader(door.fileno(), self._listen_at, door, end, on_word)
+        if handoff is not None:
+            loop.add_reader(handoff.fileno(), self._read_handoff, handoff, end, on_message)
         link = self._link.fileno()
-        hearing = loop.call_later(unheard_s, loop.add_reader, link, self._listen, end, on_word)
-        if door is None:
-            hearing.cancel()
-            loop.add_reader(link, self._listen, end, on_word)
+        delayed_reader = loop.call_later(unread_s, loop.add_reader, link, self._listen, end, on_message)
+        if handoff is None:
+            delayed_reader.cancel()
+            loop.add_reader(link, self._listen, end, on_message)
         self._is_attended = True
         try:
             if on_wait is not None:
-                on_wait(unheard_s)
+                on_wait(unread_s)
             return await end
         finally:
             self._is_attended = False
             for answer in self._answers.values():
                 if not answer.done():
                     answer.set_exception(OSError("the session has ended"))
-            hearing.cancel()
+            delayed_reader.cancel()
             if self._link is not None:
                 loop.remove_reader(link)
-            if door is not None and door.fileno() >= 0:
-                loop.remove_reader(door.fileno())
+            if handoff is not None and handoff.fileno() >= 0:
+                loop.remove_reader(handoff.fileno())
 
-    def _wait_at(self, door: Door, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
-        """Read the handoff socket right here for as long as nothing else need be heard: a loop would take longer."""
-        until = monotonic() + UNHEARD_S
-        while not end.done() and door.wait(until - monotonic()):
-            self._listen_at(door, end, on_word)
+    def _wait_for_handoff(
+        self, handoff: HandoffSocket, end: asyncio.Future[dict[str, Any]], on_message: OnMessage
+    ) -> None:
+        """Read the handoff socket right here for as long as nothing else need be read: a loop would take longer."""
+        until = monotonic() + UNREAD_S
+        while not end.done() and handoff.wait(until - monotonic()):
+            self._read_handoff(handoff, end, on_message)
 
     def _given_back(self, fds: list[int]) -> list[int]:
         """Return the workspace after a failure: what a guest had attached, if one had, else the helper's."""
         slot = self._slot
-        if slot is None or slot.door is None:
+        if slot is None or slot.handoff is None:
             return fds
         slot.account_failure()
-        found = self._take_lent() or fds
+        found = self._take_guest_workspace() or fds
         for fd in set(fds) - set(found):
             os.close(fd)
         return found
 
-    def _listen_at(self, door: Door, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
-        """Hear what is said at the handoff socket."""
+    def _read_handoff(self, handoff: HandoffSocket, end: asyncio.Future[dict[str, Any]], on_message: OnMessage) -> None:
+        """Receive what has come over the handoff socket."""
         run = self._run
         try:
             while not end.done():
-                tag, body = door.hear()
+                tag, body = handoff.receive()
                 if tag == "ready":
-                    if self._lent is None and body["generation"] == run.generation:
-                        self._lent = door.take_guest()
+                    if self._guest_workspace is None and body["generation"] == run.generation:
+                        self._guest_workspace = handoff.take_guest()
                 elif tag in ("started", "ended") and body["number"] == run.number:
-                    self._note_start(door, on_word)
+                    self._note_start(handoff, on_message)
                     self._conclude("jail", run.take("jail", tag, body), body, end)
         except BlockingIOError:
             return
         except ConnectionResetError:  # the helper is gone, and its own end will say so
-            asyncio.get_running_loop().remove_reader(door.fileno())
+            asyncio.get_running_loop().remove_reader(handoff.fileno())
         except Exception as error:
             if not end.done():
                 end.set_exception(error)
@@ -383,76 +387,76 @@ class Connection:
         elif isinstance(found, Exception):
             end.set_exception(found)
         else:
-            self.tell("over", number=self._run.number, ended=body)
+            self.notify("over", number=self._run.number, ended=body)
 
-    def _note_start(self, door: Door, on_word: OnWord) -> None:
+    def _note_start(self, handoff: HandoffSocket, on_message: OnMessage) -> None:
         """Take note of the start of the program, if it has started, and take over the workspace of its guest."""
         run = self._run
         if run.started_at:
             return
-        at = door.start_of(run.number)
+        at = handoff.start_of(run.number)
         if at:
             body = {"at": at}
             run.take("status", "started", body)
-            on_word("ready", {"seconds": door.seconds}, self._take_lent())
-            on_word("started", body, [])
+            on_message("ready", {"seconds": handoff.seconds}, self._take_guest_workspace())
+            on_message("started", body, [])
 
-    def _take_lent(self) -> list[int]:
+    def _take_guest_workspace(self) -> list[int]:
         """Return the workspace of the guest that was given orders, to be owned by who asks."""
-        found, self._lent = self._lent or [], []
+        found, self._guest_workspace = self._guest_workspace or [], []
         return found
 
-    def _close_lent(self) -> None:
-        for fd in self._take_lent():
+    def _close_guest_workspace(self) -> None:
+        for fd in self._take_guest_workspace():
             os.close(fd)
 
-    def _listen(self, end: asyncio.Future[dict[str, Any]], on_word: OnWord) -> None:
-        """Hear what there is to hear."""
+    def _listen(self, end: asyncio.Future[dict[str, Any]], on_message: OnMessage) -> None:
+        """Receive what has come over the helper's link."""
         try:
             while self._link is not None and not end.done():
-                self._hear(end, on_word, *messages.receive(self._link.fileno()))
+                self._take_message(end, on_message, *messages.receive(self._link.fileno()))
         except BlockingIOError:
             return
         except Exception as error:
             if not end.done():
                 end.set_exception(error)
 
-    def _hear(
-        self, end: asyncio.Future[dict[str, Any]], on_word: OnWord, tag: str, body: dict[str, Any], fds: list[int]
+    def _take_message(
+        self, end: asyncio.Future[dict[str, Any]], on_message: OnMessage, tag: str, body: dict[str, Any], fds: list[int]
     ) -> None:
-        """Take one message of the helper's, after what was said at the handoff socket before it."""
+        """Take one message of the helper's, after those that came over the handoff socket before it."""
         run, slot = self._run, self._slot
-        door = slot.door if slot is not None else None
+        handoff = slot.handoff if slot is not None else None
         if tag == "failed" and run.is_of_earlier(body):
             for fd in fds:
                 os.close(fd)
             return
-        if tag in END and door is not None:
-            self._listen_at(door, end, on_word)
-            self._note_start(door, on_word)
+        if tag in END and handoff is not None:
+            self._read_handoff(handoff, end, on_message)
+            self._note_start(handoff, on_message)
         found = run.take("helper", tag, body)
         if tag == "ended":
-            self._note_end(body, on_word)
+            self._note_end(body, on_message)
         elif tag == "failed":
-            on_word(tag, body, self._given_back(fds))
+            on_message(tag, body, self._given_back(fds))
         elif tag in END:
             self._lose()
         elif tag == "here" and slot is not None:
-            slot.hear(tag, body)
+            slot.take_message(tag, body)
         elif tag == "answer":
             self._take_answer(body, fds)
         else:
-            on_word(tag, body, fds)
+            on_message(tag, body, fds)
         self._conclude("helper", found, body, end)
 
-    def _note_end(self, body: dict[str, Any], on_word: OnWord) -> None:
+    def _note_end(self, body: dict[str, Any], on_message: OnMessage) -> None:
         """Take note, with a prefork jail, of what the end of a run means for it, and take over an unused workspace."""
         slot, run = self._slot, self._run
-        if slot is None or slot.door is None:
+        if slot is None or slot.handoff is None:
             return
-        slot.hear("ended", body)
-        if body["number"] == run.number and not run.started_at and (fds := self._take_lent()):
-            on_word("ready", {"seconds": slot.door.seconds}, fds)
+        slot.take_message("ended", body)
+        if body["number"] == run.number and not run.started_at and (fds := self._take_guest_workspace()):
+            on_message("ready", {"seconds": slot.handoff.seconds}, fds)
 
     def _lose(self) -> None:
         """Take note that the helper is gone."""
@@ -464,14 +468,14 @@ class Connection:
         self._is_lost = True
 
     def kill(self, cause: str) -> None:
-        """Ask the helper to kill the run; the end is still reported by `attend`, and is the helper's word then."""
+        """Ask the helper to kill the run; the end is still reported by `attend`, and the helper decides it then."""
         if self._end is not None and self._end.done() and not self._end.cancelled():
             return
         self._run.was_killed = True
-        self.tell("kill", cause=str(cause), number=self._run.number)
+        self.notify("kill", cause=str(cause), number=self._run.number)
 
-    def tell(self, tag: str, **body: str | bool | int | dict[str, Any]) -> None:
-        """Tell the helper something that needs no answer; one that is gone need not hear it."""
+    def notify(self, tag: str, **body: str | bool | int | dict[str, Any]) -> None:
+        """Send the helper a message that needs no answer; one that is gone need not receive it."""
         if self._link is not None:
             with suppress_logged(log, "the helper is gone, as its link will say", OSError):
                 messages.send(self._link.fileno(), tag, body)
@@ -486,11 +490,11 @@ class Connection:
         self._questions += 1
         answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._answers[self._questions] = answer
-        told = {**body, "id": self._questions}
+        numbered = {**body, "id": self._questions}
         if payload is None:
-            self.tell(tag, **told)
+            self.notify(tag, **numbered)
         else:
-            self._send(tag, told, dict(payload))
+            self._send(tag, numbered, dict(payload))
         return await answer
 
     def _take_answer(self, body: Mapping[str, Any], fds: list[int]) -> None:
@@ -504,8 +508,8 @@ class Connection:
             answer.set_result(fds)
 
     def leave(self) -> None:
-        """Let a helper that ends by itself do so unattended: nothing of the guest's is left but its emptied places."""
-        self._close_lent()
+        """Let a helper that ends by itself do so unattended: nothing of the guest's is left but its emptied mounts."""
+        self._close_guest_workspace()
         self._drop()
         if self._process is not None:
             add(self._process, self._spec)
@@ -513,7 +517,7 @@ class Connection:
 
     async def close(self) -> None:
         """Let the helper clear up, and wait until it is gone; one that was killed is cleared up after."""
-        self._close_lent()
+        self._close_guest_workspace()
         if self._slot is not None:
             await self._close_slot()
             return
@@ -534,29 +538,29 @@ class Connection:
         if self._end is not None and not self._end.done():
             self._end.set_exception(self._loss())
         if self._slot is not None:
-            if self._slot.door is not None:
-                loop.remove_reader(self._slot.door.fileno())
+            if self._slot.handoff is not None:
+                loop.remove_reader(self._slot.handoff.fileno())
             self._slot.stop_counting()
-            self._slot.change_door(None)
+            self._slot.change_handoff(None)
         if link is not None:
-            with suppress_logged(log, "the helper had hung up first", OSError):
+            with suppress_logged(log, "the helper had closed its link first", OSError):
                 link.shutdown(socket.SHUT_WR)
             with suppress_logged(log, "the helper takes its time to end", TimeoutError):
-                await asyncio.wait_for(until_end(link), CLOSE_PATIENCE_S)
+                await asyncio.wait_for(until_end(link), CLOSE_TIMEOUT_S)
             link.close()
         if self._is_lost and self._slot is not None and self._slot.spec is not None:
             with suppress_logged(log, LEFT_EMPTY, OSError):
                 await asyncio.to_thread(clear_remains, Spec(**self._slot.spec))
 
     def _loss(self) -> Exception:
-        door, run = self._slot.door if self._slot is not None else None, self._run
-        if door is not None and not run.started_at and (at := door.start_of(run.number)):
+        handoff, run = self._slot.handoff if self._slot is not None else None, self._run
+        if handoff is not None and not run.started_at and (at := handoff.start_of(run.number)):
             run.take("status", "started", {"at": at})
         return run.loss()
 
     def _drop(self) -> None:
         if self._link is not None:
-            with suppress_logged(log, "the helper had hung up first", OSError):
+            with suppress_logged(log, "the helper had closed its link first", OSError):
                 self._link.shutdown(socket.SHUT_WR)  # a forked child of ours may hold it, too
             self._link.close()
             self._link = None
@@ -564,9 +568,9 @@ class Connection:
     def _send(self, tag: str, body: dict[str, Any], payload: dict[str, Any], fds: Sequence[int] = ()) -> None:
         self._checked(lambda: send_packed(self._link.fileno() if self._link else -1, tag, body, payload, fds))
 
-    def _checked(self, talk: Callable[[], None]) -> None:
+    def _checked(self, send: Callable[[], None]) -> None:
         try:
-            talk()
+            send()
         except OSError as error:
             self._is_lost = self._slot is not None  # what it made has nobody else to remove it
             raise StartFailed(f"cannot reach the helper process: {error}", step="helper", errno=error.errno) from error

@@ -94,13 +94,13 @@ class WarmJail:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Say how a run starts: by the word that its result has for it, and in which kind of jail.
+    """Say how a run starts: its name in the result, and the kind of jail.
 
     One is its own alone; one is for the `single` runs of one sandbox after the other; one is `kept` for the runs of one
     sandbox, with its workspace.
     """
 
-    word: Literal["cold", "forked", "pooled"]
+    name: Literal["cold", "forked", "pooled"]
     kind: Literal["own", "single", "kept"] = "own"
 
 

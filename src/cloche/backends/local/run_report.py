@@ -1,4 +1,4 @@
-"""The end of a run: what three sources tell of it, which of them is believed, and what its report says.
+"""The end of a run: what three sources report of it, which of them is believed, and what the report says.
 
 `RunEnd` decides, without I/O and without a clock. `observed` and `usage` read the report. How many runs go on at once
 in this process is counted here too: more than there are processors, and some have to wait for one.
@@ -17,7 +17,7 @@ from cloche.forkserver.slot import UNWATCHED_S
 
 SHORT_S = UNWATCHED_S  # what lasts no longer was not looked at
 LEAST_TIMEOUT_S = 1.0  # far from the clock
-# Who tells something of a run: the shared status, where a guest writes that its program starts; the prefork jail, at
+# Who reports something of a run: the shared status, where a guest writes that its program starts; the prefork jail, at
 # the handoff socket; the helper, on its link. (A member of an enumeration is looked up by a function in Python 3.11.)
 Source = Literal["status", "jail", "helper"]
 _PROCESSORS = len(os.sched_getaffinity(0))
@@ -26,7 +26,7 @@ os.register_at_fork(after_in_child=_running.clear)
 
 
 class Ask(enum.Enum):
-    """Say that the end is not decided by what was told."""
+    """Say that the end is not decided by what was reported."""
 
     HELPER = enum.auto()  # hand the jail's report on to the helper, whose own decides
 
@@ -38,10 +38,10 @@ class RunEnd:
     """Decide how one run ended.
 
     Theory of operation: the jail reports an end first, and its report is enough for a short run of which the helper can
-    know no more. Of all others, of one that was killed, and of one whose start nobody told of, the helper's report
+    know no more. Of all others, of one that was killed, and of one whose start nobody reported, the helper's report
     decides. Before anything of the helper's is taken that ends a run, what lies in the shared status and in the handoff
-    socket must have been: it was told before. Messages of earlier runs may come late, and are known by their number.
-    One of them counts: a jail that ended after an earlier run takes along the orders that went to it.
+    socket must have been: that came before. Messages of earlier runs may come late, and are known by their number. One
+    of them counts: a jail that ended after an earlier run takes along the orders that went to it.
     """
 
     __slots__ = ("_is_counted", "_timeout_s", "generation", "number", "started_at", "was_killed")
@@ -103,7 +103,7 @@ class RunEnd:
         return StartFailed(body["message"], step=body["step"], index=body["index"], errno=body["errno"])
 
     def loss(self) -> ClocheError:
-        """Return the error of a run of whose end nobody is left to tell."""
+        """Return the error of a run of whose end nobody is left to report."""
         if self.started_at:
             return OutcomeUnknown("the helper process ended while the code was running; it may have run in part")
         return StartFailed("the helper process ended before the code was started", step="helper")
@@ -148,16 +148,16 @@ def usage(ended: dict[str, Any]) -> Usage:
     )
 
 
-def enter(sandbox: object) -> None:
+def begin_run(sandbox: object) -> None:
     """Count a sandbox that begins a run."""
     _running.add(sandbox)
 
 
-def leave(sandbox: object) -> None:
+def end_run(sandbox: object) -> None:
     """Count a sandbox no more whose run is over."""
     _running.discard(sandbox)
 
 
-def is_here() -> bool:
+def is_under_load() -> bool:
     """Tell whether some run has to wait for a processor."""
     return len(_running) > _PROCESSORS

@@ -84,11 +84,11 @@ class LocalOpenSandbox:
         if self._draws:
             await self._give_fonts(program.run)
         async with self._turn:
-            run_report.enter(self)
+            run_report.begin_run(self)
             try:
                 return await self._run(request, program, sink)
             finally:
-                run_report.leave(self)
+                run_report.end_run(self)
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Return a regular file of the workspace. Raises the SandboxFile errors."""
@@ -148,7 +148,7 @@ class LocalOpenSandbox:
         show_toolchain(program.run, spec, program.paths(), self._host, self._policy)
         self.workspace.clear_for(program.run)
         slot = self._pool.fork() if self._pool is not None else None
-        session.start = choose_start(slot, None).word
+        session.start = choose_start(slot, None).name
         if slot is None:
             self._begin_soon()
         connection = self._new_connection(spec, slot)
@@ -516,7 +516,7 @@ class LocalOpenSandbox:
             usage=usage(ended),
             enforcement=self._enforcement,
             found=found,
-            meta={**notes, "backend": "local", "start": self._start.word, **told.notes()},
+            meta={**notes, "backend": "local", "start": self._start.name, **told.notes()},
         )
 
 

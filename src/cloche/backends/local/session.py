@@ -201,7 +201,7 @@ class LocalTransport:
     def send_control(self, control: ControlMessage) -> None:
         tag, body = control
         if self.family is not None:
-            self.family.connection.tell(tag, node=self.node.number, **body)
+            self.family.connection.notify(tag, node=self.node.number, **body)
 
     def kill(self, cause: KillCause) -> None:
         """Kill the interpreter; the end of a clone is heard on its link."""
@@ -412,7 +412,7 @@ class LocalSession(Session):
                 await asyncio.wait_for(family.connection.ask("halt", node=node), HALTED_S)
             yield
         finally:
-            family.connection.tell("resume", id=0, node=node)
+            family.connection.notify("resume", id=0, node=node)
 
 
 def _is_after(checkpoints: Mapping[str, Node], name: str, other: str) -> bool:
